@@ -1,0 +1,1 @@
+"""The instruments everybody uses: students, the reference, the tests and the grader."""
