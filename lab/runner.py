@@ -1,0 +1,219 @@
+"""Asks for a probe to be run, and hands back what it said: `run(probe, *args, …)`.
+
+A *room* says where the zygotes live: beside the tests for a student, in a sandbox for the grader. Tests cannot tell.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .assignment import ROOT
+from .world import framing
+from .world.child import Job
+
+START_S = 120.0  # a cold disk and two busy cores
+GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
+
+
+class ProbeFailed(Exception):
+    """The probe gave no value. `reason` is one of lab.scoring.REASONS; `where` is the innermost line of the code under test."""
+
+    def __init__(self, reason: str, text: str, rank: int | None = None, where: str = "", output: str = "", stacks: str = ""):
+        super().__init__(text)
+        self.reason, self.text, self.rank, self.where, self.output, self.stacks = (
+            reason, text, rank, where, output, stacks,
+        )  # fmt: skip
+
+
+class Room:
+    """The student's room: zygotes are plain processes beside the tests."""
+
+    isolation = "process"
+
+    def __init__(self, impl: Path):
+        self.source = impl.resolve()  # where the files can be read from outside
+        self.impl = str(self.source)  # the same folder, as the zygote sees it
+
+    def open(self, args: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        inherited = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET",)}
+        return subprocess.Popen(
+            [sys.executable, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **env},
+            process_group=0,  # Ctrl-C is for pytest; it ends the zygote by closing its stdin
+        )
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class Zygote:
+    """A warm process in a room, and the conversation with it."""
+
+    def __init__(self, room: Any, triton: str):
+        env = {"TRITON_INTERPRET": "1"} if triton == "interpret" else {}
+        self.room = room
+        self.process = room.open(["-m", "lab.world.zygote"], {**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+        assert self.process.stdin and self.process.stdout
+        self.requests, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self.ready = False
+
+    def ask(self, job: Job, args: bytes) -> tuple[dict, list[bytes]]:
+        """One probe. Raises framing.Closed, framing.TimedOut or ValueError when the zygote itself fails."""
+        if not self.ready:
+            framing.receive(self.answers, time.monotonic() + START_S)
+            self.ready = True
+        framing.send(self.requests, asdict(job), [args])
+        return framing.receive(self.answers, time.monotonic() + job.timeout_s + GRACE_S)
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        self.room.kill(self.process)
+
+
+class Runner:
+    """Runs probes against one implementation in one room; starts zygotes as needed, anew when one is lost."""
+
+    timeout_s = 60.0
+
+    def __init__(self, room: Any, seed: str = "public"):
+        self.room, self.seed = room, seed
+        self.zygotes: dict[str, Zygote] = {}
+        atexit.register(self.close)
+
+    def warm(self, triton: str = "interpret") -> Zygote:
+        """Start the zygote of a Triton mode without waiting for it."""
+        if triton not in self.zygotes:
+            self.zygotes[triton] = Zygote(self.room, triton)
+        return self.zygotes[triton]
+
+    def close(self) -> None:
+        for zygote in self.zygotes.values():
+            zygote.close()
+        self.zygotes.clear()
+
+    def run(
+        self,
+        probe: Callable[..., Any],
+        *args: Any,
+        world: int | None = None,
+        link: Any = None,
+        triton: str = "interpret",
+        device: str = "real",
+        replace: dict[str, str] | None = None,
+        timeout: float | None = None,
+        forbidden: Sequence[str] = (),
+    ) -> Any:
+        """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n.
+
+        probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.wire can carry.
+        device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object.
+        timeout: seconds. Raises ProbeFailed.
+        """
+        if link is not None:
+            raise ValueError("link: no link yet; it comes with the timed exercises of the ddp stage")
+        job = self.job(probe, world, triton, device, replace, timeout, forbidden)
+        header, blobs = self._ask(triton, job, wire.pack(args))
+        values = _values(header, blobs, max(job.world, 1))
+        return values if world else values[0]
+
+    def job(
+        self,
+        probe: Callable[..., Any],
+        world: int | None = None,
+        triton: str = "interpret",
+        device: str = "real",
+        replace: dict[str, str] | None = None,
+        timeout: float | None = None,
+        forbidden: Sequence[str] = (),
+    ) -> Job:
+        """The request as the zygote gets it. Raises ValueError for an option it does not know."""
+        if triton not in ("interpret", "native") or device not in ("real", "simulated"):
+            raise ValueError(f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}")
+        name = f"{probe.__module__}:{probe.__qualname__}"
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
+        return Job(
+            name, self.room.impl, world or 0, device, replace or {}, list(forbidden), timeout or self.timeout_s, seed
+        )
+
+    def _ask(self, triton: str, job: Job, args: bytes) -> tuple[dict, list[bytes]]:
+        """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
+        zygote = self.warm(triton)
+        try:
+            return zygote.ask(job, args)
+        except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
+            ready = zygote.ready
+            self.zygotes.pop(triton).close()
+            if not ready:
+                raise RuntimeError(f"the zygote did not start: {error}; run `python -m lab.world.zygote` to see why") from None
+            hung = isinstance(error, framing.TimedOut)
+            text = "no answer in time, and the process that was to report it did not either" if hung else (
+                "the code under test brought down the process that runs it"
+            )  # fmt: skip
+            raise ProbeFailed("hung" if hung else "crashed", text) from None
+
+
+def _values(header: dict, blobs: list[bytes], world: int) -> list[Any]:
+    """The ranks' values, or the failure of the rank that failed first in importance."""
+    ranks = header.get("ranks")
+    if type(ranks) is not list or len(ranks) != world or len(blobs) != world:
+        raise ProbeFailed("refused", "an answer that is none")
+    failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
+    if failures:
+        _, i = max(failures, key=lambda f: (f[0], -f[1]))
+        raise _failure(header, ranks, i, world)
+    try:
+        return [wire.unpack(blob) for blob in blobs]
+    except wire.WireError as error:
+        raise ProbeFailed("refused", f"an answer that may not cross: {error}") from None
+
+
+def _weight(rank: dict) -> int:
+    """Which failure to tell: a rank that raised of its own before one that lost its peer, before one that waited."""
+    error = rank.get("error") or {}
+    if error.get("reason") == "unwritten":
+        return 9
+    lost_peer = "onnection" in str(error.get("text", ""))
+    return {"error": 2 if lost_peer else 6, "died": 5, "hung": 3}.get(str(rank.get("outcome")), 0)
+
+
+def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed:
+    error = ranks[i].get("error") or {}
+    reason, text = str(error.get("reason", "crashed")), str(error.get("text", ""))[:4000]
+    frames = [f for f in error.get("frames", []) if type(f) is list and len(f) == 4]
+    own = [f for f in frames if not str(f[0]).startswith(("/", "<"))] or frames
+    where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
+    if reason in ("raised", "import") and error.get("type"):
+        text = f"{error['type']}: {text}"
+    stacks = ""
+    if reason == "hung":
+        text = str(header.get("hang", ""))[:4000] or text
+        stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
+    output = str(ranks[i].get("output", ""))[:16384]
+    return ProbeFailed(reason, text, i if world > 1 else None, where, output, stacks)
+
+
+def _stack(number: int, rank: dict) -> str:
+    frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
+    lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in frames[-6:]]
+    return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
+
+

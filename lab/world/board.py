@@ -1,0 +1,92 @@
+"""Where each rank stands, in memory that its siblings and the zygote can read even when it is stuck.
+
+A rank writes a line when it issues a collective, when it begins to wait and when it is done. The zygote reads the
+lines when time is up, or sooner where they show that no amount of waiting will help.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from dataclasses import asdict, dataclass, field
+
+_SLOT = 4096
+
+
+@dataclass
+class Stand:
+    """What one rank is doing."""
+
+    state: str = "running"  # running, waiting, finished
+    number: int = -1  # of the collective last issued, over all groups
+    op: str = ""
+    bytes: int = 0
+    group: list[int] = field(default_factory=list)  # global ranks
+    sequence: int = -1  # its number within its group
+    counts: dict[str, int] = field(default_factory=dict)  # collectives issued, by group
+
+    def __str__(self) -> str:
+        what = f"{self.op} #{self.number} ({readable(self.bytes)})" if self.op else "no collective yet"
+        if self.state == "waiting":
+            return f"waits in {what}"
+        return f"finished after {self.number + 1} collectives" if self.state == "finished" else f"issued {what}"
+
+
+class Board:
+    """One slot a rank. Make it before forking; a rank writes its own slot only."""
+
+    def __init__(self, world: int):
+        self.world = world
+        self.memory = mmap.mmap(-1, _SLOT * max(world, 1))
+
+    def write(self, rank: int, stand: Stand) -> None:
+        line = json.dumps(asdict(stand), separators=(",", ":")).encode()[: _SLOT - 8]
+        self.memory[rank * _SLOT : rank * _SLOT + 8 + len(line)] = len(line).to_bytes(8, "little") + line
+
+    def read(self, rank: int) -> Stand:
+        """The rank's line; a torn or forged one reads as a rank that runs."""
+        try:
+            n = int.from_bytes(self.memory[rank * _SLOT : rank * _SLOT + 8], "little")
+            return Stand(**json.loads(self.memory[rank * _SLOT + 8 : rank * _SLOT + 8 + min(n, _SLOT - 8)]))
+        except (ValueError, TypeError):
+            return Stand()
+
+    def stands(self) -> list[Stand]:
+        return [self.read(rank) for rank in range(self.world)]
+
+
+def deadlock(stands: list[Stand]) -> str:
+    """Why these ranks can never go on, or "" if they may: one waits for a peer that is elsewhere or gone."""
+    for rank, mine in enumerate(stands):
+        if mine.state != "waiting" or mine.op in ("send", "recv"):
+            continue
+        key = group_key(mine.group)
+        for peer in mine.group:
+            other = stands[peer] if 0 <= peer < len(stands) else mine
+            gone = other.state == "finished" and other.counts.get(key, 0) <= mine.sequence
+            elsewhere = (
+                other.state == "waiting"
+                and (other.group, other.sequence) == (mine.group, mine.sequence)
+                and (other.op, other.bytes) != (mine.op, mine.bytes)
+            )
+            if gone or elsewhere:
+                return f"rank {rank} {mine}; rank {peer} {other}"
+    return ""
+
+
+def describe(stands: list[Stand]) -> str:
+    """One line of where every rank is: `rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`."""
+    order = sorted(range(len(stands)), key=lambda r: stands[r].state != "waiting")
+    return "; ".join(f"rank {r} {stands[r]}" for r in order)
+
+
+def group_key(ranks: list[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+def readable(count: int) -> str:
+    """4096 -> "4 KiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"

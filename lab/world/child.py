@@ -1,0 +1,115 @@
+"""What happens in one fresh child: install the device, load the implementation, run the probe, answer.
+
+A child is forked for one probe and one rank and never returns from `answer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import forbidden, wire
+from .. import impl as implementation
+from . import framing
+from .board import Board
+
+FRAMES = 12
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the runner asks for, as it crosses to the zygote."""
+
+    probe: str  # "tests.ddp.probes:train"
+    impl: str  # the implementation's folder
+    world: int  # 0: one process, no process group
+    device: str  # "real" or "simulated"
+    replace: dict[str, str]  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
+    forbidden: list[str]  # dotted names that raise when called
+    timeout_s: float
+    seed: int
+
+
+def answer(job: Job, args: bytes, rank: int, reply: int, board: Board, store: str) -> None:
+    """Run the probe as `rank` and write what came of it to the descriptor `reply`; never returns."""
+    try:
+        value = run(job, wire.unpack(args), rank, board, store)
+        blob = wire.pack(value)
+        header: dict[str, Any] = {"ok": True}
+    except BaseException as error:  # SystemExit from the code under test is an answer too
+        header, blob = {"ok": False, "error": describe(error, job.impl)}, b""
+    with contextlib.suppress(framing.Closed):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        framing.send(reply, header, [blob])
+    os._exit(0)
+
+
+def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
+    """The probe's value, in this process."""
+    import torch
+
+    sys.dont_write_bytecode = True
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    random.seed(job.seed)
+    if job.device == "simulated":
+        from ..measure import device
+
+        device.SimulatedGPU().install()
+    if job.world:
+        import torch.distributed as dist
+
+        from . import group
+
+        group.join(rank, job.world, dist.FileStore(store, job.world), board)
+    forbidden.guard(job.forbidden)
+    replace = {target: _stand_in(source) for target, source in job.replace.items()}
+    impl = implementation.load(job.impl, replace)
+    module, _, name = job.probe.partition(":")
+    probe = getattr(importlib.import_module(module), name)
+    value = probe(impl, *args)
+    if job.world:
+        group.finished()
+    return value
+
+
+def _stand_in(source: str) -> Any:
+    module, _, name = source.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def describe(error: BaseException, impl: str) -> dict[str, Any]:
+    """An exception as plain values: what, where in the implementation, and when."""
+    text = str(error)[:4000]
+    frames = [
+        [Path(f.filename).relative_to(impl).as_posix() if f.filename.startswith(impl + os.sep) else f.filename,
+         f.lineno or 0, f.name, (f.line or "")[:200]]
+        for f in traceback.extract_tb(error.__traceback__)
+    ]  # fmt: skip
+    if isinstance(error, SyntaxError) and error.filename:
+        name = error.filename.removeprefix(impl + os.sep)
+        text = f"{error.msg} ({name}, line {error.lineno}): {(error.text or '').strip()[:200]}"
+    if isinstance(error, wire.WireError):
+        reason = "refused"
+    elif isinstance(error, forbidden.ForbiddenCall):
+        reason = "forbidden"
+    elif isinstance(error, NotImplementedError) and _names_an_exercise(text):
+        reason = "unwritten"
+    elif getattr(error, "while_loading", None) or isinstance(error, implementation.ImplementationNotFound):
+        reason = "import"
+    else:
+        reason = "raised"
+    return {"reason": reason, "type": type(error).__name__, "text": text, "frames": frames[-FRAMES:]}
+
+
+def _names_an_exercise(text: str) -> bool:
+    stage, dot, rest = text.partition(":")[0].partition(".")
+    return bool(dot) and stage.isidentifier() and rest.isidentifier()

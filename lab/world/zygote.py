@@ -1,0 +1,277 @@
+"""The warm process that forks the ranks: `python -m lab.world.zygote`, requests on stdin, answers on stdout.
+
+It imports torch once and never computes with it, so its children may. Each request forks fresh children, one a rank;
+nothing leaks from probe to probe, and a crashed heap takes nothing down. It is exec'd, never forked from pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import framing
+from .board import Board, deadlock, describe
+from .child import Job, answer
+
+OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
+GRACE_S = 1.0  # for the other ranks, once one has failed
+STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
+
+
+def main() -> None:
+    """Serve until stdin closes."""
+    requests, answers = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    _warm()
+    namespace = os.environ.get("SHARDLINGS_BOX") == "1"  # alone with its children: it may kill all it sees
+    framing.send(answers, {"ready": True, "pid": os.getpid()})
+    while True:
+        try:
+            header, blobs = framing.receive(requests)
+        except framing.Closed:
+            return
+        world = World(Job(**header), blobs[0], close=(requests, answers))
+        ranks = world.run()
+        if namespace:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
+        summary = [{"outcome": r.outcome, "output": r.output.decode(errors="replace"), **r.extra} for r in ranks]
+        framing.send(answers, {"ranks": summary, "hang": world.hang, "seconds": world.seconds}, [r.blob for r in ranks])
+
+
+def _warm() -> None:
+    """Import what every child needs; compute nothing, start no thread."""
+    import torch
+    import torch.distributed
+    import torch._dynamo  # the first optimizer step would import it, in every child anew
+    import torch.utils._python_dispatch
+
+    from .. import impl, wire  # noqa: F401
+    from . import group  # noqa: F401
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401
+        import triton.language
+    gc.collect()
+    gc.freeze()  # children must not copy these pages just to count references
+
+
+@dataclass
+class Rank:
+    """One child and what it has said so far."""
+
+    pid: int
+    reply: int
+    output_fd: int
+    stack: Any
+    status: int = 0
+    inbox: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
+    outcome: str = ""  # "", then "ok", "error", "died", "hung"
+    blob: bytes = b""
+    extra: dict = field(default_factory=dict)
+
+
+class World:
+    """The ranks of one probe, from fork to last answer."""
+
+    def __init__(self, job: Job, args: bytes, close: tuple[int, ...]):
+        self.job, self.args, self.close = job, args, close
+        self.board = Board(max(job.world, 1))
+        self.folder = tempfile.mkdtemp(prefix="probe-")
+        self.hang = ""
+        self.seconds = 0.0
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> list[Rank]:
+        start = time.monotonic()
+        ranks: list[Rank] = []
+        for r in range(max(self.job.world, 1)):
+            ranks.append(self._fork(r, ranks))
+        try:
+            self._collect(ranks, start + self.job.timeout_s)
+        finally:
+            for rank in ranks:
+                self._end(rank)
+            self.selector.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.seconds = time.monotonic() - start
+        return ranks
+
+    def _fork(self, number: int, earlier: list[Rank]) -> Rank:
+        reply_read, reply_write = os.pipe()
+        output_read, output_write = os.pipe()
+        stack = tempfile.TemporaryFile()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                os.dup2(output_write, 1)
+                os.dup2(output_write, 2)
+                for fd in (*self.close, reply_read, output_read, output_write):
+                    os.close(fd)
+                for rank in earlier:
+                    os.close(rank.reply)
+                    os.close(rank.output_fd)
+                faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                answer(self.job, self.args, number, reply_write, self.board, os.path.join(self.folder, "store"))
+            finally:
+                os._exit(1)
+        os.close(reply_write)
+        os.close(output_write)
+        os.set_blocking(reply_read, False)
+        os.set_blocking(output_read, False)
+        rank = Rank(pid, reply_read, output_read, stack)
+        self.selector.register(reply_read, selectors.EVENT_READ, (rank, "reply"))
+        self.selector.register(output_read, selectors.EVENT_READ, (rank, "output"))
+        return rank
+
+    def _collect(self, ranks: list[Rank], deadline: float) -> None:
+        """Read until every rank has answered or died, time is up, or the board shows a deadlock."""
+        stuck, since = "", 0.0
+        while any(not r.outcome for r in ranks):
+            now = time.monotonic()
+            if now > deadline:
+                self._give_up(ranks, describe(self.board.stands()) if self.job.world else "the time is up")
+                return
+            for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now))):
+                self._read(*key.data)
+            for rank in ranks:
+                self._reap(rank)
+            if any(r.outcome in ("error", "died") for r in ranks):
+                deadline = min(deadline, now + GRACE_S)
+            if self.job.world > 1:
+                found = deadlock(self.board.stands())
+                since = since if found == stuck else time.monotonic()
+                stuck = found
+                if stuck and time.monotonic() - since > STUCK_S:
+                    self._give_up(ranks, stuck)
+                    return
+
+    def _read(self, rank: Rank, what: str) -> None:
+        fd = rank.reply if what == "reply" else rank.output_fd
+        try:
+            data = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            self.selector.unregister(fd)
+            if what == "reply" and not rank.outcome:
+                self._died(rank)
+        elif what == "output":
+            rank.output += data[: max(0, OUTPUT_LIMIT - len(rank.output))]
+        elif not rank.outcome:
+            rank.inbox += data
+            self._parse(rank)
+
+    def _parse(self, rank: Rank) -> None:
+        """Take the answer once all of it is here."""
+        if len(rank.inbox) < 8:
+            return
+        size = int.from_bytes(rank.inbox[:8], "little")
+        if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
+            self._refuse(rank, "an answer that is too large")
+            return
+        if len(rank.inbox) < 8 + size:
+            return
+        try:
+            header = framing.json.loads(rank.inbox[8 : 8 + size])
+            (blob_size,) = header["blobs"]
+            ok = header["ok"] is True
+            error = None if ok else header["error"]
+        except (ValueError, KeyError, TypeError):
+            self._refuse(rank, "an answer that is none")
+            return
+        if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
+            self._refuse(rank, "an answer that is too large")
+        elif len(rank.inbox) >= 8 + size + blob_size:
+            rank.outcome = "ok" if ok else "error"
+            rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
+            rank.extra = {} if ok else {"error": error}
+
+    def _reap(self, rank: Rank) -> None:
+        """Notice a death that its pipe does not show, because a grandchild holds the other end."""
+        if rank.outcome or not rank.pid:
+            return
+        pid, status = os.waitpid(rank.pid, os.WNOHANG)
+        if pid:
+            rank.pid, rank.status = 0, status
+            self._read(rank, "reply")
+            if not rank.outcome:
+                self._died(rank)
+
+    def _refuse(self, rank: Rank, why: str) -> None:
+        rank.outcome, rank.extra = "error", {"error": {"reason": "refused", "type": "", "text": why, "frames": []}}
+
+    def _died(self, rank: Rank) -> None:
+        """The reply pipe closed without an answer: say how the process ended."""
+        deadline = time.monotonic() + 0.5
+        while rank.pid and time.monotonic() < deadline:
+            pid, rank.status = os.waitpid(rank.pid, os.WNOHANG)
+            rank.pid = 0 if pid else rank.pid
+            time.sleep(0.002)
+        code = os.waitstatus_to_exitcode(rank.status)
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        how = "closed its pipes" if rank.pid else how
+        rank.outcome, rank.extra = "died", {"error": {
+            "reason": "crashed", "type": "", "text": f"the process {how} without an answer", "frames": [],
+        }}  # fmt: skip
+
+    def _give_up(self, ranks: list[Rank], why: str) -> None:
+        """Time is up, or waiting cannot help: ask every rank for its stack, then stop them all."""
+        late = [r for r in ranks if not r.outcome]
+        self.hang = why
+        for rank in late:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGUSR1)
+        time.sleep(0.1)
+        for rank in late:
+            rank.stack.seek(0)
+            stack = rank.stack.read(OUTPUT_LIMIT).decode(errors="replace")
+            rank.outcome = "hung"
+            rank.extra = {"error": {"reason": "hung", "type": "", "text": why, "frames": _frames(stack, self.job.impl)}}
+
+    def _end(self, rank: Rank) -> None:
+        if rank.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+            os.waitpid(rank.pid, 0)
+        with contextlib.suppress(BlockingIOError, OSError):  # what was printed last
+            while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
+                rank.output += data
+        os.close(rank.reply)
+        os.close(rank.output_fd)
+        rank.stack.close()
+
+
+def _frames(stack: str, impl: str) -> list[list]:
+    """faulthandler's text as [file, line, function, ""], innermost last, as tracebacks have it."""
+    frames: list[list] = []
+    for line in stack.splitlines():
+        if line.startswith('  File "') and '", line ' in line:
+            file, _, rest = line[8:].partition('", line ')
+            number, _, name = rest.partition(" in ")
+            frames.insert(0, [file.removeprefix(impl + os.sep), int(number) if number.isdigit() else 0, name, ""])
+        elif frames:
+            break
+    return frames[-12:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
