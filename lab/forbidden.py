@@ -1,0 +1,96 @@
+"""Calls that would be the answer itself: found in the source, and refused at run time.
+
+The list of an exercise stands in assignment.toml and in its chapter. Two nets of different mesh: `find` reads the source
+without running it and follows renamed imports; `guard` makes the real objects raise, however they are reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+class ForbiddenCall(RuntimeError):
+    """The code under test called what the exercise asks to be written."""
+
+
+def guard(names: Iterable[str]) -> None:
+    """Make every forbidden callable raise ForbiddenCall in this process; modules are left to `find`."""
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        owner = sys.modules.get(module)
+        target = getattr(owner, attribute, None)
+        if owner is not None and callable(target):
+            setattr(owner, attribute, _refusal(name))
+
+
+def _refusal(name: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ForbiddenCall(f"{name} is forbidden in this exercise: it would be the answer itself")
+
+    return refuse
+
+
+def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
+    """Where `file` of an implementation, or what it imports relatively, names something forbidden: "ddp/naive.py:3: …"."""
+    names, seen, found = [*names, "lab.standins"], set(), []
+    todo = [root / file]
+    while todo:
+        path = todo.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):
+            continue  # it does not load either, and says so itself
+        relative = path.relative_to(root).as_posix()
+        found += [f"{relative}:{line}: {name}" for line, name in sorted(_mentions(tree, names))]
+        todo += _relative_imports(tree, path, root)
+    return found
+
+
+def _mentions(tree: ast.AST, names: list[str]) -> set[tuple[int, str]]:
+    """(line, forbidden name) of every import or dotted access that reaches one, through renamed imports too."""
+    known: dict[str, str] = {}  # local name -> what it stands for
+    mentions = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                known[a.asname or a.name.partition(".")[0]] = a.name if a.asname else a.name.partition(".")[0]
+                mentions.append((node.lineno, a.name))
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            for a in node.names:
+                known[a.asname or a.name] = f"{node.module}.{a.name}"
+                mentions.append((node.lineno, f"{node.module}.{a.name}"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and (dotted := _dotted(node.value, known)):
+            known.update({t.id: dotted for t in node.targets if isinstance(t, ast.Name)})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and (dotted := _dotted(node, known)):
+            mentions.append((node.lineno, dotted))
+    return {(line, n) for line, m in mentions for n in names if m == n or m.startswith(f"{n}.")}
+
+
+def _dotted(node: ast.AST, known: dict[str, str]) -> str:
+    """`F.softmax` -> "torch.nn.functional.softmax", given `import torch.nn.functional as F`."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, known)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def _relative_imports(tree: ast.AST, path: Path, root: Path) -> list[Path]:
+    paths = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1]
+            if not base.is_relative_to(root):
+                continue
+            base = base.joinpath(*(node.module or "").split("."))
+            paths += [base.with_suffix(".py"), *(base / f"{a.name}.py" for a in node.names)]
+    return paths

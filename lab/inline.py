@@ -1,0 +1,31 @@
+"""`pytest --inline`: probes run in pytest itself, so that a debugger stops in the student's code. Nothing is isolated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import impl as implementation
+from . import wire
+from .runner import ProbeFailed, Runner
+from .world import child
+from .world.board import Board
+
+
+class InlineRunner(Runner):
+    """Single-rank, real, interpreted probes; the rest is refused by name."""
+
+    def run(self, probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        asked = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
+        refused = [f"{k}={v!r}" for k, v in asked.items() if v not in ("real", "interpret")]
+        if refused:
+            raise ProbeFailed("kit", f"--inline runs single-rank, real, interpreted probes; this one asks for {', '.join(refused)}")
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        job = self.job(probe, **options)
+        try:
+            return wire.unpack(wire.pack(child.run(job, wire.unpack(wire.pack(args)), 0, Board(1), "")))
+        except NotImplementedError as error:
+            raise ProbeFailed("unwritten", str(error)) from error
+        finally:
+            implementation.unload()

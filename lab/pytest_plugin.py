@@ -1,0 +1,230 @@
+"""The student's room as a pytest plugin: `run`, `rng`, `expect`, and a summary in points.
+
+A test names its exercise and kind, asks for a probe to be run, and judges what comes back:
+
+    @exercise("ddp.naive", kind="numerics")
+    def test_replicas_start_equal(run, rng): …
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import assignment as assignments
+from . import forbidden, wire
+from .assignment import KINDS, ROOT, AssignmentError
+from .rng import Rng
+from .runner import ProbeFailed, Room, Runner
+from .scoring import Result
+
+RESULTS = pytest.StashKey[list[Result]]()
+RUNNER = pytest.StashKey[Runner]()
+
+
+def exercise(id: str, kind: str) -> pytest.MarkDecorator:
+    """Say which exercise a test judges, and what of it: "numerics", "property" or "timing"."""
+    return pytest.mark.exercise(id, kind=kind)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("shardlings")
+    group.addoption("--impl", default="student", help="student, reference, or a folder (default: student)")
+    group.addoption("--stage", action="append", default=[], help="only this stage; may be given again")
+    group.addoption("--exercise", action="append", default=[], help="only this exercise; may be given again")
+    group.addoption("--seed", default="public", help="what inputs are drawn from (default: public)")
+    group.addoption("--inline", action="store_true", help="run probes in pytest itself, for a debugger")
+    group.addoption("--expect-cache", default=str(ROOT / ".cache" / "expect"), help="where expected values are kept")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
+    config.stash[RESULTS] = []
+    try:
+        known = assignments.default()
+    except AssignmentError as error:
+        raise pytest.UsageError(str(error)) from None
+    names = [s.name for s in known.stages]
+    for stage in config.option.stage:
+        if stage not in names:
+            raise pytest.UsageError(f"--stage: expected one of {', '.join(names)}, got {stage!r}")
+    for id in config.option.exercise:
+        if id not in known.exercises:
+            raise pytest.UsageError(f"--exercise: expected one of {', '.join(known.exercises)}, got {id!r}")
+
+
+def implementation(config: pytest.Config) -> Path:
+    """The folder that --impl names."""
+    name = config.option.impl
+    path = ROOT / name if name in ("student", "reference") else Path(name)
+    if not path.is_dir():
+        raise pytest.UsageError(f"--impl: expected student, reference or a folder, got {name!r}, which is no folder")
+    return path
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Kit tests run only when asked for by path."""
+    kit = ROOT / "tests" / "kit"
+    asked = (Path(str(a).partition("::")[0]).resolve() for a in config.args)
+    return True if collection_path == kit and not any(a.is_relative_to(kit) for a in asked) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check markers, put tests in the handout's order, keep what --stage and --exercise ask for."""
+    known = assignments.default().exercises
+    order = {id: n for n, id in enumerate(known)}
+    for item in items:
+        mark = item.get_closest_marker("exercise")
+        if mark is None:
+            continue
+        if mark.args[0] not in known or mark.kwargs.get("kind") not in KINDS:
+            raise pytest.UsageError(f"{item.nodeid}: @exercise{mark.args} {mark.kwargs}: no such exercise or kind")
+    stages, ids = config.option.stage, config.option.exercise
+    kept = [
+        i for i in items
+        if (not stages or _id(i).partition(".")[0] in stages) and (not ids or _id(i) in ids)
+    ]  # fmt: skip
+    config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
+    items[:] = sorted(kept, key=lambda i: order.get(_id(i), -1))
+    if any(_id(i) for i in items) and not config.option.collectonly and not config.option.inline:
+        _runner(config).warm()  # imports torch while pytest goes on
+
+
+def _id(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("exercise")
+    return mark.args[0] if mark else ""
+
+
+def _runner(config: pytest.Config) -> Runner:
+    """The runner of this session; a grader puts its own in the stash first."""
+    if RUNNER not in config.stash:
+        if config.option.inline:
+            from .inline import InlineRunner
+
+            config.stash[RUNNER] = InlineRunner(Room(implementation(config)), config.option.seed)
+        else:
+            config.stash[RUNNER] = Runner(Room(implementation(config)), config.option.seed)
+    return config.stash[RUNNER]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if RUNNER in config.stash:
+        config.stash[RUNNER].close()
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`run(probe, *args, world=None, …)`: see lab.runner.Runner.run. Never calls the code under test here."""
+    runner = _runner(request.config)
+    id = _id(request.node)
+    if not id:
+        return runner.run
+    asked = assignments.default().exercise(id)
+    found = forbidden.find(runner.room.source, asked.file, asked.forbidden)
+    if found:
+        raise ProbeFailed("forbidden", f"{found[0]} is forbidden in {id}: it would be the answer itself")
+
+    def call(probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return runner.run(probe, *args, forbidden=asked.forbidden, **options)
+
+    return call
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> Rng:
+    """Draws of this test and case: the same for the same --seed."""
+    return Rng(request.config.option.seed, request.node.nodeid.rpartition("/")[2])
+
+
+@pytest.fixture
+def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`expect(oracle, *args)`: the oracle's value, computed once for the same oracle and inputs, then kept on disk."""
+    folder = Path(request.config.option.expect_cache)
+
+    def expected(oracle: Callable[..., Any], *args: Any) -> Any:
+        source = inspect.getsource(sys.modules[oracle.__module__])
+        key = hashlib.sha256(f"{oracle.__qualname__}\0{source}\0".encode() + wire.pack(args)).hexdigest()
+        path = folder / key[:2] / key
+        if path.is_file():
+            return wire.unpack(path.read_bytes())
+        value = oracle(*args)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(wire.pack(value))
+        temporary.replace(path)
+        return value
+
+    return expected
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """Turn what happened to an exercise's test into a Result, and its text into what a person needs."""
+    report = yield
+    if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
+        return report
+    result = _result(item, call, report)
+    item.config.stash[RESULTS].append(result)
+    if report.failed and item.config.option.tbstyle in ("auto", "no"):
+        report.longrepr = result.message
+    return report
+
+
+def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport) -> Result:
+    mark = item.get_closest_marker("exercise")
+    assert mark is not None
+    base, _, case = item.nodeid.partition("[")
+    outcome, reason, message, output = "passed", "", "", ""
+    error = call.excinfo.value if call.excinfo else None
+    if report.skipped:
+        outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
+    elif isinstance(error, Inconclusive):
+        outcome, reason = "inconclusive", str(error)
+    elif isinstance(error, ProbeFailed):
+        outcome, reason, output = "failed", error.reason, error.output
+        message = _explain(error, mark.args[0])
+    elif isinstance(error, AssertionError):
+        outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
+    elif error is not None:
+        outcome, reason, message = "failed", "kit", f"{type(error).__name__}: {error}"
+    return Result(
+        mark.args[0], mark.kwargs["kind"], base, case.rstrip("]"), outcome, reason, message, report.duration, output,
+        instrumented=mark.kwargs["kind"] != "numerics",
+    )  # fmt: skip
+
+
+class Inconclusive(Exception):
+    """A timed comparison that could not be decided; it costs no points. pytest shows it as a skip."""
+
+
+def _explain(error: ProbeFailed, id: str) -> str:
+    """A probe's failure in words for the person who wrote the code."""
+    exercise = assignments.default().exercise(id)
+    who = "" if error.rank is None else f"rank {error.rank}: "
+    if error.reason == "unwritten":
+        return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
+    start = {
+        "raised": f"{who}{error.text}",
+        "import": f"{who}{exercise.file} does not load: {error.text}",
+        "refused": f"{who}what came back cannot be judged: {error.text}",
+        "forbidden": error.text,
+        "crashed": f"{who}{error.text}",
+        "hung": f"no answer in time: {error.text}",
+    }.get(error.reason, error.text)
+    return "\n".join(filter(None, (start, error.where and f"at {error.where}", error.stacks)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    from .summary import write
+
+    results = config.stash[RESULTS]
+    if results and not config.option.inline:
+        write(terminalreporter, results, config)

@@ -1,0 +1,138 @@
+"""From what each test said to points: the one rule that the student's summary and the gradebook share.
+
+An exercise's points are split over the kinds of test it has (60/30/10, rescaled); within a kind test functions weigh
+equally, and a parametrised one passes whole. Property and timing count only when the exercise's numerics all pass.
+What was not run leaves the denominator: it is neither earned nor lost, and is shown in a column of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .assignment import KINDS, Assignment, Exercise
+
+OUTCOMES = ("passed", "failed", "not_run", "inconclusive")
+# Why a test failed. Only "assertion" is a judgement of values; the others say how the code under test ended.
+REASONS = ("assertion", "raised", "import", "unwritten", "forbidden", "crashed", "hung", "refused", "kit")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one test case said of one exercise."""
+
+    exercise: str  # "ddp.naive"
+    kind: str  # one of KINDS
+    test: str  # the test function: "tests/ddp/test_naive.py::test_replicas_start_equal"
+    case: str  # the parametrised case, "" if there is one alone
+    outcome: str  # one of OUTCOMES
+    reason: str = ""  # one of REASONS when failed; free text when not run
+    message: str = ""  # for a person: worst index, both values, likely cause
+    seconds: float = 0.0
+    output: str = ""  # what the code under test printed, cut
+    public: str = ""  # the outcome on the public seed, where a secret seed failed; "" if not asked
+    instrumented: bool = False  # measured beside the code under test, by lab's instruments
+
+    @property
+    def id(self) -> str:
+        return f"{self.test}[{self.case}]" if self.case else self.test
+
+
+@dataclass
+class KindScore:
+    """One kind of test of one exercise, in points."""
+
+    kind: str
+    points: float
+    earned: float = 0.0
+    not_run: float = 0.0
+    passed: int = 0  # test functions
+    failed: int = 0
+    skipped: int = 0  # not run or inconclusive
+
+
+@dataclass
+class ExerciseScore:
+    """points = earned + lost + not_run; possible = points - not_run."""
+
+    exercise: Exercise
+    kinds: list[KindScore] = field(default_factory=list)
+    gated: bool = False  # property or timing passed but did not count, since numerics did not all pass
+
+    @property
+    def earned(self) -> float:
+        return sum(k.earned for k in self.kinds)
+
+    @property
+    def not_run(self) -> float:
+        return sum(k.not_run for k in self.kinds) if self.kinds else self.exercise.points
+
+    @property
+    def possible(self) -> float:
+        return self.exercise.points - self.not_run
+
+    @property
+    def passed(self) -> bool:
+        """Everything that ran passed, and something ran."""
+        return any(k.passed for k in self.kinds) and not any(k.failed for k in self.kinds)
+
+
+def score(assignment: Assignment, results: Iterable[Result], ids: Iterable[str] | None = None) -> list[ExerciseScore]:
+    """Points of each exercise in ids (default: all), in the handout's order."""
+    outcomes: dict[str, dict[str, dict[str, list[str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for r in results:
+        outcomes[r.exercise][r.kind][r.test].append(r.outcome)
+    wanted = set(assignment.exercises if ids is None else ids)
+    return [
+        _score(assignment, exercise, outcomes)
+        for exercise in assignment.exercises.values()
+        if exercise.id in wanted
+    ]
+
+
+def totals(scores: Iterable[ExerciseScore]) -> tuple[float, float, float]:
+    """(earned, possible, not run) in points."""
+    scores = list(scores)
+    return sum(s.earned for s in scores), sum(s.possible for s in scores), sum(s.not_run for s in scores)
+
+
+def _score(assignment: Assignment, exercise: Exercise, outcomes: dict) -> ExerciseScore:
+    of_kind = {kind: outcomes[exercise.id][kind] for kind in KINDS if outcomes[exercise.id][kind]}
+    weight = sum(assignment.split[kind] for kind in of_kind)
+    result = ExerciseScore(exercise)
+    open_gate = _gate(exercise, outcomes)
+    for kind, functions in of_kind.items():
+        share = assignment.split[kind] / weight if weight else 1 / len(of_kind)
+        k = KindScore(kind, exercise.points * share)
+        for cases in functions.values():
+            verdict = _function(cases)
+            points = k.points / len(functions)
+            if verdict == "passed":
+                k.passed += 1
+                if kind == "numerics" or open_gate:
+                    k.earned += points
+                else:
+                    result.gated = True
+            elif verdict == "failed":
+                k.failed += 1
+            else:
+                k.skipped += 1
+                k.not_run += points
+        result.kinds.append(k)
+    return result
+
+
+def _function(cases: list[str]) -> str:
+    """A parametrised test passes whole; cases that were not run do not count against it."""
+    if "failed" in cases:
+        return "failed"
+    return "passed" if "passed" in cases else "not_run"
+
+
+def _gate(exercise: Exercise, outcomes: dict) -> bool:
+    """Whether property and timing count: the exercise's own numerics pass, or those of all it needs."""
+    own = outcomes[exercise.id]["numerics"]
+    judged = [own] if own else [outcomes[need]["numerics"] for need in exercise.needs]
+    verdicts = [_function(cases) for functions in judged for cases in functions.values()]
+    return "failed" not in verdicts and ("passed" in verdicts or not judged)

@@ -1,0 +1,71 @@
+"""What a student sees at the end of `pytest tests/`: points by exercise, what failed first, and what is next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import assignment as assignments
+from .assignment import Exercise
+from .scoring import ExerciseScore, Result, score, totals
+
+MESSAGE_LINES = 14
+
+
+def write(terminal: Any, results: list[Result], config: Any) -> None:
+    """Append the summary to pytest's report."""
+    known = assignments.default()
+    scores = [s for s in score(known, results) if s.kinds]
+    ids = {s.exercise.id for s in scores}
+    unwritten = {r.exercise for r in results if r.reason == "unwritten"}
+    terminal.write_line("")
+    _failures(terminal, [r for r in results if r.outcome == "failed" and r.reason != "unwritten"])
+    _table(terminal, scores, unwritten)
+    next_one = next((s.exercise for s in scores if not s.passed and s.possible), None)
+    if next_one is not None:
+        _next(terminal, next_one, config.option.impl)
+    elif ids == set(known.exercises):
+        terminal.write_line("Every exercise that ran here passes.", green=True)
+
+
+def _failures(terminal: Any, failed: list[Result]) -> None:
+    """One message an exercise, the first; how many more there are."""
+    for id in dict.fromkeys(r.exercise for r in failed):
+        mine = [r for r in failed if r.exercise == id]
+        first = mine[0]
+        terminal.write_line(f"{id} · {first.kind} · {first.id.rpartition('::')[2]}", red=True, bold=True)
+        lines = first.message.splitlines()
+        for line in lines[:MESSAGE_LINES]:
+            terminal.write_line(f"  {line}")
+        if len(lines) > MESSAGE_LINES:
+            terminal.write_line(f"  … {len(lines) - MESSAGE_LINES} more lines with --tb=short")
+        if first.output:
+            terminal.write_line(f"  printed: {first.output.strip().splitlines()[-1][:160]}")
+        if len(mine) > 1:
+            terminal.write_line(f"  … and {len(mine) - 1} more of {id}: pytest tests/{first.exercise.partition('.')[0]} -v")
+        terminal.write_line("")
+
+
+def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> None:
+    width = max((len(s.exercise.id) for s in scores), default=8)
+    terminal.write_line(f"{'exercise':<{width}}    points  not run", bold=True)
+    for s in scores:
+        e = s.exercise
+        mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
+        note = ""
+        if e.id in unwritten:
+            mark, colour, note = "·", {}, "not written yet"
+        elif not s.possible:
+            mark, colour = "–", {}
+        elif s.gated:
+            note = "property and timing count once all numerics pass"
+        away = f"{s.not_run:7.4g}" if s.not_run else "       "
+        terminal.write_line(f"{e.id:<{width}}  {mark} {s.earned:4.4g}/{s.possible:<4g} {away}  {note}".rstrip(), **colour)
+    earned, possible, not_run = totals(scores)
+    terminal.write_line(f"{'total':<{width}}    {earned:4.4g}/{possible:<4g} {not_run:7.4g}", bold=True)
+    terminal.write_line("")
+
+
+def _next(terminal: Any, exercise: Exercise, impl: str) -> None:
+    terminal.write_line(f"next: {exercise.id}, about {exercise.hours:g} h, in {impl}/{exercise.file}", bold=True)
+    terminal.write_line(f"hint: {exercise.hints[0]}")
+    terminal.write_line("")

@@ -1,0 +1,1 @@
+"""Tests: one folder a stage; tests/kit holds the kit's own."""

@@ -1,0 +1,3 @@
+"""Fixtures come from lab.pytest_plugin."""
+
+pytest_plugins = ["lab.pytest_plugin"]
