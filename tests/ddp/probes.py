@@ -1,0 +1,94 @@
+"""What runs beside a data-parallel wrapper: build a model on each rank, train it, say what was sent."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.world.group import ledger
+
+
+class Model(nn.Module):
+    """A small model with what trips wrappers: a tied weight, a frozen and an unused parameter, buffers of two dtypes."""
+
+    def __init__(self, width: int, depth: int):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.layers.append(nn.Linear(width, width))
+        self.layers[-1].weight = self.layers[0].weight  # tied
+        self.norm = nn.LayerNorm(width)
+        self.frozen = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(width + 1))
+        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor, *, shift: float = 0.0) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * self.scale
+        return self.norm(x) * self.frozen + shift
+
+
+def model(width: int, depth: int, state: dict) -> Model:
+    """A model that holds this state."""
+    m = Model(width, depth).to(state["frozen"].dtype)
+    m.load_state_dict(state)
+    return m
+
+
+def wrap(impl, kind: str, *args):
+    return {"naive": lambda: impl.ddp.naive.NaiveDDP(*args)}[kind]()
+
+
+def start(impl, kind: str, width: int, depth: int, states: list) -> dict:
+    """The state right after wrapping; each rank brings its own."""
+    m = model(width, depth, states[dist.get_rank()])
+    wrap(impl, kind, m)
+    return dict(m.state_dict())
+
+
+def train(impl, kind: str, width: int, depth: int, states: list, shares: list, lr: float) -> dict:
+    """Train on this rank's share of each batch. shares: [rank][step] -> (x, y)."""
+    rank = dist.get_rank()
+    m = model(width, depth, states[rank])
+    wrapped = wrap(impl, kind, m)
+    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
+    outputs, none = [], []
+    for x, y in shares[rank]:
+        optimizer.zero_grad()
+        out = wrapped(x, shift=0.25)
+        outputs.append(out.detach())
+        ((out - y) ** 2).mean().backward()
+        wrapped.finish_gradient_synchronization()
+        none.append(sorted(n for n, p in m.named_parameters() if p.grad is None))
+        optimizer.step()
+    return {"state": dict(m.state_dict()), "outputs": outputs, "without_gradient": none}
+
+
+def gradients(impl, kind: str, values: list, groups: list) -> dict:
+    """Average given gradients; with groups ([[ranks], …]) the wrapper gets the one this rank is in."""
+    rank = dist.get_rank()
+    m = nn.ParameterList([nn.Parameter(torch.zeros_like(v)) for v in values[rank]])
+    made = [dist.new_group(ranks) for ranks in groups]
+    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    wrapped = wrap(impl, kind, m, *mine)
+    loss = sum((p * v).sum() for p, v in zip(m, values[rank], strict=True))
+    loss.backward()
+    wrapped.finish_gradient_synchronization()
+    return {"gradients": [p.grad for p in m]}
+
+
+def sent(impl, kind: str, width: int, depth: int, states: list, shares: list) -> dict:
+    """The ledger of wrapping and of each step, by phase."""
+    rank = dist.get_rank()
+    m = model(width, depth, states[rank])
+    with ledger.phase("start"):
+        wrapped = wrap(impl, kind, m)
+    for x, y in shares[rank]:
+        m.zero_grad()
+        with ledger.phase("forward"):
+            out = wrapped(x)
+        ((out - y) ** 2).mean().backward()
+        with ledger.phase("finish"):
+            wrapped.finish_gradient_synchronization()
+    return {"rows": ledger.plain()}

@@ -1,0 +1,214 @@
+"""Data parallelism with one all-reduce a parameter.
+
+What must be true: on any number of ranks the replicas start as rank 0's and train as one process would on the whole batch,
+and each gradient that exists is averaged by exactly one all-reduce after backward. How it would be faked: sum instead of
+mean (hidden by Adam, so SGD is used); skip the broadcast (hidden by equal seeds, so every rank starts elsewhere); let
+torch's DDP do it (forbidden, and the ledger would show buckets during backward); train alone and return local values (the
+shares differ); reduce the parameters instead of the gradients (momentum and the gradients themselves tell).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes
+
+NAIVE = "ddp.naive"
+WORLDS = [1, 2, 3, 5]
+STEPS = 3
+
+
+def draw_states(rng, width, depth, world):
+    """A state a rank, every value different on every rank, tied weights tied."""
+    template = probes.Model(width, depth).state_dict()
+    states = []
+    for _ in range(world):
+        state = {n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 99)) for n, t in template.items()}
+        state[f"layers.{depth}.weight"] = state["layers.0.weight"]
+        states.append(state)
+    return states
+
+
+def draw_shares(rng, width, world, steps=STEPS):
+    """[rank][step] -> (x, y): this rank's share of each batch."""
+    rows = rng.integers(2, 4)
+    return [[(rng.normal(rows, width), rng.normal(rows, width)) for _ in range(steps)] for _ in range(world)]
+
+
+def draw(rng, world, steps=STEPS):
+    width, depth = rng.integers(3, 6), rng.integers(1, 3)
+    return width, depth, draw_states(rng, width, depth, world), draw_shares(rng, width, world, steps)
+
+
+def oracle(width, depth, state, shares, lr, dtype) -> dict:
+    """One process on the whole batch."""
+    dtype = {"float64": torch.float64, "float32": torch.float32}[dtype]
+    m = probes.Model(width, depth)
+    m.load_state_dict(state)
+    m.to(dtype)
+    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
+    outputs = []
+    for step in range(len(shares[0])):
+        x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
+        optimizer.zero_grad()
+        out = m(x, shift=0.25)
+        outputs.append(out.detach())
+        ((out - y) ** 2).mean().backward()
+        optimizer.step()
+    return {"state": dict(m.state_dict()), "outputs": outputs}
+
+
+@exercise(NAIVE, kind="numerics")
+@pytest.mark.parametrize("world", WORLDS)
+def test_replicas_start_as_rank_0(run, rng, world):
+    width, depth, states, _ = draw(rng, world)
+    for rank, state in enumerate(run(probes.start, "naive", width, depth, states, world=world)):
+        for name, tensor in state.items():
+            kind = "buffer" if name in ("scale", "count") else "parameter"
+            assert torch.equal(tensor, states[0][name]), (
+                f"rank {rank} of {world}: {kind} {name} is not rank 0's after wrapping: broadcast every {kind}"
+            )
+
+
+@exercise(NAIVE, kind="numerics")
+@pytest.mark.parametrize("world", WORLDS)
+def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world):
+    width, depth, states, shares = draw(rng, world)
+    lr = rng.uniform(0.05, 0.2)
+    ranks = run(probes.train, "naive", width, depth, states, shares, lr, world=world)
+    want = expect(oracle, width, depth, states[0], shares, lr, "float64")
+    yardstick = expect(oracle, width, depth, states[0], shares, lr, "float32")
+    rows = shares[0][0][0].shape[0]
+    for rank, got in enumerate(ranks):
+        mine = slice(rank * rows, (rank + 1) * rows)
+        for step in range(STEPS):
+            close(
+                got["outputs"][step], want["outputs"][step][mine], yardstick["outputs"][step][mine],
+                f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
+                cause="the forward pass returns what the module returns" if step == 0 else "gradients are means over ranks",
+            )  # fmt: skip
+        for name in want["state"]:
+            close(
+                got["state"][name], want["state"][name].float() if name == "count" else want["state"][name],
+                yardstick["state"][name].float(), f"rank {rank} of {world}, {name} after {STEPS} steps", factor=10,
+            )  # fmt: skip
+
+
+@exercise(NAIVE, kind="numerics")
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
+    width, depth, states, shares = draw(rng, world)
+    ranks = run(probes.train, "naive", width, depth, states, shares, 0.1, world=world)
+    for rank, got in enumerate(ranks):
+        for name, tensor in ranks[0]["state"].items():
+            assert torch.equal(got["state"][name], tensor), f"after {STEPS} steps {name} differs between rank 0 and {rank}"
+
+
+@exercise(NAIVE, kind="numerics")
+@pytest.mark.parametrize("world", WORLDS)
+def test_gradients_are_means_over_ranks(run, rng, world):
+    shapes = [(rng.integers(1, 6), rng.integers(1, 6)) for _ in range(rng.integers(2, 4))]
+    values = [[rng.normal(*shape) for shape in shapes] for _ in range(world)]
+    for rank, got in enumerate(run(probes.gradients, "naive", values, [], world=world)):
+        for i in range(len(shapes)):
+            stack = torch.stack([v[i] for v in values])
+            total = (stack.double().sum(0) - got["gradients"][i].double()).abs().max() < 1e-4
+            cause = "this is the sum: divide by the number of ranks" if total and world > 1 else ""
+            close(
+                got["gradients"][i], stack.double().mean(0), stack.mean(0),
+                f"rank {rank} of {world}, gradient {i}", factor=10, dims="row, column", cause=cause,
+            )  # fmt: skip
+
+
+@exercise(NAIVE, kind="numerics")
+@pytest.mark.parametrize("world", [1, 3])
+def test_parameters_without_gradient_keep_none(run, rng, world):
+    width, depth, states, shares = draw(rng, world)
+    for rank, got in enumerate(run(probes.train, "naive", width, depth, states, shares, 0.1, world=world)):
+        for step, none in enumerate(got["without_gradient"]):
+            assert none == ["frozen", "unused"], (
+                f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused: "
+                "a parameter that received no gradient keeps None, so the optimizer leaves it alone"
+            )
+
+
+@exercise(NAIVE, kind="numerics")
+def test_large_fp16_gradients_do_not_overflow(run, rng):
+    world = rng.integers(3, 4)
+    values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
+    for rank, got in enumerate(run(probes.gradients, "naive", values, [], world=world)):
+        want = torch.stack([v[0] for v in values]).double().mean(0)
+        finite = torch.isfinite(got["gradients"][0])
+        assert finite.all(), (
+            f"rank {rank}: {int((~finite).sum())} gradients overflow although their mean, {want.max():.0f}, "
+            "fits in fp16: divide before the sum, not after"
+        )
+        close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6, dims="row, column")
+
+
+@exercise(NAIVE, kind="numerics")
+def test_only_the_ranks_of_its_group_are_averaged(run, rng):
+    order = rng.shuffled(range(4))
+    groups = [sorted(order[:2]), sorted(order[2:])]
+    values = [[rng.normal(4, 3)] for _ in range(4)]
+    for rank, got in enumerate(run(probes.gradients, "naive", values, groups, world=4)):
+        mine = next(g for g in groups if rank in g)
+        stack = torch.stack([values[r][0] for r in mine])
+        close(
+            got["gradients"][0], stack.double().mean(0), stack.mean(0), f"rank {rank} of group {mine}", factor=10,
+            dims="row, column", cause="use the group that the wrapper was given, for the sum and for its size",
+        )  # fmt: skip
+
+
+def all_reduces(width, depth) -> Counter:
+    """(elements, dtype) of every gradient there will be: the tied weight once, frozen and unused not at all."""
+    m = probes.Model(width, depth)
+    return Counter(p.numel() for n, p in m.named_parameters() if n not in ("frozen", "unused"))
+
+
+@exercise(NAIVE, kind="property")
+@pytest.mark.parametrize("world", [2, 3])
+def test_one_all_reduce_for_each_gradient(run, rng, world):
+    width, depth, states, shares = draw(rng, world, steps=2)
+    for rank, got in enumerate(run(probes.sent, "naive", width, depth, states, shares, world=world)):
+        rows = [r for r in got["rows"] if r["phase"] != "start"]
+        other = Counter(r["op"] for r in rows if r["op"] != "all_reduce")
+        assert not other, f"rank {rank}: a step should issue all-reduces alone; it also issued {dict(other)}"
+        want = Counter({n: 2 * c for n, c in all_reduces(width, depth).items()})
+        sizes = Counter(r["elements"] for r in rows)
+        assert sizes == want, (
+            f"rank {rank}: all-reduces by number of elements in two steps: got {dict(sorted(sizes.items()))}, expected "
+            f"{dict(sorted(want.items()))}: one for each parameter that has a gradient, of its size; a tied weight is one"
+        )
+        wrong = [r["group"] for r in rows if r["group"] != list(range(world))]
+        assert not wrong, f"rank {rank}: an all-reduce over ranks {wrong[0]}, expected all {world}"
+
+
+@exercise(NAIVE, kind="property")
+def test_gradients_are_sent_after_backward(run, rng):
+    width, depth, states, shares = draw(rng, 2, steps=2)
+    for rank, got in enumerate(run(probes.sent, "naive", width, depth, states, shares, world=2)):
+        phases = Counter(r["phase"] for r in got["rows"] if r["op"] == "all_reduce")
+        assert set(phases) == {"finish"}, (
+            f"rank {rank}: all-reduces by phase: {dict(phases)}; expected all in finish_gradient_synchronization()"
+        )
+
+
+@exercise(NAIVE, kind="property")
+def test_parameters_and_buffers_are_broadcast_once(run, rng):
+    width, depth, states, shares = draw(rng, 2, steps=1)
+    size = sum(t.numel() for n, t in states[0].items() if n != f"layers.{depth}.weight")
+    for rank, got in enumerate(run(probes.sent, "naive", width, depth, states, shares, world=2)):
+        rows = [r for r in got["rows"] if r["phase"] == "start"]
+        other = sorted({r["op"] for r in rows} - {"broadcast"})
+        assert not other, f"rank {rank}: wrapping should broadcast; it issued {', '.join(other)}"
+        roots = sorted({r["peer"] for r in rows})
+        assert roots == [0], f"rank {rank}: broadcasts came from ranks {roots}, expected rank 0"
+        elements = sum(r["elements"] for r in rows)
+        assert elements == size, f"rank {rank}: {elements} elements were broadcast, the parameters and buffers have {size}"
