@@ -22,11 +22,12 @@ from . import assignment as assignments
 from . import forbidden, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .rng import Rng
-from .runner import ProbeFailed, Room, Runner
+from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
 
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
+OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
 
 def exercise(id: str, kind: str) -> pytest.MarkDecorator:
@@ -105,6 +106,7 @@ def _id(item: pytest.Item) -> str:
 def _runner(config: pytest.Config) -> Runner:
     """The runner of this session; a grader puts its own in the stash first."""
     if RUNNER not in config.stash:
+        config.stash[OWNED] = True
         if config.option.inline:
             from .inline import InlineRunner
 
@@ -115,7 +117,7 @@ def _runner(config: pytest.Config) -> Runner:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if RUNNER in config.stash:
+    if config.stash.get(OWNED, False):
         config.stash[RUNNER].close()
 
 
@@ -132,7 +134,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
         raise ProbeFailed("forbidden", f"{found[0]} is forbidden in {id}: it would be the answer itself")
 
     def call(probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return runner.run(probe, *args, forbidden=asked.forbidden, **options)
+        return runner.run(probe, *args, exercise=id, forbidden=asked.forbidden, **options)
 
     return call
 
@@ -192,8 +194,11 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
         message = _explain(error, mark.args[0])
     elif isinstance(error, AssertionError):
         outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
-    elif error is not None:
-        outcome, reason, message = "failed", "kit", f"{type(error).__name__}: {error}"
+    elif isinstance(error, RoomLost):
+        outcome, reason, message = "failed", "kit", str(error)
+    elif error is not None:  # a test met a value of another form than it judges
+        outcome, reason = "failed", "refused"
+        message = f"what came back has another form than expected: {type(error).__name__}: {error}"
     return Result(
         mark.args[0], mark.kwargs["kind"], base, case.rstrip("]"), outcome, reason, message, report.duration, output,
         instrumented=mark.kwargs["kind"] != "numerics",

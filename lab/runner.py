@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from .world import framing
 from .world.child import Job
 
 START_S = 120.0  # a cold disk and two busy cores
+PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
 GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
 
 
@@ -35,6 +37,14 @@ class ProbeFailed(Exception):
         self.reason, self.text, self.rank, self.where, self.output, self.stacks = (
             reason, text, rank, where, output, stacks,
         )  # fmt: skip
+
+    def again(self) -> ProbeFailed:
+        """The same failure, told of another probe."""
+        return ProbeFailed(self.reason, self.text, self.rank, self.where, "", self.stacks)
+
+
+class RoomLost(RuntimeError):
+    """The room itself failed, not the code under test: nothing can be said of it."""
 
 
 class Room:
@@ -92,11 +102,13 @@ class Zygote:
 class Runner:
     """Runs probes against one implementation in one room; starts zygotes as needed, anew when one is lost."""
 
-    timeout_s = 60.0
+    timeout_s = 30.0  # many times what a probe needs on two busy cores
 
     def __init__(self, room: Any, seed: str = "public"):
         self.room, self.seed = room, seed
         self.zygotes: dict[str, Zygote] = {}
+        self.wasted_s: defaultdict[str, float] = defaultdict(float)  # on failed probes, by exercise
+        self.broken: dict[str, ProbeFailed] = {}  # exercises whose file does not load
         atexit.register(self.close)
 
     def warm(self, triton: str = "interpret") -> Zygote:
@@ -109,6 +121,7 @@ class Runner:
         for zygote in self.zygotes.values():
             zygote.close()
         self.zygotes.clear()
+        atexit.unregister(self.close)
 
     def run(
         self,
@@ -120,20 +133,40 @@ class Runner:
         device: str = "real",
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
+        exercise: str = "",
         forbidden: Sequence[str] = (),
     ) -> Any:
         """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n.
 
         probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.wire can carry.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object.
-        timeout: seconds. Raises ProbeFailed.
+        timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again. Raises ProbeFailed.
         """
         if link is not None:
             raise ValueError("link: no link yet; it comes with the timed exercises of the ddp stage")
+        self._still_worth_it(exercise)
         job = self.job(probe, world, triton, device, replace, timeout, forbidden)
-        header, blobs = self._ask(triton, job, wire.pack(args))
-        values = _values(header, blobs, max(job.world, 1))
+        start = time.monotonic()
+        try:
+            values = _values(*self._ask(triton, job, wire.pack(args)), max(job.world, 1))
+        except ProbeFailed as error:
+            self.wasted_s[exercise] += time.monotonic() - start
+            if error.reason == "import":
+                self.broken[exercise] = error
+            raise
         return values if world else values[0]
+
+    def _still_worth_it(self, exercise: str) -> None:
+        """Raise at once what is known already: a file that does not load, or an exercise that only burns time."""
+        if exercise in self.broken:
+            raise self.broken[exercise].again()
+        if exercise and self.wasted_s[exercise] > PATIENCE_S:
+            raise ProbeFailed("hung", f"not run: failing probes of {exercise} have taken {self.wasted_s[exercise]:.0f} s")
+
+    def forget(self) -> None:
+        """What was learnt of one implementation says nothing of the next."""
+        self.wasted_s.clear()
+        self.broken.clear()
 
     def job(
         self,
@@ -163,7 +196,7 @@ class Runner:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
             if not ready:
-                raise RuntimeError(f"the zygote did not start: {error}; run `python -m lab.world.zygote` to see why") from None
+                raise RoomLost(f"the zygote did not start: {error}; run `python -m lab.world.zygote` to see why") from None
             hung = isinstance(error, framing.TimedOut)
             text = "no answer in time, and the process that was to report it did not either" if hung else (
                 "the code under test brought down the process that runs it"

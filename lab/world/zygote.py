@@ -7,6 +7,7 @@ nothing leaks from probe to probe, and a crashed heap takes nothing down. It is 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -35,7 +36,10 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     _warm()
-    namespace = os.environ.get("SHARDLINGS_BOX") == "1"  # alone with its children: it may kill all it sees
+    # Alone with its children it may kill all it sees; as root it never is.
+    boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
+    if boxed:
+        _dumpable(False)  # or a child could open this process's pipes through /proc
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
         try:
@@ -44,11 +48,17 @@ def main() -> None:
             return
         world = World(Job(**header), blobs[0], close=(requests, answers))
         ranks = world.run()
-        if namespace:
+        if boxed:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
         summary = [{"outcome": r.outcome, "output": r.output.decode(errors="replace"), **r.extra} for r in ranks]
         framing.send(answers, {"ranks": summary, "hang": world.hang, "seconds": world.seconds}, [r.blob for r in ranks])
+
+
+def _dumpable(yes: bool) -> None:
+    """Whether processes of the same user may look into this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(4, int(yes), 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 def _warm() -> None:
@@ -119,6 +129,7 @@ class World:
         if pid == 0:
             try:
                 os.setsid()
+                _dumpable(True)
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
                 for fd in (*self.close, reply_read, output_read, output_write):
@@ -227,9 +238,11 @@ class World:
         code = os.waitstatus_to_exitcode(rank.status)
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         how = "closed its pipes" if rank.pid else how
-        rank.outcome, rank.extra = "died", {"error": {
-            "reason": "crashed", "type": "", "text": f"the process {how} without an answer", "frames": [],
-        }}  # fmt: skip
+        text = f"the process {how} without an answer"
+        if self.job.world > 1:
+            text += f" ({describe(self.board.stands())})"
+        rank.outcome = "died"
+        rank.extra = {"error": {"reason": "crashed", "type": "", "text": text, "frames": []}}
 
     def _give_up(self, ranks: list[Rank], why: str) -> None:
         """Time is up, or waiting cannot help: ask every rank for its stack, then stop them all."""
