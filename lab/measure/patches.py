@@ -1,0 +1,288 @@
+"""What a simulated GPU puts in the place of clocks and of CUDA, and takes back: one table a module.
+
+Code that was imported before keeps the clocks it bound by name, `lab.measure.clock` among it.
+"""
+
+from __future__ import annotations
+
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import _get_current_function_mode_stack
+
+from .device import CUDA, Event, Stream
+
+if TYPE_CHECKING:
+    from .device import SimulatedGPU
+    from .placement import PlacementMode
+
+_MISSING = object()
+_REAL_TIMER = timeit.default_timer
+
+
+@contextmanager
+def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
+    """Within the block, clocks and torch.cuda are those of `gpu`; afterwards everything is as it was."""
+    had_cuda = torch.cuda.is_available()
+    saved = []
+    try:
+        for place, table in _tables(gpu, placement):
+            for name, value in table.items():
+                there = vars(place) if isinstance(place, type) else {name: getattr(place, name, _MISSING)}
+                saved.append((place, name, there.get(name, _MISSING)))
+                setattr(place, name, value)
+        yield
+    finally:
+        for place, name, value in reversed(saved):
+            if value is _MISSING:
+                delattr(place, name)
+            else:
+                setattr(place, name, value)
+        if had_cuda:
+            torch.cuda.init()  # torch may have noted that it is initialised, while it was simulated
+
+
+def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict[str, Any]]]:
+    clocks, cuda = _clocks(gpu), _cuda(gpu)
+    streams = {"Stream": Stream, "Event": Event}
+    return [
+        (time, clocks),
+        *((place, {name: _with(clocks["perf_counter"], getattr(place, name))}) for place, name in _EARLY),
+        (torch.cuda, cuda | streams),
+        (torch.cuda.streams, streams),
+        (torch.cuda.nvtx, _nvtx(gpu)),
+        (torch.cuda.profiler, {"start": lambda: None, "stop": lambda: None}),
+        (torch.accelerator, _accelerator(gpu)),
+        (torch, {"Stream": Stream, "Event": _DeviceEvent, "Generator": _Generator}),
+        (
+            torch.Tensor,
+            {"record_stream": lambda x, stream: None, "pin_memory": lambda x, device=None: x.clone()},
+        ),
+        (torch.autocast, {"__init__": _autocast_on_cpu(torch.autocast.__init__)}),
+        (torch.autograd, {"_engine_run_backward": _under(placement, torch.autograd._engine_run_backward)}),
+        (saved_tensors_hooks, {"__init__": _packing_under(placement, saved_tensors_hooks.__init__)}),
+    ]
+
+
+# timeit took the clock when it was imported: as a name, and in the defaults of its functions.
+_EARLY = (
+    (timeit, "default_timer"),
+    (timeit.Timer.__init__, "__defaults__"),
+    (timeit.timeit, "__defaults__"),
+    (timeit.repeat, "__defaults__"),
+)
+
+
+def _with(clock: Callable, bound: Any) -> Any:
+    """`bound`, a clock or a tuple of defaults with one in it, with `clock` in its place."""
+    return tuple(clock if d is _REAL_TIMER else d for d in bound) if isinstance(bound, tuple) else clock
+
+
+def _clocks(gpu: SimulatedGPU) -> dict[str, Callable]:
+    """Every clock of `time`, in virtual time from here on. Clocks of CPU time leave sleep out."""
+    origins = {name: getattr(time, name)() - gpu.now for name in ("time", "monotonic", "perf_counter")}
+    origins |= {name: getattr(time, name)() - gpu.now + gpu.slept for name in ("process_time", "thread_time")}
+
+    def seconds(name: str) -> float:
+        gpu.spend(gpu.clock_s)
+        return origins[name] + gpu.now - (gpu.slept if name in ("process_time", "thread_time") else 0.0)
+
+    def clock(name: str) -> Callable[[], float]:
+        return lambda: seconds(name)
+
+    def clock_ns(name: str) -> Callable[[], int]:
+        return lambda: round(seconds(name) * 1e9)
+
+    by_id = {getattr(time, id): name for id, name in _CLOCK_IDS.items() if hasattr(time, id)}
+    return {
+        **{name: clock(name) for name in origins},
+        **{f"{name}_ns": clock_ns(name) for name in origins},
+        "clock_gettime": lambda clk_id: seconds(by_id[clk_id]),
+        "clock_gettime_ns": lambda clk_id: round(seconds(by_id[clk_id]) * 1e9),
+        "sleep": gpu.sleep,
+    }
+
+
+_CLOCK_IDS = {
+    "CLOCK_REALTIME": "time",
+    "CLOCK_TAI": "time",
+    "CLOCK_MONOTONIC": "monotonic",
+    "CLOCK_MONOTONIC_RAW": "monotonic",
+    "CLOCK_BOOTTIME": "monotonic",
+    "CLOCK_PROCESS_CPUTIME_ID": "process_time",
+    "CLOCK_THREAD_CPUTIME_ID": "thread_time",
+}
+
+
+def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
+    properties = SimpleNamespace(
+        name=gpu.device.name,
+        major=gpu.device.capability[0],
+        minor=gpu.device.capability[1],
+        total_memory=gpu.device.memory_bytes,
+        multi_processor_count=gpu.device.multiprocessors,
+        warp_size=32,
+        is_integrated=False,
+    )
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "device": _OnDevice,
+        "device_of": _OnDevice,
+        "synchronize": lambda device=None: gpu.synchronize(),
+        "current_stream": lambda device=None: gpu.stream,
+        "default_stream": lambda device=None: gpu.default_stream,
+        "set_stream": lambda stream: _set_stream(gpu, stream),
+        "stream": lambda stream: stream or gpu.stream,  # a stream is its own context
+        "StreamContext": lambda stream: stream or gpu.stream,
+        "is_current_stream_capturing": lambda: False,
+        "_sleep": lambda cycles: gpu.launch(cycles / 1.41e9),  # boost clock of an A100
+        "get_device_name": lambda device=None: gpu.device.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: gpu.device.capability,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_tf32_supported": lambda: True,
+        "get_arch_list": lambda: ["sm_{}{}".format(*gpu.device.capability)],
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "mem_get_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
+        "memory_stats": lambda device=None: {},
+        "memory_summary": lambda device=None, abbreviated=False: "",
+        **{name: lambda device=None: 0 for name in _MEMORY},
+        **{name: lambda device=None: None for name in _RESETS},
+        # one random state serves both: the CPU's
+        "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
+        "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
+        "seed": lambda: torch.default_generator.seed(),
+        "seed_all": lambda: torch.default_generator.seed(),
+        "initial_seed": lambda: torch.default_generator.initial_seed(),
+        "get_rng_state": lambda device=None: torch.default_generator.get_state(),
+        "set_rng_state": lambda state, device=None: torch.default_generator.set_state(state),
+        "get_rng_state_all": lambda: [torch.default_generator.get_state()],
+        "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
+    }
+
+
+_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
+
+
+def _nvtx(gpu: SimulatedGPU) -> dict[str, Callable]:
+    """Ranges are written to gpu.ranges. As in NVTX, push and pop return the depth of the range, from 0."""
+    depth = 0
+
+    def push(msg: str) -> int:
+        nonlocal depth
+        gpu.ranges.append(("push", msg, gpu.now))
+        depth += 1
+        return depth - 1
+
+    def pop() -> int:
+        nonlocal depth
+        gpu.ranges.append(("pop", "", gpu.now))
+        depth -= 1
+        return depth
+
+    def start(msg: str) -> int:
+        gpu.ranges.append(("start", msg, gpu.now))
+        return len(gpu.ranges) - 1
+
+    return {
+        "range_push": push,
+        "range_pop": pop,
+        "mark": lambda msg: gpu.ranges.append(("mark", msg, gpu.now)),
+        "range_start": start,
+        "range_end": lambda range_id: gpu.ranges.append(("end", gpu.ranges[range_id][1], gpu.now)),
+    }
+
+
+def _accelerator(gpu: SimulatedGPU) -> dict[str, Any]:
+    table = {
+        "is_available": lambda: True,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": lambda device: None,
+        "set_device_idx": lambda device: None,
+        "device_index": _OnDevice,
+        "synchronize": lambda device=None: gpu.synchronize(),
+        "current_stream": lambda device=None: gpu.stream,
+        "set_stream": lambda stream: _set_stream(gpu, stream),
+        "empty_cache": lambda: None,
+        "memory_stats": lambda device=None: {},
+        "get_memory_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
+    }
+    table |= {name: lambda device=None: 0 for name in _MEMORY}
+    table |= {name: lambda device=None: None for name in _RESETS}
+    return table
+
+
+def _set_stream(gpu: SimulatedGPU, stream: Stream) -> None:
+    gpu.stream = stream
+
+
+class _OnDevice:
+    """torch.cuda.device(0): there is one device."""
+
+    def __init__(self, device: Any = None):
+        self.idx = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _DeviceEvent(Event):
+    """torch.Event, which is told its device first."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, **_: Any):
+        super().__init__(enable_timing, blocking)
+
+
+class _Generator(torch.Generator):
+    """Of "cuda" or not, it draws on the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+
+def _autocast_on_cpu(init: Callable) -> Callable:
+    """autocast("cuda") casts what the CPU's autocast casts, to the dtype of CUDA's."""
+
+    def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == CUDA.type:
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        init(self, device_type, dtype, *args, **kwargs)
+
+    return __init__
+
+
+def _under(placement: PlacementMode, run: Callable) -> Callable:
+    """`run` with "cuda" redirected where torch calls Python back, having turned function modes off."""
+
+    def redirected(*args: Any, **kwargs: Any) -> Any:
+        if placement in _get_current_function_mode_stack():
+            return run(*args, **kwargs)
+        with placement:
+            return run(*args, **kwargs)
+
+    return redirected
+
+
+def _packing_under(placement: PlacementMode, init: Callable) -> Callable:
+    def __init__(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+        init(self, _under(placement, pack_hook), _under(placement, unpack_hook))
+
+    return __init__

@@ -1,0 +1,184 @@
+"""Lets a program believe in "cuda" tensors: redirects them to the CPU and marks their storage.
+
+Covered: device arguments of every torch function, `with torch.device("cuda")`, `torch.set_default_device`;
+`.cuda()`, `.to()`, `.cpu()` of tensors and modules; `.device`, `.is_cuda`, `.is_cpu`, `.get_device()`. Reads
+by the host (`.item()`, `.tolist()`, `.cpu()`, `bool(x)`) wait for the stream. `.numpy()` of a "cuda" tensor
+raises TypeError, as on a GPU. Mixing "cuda" and CPU tensors in one operator is not refused, unlike on a
+GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._device as defaults
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from .device import CUDA
+from .roofline import tensor_bytes, holds, mark, placing
+
+if TYPE_CHECKING:
+    from .device import SimulatedGPU
+
+CPU = torch.device("cpu")
+
+
+class PlacementMode(TorchFunctionMode):
+    """Sits above every torch function called from Python."""
+
+    def __init__(self, gpu: SimulatedGPU):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in HANDLERS:
+            return HANDLERS[func](self.gpu, *args, **kwargs)
+        if func is torch.device or func is torch._C._nn._parse_to:  # a device named is not yet a tensor on it
+            return func(*args, **kwargs)
+        if kwargs.get("pin_memory"):  # on the CPU: there is nothing to pin for
+            del kwargs["pin_memory"]
+        device = _asked_for(func, args, kwargs)
+        if device is None:
+            return func(*args, **kwargs)
+        if device == "cuda":
+            args = tuple(CPU if _is_cuda(a) else a for a in args)
+            kwargs = {k: CPU if k == "device" or _is_cuda(a) else a for k, a in kwargs.items()}
+        with placing(device):
+            result = func(*args, **kwargs)
+        if device == "cuda":  # what no operator made: torch.tensor([1.0], device="cuda")
+            result = tree_map_only(Tensor, mark, result)
+        return result
+
+
+def _asked_for(func: Any, args: Any, kwargs: Any) -> str | None:
+    """Where the call wants its result: "cuda", "cpu", or None when it does not say."""
+    device = kwargs.get("device")
+    if device is None:
+        device = next((a for a in args if isinstance(a, torch.device) or _is_cuda(a)), None)
+    if device is None and _is_cuda(defaults.CURRENT_DEVICE) and func in defaults._device_constructors():
+        kwargs["device"] = device = CUDA
+    if device is None:
+        return None
+    return "cuda" if _is_cuda(device) or isinstance(device, int) else torch.device(device).type
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device == "cuda" or device.startswith("cuda:")
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+# ---- what a tensor answers itself ----
+
+
+def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
+    """x.cuda(): a copy on the GPU over the host's link, or x itself if it is there."""
+    if holds(x):
+        return x
+    with placing("cpu"):
+        copy = x.clone()
+    gpu.launch(tensor_bytes(x) / gpu.device.host_bytes_per_s)
+    if not non_blocking:
+        gpu.stream.synchronize()
+    return mark(copy)
+
+
+def download(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
+    """x.cpu(): a copy on the host, once everything queued before it is done; or x itself if it is there."""
+    if not holds(x):
+        return x
+    gpu.launch(tensor_bytes(x) / gpu.device.host_bytes_per_s)
+    if not non_blocking:
+        gpu.stream.synchronize()
+    with placing("cpu"):
+        return x.clone()
+
+
+def _to(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x.to(device, dtype, …), x.to(dtype, …), x.to(other, …)."""
+    if args and isinstance(args[0], Tensor):
+        kwargs["device"], kwargs["dtype"] = _device(gpu, args[0]), args[0].dtype
+        names, args = ("non_blocking", "copy"), args[1:]
+    elif args and isinstance(args[0], torch.dtype):
+        names = ("dtype", "non_blocking", "copy")  # type: ignore[assignment]
+    else:
+        names = ("device", "dtype", "non_blocking", "copy")  # type: ignore[assignment]
+    kwargs.update(zip(names, args, strict=False))
+    device, non_blocking = kwargs.pop("device", None), kwargs.get("non_blocking", False)
+    moved = x
+    if device is not None:
+        on_gpu = _is_cuda(device) or isinstance(device, int)
+        moved = (upload if on_gpu else download)(gpu, x, non_blocking)
+        if not on_gpu and torch.device(device).type != "cpu":
+            kwargs["device"] = device  # "meta"
+    if moved is not x:
+        kwargs.pop("copy", None)  # it is one
+    return moved.to(**kwargs) if kwargs else moved
+
+
+def _device(gpu: SimulatedGPU, x: Tensor) -> torch.device:
+    return CUDA if holds(x) else x.device
+
+
+def _cuda(
+    gpu: SimulatedGPU, x: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+) -> Tensor:
+    return upload(gpu, x, non_blocking)
+
+
+def _cpu(gpu: SimulatedGPU, x: Tensor, memory_format: Any = None) -> Tensor:
+    return download(gpu, x)
+
+
+def _tolist(gpu: SimulatedGPU, x: Tensor) -> Any:
+    return download(gpu, x).tolist()
+
+
+def _as_tensor(gpu: SimulatedGPU, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    tensor = torch.as_tensor(data, dtype=dtype)
+    return tensor if device is None else _to(gpu, tensor, device)
+
+
+def _numpy(function: Callable) -> Callable:
+    def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if holds(x):
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        return function(x, *args, **kwargs)
+
+    return answer
+
+
+def _new(function: Callable) -> Callable:
+    """x.new_tensor(data) is where x is, unless told otherwise."""
+
+    def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        result = function(x, *args, **kwargs)
+        return mark(result) if (holds(x) if device is None else _is_cuda(device)) else result
+
+    return answer
+
+
+# Getters reach a function mode as the `__get__` of their descriptor.
+HANDLERS: dict[Any, Callable] = {
+    Tensor.device.__get__: _device,  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__: lambda gpu, x: holds(x),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda gpu, x: not holds(x) and x.is_cpu,  # type: ignore[attr-defined]
+    Tensor.get_device: lambda gpu, x: 0 if holds(x) else x.get_device(),
+    Tensor.cuda: _cuda,
+    Tensor.cpu: _cpu,
+    Tensor.to: _to,
+    Tensor.tolist: _tolist,
+    Tensor.numpy: _numpy(Tensor.numpy),
+    Tensor.__array__: _numpy(Tensor.__array__),
+    Tensor.new_tensor: _new(Tensor.new_tensor),
+    torch.as_tensor: _as_tensor,
+    torch.asarray: lambda gpu, obj, *, device=None, **kwargs: _to(gpu, torch.asarray(obj, **kwargs), device),
+}

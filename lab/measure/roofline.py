@@ -1,0 +1,202 @@
+"""What a torch operator costs on a device: the roofline, max(FLOPs / peak, bytes / bandwidth).
+
+FLOPs are those of matrix products, convolutions and attention, by torch.utils.flop_counter (a multiply-add is
+2; causal attention counts half). Bytes are all inputs read once and all outputs written once; a view moves
+nothing.
+Source: Williams, Waterman, Patterson 2009, "Roofline".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+if TYPE_CHECKING:
+    from .device import SimulatedGPU
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peak rates of a device. Defaults: NVIDIA A100 80GB SXM, data sheet of 2021, dense."""
+
+    name: str = "Simulated A100-SXM4-80GB"
+    flops_per_s: dict[torch.dtype, float] = field(
+        default_factory=lambda: {
+            torch.bfloat16: 312e12,
+            torch.float16: 312e12,
+            torch.float32: 19.5e12,  # without TF32, as is torch's default
+            torch.float64: 19.5e12,
+        }
+    )
+    bytes_per_s: float = 2.039e12
+    host_bytes_per_s: float = 32e9  # PCIe gen 4 x16, one direction
+    memory_bytes: int = 80 * 2**30
+    capability: tuple[int, int] = (8, 0)
+    multiprocessors: int = 108
+
+
+A100 = Device()
+
+
+def operator_seconds(device: Device, flops: float, bytes: float, dtype: torch.dtype) -> float:
+    """The roofline: an operator is bound by arithmetic or by memory, whichever takes longer."""
+    peak = device.flops_per_s.get(dtype, device.flops_per_s[torch.float32])
+    return max(flops / peak, bytes / device.bytes_per_s)
+
+
+class RooflineMode(TorchDispatchMode):
+    """Charges operators on "cuda" tensors to the current stream of a simulated GPU, forward and backward.
+
+    Tensors stay on the CPU; those that the program believes to be on the GPU have a marked storage.
+    """
+
+    def __init__(self, gpu: SimulatedGPU):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # under inference_mode composite operators arrive whole: take them apart
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        self._charge(func, args, kwargs, result)
+        return result
+
+    def _charge(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        if func is aten.copy_.default and holds(args[0]) != holds(args[1]):
+            non_blocking = len(args) > 2 and args[2]
+            return self._transfer(args[1], wait=not non_blocking)
+        if not (placed == "cuda" or (placed is None and any(map(holds, inputs)))):
+            return
+        if not func._schema.is_mutable:
+            for t in outputs:
+                mark(t)
+        if not _is_free(func, inputs, outputs):
+            self._compile(func, inputs)
+            flops, dtype = _flops(func, args, kwargs, result), _dtype(inputs + outputs)
+            bytes = _bytes(func, inputs, outputs)
+            self.gpu.launch(operator_seconds(self.gpu.device, flops, bytes, dtype))
+        if _needs_the_value(func, args):
+            self.gpu.stream.synchronize()
+
+    def _transfer(self, source: Tensor, wait: bool) -> None:
+        self.gpu.launch(tensor_bytes(source) / self.gpu.device.host_bytes_per_s)
+        if wait:
+            self.gpu.stream.synchronize()
+
+    def _compile(self, func: Any, inputs: list[Tensor]) -> None:
+        signature = (func, tuple((t.shape, t.dtype) for t in inputs))
+        if self.gpu.compile_s and signature not in self.gpu.compiled:
+            self.gpu.compiled.add(signature)
+            self.gpu.spend(self.gpu.compile_s)
+
+
+# ---- where a tensor is: the storage of a "cuda" tensor carries a mark ----
+
+placed: str | None = None  # where the running call shall put its result: "cuda", "cpu", or None (with its inputs)
+
+
+@contextmanager
+def placing(device: str | None) -> Iterator[None]:
+    """Within the block, results are put on `device` ("cuda" or "cpu")."""
+    global placed
+    outer, placed = placed, device
+    try:
+        yield
+    finally:
+        placed = outer
+
+
+def mark(tensor: Tensor) -> Tensor:
+    """From now on this tensor, and every view of it, is on the simulated GPU."""
+    if tensor.layout is torch.strided:
+        tensor.untyped_storage().on_simulated_gpu = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def holds(tensor: Tensor) -> bool:
+    """Whether the tensor is on the simulated GPU."""
+    return tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), "on_simulated_gpu")
+
+
+# ---- what one operator does ----
+
+_ALLOCATIONS = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+    aten.resize_,
+}
+_LOOKUPS = {
+    aten.embedding,
+    aten.index_select,
+    aten.gather,
+    aten.index,
+}  # read what they return, not the whole table
+_FLOPS = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+
+
+def _is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether no kernel runs: allocations, views, and questions about a tensor."""
+    if func._overloadpacket in _ALLOCATIONS:
+        return True
+    if func._schema.is_mutable:
+        return False
+    read = {t.untyped_storage()._cdata for t in inputs if t.layout is torch.strided}
+    return all(t.layout is torch.strided and t.untyped_storage()._cdata in read for t in outputs)
+
+
+def _needs_the_value(func: Any, args: Any) -> bool:
+    """Whether the host has to wait for the result: .item(), nonzero(), indexing by a mask."""
+    if func._overloadpacket is aten.index:
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    formula = _FLOPS.get(func._overloadpacket)
+    if formula is None:
+        return 0.0
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return formula(*args, **kwargs, out_val=result) * (0.5 if named.get("is_causal") else 1.0)
+
+
+def _bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> float:
+    read = {id(t): t for t in inputs}
+    if func._overloadpacket in _LOOKUPS and inputs:
+        read.pop(id(inputs[0]))
+        read.update({-1 - i: t for i, t in enumerate(outputs)})
+    return sum(map(tensor_bytes, read.values())) + sum(map(tensor_bytes, outputs))
+
+
+def tensor_bytes(t: Tensor) -> int:
+    """Bytes of memory behind a tensor: an expanded one has fewer than elements."""
+    bytes = t.numel() * t.element_size()
+    return min(bytes, t.untyped_storage().nbytes()) if t.layout is torch.strided else bytes
+
+
+def _dtype(tensors: list[Tensor]) -> torch.dtype:
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
