@@ -1,0 +1,87 @@
+"""What runs beside the implementation: steps whose length is known, and what `benchmark` says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lab.measure import clock
+from lab.measure.device import current
+
+
+def timed_steps(
+    impl: Any, host_s: list[float], device_s: list[float], stream_s: list[float], warmup: int, steps: int
+) -> dict:
+    """Time steps on the simulated GPU; call i is busy host_s[i], then queues two pieces of work and returns.
+
+    device_s[i] goes to the current stream and stream_s[i] to one of the step's own; 0 queues nothing there.
+    """
+    gpu = current()
+    side = torch.cuda.Stream()
+    begins, ends, busy = [], [], []
+
+    def step() -> None:
+        call = min(len(begins), len(host_s) - 1)
+        begins.append(gpu.now)
+        busy.append(gpu.busy())
+        gpu.sleep(host_s[call])
+        if device_s[call]:
+            gpu.launch(device_s[call])
+        if stream_s[call]:
+            gpu.launch(stream_s[call], side)
+        ends.append(max(gpu.now, *(s.tail for s in gpu.streams)))
+
+    timing = impl.benchmarking.benchmark.benchmark(step, warmup=warmup, steps=steps)
+    return {
+        **plain(timing),
+        "calls": len(begins),
+        "busy": busy,  # whether the device still worked when call i began
+        "pauses": [begin - end for begin, end in zip(begins[1:], ends[:-1], strict=True)],
+        "busy_at_the_end": gpu.busy(),
+    }
+
+
+def timed_products(impl: Any, shapes: list[list[int]], warmup: int, steps: int) -> dict:
+    """Time real operators on "cuda" tensors: call i multiplies float32 matrices (m, k) and (k, n)."""
+    pairs = [(torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")) for m, k, n in shapes]
+    calls = iter(pairs)
+
+    def step() -> torch.Tensor:
+        a, b = next(calls)
+        return a @ b
+
+    return plain(impl.benchmarking.benchmark.benchmark(step, warmup=warmup, steps=steps))
+
+
+def busy_host(impl: Any, host_s: list[float], warmup: int, steps: int) -> dict:
+    """Without the simulation: call i keeps the CPU busy for host_s[i] real seconds."""
+    calls = iter(host_s)
+
+    def step() -> None:
+        end = clock.perf_counter() + next(calls)
+        while clock.perf_counter() < end:
+            pass
+
+    return plain(impl.benchmarking.benchmark.benchmark(step, warmup=warmup, steps=steps))
+
+
+def refused(impl: Any, warmup: int, steps: int) -> dict:
+    """How `benchmark` answers counts that make no sense."""
+    calls = []
+    try:
+        impl.benchmarking.benchmark.benchmark(lambda: calls.append(1), warmup=warmup, steps=steps)
+    except ValueError:
+        return {"raised": "ValueError", "calls": len(calls)}
+    except (TypeError, ArithmeticError, LookupError) as error:
+        return {"raised": type(error).__name__, "calls": len(calls)}
+    return {"raised": "nothing", "calls": len(calls)}
+
+
+def plain(timing: Any) -> dict:
+    return {
+        "mean": float(timing.mean),
+        "median": float(timing.median),
+        "standard_deviation": float(timing.standard_deviation),
+        "samples": [float(s) for s in timing.samples],
+    }

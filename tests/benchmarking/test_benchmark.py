@@ -1,0 +1,242 @@
+"""`benchmark` on a device whose every duration the judge knows.
+
+What must be true: each sample is what its own step took, from its call until the device is done, and the
+statistics are of these samples. How it would be faked, and why it does not work here: by not waiting (a
+launch returns in 5 µs, the work takes milliseconds); by waiting once and dividing, or sorting, or repeating
+one sample (every step has its own length); by waiting for the current stream only (some work is on
+another); by reading the end of the device's work instead of the clock (part of a step is the host's); by
+measuring the warm-up, or starting while it still runs (first calls are slow, and the last warm-up step is
+the longest of all); by a clock that stops in sleep, or one taken before the simulation (there is none: the
+implementation is imported after it); by returning numbers without running the steps (their lengths are
+drawn from the seed, and calls are counted). Reading the simulator's own books would need `lab.measure`,
+which no solution has a reason to import.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes
+
+BENCHMARK = "benchmarking.benchmark"
+# A sample may also hold what the calls around a step cost the host: at most a dozen clock reads, events and
+# waits, of 0.05 to 0.5 µs each, and a launch of 5 µs. Steps take at least 1 ms.
+OVERHEAD_S = 20e-6
+
+
+def draw_steps(rng, warmup: int, steps: int) -> dict:
+    """Lengths of all calls: slow first ones, as if they compiled; the last of the warm-up longest of all."""
+    calls = warmup + steps
+    host_s = [0.0] * calls
+    device_s = [rng.uniform(2e-3, 20e-3) for _ in range(calls)]
+    for call in range(min(2, warmup)):
+        host_s[call] = rng.uniform(0.3, 0.6)
+    if warmup:
+        device_s[warmup - 1] = rng.uniform(0.5, 0.9)
+    stream_s = [0.0] * calls
+    return {"host_s": host_s, "device_s": device_s, "stream_s": stream_s, "warmup": warmup, "steps": steps}
+
+
+def measure(run, drawn: dict) -> dict:
+    return run(probes.timed_steps, *drawn.values(), device="simulated")
+
+
+def expected_samples(drawn: dict) -> list[float]:
+    """Host first, then both streams at once."""
+    rows = zip(drawn["host_s"], drawn["device_s"], drawn["stream_s"], strict=True)
+    return [host + max(device, stream) for host, device, stream in rows][drawn["warmup"] :]
+
+
+def assert_samples(
+    got: list[float], expected: list[float], where: str = "", cause: str = "", tolerance_s: float = OVERHEAD_S
+) -> None:
+    assert len(got) == len(expected), f"{len(got)} samples of {len(expected)} measured steps: one sample a step"
+    errors = [g - e for g, e in zip(got, expected, strict=True)]
+    worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
+    assert abs(errors[worst]) <= tolerance_s, (
+        f"sample {worst} is {show(got[worst])}, the step took {show(expected[worst])}{where}: "
+        f"{cause or likely_cause(worst, errors[worst])}"
+    )
+
+
+def likely_cause(index: int, error: float) -> str:
+    if error < 0:
+        return "the clock was read before the device was done — is there a synchronize between step() and the clock?"
+    if index == 0:
+        return "work of the warm-up is in it — is there a synchronize between the warm-up and the first clock?"
+    return "work of another step is in it — does the clock start when the device is idle, right before step()?"
+
+
+def show(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if abs(seconds) < 1e-3 else f"{seconds * 1e3:.3f} ms"
+
+
+@exercise(BENCHMARK, kind="numerics")
+@pytest.mark.parametrize("case", range(3))
+def test_each_sample_is_what_its_step_took(run, rng, case):
+    drawn = draw_steps(rng, warmup=rng.integers(1, 4), steps=rng.integers(4, 12))
+    assert_samples(measure(run, drawn)["samples"], expected_samples(drawn))
+
+
+@exercise(BENCHMARK, kind="numerics")
+def test_nothing_of_the_warm_up_is_in_the_first_sample(run, rng):
+    drawn = draw_steps(rng, warmup=rng.integers(2, 5), steps=rng.integers(2, 5))
+    last = show(drawn["device_s"][drawn["warmup"] - 1])
+    got, expected = measure(run, drawn)["samples"], expected_samples(drawn)
+    assert got, f"no samples of {len(expected)} measured steps: one sample a step"
+    assert_samples(got[:1], expected[:1], where=f" and the last of the warm-up {last}")
+
+
+@exercise(BENCHMARK, kind="numerics")
+@pytest.mark.parametrize("case", range(2))
+def test_the_step_runs_warmup_plus_steps_times(run, rng, case):
+    drawn = draw_steps(rng, warmup=rng.integers(1, 6), steps=rng.integers(2, 9))
+    got, warmup, steps = measure(run, drawn), drawn["warmup"], drawn["steps"]
+    assert got["calls"] == warmup + steps, (
+        f"step() ran {got['calls']} times, expected {warmup} (warm-up) + {steps} (measured)"
+    )
+    assert len(got["samples"]) == steps, (
+        f"{len(got['samples'])} samples, expected {steps}: one a measured step, none of the {warmup} of the warm-up"
+    )
+
+
+@exercise(BENCHMARK, kind="numerics")
+@pytest.mark.parametrize("parity", ["odd", "even"])
+def test_mean_median_and_standard_deviation_are_of_the_samples(run, rng, parity):
+    steps = 2 * rng.integers(2, 4) + (parity == "odd")
+    drawn = draw_steps(rng, warmup=rng.integers(1, 4), steps=steps)
+    middle = drawn["warmup"] + steps // 2  # the sample in the middle is the smallest, so that order matters
+    drawn["device_s"][middle] = rng.uniform(1e-3, 1.5e-3)
+    got = measure(run, drawn)
+    assert_samples(got["samples"], expected_samples(drawn))
+    for name, value in statistics_of(got["samples"]).items():
+        assert abs(got[name] - value) <= 1e-9 + 1e-6 * value, (
+            f"{name} is {show(got[name])}, of these {steps} samples it is {show(value)}: {STATISTICS[name]}"
+        )
+
+
+STATISTICS = {
+    "mean": "the sum of the samples over their count, without the warm-up",
+    "median": "the middle of the sorted samples, or the mean of the two in the middle",
+    "standard_deviation": "of a sample, so the squares are divided by n - 1",
+}
+
+
+def statistics_of(samples: list[float]) -> dict[str, float]:
+    """In plain words, as a check on any library."""
+    n, ordered = len(samples), sorted(samples)
+    mean = sum(samples) / n
+    variance = sum((s - mean) ** 2 for s in samples) / (n - 1)
+    return {
+        "mean": mean,
+        "median": (ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
+        "standard_deviation": variance**0.5,
+    }
+
+
+@exercise(BENCHMARK, kind="numerics")
+def test_one_step_without_a_warm_up(run, rng):
+    drawn = draw_steps(rng, warmup=0, steps=1)
+    got, (only,) = measure(run, drawn), expected_samples(drawn)
+    assert_samples(got["samples"], [only])
+    for name in ("mean", "median"):
+        assert abs(got[name] - got["samples"][0]) <= 1e-9, (
+            f"{name} is {show(got[name])} of the one sample {show(got['samples'][0])}"
+        )
+    assert got["standard_deviation"] == 0.0, (
+        f"standard deviation is {got['standard_deviation']} of one sample, expected 0.0"
+    )
+
+
+@exercise(BENCHMARK, kind="numerics")
+def test_a_step_is_waited_for_on_every_stream(run, rng):
+    drawn = draw_steps(rng, warmup=rng.integers(1, 3), steps=rng.integers(4, 8))
+    for call in range(drawn["warmup"], len(drawn["stream_s"]), 2):  # every other step: its own ends last
+        drawn["stream_s"][call] = drawn["device_s"][call] + rng.uniform(5e-3, 20e-3)
+    drawn["device_s"][drawn["warmup"]] *= rng.integers(0, 1)  # and sometimes the current stream has no work at all
+    assert_samples(
+        measure(run, drawn)["samples"],
+        expected_samples(drawn),
+        where=" with a stream of its own",
+        cause="wait for the whole device (torch.cuda.synchronize), not for one stream or an event in it",
+    )
+
+
+@exercise(BENCHMARK, kind="numerics")
+def test_the_host_s_part_of_a_step_counts(run, rng):
+    drawn = draw_steps(rng, warmup=rng.integers(0, 2), steps=rng.integers(3, 6))
+    drawn["host_s"][drawn["warmup"] :] = [rng.uniform(2e-3, 20e-3) for _ in range(drawn["steps"])]
+    assert_samples(
+        measure(run, drawn)["samples"],
+        expected_samples(drawn),
+        where=" with some of it on the host, before the launch",
+        cause="the clock starts before step(), and is one that runs on while the host sleeps",
+    )
+
+
+@exercise(BENCHMARK, kind="numerics")
+def test_a_matrix_product_takes_what_the_roofline_says(run, rng):
+    warmup, steps = 1, 3
+    shapes = [[128 * rng.integers(4, 7) for _ in range(3)] for _ in range(warmup + steps)]
+    got = run(probes.timed_products, shapes, warmup, steps, device="simulated")["samples"]
+    assert_samples(got, [product_seconds(*shape) for shape in shapes[warmup:]], tolerance_s=5e-6)
+
+
+def product_seconds(m: int, k: int, n: int) -> float:
+    """Roofline of an A100 in float32: 19.5 TFLOP/s, 2.039 TB/s."""
+    return max(2 * m * k * n / 19.5e12, 4 * (m * k + k * n + m * n) / 2.039e12)
+
+
+@exercise(BENCHMARK, kind="numerics")
+@pytest.mark.parametrize(("warmup", "steps"), [(2, 0), (2, -1), (-1, 3)])
+def test_impossible_counts_are_refused(run, warmup, steps):
+    got = run(probes.refused, warmup, steps, device="simulated")
+    assert got["raised"] == "ValueError", (
+        f"benchmark(step, warmup={warmup}, steps={steps}) raised {got['raised']}, expected ValueError"
+    )
+    assert got["calls"] == 0, f"step() ran {got['calls']} times before the refusal, expected 0: check the counts first"
+
+
+@exercise(BENCHMARK, kind="numerics")
+def test_without_a_gpu_it_times_the_cpu(run, rng):
+    warmup, host_s = 1, [rng.uniform(1e-3, 5e-3) for _ in range(4)]
+    got = run(probes.busy_host, host_s, warmup, len(host_s) - warmup, device="real")["samples"]
+    assert len(got) == len(host_s) - warmup, f"{len(got)} samples of {len(host_s) - warmup} measured steps"
+    for i, (sample, least) in enumerate(zip(got, host_s[warmup:], strict=True)):
+        assert sample >= least - 1e-6, (
+            f"sample {i} is {show(sample)}, the step kept the CPU busy for {show(least)}: "
+            "without a GPU the clock starts before step() and stops after it, in seconds"
+        )
+
+
+@exercise(BENCHMARK, kind="property")
+def test_every_measured_step_begins_on_an_idle_device(run, rng):
+    drawn = draw_steps(rng, warmup=rng.integers(1, 4), steps=rng.integers(3, 8))
+    busy = measure(run, drawn)["busy"][drawn["warmup"] :]
+    assert not any(busy), (
+        f"measured step {busy.index(True)} began while the device still worked on the step before: "
+        "wait for the device after the warm-up and after each step"
+    )
+
+
+@exercise(BENCHMARK, kind="property")
+def test_the_device_is_done_when_benchmark_returns(run, rng):
+    drawn = draw_steps(rng, warmup=rng.integers(0, 3), steps=rng.integers(2, 8))
+    assert not measure(run, drawn)["busy_at_the_end"], (
+        "benchmark returned while the device still worked on the last step: "
+        "a step has ended when the device is done, and only a synchronize tells"
+    )
+
+
+@exercise(BENCHMARK, kind="property")
+def test_steps_follow_each_other_without_a_pause(run, rng):
+    drawn = draw_steps(rng, warmup=rng.integers(1, 4), steps=rng.integers(3, 8))
+    pauses = measure(run, drawn)["pauses"][drawn["warmup"] :]
+    assert pauses, f"step() ran too few times to follow {drawn['warmup']} (warm-up) + {drawn['steps']} (measured)"
+    worst = max(range(len(pauses)), key=pauses.__getitem__)
+    assert pauses[worst] < 1e-3, (
+        f"the device sat idle for {show(pauses[worst])} between measured steps {worst} and {worst + 1}, "
+        "expected less than 1 ms: nothing slow belongs between steps, or caches and frequencies cool down"
+    )
