@@ -1,0 +1,1 @@
+"""The instructor's side: grades submissions without trusting their process."""
