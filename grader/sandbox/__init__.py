@@ -1,0 +1,209 @@
+"""The box around a student's process: what runs inside sees its submission, `lab` and the probes, and nothing else.
+
+with Sandbox(choose(None), submission, kit) as sandbox:
+    zygote = sandbox.popen(["-m", "lab.world.zygote"], env={"OMP_NUM_THREADS": "1"})
+    ...                     # talk over zygote.stdin and zygote.stdout
+    sandbox.kill(zygote)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from grader.sandbox import bubblewrap, fallback
+from grader.sandbox.cgroups import owner_tag, sweep
+from grader.sandbox.limits import Identity, Limits, SandboxError
+
+__all__ = ["ISOLATIONS", "Limits", "Sandbox", "SandboxError", "available", "choose"]
+
+ISOLATIONS = ("bubblewrap", "uid", "process")
+
+
+class Sandbox:
+    """A submission ready to be run: each `popen` starts a box of its own around one Python process.
+
+    The interesting parts of `kit` (lab/, tests/**/probes.py) and the submission are copied once, read-only for what
+    runs inside; `submission_path` and `kit_path` are where they lie as seen from there. `notes` says what this machine
+    could not enforce. Call `popen` from a thread that outlives the box: Linux ends the box with the thread.
+    """
+
+    def __init__(
+        self,
+        isolation: str,
+        submission: Path,
+        kit: Path,
+        limits: Limits | None = None,
+        python: str = sys.executable,
+    ):
+        if isolation not in ISOLATIONS:
+            raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
+        self.isolation, self.limits, self.python = isolation, limits or Limits(), python
+        self.notes: list[str] = []
+        self._boxes: dict[subprocess.Popen[bytes], bubblewrap.Box | fallback.Box] = {}
+        self._tails: dict[subprocess.Popen[bytes], _Tail] = {}
+        self._group: Identity | None = None
+        self._hidden = [p.resolve() for p in (kit, submission.parent, Path.home())]
+        if not (kit / "lab").is_dir() or not submission.is_dir():
+            missing = submission if (kit / "lab").is_dir() else kit / "lab"
+            raise SandboxError(f"expected a folder at {missing}, there is none; check the path")
+        sweep()
+        self._root = Path(tempfile.mkdtemp(prefix=owner_tag()))
+        self._staged = self._root / "kit"
+        try:
+            _stage(kit, submission, self._staged)
+            if isolation == "uid":
+                self._open_to_a_group()
+        except BaseException:
+            self.close()
+            raise
+        inside = isolation == "bubblewrap"
+        self.kit_path = bubblewrap.KIT if inside else str(self._staged)
+        self.submission_path = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
+
+    def popen(self, args: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start `python *args` in a box, with `env` and the minimum; stdin and stdout are pipes.
+
+        Its working folder is its private /tmp. Raises SandboxError when the box itself does not start.
+        """
+        full = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
+            "PYTHONPATH": self._search_path(), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", **env,
+        }  # fmt: skip  # SAFEPATH: the working folder is the student's to write, and must not shadow modules
+        tail = _Tail()
+        rest = (self.limits, self.python, args, full, tail.write_end, self.notes)
+        box: bubblewrap.Box | fallback.Box
+        try:
+            if self.isolation == "bubblewrap":
+                box = bubblewrap.Box(self._staged, self._hidden, *rest)
+            else:
+                box = fallback.Box(self._staged, self.isolation == "uid", *rest)
+        finally:
+            tail.start()
+        self._boxes[box.process], self._tails[box.process] = box, tail
+        if not box.started:
+            self.kill(box.process)
+            said = (self.stderr(box.process).strip().splitlines() or ["nothing was said"])[-1]
+            raise SandboxError(
+                f"expected {self.isolation} to start {self.python}, it ended: {said}; run: grader doctor"
+            )
+        return box.process
+
+    def stderr(self, process: subprocess.Popen[bytes]) -> str:
+        """The last 64 KiB that came on standard error; for people to read, never evidence."""
+        tail = self._tails[process]
+        if process.poll() is not None:
+            tail.join(2.0)
+        return tail.text()
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End `process` and everything it started. Its pipes stay open for their reader, who finds their end."""
+        if box := self._boxes.pop(process, None):
+            box.end()
+
+    def close(self) -> None:
+        for process in list(self._boxes):
+            self.kill(process)
+        shutil.rmtree(self._root, ignore_errors=True)
+        if self._group:
+            self._group.release()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _search_path(self) -> str:
+        """The kit, then the user's own site-packages, which another home would hide."""
+        extra = [str(p) for p in bubblewrap.interpreter(self.python)[1] if p.is_relative_to(Path.home() / ".local")]
+        return os.pathsep.join([self.kit_path, *extra])
+
+    def _open_to_a_group(self) -> None:
+        """Let only this sandbox's own group in: other boxes of the same class run beside it."""
+        self._group = Identity()  # held until close, so that no other box gets it
+        os.chown(self._root, 0, self._group.uid)
+        self._root.chmod(0o750)
+
+
+def available() -> dict[str, str]:
+    """By isolation: "" if it works on this machine, else why not and the one command that would help."""
+    return dict(_available())
+
+
+def choose(isolation: str | None) -> str:
+    """The isolation to use: bubblewrap unless a weaker one is asked for by name. Raises SandboxError, fails closed."""
+    if isolation is not None and isolation not in ISOLATIONS:
+        raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
+    reason = available()[isolation or "bubblewrap"]
+    if reason:
+        weaker = "; or pass --isolation uid|process and accept less" if isolation in (None, "bubblewrap") else ""
+        raise SandboxError(f"no {isolation or 'bubblewrap'} isolation: {reason}{weaker}")
+    return isolation or "bubblewrap"
+
+
+@functools.cache
+def _available() -> dict[str, str]:
+    return {"bubblewrap": bubblewrap.why_not(), "uid": fallback.why_not_uid(sys.executable), "process": ""}
+
+
+def _stage(kit: Path, submission: Path, staged: Path) -> None:
+    """Copy what may be seen inside, readable for all whatever the grader's umask; links are never followed."""
+    _make_folder(staged)
+    _copy(kit / "lab", staged / "lab")
+    _copy(submission, staged / "impl", without=("__pycache__",))
+    _copy_file(kit / "tests" / "__init__.py", staged / "tests" / "__init__.py")
+    for probes in (kit / "tests").glob("*/probes.py"):
+        for file in (probes, probes.with_name("__init__.py")):
+            _copy_file(file, staged / file.relative_to(kit))
+
+
+def _copy(source: Path, target: Path, without: tuple[str, ...] = ()) -> None:
+    _make_folder(target)
+    for entry in os.scandir(source):
+        if entry.is_dir(follow_symlinks=False) and entry.name not in without:
+            _copy(Path(entry.path), target / entry.name, without)
+        elif entry.is_file(follow_symlinks=False):
+            _copy_file(Path(entry.path), target / entry.name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    if source.is_file():
+        for folder in reversed(target.parents):
+            if not folder.exists():
+                _make_folder(folder)
+        shutil.copy2(source, target, follow_symlinks=False)  # with its time: lab's __pycache__ stays valid
+        target.chmod(0o644)
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+
+
+class _Tail(threading.Thread):
+    """Reads a pipe to its end and keeps the last 64 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__(name="stderr of a sandbox", daemon=True)
+        read_end, self.write_end = os.pipe()
+        self._stream, self._kept = os.fdopen(read_end, "rb", buffering=0), b""
+
+    def start(self) -> None:
+        """Once the child has the other end."""
+        os.close(self.write_end)
+        super().start()
+
+    def run(self) -> None:
+        with self._stream:
+            while block := self._stream.read(1 << 16):
+                self._kept = (self._kept + block)[-(1 << 16) :]
+
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")

@@ -1,0 +1,224 @@
+"""The strong box: namespaces by bubblewrap, a read-only view of the system, a system-call filter, an own user id.
+
+As root it mounts as root and drops to an unprivileged user inside, which also reaches interpreters that live under a
+private home. As a normal user it needs user namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from grader.sandbox import seccomp
+from grader.sandbox.cgroups import ControlGroup, note
+from grader.sandbox.limits import Identity, Limits, SandboxError, limited
+
+KIT = "/kit"  # lab/ and tests/ as seen from inside
+SUBMISSION = "/kit/impl"
+
+_INSTALL = "apt-get install bubblewrap"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_MORE = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+         "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
+_OURS = ("grader", "reference", "student", "tests", "examples")  # what an installed kit puts into site-packages
+_NAMESPACES = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+               "--die-with-parent", "--new-session", "--hostname", "shardlings"]  # fmt: skip
+
+
+def why_not() -> str:
+    """ "" if bubblewrap works here; else the reason and the one command that helps. Really starts a box."""
+    if sys.platform != "linux":
+        return f"bubblewrap needs Linux, this is {sys.platform}; grade in a Linux machine or virtual machine"
+    if shutil.which("bwrap") is None:
+        return f"bubblewrap is not installed; run: {_INSTALL}"
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        return "setpriv is not installed; run: apt-get install util-linux"
+    command = ["bwrap", *_NAMESPACES, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "true"]
+    try:
+        tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not start ({error}); run: {_INSTALL}"
+    if tried.returncode == 0:
+        return ""
+    reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() or os.geteuid() == 0:
+        return f"bubblewrap may not make namespaces here ({reason}); start the container with: docker run --privileged"
+    return (
+        f"bubblewrap may not make user namespaces here ({reason}); run: "
+        "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 kernel.unprivileged_userns_clone=1"
+    )
+
+
+class Box:
+    """One running bubblewrap: `process` is bwrap itself, whose pipes are those of the Python inside."""
+
+    def __init__(
+        self, staged: Path, hidden: list[Path], limits: Limits, python: str, args: list[str], env: dict[str, str],
+        stderr: int, notes: list[str],
+    ):  # fmt: skip
+        self.identity = Identity() if os.geteuid() == 0 else None
+        if self.identity is None:  # older kernels count all processes of the user, ours among them
+            limits = _with_those_running(limits)
+        self.group = ControlGroup(limits, notes)
+        user = self.identity.uid if self.identity else os.getuid()
+        options = [*_NAMESPACES, *_view(staged, hidden, limits, python)]
+        passed = []
+        for name, content in (
+            ("passwd", f"student:x:{user}:{user}::/tmp:/bin/sh\n"),
+            ("group", f"student:x:{user}:\n"),
+            ("hosts", "127.0.0.1 localhost shardlings\n"),
+            ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+        ):
+            passed.append(_file(content))
+            options += ["--perms", "0644", "--ro-bind-data", str(passed[-1]), f"/etc/{name}"]
+        if filter := seccomp.program():
+            passed.append(_file(filter))
+            options += ["--seccomp", str(passed[-1])]
+        else:
+            note(notes, f"no system-call filter for {platform.machine()}: nested namespaces are not refused")
+        told, tells = os.pipe()
+        options += ["--info-fd", str(tells), "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        # By descriptor: a command line is readable from inside as /proc/1/cmdline.
+        passed += [tells, _file("\0".join(options) + "\0")]
+        command = [str(shutil.which("bwrap")), "--args", str(passed[-1]), "--"]
+        if self.identity:
+            command += dropped(user, user)
+        command += limited(limits, python, args, strict=True)
+        try:
+            self.process = subprocess.Popen(
+                self.group.entering(command), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                pass_fds=passed, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            os.close(told)
+            self.group.end()
+            if self.identity:
+                self.identity.release()
+            raise
+        finally:
+            for fd in passed:
+                os.close(fd)
+        with open(told, "rb") as stream:
+            answer = stream.read()
+        try:
+            self.init = os.pidfd_open(json.loads(answer)["child-pid"])
+        except (ValueError, KeyError, OSError):
+            self.init = -1  # it ended, or never started
+
+    @property
+    def started(self) -> bool:
+        return self.init >= 0
+
+    def end(self) -> None:
+        """Kill the box's first process, and with it the whole PID namespace; wait until it is gone."""
+        if self.init >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.init, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        self.group.end()
+        if self.init >= 0:
+            if not select.select([self.init], [], [], 10)[0]:
+                raise SandboxError("expected the sandbox to end within 10 s of SIGKILL, it did not; look at: ps -ef")
+            os.close(self.init)
+            self.init = -1
+        if self.identity:
+            self.identity.release()
+
+
+def dropped(uid: int, gid: int) -> list[str]:
+    """The command prefix that gives up everything root has."""
+    return ["setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
+            "--ambient-caps=-all", "--bounding-set=-all", "--"]  # fmt: skip
+
+
+@functools.cache
+def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
+    """(prefixes, site-packages, symbolic links on the way) of an interpreter: what must be seen for it to run."""
+    ask = "import json,sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.path]))"
+    try:
+        said = subprocess.run([python, "-c", ask], cwd="/", capture_output=True, text=True, timeout=60, check=True)
+        prefix, base, search = json.loads(said.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise SandboxError(f"expected {python} to be a Python, it does not run: {error}") from None
+    roots = {Path(prefix), Path(base), Path(prefix).resolve(), Path(base).resolve()}
+    packages = tuple(Path(p) for p in search if Path(p).name in ("site-packages", "dist-packages") and Path(p).is_dir())
+    for root in roots:
+        if root in (Path("/"), Path.home()):
+            raise SandboxError(
+                f"expected {python} in a folder of its own, its prefix is {root}; use a virtual environment"
+            )
+    links = []
+    link = Path(python).absolute()
+    while link.is_symlink():
+        links.append(link)
+        link = Path(os.path.normpath(link.parent / link.readlink()))
+    return tuple(sorted(roots)), packages, tuple(links)
+
+
+def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list[str]:
+    """The mounts, parents first. `hidden` folders look empty where a folder that must be seen contains them."""
+    roots, packages, links = interpreter(python)
+    mounts: dict[Path, list[str]] = {Path(KIT): ["--ro-bind", str(staged), KIT]}
+    system = [Path(p) for p in _SYSTEM if Path(p).is_dir()]
+    for path in system:
+        if path.is_symlink():
+            mounts[path] = ["--symlink", os.readlink(path), str(path)]
+        else:
+            mounts[path] = ["--ro-bind", str(path), str(path)]
+    outside = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
+    for path in (*roots, *outside, *(Path(p) for p in _MORE if Path(p).exists())):
+        mounts.setdefault(path, ["--ro-bind", str(path), str(path)])
+    seen = [Path(p) for p in mounts]
+    masks = [p for p in (*hidden, *(d / name for d in packages for name in _OURS)) if p.is_dir()]
+    masks = [p for p in masks if any(root in p.parents for root in seen)]
+    for mask in masks:
+        mounts.setdefault(mask, ["--perms", "0755", "--size", "65536", "--tmpfs", str(mask)])
+    for link in links:
+        covered = [p for p in link.parents if p in mounts]
+        if not covered or covered[0] in masks:
+            mounts[link] = ["--symlink", os.readlink(link), str(link)]
+    options = []
+    made: set[Path] = {Path("/")}
+    for path in sorted(mounts, key=lambda p: p.parts):
+        for parent in reversed(path.parents):  # bwrap would make them 0700
+            if parent not in made and not any(p in system or p in roots for p in (parent, *parent.parents)):
+                options += ["--perms", "0755", "--dir", str(parent)]
+            made.add(parent)
+        options += mounts[path]
+    for path in masks:
+        options += ["--remount-ro", str(path)]
+    options += ["--proc", "/proc", "--dev", "/dev"]
+    for scratch in ("/dev/shm", "/tmp"):
+        options += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", scratch]
+    return options
+
+
+def _with_those_running(limits: Limits) -> Limits:
+    tasks = sum(len(os.listdir(f"/proc/{pid}/task")) for pid in os.listdir("/proc") if _is_ours(pid))
+    return replace(limits, processes=limits.processes + tasks)
+
+
+def _is_ours(pid: str) -> bool:
+    try:
+        return pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _file(content: str | bytes) -> int:
+    """A descriptor from which bwrap reads `content`; anonymous memory, so nothing is left behind."""
+    fd = os.memfd_create("shardlings")
+    os.write(fd, content.encode() if isinstance(content, str) else content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

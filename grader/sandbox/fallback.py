@@ -1,0 +1,92 @@
+"""The weak boxes, for machines where bubblewrap cannot run; both must be asked for by name.
+
+`uid` (root needed): an unprivileged user id of its own, resource limits, a cgroup where one can be made. It does NOT
+hide what any user of this machine may read (the kit, other submissions and the reference, where their folders are
+world-readable: keep them in a folder of mode 0700), nor the process list, and it leaves the network open. /tmp is the
+machine's: only single files are bounded, not their sum.
+
+`process`: a plain child with resource limits where the system has them. It hides nothing and a daemon outlives it:
+for honest code only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from grader.sandbox.bubblewrap import dropped
+from grader.sandbox.cgroups import ControlGroup
+from grader.sandbox.limits import Identity, Limits, SandboxError, limited
+
+
+def why_not_uid(python: str) -> str:
+    """ "" if a child can run `python` as an unprivileged user; else the reason and the one command that helps."""
+    if sys.platform != "linux":
+        return f"uid isolation needs Linux, this is {sys.platform}; pass --isolation process for honest code"
+    if os.geteuid() != 0:
+        return "uid isolation needs root; run with: sudo"
+    if shutil.which("setpriv") is None:
+        return "setpriv is not installed; run: apt-get install util-linux"
+    try:
+        identity = Identity()
+        command = [*dropped(identity.uid, identity.uid), *limited(Limits(), python, ["-c", "import json"], True)]
+        tried = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        identity.release()
+    except (OSError, subprocess.TimeoutExpired, SandboxError) as error:
+        return f"no process could be started as another user ({error}); pass --isolation process for honest code"
+    if tried.returncode != 0:
+        reason = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        return f"{python} cannot be run by an unprivileged user ({reason}); run: python3 -m venv in a public folder"
+    return ""
+
+
+class Box:
+    """One running Python under `uid` or `process` isolation, in a scratch folder of its own."""
+
+    def __init__(
+        self, staged: Path, user: bool, limits: Limits, python: str, args: list[str], env: dict[str, str],
+        stderr: int, notes: list[str],
+    ):  # fmt: skip
+        self.identity = Identity() if user else None
+        self.group = ControlGroup(limits, notes) if user else None
+        self.scratch = Path(tempfile.mkdtemp(dir=staged.parent))
+        command = limited(limits, python, args, strict=user)
+        if self.identity and self.group:
+            os.chown(self.scratch, self.identity.uid, staged.parent.stat().st_gid)
+            command = self.group.entering(dropped(self.identity.uid, staged.parent.stat().st_gid) + command)
+        env = {name: str(self.scratch) if value == "/tmp" else value for name, value in env.items()}
+        self.process = subprocess.Popen(
+            command, env=env, cwd=self.scratch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
+        self.started = True
+
+    def end(self) -> None:
+        """Kill the process group; under `uid` also every process of the user."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+        if self.identity:
+            _kill_all_of(self.identity)
+            self.identity.release()
+        if self.group:
+            self.group.end()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _kill_all_of(identity: Identity, timeout_s: float = 10.0) -> None:
+    """kill(-1) as that user reaches all its processes at once, so a fork bomb cannot outrun it."""
+    deadline = time.monotonic() + timeout_s
+    while identity.processes():
+        if time.monotonic() > deadline:
+            raise SandboxError(f"expected all processes of user {identity.uid} to end, some did not; look at: ps -ef")
+        subprocess.run([*dropped(identity.uid, identity.uid), "/bin/sh", "-c", "kill -KILL -1"], check=False)
+        time.sleep(0.01)

@@ -1,0 +1,119 @@
+"""What a box may use, and how each process in it is held to that: resource limits and a user id of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot do what was asked: one line with what was expected, what came and what to do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one box may use. Bytes and seconds; threads count as processes."""
+
+    memory_bytes: int = 6 * GIB  # the whole box, tmpfs included; needs a writable cgroup
+    process_bytes: int = 4 * GIB  # RLIMIT_DATA of each process; RLIMIT_AS would break CUDA's huge reservations
+    processes: int = 512  # 16 ranks of about 10 threads, three times over
+    tmp_bytes: int = 256 * MIB  # /tmp, and as much again for /dev/shm
+    file_bytes: int = 256 * MIB
+    open_files: int = 1024
+    cpu_s: int = 600  # of each process
+    core_bytes: int = 0
+
+    def rlimits(self) -> dict[str, int]:
+        """By their name in the `resource` module."""
+        return {
+            "RLIMIT_DATA": self.process_bytes,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_FSIZE": self.file_bytes,
+            "RLIMIT_NOFILE": self.open_files,
+            "RLIMIT_CPU": self.cpu_s,
+            "RLIMIT_CORE": self.core_bytes,
+        }
+
+
+# Runs inside, as the final user (RLIMIT_NPROC means nothing to root), before anything of the student's.
+_TRAMPOLINE = """
+import os, resource, sys
+os.closerange(3, 1 << 20)
+strict, wanted, command = sys.argv[1] == "strict", sys.argv[2], sys.argv[3:]
+for name, value in (item.split("=") for item in wanted.split(",")):
+    try:
+        which = getattr(resource, name)
+        hard = resource.getrlimit(which)[1]
+        value = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
+        resource.setrlimit(which, (value, value))
+    except (AttributeError, ValueError, OSError) as error:
+        if strict:
+            sys.exit(f"sandbox: {name} could not be set to {value}: {error}")
+os.execv(command[0], command)
+"""
+
+
+def limited(limits: Limits, python: str, args: list[str], strict: bool) -> list[str]:
+    """The command that sets `limits` on itself, closes inherited descriptors and becomes `python *args`.
+
+    strict: a limit that cannot be set ends the process (macOS, for one, refuses some).
+    """
+    wanted = ",".join(f"{name}={value}" for name, value in limits.rlimits().items())
+    return [python, "-I", "-S", "-c", _TRAMPOLINE, "strict" if strict else "try", wanted, python, *args]
+
+
+class Identity:
+    """A user id that no process has and no other box gets while this one holds it (RLIMIT_NPROC counts by uid)."""
+
+    _counter = itertools.count()
+
+    def __init__(self) -> None:
+        first, count = _spare_uids()
+        taken = {uid for _, uids in _processes() for uid in uids}
+        start = os.getpid() * 64 + next(self._counter)
+        for uid in (first + (start + i) % count for i in range(count)):
+            if uid in taken:
+                continue
+            lock = socket.socket(socket.AF_UNIX)  # an abstract name: the kernel lets go of it when we die
+            try:
+                lock.bind(f"\0shardlings-uid-{uid}")
+            except OSError:
+                lock.close()
+                continue
+            self.uid, self._lock = uid, lock
+            return
+        raise SandboxError(f"expected a free user id from {first}, all {count} are in use; end other graders")
+
+    def processes(self) -> list[int]:
+        """Those that run as this user now."""
+        return [pid for pid, uids in _processes() if self.uid in uids]
+
+    def release(self) -> None:
+        self._lock.close()
+
+
+def _processes() -> Iterator[tuple[int, set[int]]]:
+    """(pid, its user ids). From status: a process that is not dumpable shows as root's in /proc."""
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError, StopIteration):
+                status = Path("/proc", entry, "status").read_text(errors="replace")
+                line = next(line for line in status.splitlines() if line.startswith("Uid:"))
+                yield int(entry), {int(uid) for uid in line.split()[1:]}
+
+
+def _spare_uids() -> tuple[int, int]:
+    """(first, count) of a range far above what people, containers and systemd use, within what is mapped here."""
+    maps = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    first, _, length = max(maps, key=lambda m: m[2])
+    count = 10_000
+    if length < 2 * count:
+        raise SandboxError(f"expected at least {2 * count} mapped user ids, got {length}; give the container more")
+    return min(2_000_000_000, first + length - count), count
