@@ -1,0 +1,256 @@
+"""What a folder, a .zip or a .tar.gz from a stranger holds: first the list of members, then the bytes of some.
+
+Every source checks names the same way and reads with a budget, whatever sizes the headers claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+SUFFIXES = (".zip", ".tar.gz", ".tgz")
+_MEMBERS = 50_000  # of any kind; .git and caches have many
+# What a broken archive makes these modules raise
+_BROKEN = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError,
+    ValueError, KeyError, IndexError, OverflowError,
+)  # fmt: skip
+
+
+class SubmissionError(ValueError):
+    """A submission cannot be taken: one line that names the member, what was expected and what came."""
+
+
+@dataclass(frozen=True)
+class UnpackLimits:
+    files: int = 2_000
+    total_bytes: int = 64 << 20
+    file_bytes: int = 4 << 20
+    ratio: int = 200  # unpacked over packed
+    depth: int = 12
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str  # as the source knows it
+    kind: str  # "file", "folder", or what it is instead
+    parts: tuple[str, ...]  # () when the name is unsafe
+    problem: str  # why the name is unsafe; else ""
+
+    @property
+    def shown(self) -> str:
+        """The name for a message, on one line whatever it holds."""
+        return repr(self.name)[1:-1][:120]
+
+
+class Source(ABC):
+    def __init__(self, path: Path, limits: UnpackLimits):
+        self.path, self.limits = path, limits
+
+    def members(self) -> Iterator[Member]:
+        """Everything in it. Raises SubmissionError when it is no such archive, or a bomb."""
+        with self._blaming(self.path.name):
+            for count, (name, kind) in enumerate(self._list()):
+                if count >= _MEMBERS:
+                    raise SubmissionError(f"{self.path.name}: expected at most {_MEMBERS} members; hand in the stages")
+                yield _checked(name, kind)
+
+    @abstractmethod
+    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+        """(name, content) of each wanted member."""
+
+    @abstractmethod
+    def _list(self) -> Iterator[tuple[str, str]]: ...
+
+    def _content(self, name: str, stream: IO[bytes]) -> bytes:
+        content = stream.read(self.limits.file_bytes + 1)
+        if len(content) > self.limits.file_bytes:
+            raise SubmissionError(f"{name}: expected at most {self.limits.file_bytes >> 20} MiB; it is no source file")
+        return content
+
+    @contextlib.contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Turn what a broken source raises into one line that names the member."""
+        try:
+            yield
+        except SubmissionError:
+            raise
+        except _BROKEN as error:
+            why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            raise SubmissionError(f"{repr(name)[1:-1][:120]}: cannot be read ({why}); pack it anew") from None
+
+
+def open_source(path: Path, limits: UnpackLimits) -> Source:
+    """The source for a path. Raises SubmissionError for a link, or a file of another kind."""
+    if path.is_symlink():
+        raise SubmissionError(f"{path.name}: expected a folder or an archive, it is a link; give its target instead")
+    name = path.name.lower()
+    if path.is_dir():
+        return _Folder(path, limits)
+    if path.is_file() and name.endswith(".zip"):
+        return _Zip(path, limits)
+    if path.is_file() and name.endswith(SUFFIXES):
+        return _Tar(path, limits)
+    raise SubmissionError(f"{path.name}: expected a folder or {', '.join(SUFFIXES)}; check the path")
+
+
+class _Folder(Source):
+    def _list(self) -> Iterator[tuple[str, str]]:
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            with os.scandir(self.path / folder) as entries:
+                for entry in sorted(entries, key=lambda e: e.name):
+                    name = f"{folder}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.name.startswith("."):  # .git, .venv: not entered, left out as one
+                            yield name, "file"
+                        elif name.count("/") < 30:
+                            yield f"{name}/", "folder"
+                            waiting.append(f"{name}/")
+                    else:
+                        yield name, _kind_of(entry.stat(follow_symlinks=False).st_mode)
+
+    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+        for name in sorted(wanted):
+            with self._blaming(name):
+                fd = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with open(fd, "rb") as stream:
+                    if not stat.S_ISREG(os.fstat(fd).st_mode):
+                        raise SubmissionError(f"{name}: expected a regular file, it changed meanwhile; try again")
+                    yield name, self._content(name, stream)
+
+
+class _Zip(Source):
+    def _list(self) -> Iterator[tuple[str, str]]:
+        self._check_directory()
+        with zipfile.ZipFile(self.path) as archive:
+            for info in archive.infolist():
+                mode = info.external_attr >> 16 if info.create_system == 3 else 0
+                kind = "folder" if info.is_dir() else _kind_of(mode) if stat.S_IFMT(mode) else "file"
+                yield info.orig_filename, kind  # zipfile cuts .filename at a NUL
+
+    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+        with zipfile.ZipFile(self.path) as archive:
+            for info in archive.infolist():
+                name = info.orig_filename
+                if name not in wanted:
+                    continue
+                with self._blaming(name):
+                    if info.flag_bits & 1:
+                        raise SubmissionError(f"{name}: expected no password, it is encrypted; zip it without one")
+                    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                        raise SubmissionError(f"{name}: expected a plain (deflated) zip; zip it with the usual tool")
+                    with archive.open(info) as stream:
+                        content = self._content(name, stream)
+                    if len(content) != info.file_size:
+                        raise SubmissionError(f"{name}: says {info.file_size} bytes, has {len(content)}; zip it anew")
+                    if len(content) > max(self.limits.ratio * info.compress_size, 1 << 16):
+                        raise SubmissionError(
+                            f"{name}: unpacks to over {self.limits.ratio} times its size; no source does"
+                        )
+                    yield name, content
+
+    def _check_directory(self) -> None:
+        """zipfile loads the whole directory into memory: look at its size first, where the format has it."""
+        with open(self.path, "rb") as stream:
+            stream.seek(max(0, self.path.stat().st_size - 66_000))
+            tail = stream.read()
+        end = tail.rfind(b"PK\5\6")
+        if end < 0 or len(tail) < end + 22:
+            raise SubmissionError(f"{self.path.name}: expected a zip archive, it is not one or is cut off; zip it anew")
+        if (
+            int.from_bytes(tail[end + 12 : end + 16], "little") > _MEMBERS * 400
+            or b"PK\6\7" in tail[max(0, end - 20) : end]
+        ):
+            raise SubmissionError(f"{self.path.name}: expected at most {_MEMBERS} members; hand in only the stages")
+
+
+class _Tar(Source):
+    def _list(self) -> Iterator[tuple[str, str]]:
+        with self._opened() as archive:
+            for info in self._each(archive):
+                plain = info.isreg() and not info.issparse()
+                yield info.name, "folder" if info.isdir() else "file" if plain else _tar_kind(info)
+
+    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+        with self._blaming(self.path.name), self._opened() as archive:
+            for info in self._each(archive):
+                plain = info.name in wanted and info.isreg() and not info.issparse()
+                stream = archive.extractfile(info) if plain else None
+                if stream is None:
+                    continue
+                with self._blaming(info.name):
+                    content = self._content(info.name, stream)
+                    if len(content) != info.size:
+                        raise SubmissionError(f"{info.name}: says {info.size} bytes, has {len(content)}; pack it anew")
+                yield info.name, content
+
+    @staticmethod
+    def _each(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        for info in archive:
+            yield info
+            archive.members = []  # type: ignore[attr-defined]  # the module would keep every one in memory
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tarfile.TarFile]:
+        with open(self.path, "rb") as packed:
+            stream = _Budget(gzip.GzipFile(fileobj=packed), self.path, self.limits)
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                yield archive
+
+
+class _Budget(io.RawIOBase):
+    """A stream that refuses to give more than a sane archive of this size holds."""
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: Path, limits: UnpackLimits):
+        self.stream, self.path, self.given = stream, path, 0
+        self.most = min(4 * limits.total_bytes, max(limits.ratio * path.stat().st_size, 1 << 20))
+
+    def read(self, size: int = -1) -> bytes:
+        block = self.stream.read(size)
+        self.given += len(block)
+        if self.given > self.most:
+            raise SubmissionError(f"{self.path.name}: unpacks to over {self.most >> 20} MiB; hand in only the stages")
+        return block
+
+
+def _checked(name: str, kind: str) -> Member:
+    """The parts of a name, or why it may not be used."""
+    parts = tuple(p for p in name.split("/") if p not in ("", "."))
+    problem = ""
+    if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
+        problem = "an absolute path"
+    elif ".." in parts:
+        problem = "a path out of the archive"
+    elif not name.isprintable() or "\\" in name:
+        problem = "odd characters in its name"
+    elif any(len(p.encode()) > 120 for p in parts) or len(name.encode()) > 1000:
+        problem = "too long a name"
+    return Member(name, kind, () if problem else parts, problem)
+
+
+def _kind_of(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    return "a symbolic link" if stat.S_ISLNK(mode) else "folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+
+
+def _tar_kind(info: tarfile.TarInfo) -> str:
+    kinds = {
+        tarfile.SYMTYPE: "a symbolic link",
+        tarfile.LNKTYPE: "a hard link",
+        tarfile.GNUTYPE_SPARSE: "a sparse file",
+    }
+    return kinds.get(info.type, "a sparse file" if info.issparse() else "a device, pipe or socket")

@@ -1,0 +1,220 @@
+"""Finds submissions and unpacks them: of what students send, only the code of the six stages gets through.
+
+Nothing here trusts a name, a size or a header: files are read with a byte budget and written one by one, links are
+never followed, and what is no part of a submission is left out and counted. Bombs and limits refuse the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from grader import archives
+from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
+from lab import assignment
+
+__all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
+
+AT_THE_ROOT = ("answers.toml", "writeup.md")
+_IGNORED = ("__MACOSX", "__pycache__", "lost+found")
+_MOST_NOTES = 20
+
+
+@dataclass(frozen=True)
+class Submission:
+    name: str  # unique in its run, safe as a file name
+    path: Path  # a folder or an archive
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    root: Path  # has the stage folders
+    notes: list[str] = field(default_factory=list)  # what was left out, for the report
+
+
+def find(paths: list[Path]) -> list[Submission]:
+    """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
+
+    A folder that has a stage folder is one submission; of any other folder, each sub-folder and each archive is one.
+    """
+    found: list[Path] = []
+    for given in paths:
+        path = given.resolve()
+        if path.is_dir() and not _stages_in(path):
+            children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
+            if not children:
+                raise SubmissionError(_nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
+            found += children
+        elif path.is_dir() or (path.is_file() and _is_archive(path)):
+            found.append(path)
+        else:
+            came = "a file of another kind" if path.exists() else "nothing"
+            raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
+    return _named(list(dict.fromkeys(found)))
+
+
+def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
+    """Copy what a submission may hold into the new or empty folder `destination`: files 0644, folders 0755.
+
+    That is `<stage>/**/*.py`, answers.toml and writeup.md. Raises SubmissionError when there is no stage folder, a
+    limit is passed, or the archive lies about itself; then nothing is left at `destination`.
+    """
+    limits = limits or UnpackLimits()
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise SubmissionError(f"{destination}: expected a new or empty folder to unpack into; remove it first")
+    source = archives.open_source(submission.path, limits)
+    members = list(source.members())
+    root = _root_of(members, submission.path.name)
+    chosen, notes = _choose(members, root, limits)
+    try:
+        _make_folder(destination)
+        _write(source, chosen, destination, limits)
+    except BaseException:
+        shutil.rmtree(destination, ignore_errors=True)
+        raise
+    return Unpacked(destination, notes)
+
+
+def hash_of(root: Path) -> str:
+    """SHA-256 over the sorted relative paths and the contents of all files below `root`."""
+    digest = hashlib.sha256()
+    for path in sorted((p for p in root.rglob("*") if p.is_file()), key=lambda p: p.relative_to(root).as_posix()):
+        name, content = path.relative_to(root).as_posix().encode(), path.read_bytes()
+        digest.update(b"%d:%b%d:%b" % (len(name), name, len(content), content))
+    return digest.hexdigest()
+
+
+def _stages() -> tuple[str, ...]:
+    return tuple(stage.name for stage in assignment.default().stages)
+
+
+def _stages_in(path: Path) -> bool:
+    return any((path / stage).is_dir() and not (path / stage).is_symlink() for stage in _stages())
+
+
+def _is_archive(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def _ignored(name: str) -> bool:
+    return name.startswith(".") or name in _IGNORED
+
+
+def _named(paths: list[Path]) -> list[Submission]:
+    """Names that differ, also on file systems that ignore case: a second alice is alice-2."""
+    taken: set[str] = set()
+    submissions = []
+    for path in paths:
+        stem = path.name
+        for suffix in SUFFIXES:
+            if stem.lower().endswith(suffix) and not path.is_dir():
+                stem = stem[: -len(suffix)]
+                break
+        safe = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", stem)).strip("._-")[:60] or "submission"
+        name, count = safe, 1
+        while name.casefold() in taken:
+            count += 1
+            name = f"{safe}-{count}"
+        taken.add(name.casefold())
+        submissions.append(Submission(name, path))
+    return submissions
+
+
+def _root_of(members: list[Member], name: str) -> tuple[str, ...]:
+    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders."""
+    paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(_ignored, m.parts))]
+    root: tuple[str, ...] = ()
+    for _ in range(4):
+        here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
+        if here & set(_stages()):
+            return root
+        if len(here) != 1:
+            break
+        root = (*root, *here)
+    raise SubmissionError(_nothing_found(name, sorted({m.parts[0] for m in members if m.parts})))
+
+
+def _nothing_found(name: str, entries: Iterable[str]) -> str:
+    listed = [repr(e)[1:-1][:40] for e in entries]
+    found = ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "") if listed else "nothing"
+    return f"{name}: expected a folder with one of {', '.join(_stages())}; found: {found}; hand in the stage folders"
+
+
+def _choose(
+    members: list[Member], root: tuple[str, ...], limits: UnpackLimits
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """({member name: where it goes}, notes). A link or an unsafe name is named in a note, other things are counted."""
+    chosen: dict[str, tuple[str, ...]] = {}
+    taken: set[tuple[str, ...]] = set()
+    named: list[str] = []
+    other: Counter[str] = Counter()
+    times = Counter(member.name for member in members)
+    for member in members:
+        if member.kind == "folder":
+            continue
+        if member.problem or member.kind != "file":
+            if not any(map(_ignored, member.parts)):  # links inside .git are nobody's concern
+                named.append(f"left out {member.shown}: {member.problem or member.kind}")
+                continue
+        elif member.parts[: len(root)] == root and _belongs(where := member.parts[len(root) :]):
+            if len(where) > limits.depth:
+                raise SubmissionError(f"{member.shown}: expected at most {limits.depth} nested folders; flatten it")
+            if times[member.name] > 1 or where in taken:
+                raise SubmissionError(f"{member.shown}: expected each file once, it is there twice; zip it anew")
+            chosen[member.name] = where
+            taken.add(where)
+            if len(chosen) > limits.files:
+                raise SubmissionError(f"{member.shown}: expected at most {limits.files} files; hand in only the stages")
+            continue
+        other[_sort_of(member.parts)] += 1
+    for where in chosen.values():
+        if any(where[:i] in taken for i in range(1, len(where))):
+            raise SubmissionError(f"{'/'.join(where)}: its folder is also there as a file; zip it anew")
+    notes = named[:_MOST_NOTES] + ([f"left out {len(named) - _MOST_NOTES} more"] if len(named) > _MOST_NOTES else [])
+    if other:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(other.items(), key=lambda k: (-k[1], k[0]))[:8])
+        notes.append(f"left out {other.total()} files that are no part of a submission: {kinds}")
+    return chosen, notes
+
+
+def _belongs(where: tuple[str, ...]) -> bool:
+    if any(map(_ignored, where)) or not where or where[-1] == "conftest.py":
+        return False
+    return where in [(name,) for name in AT_THE_ROOT] or (
+        len(where) > 1 and where[0] in _stages() and where[-1].endswith(".py")
+    )
+
+
+def _sort_of(parts: tuple[str, ...]) -> str:
+    hidden = next((p for p in parts if _ignored(p)), "")
+    return hidden[:20] or PurePosixPath(parts[-1] if parts else "").suffix[:12] or "without a suffix"
+
+
+def _write(
+    source: archives.Source, chosen: dict[str, tuple[str, ...]], destination: Path, limits: UnpackLimits
+) -> None:
+    total = 0
+    for member, content in source.read(set(chosen)):
+        total += len(content)
+        if total > limits.total_bytes:
+            raise SubmissionError(f"{member}: expected at most {limits.total_bytes >> 20} MiB in all; hand in less")
+        target = destination.joinpath(*chosen[member])
+        for folder in reversed(target.relative_to(destination).parents[:-1]):
+            if not (destination / folder).exists():
+                _make_folder(destination / folder)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with open(fd, "wb") as stream:
+            os.fchmod(fd, 0o644)  # whatever the umask
+            stream.write(content)
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o755)

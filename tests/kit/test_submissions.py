@@ -1,0 +1,337 @@
+"""Unpacking takes the code of the six stages from whatever students send, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from grader.submissions import Submission, SubmissionError, UnpackLimits, find, hash_of, unpack
+
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+CODE = {
+    "ddp/naive.py": b"x = 1\n",
+    "ddp/__init__.py": b"",
+    "zero/deep/er.py": b"y = 2\n",
+    "answers.toml": b"a = 1\n",
+}
+
+
+def a_zip(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(prefix + name, content)
+    return path
+
+
+def a_tar(path: Path, members: dict[str, bytes], prefix: str = "", more: tuple[tarfile.TarInfo, ...] = ()) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(prefix + name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        for info in more:
+            archive.addfile(info)
+    return path
+
+
+def a_folder(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
+    path.mkdir(exist_ok=True)
+    for name, content in members.items():
+        (path / (prefix + name)).parent.mkdir(parents=True, exist_ok=True)
+        (path / (prefix + name)).write_bytes(content)
+    return path
+
+
+MAKERS = {"zip": (a_zip, "in.zip"), "tar": (a_tar, "in.tar.gz"), "folder": (a_folder, "in")}
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Everything below `root` that is no folder; links and pipes by name only."""
+    return {
+        p.relative_to(root).as_posix(): p.read_bytes() if p.is_file() and not p.is_symlink() else b"special"
+        for p in root.rglob("*")
+        if p.is_symlink() or not p.is_dir()
+    }
+
+
+def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes], str]:
+    """(what lies there afterwards, all notes)."""
+    before = files(tmp_path)
+    done = unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
+    assert {k: v for k, v in files(tmp_path).items() if not k.startswith("out/")} == before, "wrote elsewhere"
+    return files(done.root), "\n".join(done.notes)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("prefix", ["", "hw/", "alice/hw/student/"])
+def test_code_arrives_from_any_wrapping_and_depth(tmp_path: Path, kind: str, prefix: str) -> None:
+    make, name = MAKERS[kind]
+    made = make(tmp_path / name, CODE | ({} if prefix else {"__MACOSX/x/._naive.py": b"junk"}), prefix)
+    assert unpacked(made, tmp_path)[0] == CODE
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
+    junk = "conftest.py setup.py .git/config ddp/__pycache__/naive.cpython-311.pyc ddp/.hidden.py notes.ipynb "
+    junk += "report.pdf ddp/data.bin ddp/conftest.py results.json grader/cli.py"
+    make, name = MAKERS[kind]
+    got, notes = unpacked(make(tmp_path / name, CODE | dict.fromkeys(junk.split(), b"junk"), "hw/"), tmp_path)
+    assert got == CODE
+    assert f"left out {len(junk.split())} files" in notes, notes
+    assert "1 .pdf" in notes, notes
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_modes_are_plain_whatever_was_sent(tmp_path: Path, kind: str) -> None:
+    make, name = MAKERS[kind]
+    made = make(tmp_path / name, CODE)
+    old = os.umask(0o077)
+    try:
+        root = unpack(Submission("s", made), tmp_path / "out").root
+    finally:
+        os.umask(old)
+    for path in (root, *root.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
+
+
+ODD = ["/etc/ddp/evil.py", "../ddp/evil.py", "ddp/../../evil.py", "C:/ddp/evil.py", "ddp\\evil.py", "ddp/e\x00.py",
+       "ddp/e\nvil.py", "ddp/\x1b[31m.py", "ddp/" + "e" * 200 + ".py", "ddp/\u202eyp.py"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("name", ODD)
+def test_an_unsafe_name_is_left_out_and_named(tmp_path: Path, kind: str, name: str) -> None:
+    if kind == "tar" and "\x00" in name:
+        name = "ddp/e\x01.py"  # a tar name ends at its NUL
+    make, file = MAKERS[kind]
+    got, notes = unpacked(make(tmp_path / file, CODE | {name: b"evil"}), tmp_path)
+    assert got == CODE
+    assert "left out" in notes, notes
+    assert len(notes.splitlines()) == 1, notes
+
+
+def test_links_and_devices_are_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret.py").write_text("secret")
+    specials = []
+    for name, kind in {
+        "ddp/link.py": tarfile.SYMTYPE, "ddp/hard.py": tarfile.LNKTYPE, "ddp/dev.py": tarfile.CHRTYPE,
+        "ddp/pipe.py": tarfile.FIFOTYPE, "zero": tarfile.SYMTYPE, ".git/link": tarfile.SYMTYPE,
+    }.items():  # fmt: skip
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, str(tmp_path / "secret.py")
+        specials.append(info)
+    code = {"ddp/naive.py": b"x"}
+    got, notes = unpacked(a_tar(tmp_path / "in.tgz", code, more=tuple(specials)), tmp_path)
+    assert got == code
+    assert "left out ddp/link.py: a symbolic link" in notes
+    assert "1 .git" in notes
+    assert "ddp/dev.py: a device" in notes
+
+
+def test_links_in_zips_and_folders_are_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "s.py").write_text("secret")
+    folder = a_folder(tmp_path / "in", {"ddp/naive.py": b"x"})
+    (folder / "ddp" / "link.py").symlink_to(tmp_path / "secret" / "s.py")
+    (folder / "zero").symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / "ddp" / "pipe.py")
+    got, notes = unpacked(folder, tmp_path)
+    assert got == {"ddp/naive.py": b"x"}
+    assert "ddp/link.py: a symbolic link" in notes
+    assert "zero: a symbolic" in notes
+    info = zipfile.ZipInfo("ddp/link.py")
+    info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    made = a_zip(tmp_path / "in.zip", {"ddp/naive.py": b"x"})
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.writestr(info, str(tmp_path / "secret" / "s.py"))
+    done = unpack(Submission("s", made), tmp_path / "out2")
+    assert files(done.root) == {"ddp/naive.py": b"x"}
+    assert "ddp/link.py: a symbolic link" in "".join(done.notes)
+
+
+def attempted(path: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What arrived, nothing if it was refused; any other exception is a bug."""
+    try:
+        return unpacked(path, tmp_path)[0]
+    except SubmissionError as error:
+        message = str(error)
+    assert "\n" not in message
+    return {}
+
+
+def refused(path: Path, tmp_path: Path, *says: str, **limits: int) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        unpack(Submission("s", path), tmp_path / "out", UnpackLimits(**limits))
+    assert all(word in str(caught.value) for word in says), caught.value
+    assert "\n" not in str(caught.value), caught.value
+    assert not (tmp_path / "out").exists(), "a refused submission left files behind"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
+    make, name = MAKERS[kind]
+    made = make(tmp_path / name, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
+    refused(made, tmp_path, "nested")
+    refused(made, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
+    refused(made, tmp_path, "in all", total_bytes=4000, depth=20)
+    refused(made, tmp_path, "at most 3 files", files=3, depth=20)
+
+
+def test_bombs_are_refused(tmp_path: Path) -> None:
+    zeros = bytes(3 << 20)
+    refused(a_zip(tmp_path / "z.zip", {"ddp/x.py": zeros}), tmp_path, "ddp/x.py", "200 times")
+    refused(
+        a_tar(tmp_path / "t.tgz", {f"ddp/{i}.py": zeros for i in range(5)}),
+        tmp_path,
+        "t.tgz",
+        "unpacks to over",
+    )
+    info = tarfile.TarInfo("ddp/pax.py")
+    info.pax_headers = {"comment": "x" * (40 << 20)}  # the module itself would hold all of it
+    refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
+
+
+def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
+    made = a_zip(tmp_path / "in.zip", {"ddp/x.py": b"print('hello')\n" * 9})
+    honest = made.read_bytes()
+    size = struct.pack("<I", 135)
+    for lie in (10, 200, 1 << 30):
+        made.write_bytes(honest.replace(size, struct.pack("<I", lie)))
+        refused(made, tmp_path, "ddp/x.py")
+    made.write_bytes(honest.replace(b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"))
+    refused(made, tmp_path, "ddp/x.py", "encrypted")
+    for cut in (10, len(honest) // 2, len(honest) - 5):
+        made.write_bytes(honest[:cut])
+        refused(made, tmp_path, "in.zip")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    made = a_zip(tmp_path / "in.zip", CODE)
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.writestr("ddp/naive.py", "other")
+    refused(made, tmp_path, "ddp/naive.py", "twice")
+    refused(a_zip(tmp_path / "b.zip", CODE | {"./ddp/naive.py": b"other"}), tmp_path, "ddp/naive.py", "twice")
+    refused(a_tar(tmp_path / "c.tgz", CODE | {"ddp/naive.py/x.py": b""}), tmp_path, "ddp/naive.py", "as a file")
+
+
+def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("ddp/x.py", "x = 1")
+    refused(tmp_path / "in.zip", tmp_path, "ddp/x.py", "deflated")
+    (tmp_path / "no.zip").write_text("not a zip")
+    (tmp_path / "no.tgz").write_text("not a tar")
+    refused(tmp_path / "no.zip", tmp_path, "no.zip")
+    refused(tmp_path / "no.tgz", tmp_path, "no.tgz")
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+    "content", [{}, {"essay.pdf": b""}, {"a/b/c/d/e/ddp/x.py": b""}, {"one/x.py": b"", "two/y.py": b""}]
+)
+def test_no_stage_folder_says_what_was_expected_and_found(tmp_path: Path, kind: str, content: dict) -> None:
+    make, name = MAKERS[kind]
+    refused(make(tmp_path / name, content), tmp_path, "benchmarking", "ddp", "found: ")
+
+
+def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    a_folder(tmp_path / "class" / "alice", CODE)
+    a_folder(tmp_path / "class" / "bob", CODE, "hw/")
+    a_zip(tmp_path / "class" / "alice.zip", CODE)
+    a_tar(tmp_path / "class" / "Alice (2).tar.gz", CODE)
+    (tmp_path / "class" / "grades.csv").write_text("")
+    (tmp_path / "class" / "__MACOSX").mkdir()
+    assert [s.name for s in find([tmp_path / "class"])] == ["Alice_2", "alice", "alice-2", "bob"]
+    assert [s.name for s in find([tmp_path / "class" / "alice"])] == ["alice"]
+    assert next(s.name for s in find([tmp_path / "class" / "alice.zip", tmp_path / "class"])) == "alice"
+    assert len(find([tmp_path / "class" / "alice.zip", tmp_path / "class"])) == 4, "one path given twice is one"
+
+
+def test_find_refuses_what_holds_no_submission(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("")
+    for path in (tmp_path, tmp_path / "x.csv", tmp_path / "missing"):
+        with pytest.raises(SubmissionError, match="expected"):
+            find([path])
+
+
+def test_a_linked_submission_is_not_followed(tmp_path: Path) -> None:
+    a_folder(tmp_path / "real", CODE)
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "mallory").symlink_to(tmp_path / "real")
+    (found,) = find([tmp_path / "class"])
+    refused(found.path, tmp_path, "link")
+
+
+def test_the_hash_follows_names_and_contents(tmp_path: Path) -> None:
+    one, two = a_folder(tmp_path / "1", CODE), a_folder(tmp_path / "2", dict(reversed(CODE.items())))
+    assert hash_of(one) == hash_of(two)
+    (two / "ddp" / "naive.py").write_text("x = 2\n")
+    assert hash_of(one) != hash_of(two)
+    assert hash_of(a_folder(tmp_path / "3", {"a": b"bc"})) != hash_of(a_folder(tmp_path / "4", {"ab": b"c"}))
+
+
+NAMES = st.lists(
+    st.sampled_from(
+        [
+            "ddp",
+            "zero",
+            "..",
+            ".",
+            "",
+            "x.py",
+            "naive.py",
+            ".git",
+            "conftest.py",
+            "C:",
+            "\\",
+            "é.py",
+            "\n",
+            "hw",
+        ]
+    )
+    | st.text(max_size=6),
+    min_size=1,
+    max_size=5,
+).map("/".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(NAMES, st.binary(max_size=20), max_size=8), st.sampled_from(["zip", "tar"]))
+def test_whatever_the_names_only_stage_code_lands_and_only_inside(tmp_path_factory, members: dict, kind: str) -> None:
+    tmp_path = tmp_path_factory.mktemp("any")
+    make, name = MAKERS[kind]
+    try:
+        made = make(tmp_path / name, members)
+    except (UnicodeEncodeError, ValueError, IndexError):
+        return  # the archive cannot even be written
+    got = attempted(made, tmp_path)
+    for path, content in got.items():
+        assert path in ("answers.toml", "writeup.md") or (path.split("/")[0] in STAGES and path.endswith(".py")), path
+        assert content in members.values()
+
+
+STAGES = ("benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "mesh")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(["zip", "tar"]))
+def test_a_damaged_archive_never_raises_anything_else(tmp_path_factory, data, kind: str) -> None:
+    tmp_path = tmp_path_factory.mktemp("damaged")
+    make, name = MAKERS[kind]
+    made = make(tmp_path / name, CODE)
+    content = bytearray(made.read_bytes())
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    made.write_bytes(content)
+    attempted(made, tmp_path)
