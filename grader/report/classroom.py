@@ -1,0 +1,120 @@
+"""What the class page says, as data: every submission, the distribution, the hardest exercises."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lab.assignment import Assignment, Exercise
+from lab.scoring import ExerciseScore, score, totals
+
+from ..graded import Graded
+from . import labels, one_line, page_name, plain
+from .summary import readable, state
+
+
+@dataclass
+class ClassRow:
+    """One submission in the class table."""
+
+    label: str
+    page: str
+    graded: Graded
+    scores: list[ExerciseScore]
+    earned: float
+    possible: float
+    not_run: float
+    states: list[str]
+    message: str
+
+    @property
+    def share(self) -> float | None:
+        return self.earned / self.possible if self.possible > 0 else None
+
+
+@dataclass
+class ExerciseStatistics:
+    """How a class did on one exercise."""
+
+    exercise: Exercise
+    ran: int
+    passed: int
+    share: float | None  # mean share of the possible points
+    not_run: int
+    missed: str  # the test that most submissions fail
+    missed_by: int
+
+
+@dataclass
+class ClassSummary:
+    rows: list[ClassRow]  # every submission, by name
+    exercises: list[Exercise]
+    hardest: list[ExerciseStatistics]
+    bins: list[int]  # submissions by share of possible points: 0–10 %, …, 90–100 %
+    median: float | None  # of that share
+    median_earned: float | None
+
+    @property
+    def graded(self) -> list[ClassRow]:
+        return [r for r in self.rows if r.graded.status == "graded"]
+
+    @property
+    def refused(self) -> list[ClassRow]:
+        return [r for r in self.rows if r.graded.status == "refused"]
+
+    @property
+    def flags(self) -> list[tuple[ClassRow, str, str]]:
+        return [
+            (r, one_line(f.kind, 100), plain(f.detail, 2000)) for r in self.rows for f in r.graded.flags[:20]
+        ]
+
+    @property
+    def flagged(self) -> int:
+        return sum(bool(r.graded.flags) for r in self.rows)
+
+
+def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: list[str]) -> ClassSummary:
+    """The class in numbers. Medians and the distribution are over submissions of which something ran."""
+    shown = labels(graded)
+    rows = []
+    for name, g in graded.items():
+        scores = g.scores(assignment, ids)
+        states = [state(s) for s in scores]
+        row = (shown[name], page_name(name), g, scores, *totals(scores), states, plain(g.message, 1000))
+        rows.append(ClassRow(*row))
+    rows.sort(key=lambda r: (r.label.casefold(), r.label))
+    judged = [r for r in rows if r.share is not None]
+    shares = [r.share for r in judged if r.share is not None]
+    bins = [0] * 10
+    for share in shares:
+        bins[min(9, int(share * 10 + 1e-9))] += 1
+    blank = score(assignment, [], ids)
+    return ClassSummary(
+        rows,
+        [s.exercise for s in blank],
+        sorted(_exercise_statistics(rows, blank), key=lambda e: 2.0 if e.share is None else e.share),
+        bins,
+        statistics.median(shares) if shares else None,
+        statistics.median(r.earned for r in judged) if judged else None,
+    )
+
+
+def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> list[ExerciseStatistics]:
+    missed: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        for exercise, test in {(r.exercise, r.test) for r in row.graded.results if r.outcome == "failed"}:
+            missed[exercise][test] += 1
+    found = []
+    for i, s in enumerate(blank):
+        column = [row.scores[i] for row in rows if row.graded.status == "graded"]
+        ran = [c for c in column if c.possible > 0]
+        share = statistics.fmean(c.earned / c.possible for c in ran) if ran else None
+        top = max(missed[s.exercise.id].items(), key=lambda item: (item[1], item[0]), default=("", 0))
+        passed = sum(c.passed for c in ran)
+        name = readable(one_line(top[0], 300))
+        found.append(
+            ExerciseStatistics(s.exercise, len(ran), passed, share, len(column) - len(ran), name, top[1])
+        )
+    return found

@@ -1,0 +1,210 @@
+"""Grades for other tools: Gradescope's results.json, CSV for spreadsheets, JSON for scripts.
+
+Everything from a submission is plain text here too; cells that a spreadsheet would run are disarmed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lab.assignment import Assignment
+from lab.scoring import ExerciseScore, KindScore, Result, totals
+
+from ..graded import Graded, Run
+from . import labels, one_line, page_name, plain
+from .html import points, write_atomically
+from .summary import REASONS, readable
+
+MESSAGE_LIMIT = 4000  # characters of one message
+OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
+_FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE included, look twice
+
+
+def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
+    """Gradescope's results.json: one test for each exercise and kind; their scores add up to the score.
+
+    Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
+    Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
+    """
+    scores = graded.scores(assignment, ids)
+    if graded.status == "refused":
+        why = f"Could not be unpacked, so none of it was run.\n{plain(graded.message, MESSAGE_LIMIT)}"
+        total = round(sum(s.exercise.points for s in scores), 4)
+        tests = [_entry("submission", "1", 0.0, total, False, why)]
+    else:
+        tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
+    return {
+        "score": round(math.fsum(t["score"] for t in tests), 4),
+        "execution_time": round(graded.seconds, 3),
+        "output": "\n".join(one_line(note, 300) for note in graded.notes[:20]),
+        "output_format": "text",
+        "test_output_format": "text",
+        "test_name_format": "text",
+        "visibility": "visible",
+        "stdout_visibility": "hidden",
+        "tests": tests,
+    }
+
+
+def evidence(graded: Graded) -> str:
+    """Flags as text for instructors' eyes; "" if there are none."""
+    return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
+
+
+def csv_rows(
+    graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
+) -> list[list[str | float]]:
+    """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell."""
+    ids = list(ids)
+    shown = labels(graded)
+    exercises = [e for e in assignment.exercises if e in set(ids)]
+    rows: list[list[str | float]] = [
+        ["submission", "status", "earned", "possible", "not_run", *exercises, "flags", "message"]
+    ]
+    for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
+        g = graded[name]
+        scores = g.scores(assignment, ids)
+        cells: list[str | float] = [_number(s.earned) if s.possible > 0 else "" for s in scores]
+        head = [_cell(shown[name]), g.status]
+        sums = [_number(value) for value in totals(scores)]
+        rows.append([*head, *sums, *cells, len(g.flags), _cell(one_line(g.message, 500))])
+    return rows
+
+
+def write_csv(
+    path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
+) -> None:
+    """Write csv_rows as UTF-8, at once."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(csv_rows(graded, assignment, ids))
+    write_atomically(Path(path), text.getvalue())
+
+
+def as_json(
+    run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
+) -> dict[str, Any]:
+    """Everything of a run but its secret seed: {"run": {...}, "submissions": {shown name: {...}}}."""
+    ids = list(ids)
+    about = {key: value for key, value in asdict(run).items() if key != "seed"}
+    shown = labels(graded)
+    return {
+        "run": about,
+        "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()},
+    }
+
+
+def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, Any]:
+    scores = g.scores(assignment, ids)
+    earned, possible, not_run = map(_number, totals(scores))
+    of: dict[str, list[Result]] = defaultdict(list)
+    for r in g.results:
+        of[r.exercise].append(r)
+    return {
+        "status": g.status,
+        "message": plain(g.message, MESSAGE_LIMIT),
+        "hash": one_line(g.hash, 100),
+        "seconds": round(g.seconds, 3),
+        "notes": [one_line(note, 300) for note in g.notes],
+        "earned": earned,
+        "possible": possible,
+        "not_run": not_run,
+        "exercises": {
+            s.exercise.id: {
+                "earned": _number(s.earned),
+                "possible": _number(s.possible),
+                "not_run": _number(s.not_run),
+                "tests": [_test(r) for r in of[s.exercise.id]],
+            }
+            for s in scores
+        },
+        "flags": [{"kind": one_line(f.kind, 200), "detail": plain(f.detail, MESSAGE_LIMIT)} for f in g.flags],
+    }
+
+
+def _test(r: Result) -> dict[str, Any]:
+    cut = {"message": MESSAGE_LIMIT, "output": MESSAGE_LIMIT}
+    fields = {k: plain(v, cut.get(k, 1000)) if isinstance(v, str) else v for k, v in asdict(r).items()}
+    return {**fields, "seconds": round(r.seconds, 6)}
+
+
+def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[str, Any]]:
+    """Gradescope's tests for one exercise: one a kind."""
+    name = s.exercise.id
+    if not s.kinds:
+        why = f"Not run: {points(s.exercise.points)} points, neither earned nor lost."
+        return [_entry(f"{name} (not run)", f"{number}", 0.0, 0.0, False, why)]
+    entries = []
+    for i, k in enumerate(s.kinds, 1):
+        of_kind = [r for r in results if r.exercise == name and r.kind == k.kind]
+        nothing_ran = not k.passed and not k.failed
+        title = f"{name}: {k.kind}" + (" (not run)" if nothing_ran else "")
+        counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
+        entries.append(
+            _entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind))
+        )
+    return entries
+
+
+def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
+    lines = []
+    if k.not_run > 0:
+        lines.append(f"Not run: {points(k.not_run)} points, neither earned nor lost.")
+    if k.passed and k.earned == 0 and k.points > 0:
+        lines.append("Passed, but counts only once all numerics of the exercise pass.")
+    for r in results:
+        if r.outcome == "passed":
+            continue
+        case = f" [{one_line(r.case, 100)}]" if r.case else ""
+        why = (
+            REASONS.get(r.reason, one_line(r.reason, 300))
+            if r.outcome == "failed"
+            else one_line(r.reason, 300)
+        )
+        seed = {"passed": " On the secret seed only.", "failed": " On the public seed too."}.get(r.public, "")
+        said = f"{readable(r.test)}{case}: {r.outcome.replace('_', ' ')}{why and f', {why}'}.{seed}"
+        lines.append(f"{said}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip())
+    if any(r.outcome == "failed" for r in results):
+        lines.append(f"Hint: {s.exercise.hints[0]}")
+    if not lines:
+        lines.append(f"{k.passed} {'test' if k.passed == 1 else 'tests'} passed.")
+    return plain("\n\n".join(lines), OUTPUT_LIMIT)
+
+
+def _entry(name: str, number: str, score: float, most: float, passed: bool, output: str) -> dict[str, Any]:
+    return {
+        "score": round(score, 4),
+        "max_score": round(most, 4),
+        # Without a status Gradescope calls 0 of 0 passed; what was not run is never a pass.
+        "status": "passed" if passed else "failed",
+        "name": name,
+        "number": number,
+        "output": output,
+        "visibility": "visible",
+    }
+
+
+def _cell(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: an apostrophe in front says so."""
+    return f"'{text}" if text.lstrip().startswith(tuple(_FORMULA)) else text
+
+
+def _number(value: float) -> float:
+    return round(float(value), 4)
+
+
+def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
+    """grades.csv, and gradescope/<name>.json for each submission."""
+    ids = list(ids)
+    write_csv(folder / "grades.csv", graded, assignment, ids)
+    for name, one in graded.items():
+        path = folder / "gradescope" / f"{page_name(name)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(gradescope(one, assignment, ids), indent=1) + "\n")

@@ -1,0 +1,125 @@
+"""Self-contained HTML: a page for each submission and one for the class.
+
+Pages load nothing from anywhere and run no script but the table's sorting; a Content-Security-Policy holds
+browsers to that. Everything from a submission is plain text first, then escaped by jinja2.
+Evidence and the secret seed are on no student's page.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from lab.assignment import Assignment
+from lab.scoring import totals
+
+from ..graded import Graded, Run
+from . import labels, one_line, page_name, plain
+from .classroom import class_summary
+from .summary import REASONS, Limits, exercise_views
+
+PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission prints
+# Tried in order until the page fits: characters of a message, of an output, failures shown an exercise
+_LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limits(100, 0, 1, tests=False))
+
+
+def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Iterable[str]) -> str:
+    """The student's page: points, what failed and how to see it, hints. At most PAGE_LIMIT bytes."""
+    ids = list(ids)
+    scores = graded.scores(assignment, ids)
+    page = ""
+    for limits in _LEVELS:
+        page = _render(
+            "submission.html",
+            title=labels([graded.name])[graded.name],
+            assignment=assignment,
+            run=run,
+            graded=graded,
+            message=plain(graded.message, max(limits.message, 1000)),
+            notes=[one_line(note, 300) for note in graded.notes[:20]],
+            more_notes=max(0, len(graded.notes) - 20),
+            totals=totals(scores),
+            exercises=exercise_views(scores, graded.results, limits),
+            limits=limits,
+        )
+        if len(page.encode()) <= PAGE_LIMIT:
+            break
+    return page
+
+
+def class_page(graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Iterable[str]) -> str:
+    """The instructor's page: distribution, hardest exercises, every submission, evidence, refusals."""
+    summary = class_summary(graded, assignment, list(ids))
+    return _render("index.html", title=assignment.title, assignment=assignment, run=run, summary=summary)
+
+
+def write_reports(
+    folder: str | Path, graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Iterable[str]
+) -> Path:
+    """Write index.html and submissions/<page_name>.html below folder; returns the path of index.html."""
+    folder, ids = Path(folder), list(ids)
+    for g in graded.values():
+        write_atomically(
+            folder / "submissions" / f"{page_name(g.name)}.html", submission_page(g, assignment, run, ids)
+        )
+    index = folder / "index.html"
+    write_atomically(index, class_page(graded, assignment, run, ids))
+    return index
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file at once: a reader, or a crash, finds the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _render(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(**values)
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    folder = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(points=points, percent=percent, seconds=seconds)
+    environment.globals["reasons"] = REASONS
+    for name, file in (("style", "style.css"), ("script", "sort.js")):
+        text = (folder / file).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        environment.globals[name] = Markup(text)  # ours, and allowed by its hash alone
+        environment.globals[f"{name}_hash"] = f"'sha256-{digest}'"
+    return environment
+
+
+def points(value: float) -> str:
+    """Two decimals at most: 6, 6.5, 6.67."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def seconds(value: float) -> str:
+    if value >= 90:
+        return f"{value / 60:.1f} min"
+    return f"{value:.1f} s" if value >= 0.95 else f"{1000 * value:.0f} ms"

@@ -1,0 +1,170 @@
+"""What a submission's page says, as data: failures grouped as a reader wants them."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from lab.assignment import Exercise
+from lab.scoring import ExerciseScore, Result
+
+from . import one_line, plain
+
+# lab.scoring.REASONS for a reader
+REASONS = {
+    "assertion": "wrong result",
+    "raised": "raised an error",
+    "import": "could not be imported",
+    "unwritten": "not written yet",
+    "forbidden": "calls what would be the answer itself",
+    "crashed": "the process died",
+    "hung": "ran out of time",
+    "refused": "returned what cannot be read",
+    "kit": "a fault of the kit, not yours: tell the instructor",
+}
+SYMBOLS = {"passed": "✓", "failed": "✗", "partly": "◐", "not_run": "–"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of what a submission says fits on its page."""
+
+    message: int
+    output: int  # 0: none
+    failures: int  # shown for one exercise
+    tests: bool = True  # list all tests
+
+
+@dataclass
+class Failure:
+    """Tests of one exercise that failed alike: same reason, same message."""
+
+    reason: str
+    message: str
+    public: str
+    kinds: list[str] = field(default_factory=list)
+    tests: dict[str, list[str]] = field(default_factory=dict)  # test → its cases
+    seconds: float = 0.0
+    output: str = ""
+    instrumented: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        return [readable(test) for test in self.tests]
+
+    @property
+    def cases(self) -> list[str]:
+        return list(dict.fromkeys(case for cases in self.tests.values() for case in cases if case))
+
+    @property
+    def command(self) -> str:
+        """What the student types to see the first of them."""
+        test, cases = next(iter(self.tests.items()))
+        return "pytest " + shlex.quote(f"{test}[{cases[0]}]" if cases[0] else test)
+
+
+@dataclass
+class TestView:
+    """One test function with all its cases."""
+
+    __test__ = False  # not one for pytest
+
+    name: str
+    id: str
+    kind: str
+    state: str
+    cases: int
+    seconds: float
+    instrumented: bool
+
+
+@dataclass
+class ExerciseView:
+    """One exercise on a submission's page."""
+
+    exercise: Exercise
+    score: ExerciseScore
+    state: str
+    failures: list[Failure]
+    more: list[str]  # names of failing tests beyond the limit
+    skipped: dict[str, list[str]]  # why → names of tests
+    tests: list[TestView]
+
+    @property
+    def symbol(self) -> str:
+        return SYMBOLS[self.state]
+
+    @property
+    def lost(self) -> float:
+        return max(0.0, self.score.possible - self.score.earned)
+
+
+def exercise_views(
+    scores: Iterable[ExerciseScore], results: Iterable[Result], limits: Limits
+) -> list[ExerciseView]:
+    """What a page shows of each exercise, in the handout's order."""
+    of: dict[str, list[Result]] = defaultdict(list)
+    for r in results:
+        of[r.exercise].append(r)
+    return [_view(s, of[s.exercise.id], limits) for s in scores]
+
+
+def state(s: ExerciseScore) -> str:
+    if s.passed:
+        return "passed"
+    if not any(k.passed or k.failed for k in s.kinds):
+        return "not_run"
+    return "partly" if s.earned > 0 else "failed"
+
+
+def readable(test: str) -> str:
+    """tests/ddp/test_naive.py::test_replicas_start_equal → replicas start equal"""
+    return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+
+
+def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseView:
+    failures = _failures(results, limits)
+    skipped: dict[str, list[str]] = defaultdict(list)
+    for r in results:
+        if r.outcome in ("not_run", "inconclusive"):
+            why = one_line(
+                r.message or r.reason or r.outcome.replace("_", " "), max(100, limits.message // 4)
+            )
+            if readable(r.test) not in skipped[why]:
+                skipped[why].append(readable(r.test))
+    more = [name for f in failures[limits.failures :] for name in f.names]
+    tests = _tests(results) if limits.tests else []
+    shown = failures[: limits.failures]
+    return ExerciseView(s.exercise, s, state(s), shown, list(dict.fromkeys(more)), dict(skipped), tests)
+
+
+def _failures(results: Iterable[Result], limits: Limits) -> list[Failure]:
+    found: dict[tuple[str, str, str], Failure] = {}
+    for r in results:
+        if r.outcome != "failed":
+            continue
+        key = (one_line(r.reason, 200), plain(r.message, limits.message), one_line(r.public, 100))
+        f = found.setdefault(key, Failure(*key))
+        f.tests.setdefault(one_line(r.test, 300), []).append(one_line(r.case, 100))
+        if r.kind not in f.kinds:
+            f.kinds.append(r.kind)
+        f.seconds += r.seconds
+        f.instrumented |= r.instrumented
+        if limits.output and not f.output:
+            f.output = plain(r.output, limits.output).strip()
+    return list(found.values())
+
+
+def _tests(results: Iterable[Result]) -> list[TestView]:
+    found: dict[str, list[Result]] = defaultdict(list)
+    for r in results:
+        found[r.test].append(r)
+    views = []
+    for test, cases in found.items():
+        outcomes = {r.outcome for r in cases}
+        worst = "failed" if "failed" in outcomes else "passed" if "passed" in outcomes else "not_run"
+        spent, inside = sum(r.seconds for r in cases), any(r.instrumented for r in cases)
+        views.append(TestView(readable(test), test, cases[0].kind, worst, len(cases), spent, inside))
+    return views

@@ -1,0 +1,247 @@
+"""The gradebook loses nothing, mixes nothing up, and says in one line why it cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grader.gradebook import FORMAT, Flag, Gradebook, GradebookError, Graded
+from lab.assignment import ROOT, default
+from lab.scoring import Result
+
+RUN = {"seed": "0123abcd", "profile": "core", "isolation": "bubblewrap", "assignment": "f" * 64}
+
+
+def result(test: str = "test_a", outcome: str = "passed", **fields: object) -> Result:
+    return Result("ddp.naive", "numerics", f"tests/ddp/test_naive.py::{test}", "", outcome, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gradebook.sqlite"
+
+
+def test_what_was_recorded_comes_back(path: Path) -> None:
+    graded = Graded(
+        "ada", "submissions/ada.zip", "a" * 64, "graded", "", 12.5, ["left out: .git/"],
+        [result(), result("test_b", "failed", reason="assertion", message="off by one", seconds=0.25,
+                          output="hi", public="passed", instrumented=True)],
+        [Flag("forged results", "wrote results.json")],
+    )  # fmt: skip
+    refused = Graded("bob", "submissions/bob.zip", "b" * 64, "refused", "not an archive")
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN, versions={"torch": "2.13.0"}, commit="c0ffee")
+        book.record(run, refused)
+        book.record(run, graded)
+    with Gradebook(path, write=False) as book:
+        assert list(book.graded(run).items()) == [("ada", graded), ("bob", refused)]
+        latest = book.latest_run()
+        assert latest is not None
+        assert (latest.id, latest.seed, latest.versions, latest.commit) == (
+            run, "0123abcd", {"torch": "2.13.0"}, "c0ffee",
+        )  # fmt: skip
+
+
+def test_recording_again_replaces_and_other_runs_stay(path: Path) -> None:
+    with Gradebook(path) as book:
+        assert book.latest_run() is None
+        first, second = book.start_run(**RUN), book.start_run(**RUN)
+        book.record(first, Graded("ada", results=[result()], flags=[Flag("x", "y")]))
+        book.record(second, Graded("ada", results=[result(), result("test_b")]))
+        book.record(second, Graded("ada", results=[result("test_c", "failed")]))
+        assert [r.test[-6:] for r in book.graded(second)["ada"].results] == ["test_c"]
+        assert [len(book.graded(first)["ada"].results), len(book.graded(first)["ada"].flags)] == [1, 1]
+        assert [r.id for r in book.runs()] == [first, second]
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT count(*) FROM result").fetchone() == (2,), (
+        "a replaced submission left results behind"
+    )
+
+
+def test_a_flag_never_changes_a_grade(path: Path) -> None:
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        book.record(run, Graded("a", results=[result()]))
+        book.record(run, Graded("b", results=[result()], flags=[Flag("forged results", "…")]))
+    db = sqlite3.connect(path)
+    rows = db.execute("SELECT earned, possible, not_run FROM submission ORDER BY name").fetchall()
+    assert rows[0] == rows[1] == (10.0, 10.0, 25.0)
+
+
+def test_points_come_from_results_not_from_stored_totals(path: Path) -> None:
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        book.record(run, Graded("ada", results=[result(outcome="failed")]))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE submission SET earned = 35")
+    with Gradebook(path, write=False) as book:
+        assert [s.earned for s in book.graded(run)["ada"].scores(default())] == [0, 0, 0]
+
+
+HOSTILE = st.text(st.characters(), max_size=60) | st.sampled_from(
+    ["\ud800", "a\x00b", "'; DROP TABLE result; --", "\x1b[2J", "\u202egnp.exe", '{"a": ', "x" * 3_000_000]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names=st.lists(HOSTILE, min_size=1, max_size=4, unique=True), text=HOSTILE)
+def test_nothing_from_a_submission_breaks_it(
+    tmp_path_factory: pytest.TempPathFactory, names: list, text: str
+) -> None:
+    path = tmp_path_factory.mktemp("book") / "gradebook.sqlite"
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        for name in names:
+            said = result(outcome="failed", message=text, output=text, reason=text, seconds=float("nan"))
+            flags = [Flag(text, text)]
+            book.record(run, Graded(name, text, "h", "graded", text, float("inf"), [text], [said], flags))
+        back = book.graded(run)
+        assert set(back) == set(names), "names must come back exactly, or --resume grades twice"
+        for graded in back.values():
+            assert graded.source == text
+            shown = [graded.message, *graded.notes, graded.results[0].message, graded.results[0].output]
+            assert all(len(s) <= 20_000 for s in shown)
+            assert not any(c in s for s in shown for c in ("\x00", "\x1b", "\u202e"))
+            json.dumps(shown, ensure_ascii=False).encode("utf-8")
+
+
+def test_megabytes_are_cut_and_counted(path: Path) -> None:
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        book.record(run, Graded("ada", results=[result(message="x" * 5_000_000)]))
+        message = book.graded(run)["ada"].results[0].message
+    assert message.endswith("… (4980040 more characters)")
+    assert path.stat().st_size < 200_000
+
+
+KILLED = """
+import os, signal, sys
+from grader.gradebook import Gradebook, Graded
+from lab.scoring import Result
+class Deadly(list):
+    def __iter__(self):  # the transaction reads results one by one
+        for i, r in enumerate(list.__iter__(self)):
+            if i == 40: os.kill(os.getpid(), signal.SIGKILL)
+            yield r
+book = Gradebook(sys.argv[1])
+run = book.start_run(seed="1", profile="core", isolation="process", assignment="a")
+results = [Result("ddp.naive", "numerics", f"t::test_{i}", "", "passed") for i in range(60)]
+for i in range(int(sys.argv[2])):
+    book.record(run, Graded(f"s{i}", results=results))
+    print(f"s{i}", flush=True)
+if sys.argv[3] == "middle":
+    graded = Graded("half")
+    graded.scores = lambda *_: []
+    graded.results = Deadly(results)
+    book.record(run, graded)
+"""
+
+
+def _child(path: Path, count: int, how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", KILLED, str(path), str(count), how]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_in_the_middle_of_record_leaves_the_rest_whole(path: Path) -> None:
+    child = _child(path, 3, "middle")
+    child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    with Gradebook(path) as book:  # opens at once: the lock died with its holder
+        found = book.graded(1)
+    assert {name: len(g.results) for name, g in found.items()} == {"s0": 60, "s1": 60, "s2": 60}
+
+
+def test_kill_at_a_random_moment_loses_nothing_that_was_recorded(path: Path) -> None:
+    child = _child(path, 100_000, "random")
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(random.uniform(0.02, 0.2))
+    child.kill()
+    recorded = {"s0", *(line.strip() for line in child.stdout if line.endswith("\n"))}
+    child.wait()
+    with Gradebook(path) as book:
+        found = book.graded(1)
+    assert recorded <= set(found), f"recorded, then lost: {sorted(recorded - set(found))}"
+    assert {len(g.results) for g in found.values()} == {60}
+
+
+def test_an_exception_in_record_leaves_nothing_behind(path: Path) -> None:
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        with pytest.raises(GradebookError, match="CHECK constraint"):
+            book.record(run, Graded("ada", status="lost"))
+        with pytest.raises(GradebookError, match="no run 99"):
+            book.record(99, Graded("ada"))
+        book.record(run, Graded("bob"))
+        assert list(book.graded(run)) == ["bob"]
+
+
+def test_it_is_durable_and_keeps_its_rules(path: Path) -> None:
+    with Gradebook(path) as book:
+        pragma = {
+            p: book._db.execute(f"PRAGMA {p}").fetchone()[0]
+            for p in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+def test_a_second_grader_is_refused_and_a_reader_is_not(path: Path) -> None:
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        with pytest.raises(GradebookError, match=rf"another grader \(process {os.getpid()}\) is using it"):
+            Gradebook(path)
+        with Gradebook(path, write=False) as reader:
+            assert reader.graded(run) == {}
+            with pytest.raises(GradebookError, match="cannot be opened or written"):
+                reader.record(run, Graded("ada"))
+    Gradebook(path).close()
+
+
+def _newer(path: Path) -> None:
+    Gradebook(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {FORMAT + 1}")
+
+
+def _other(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE songs (title)")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: path.write_text("name,points\nada,35\n" * 100), "not a gradebook"),
+        (_other, "another SQLite file"),
+        (_newer, f"of format {FORMAT + 1}, this grader reads format {FORMAT}; use a newer grader"),
+        (lambda path: path.mkdir(), "expected a file"),
+    ],
+)
+def test_what_is_no_gradebook_is_refused_in_one_line_and_left_alone(path: Path, make, says: str) -> None:
+    make(path)
+    before = path.read_bytes() if path.is_file() else b""
+    for write in (True, False):
+        with pytest.raises(GradebookError, match=says) as error:
+            Gradebook(path, write=write)
+        assert "\n" not in str(error.value)
+        assert str(path) in str(error.value)
+    assert before == (path.read_bytes() if path.is_file() else b"")
+
+
+def test_a_missing_file_or_folder_says_what_to_do(path: Path) -> None:
+    with pytest.raises(GradebookError, match="grader grade"):
+        Gradebook(path, write=False)
+    assert not path.exists()
+    with pytest.raises(GradebookError, match="existing folder"):
+        Gradebook(path.parent / "nowhere" / "gradebook.sqlite")
