@@ -1,0 +1,157 @@
+"""Mutants and variants keep the tests honest: wrong copies of the reference must fail, right but unusual ones must pass.
+
+Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`: a name, the exercise, why it is
+plausible, and replacements on a copy of the reference, each of which matches exactly once.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.assignment import ROOT, default
+from lab.scoring import Result, score, totals
+
+HOW = {"assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",)}
+
+
+class MutantError(ValueError):
+    """A mutant that does not apply; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A copy of the reference with some lines replaced."""
+
+    name: str
+    exercise: str
+    why: str
+    how: str  # a key of HOW: what must kill it
+    edits: tuple[tuple[str, str, str], ...]  # (file, old, new)
+
+
+def read(kind: str, stage: str) -> list[Edited]:
+    """All of one kind ("mutant" or "variant") of a stage; none where there is no file."""
+    path = ROOT / "grader" / f"{kind}s" / f"{stage}.toml"
+    if not path.is_file():
+        return []
+    tables = tomllib.loads(path.read_text(encoding="utf-8")).get(kind, [])
+    found = []
+    for t in tables:
+        unknown = set(t) - {"name", "exercise", "why", "how", "edit"}
+        how = t.get("how", "assertion")
+        if unknown or how not in HOW or t["exercise"] not in default().exercises or not t.get("edit"):
+            raise MutantError(f"{path.name}: {t.get('name')}: unknown keys {sorted(unknown)}, or wrong how or exercise")
+        edits = tuple((e["file"], e["old"], e["new"]) for e in t["edit"])
+        found.append(Edited(t["name"], t["exercise"], t["why"], how, edits))
+    if len({e.name for e in found}) != len(found):
+        raise MutantError(f"{path.name}: two of one name")
+    return found
+
+
+def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
+    """A copy of the reference with the edits made. Raises MutantError where one does not match exactly once."""
+    copy = folder / edited.name
+    shutil.copytree(reference, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in edited.edits:
+        text = (copy / file).read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise MutantError(f"{edited.name}: {file} has {text.count(old)} matches of {old[:60]!r}, expected one")
+        (copy / file).write_text(text.replace(old, new), encoding="utf-8")
+    return copy
+
+
+def check(
+    stages: Iterable[str], progress: Any, sample: bool = False, thorough: bool = False, seed: str = "public"
+) -> dict[str, dict]:
+    """Points of reference and stubs, and what became of mutants and variants, by stage."""
+    from lab.runner import Room, Runner
+
+    stages = [s for s in stages if default().of_stage(s)]
+    picked = {(k, s): _pick(read(k, s), sample, s) for k in ("mutant", "variant") for s in stages}
+    bar = progress.add_task("checking", total=sum(map(len, picked.values())) + 2 * len(stages))
+    runner = Runner(Room(ROOT / "reference"))
+    outcome = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            bench = _Bench(runner, Path(folder), seed, thorough, lambda: progress.update(bar, advance=1))
+            for stage in stages:
+                progress.update(bar, description=stage)
+                outcome[stage] = bench.stage(stage, picked["mutant", stage], picked["variant", stage])
+    finally:
+        runner.close()
+    return outcome
+
+
+def fine(o: dict) -> bool:
+    """Whether a stage's outcome is what it should be."""
+    return o["reference"] == o["possible"] and not o["stub"] and not o["mutants"]["survived"] and not o["variants"]["failed"]
+
+
+def _pick(all_of_them: list[Edited], sample: bool, stage: str) -> list[Edited]:
+    return random.Random(stage).sample(all_of_them, min(1, len(all_of_them))) if sample else all_of_them
+
+
+class _Bench:
+    """One runner, pointed at one edited copy after the other: the zygote stays warm."""
+
+    def __init__(self, runner: Any, folder: Path, seed: str, thorough: bool, tick: Any):
+        self.runner, self.folder, self.seed, self.thorough, self.tick = runner, folder, seed, thorough, tick
+        self.cache = folder / "expected"
+
+    def results(self, impl: Path, ids: list[str], first_failure: bool = False) -> list[Result]:
+        from lab.runner import Room
+
+        from .judge import run_tests
+
+        self.runner.room = Room(impl)
+        self.runner.forget()
+        return run_tests(self.runner, ids, self.seed, self.cache, first_failure=first_failure)
+
+    def stage(self, stage: str, mutants: list[Edited], variants: list[Edited]) -> dict[str, Any]:
+        ids = [e.id for e in default().of_stage(stage)]
+        reference, stub = (self.points(ROOT / name, ids) for name in ("reference", "student"))
+        survived = [line for m in mutants if (line := self.survives(m, ids))]
+        failed = [line for v in variants if (line := self.fails(v))]
+        return {
+            "reference": reference[0],
+            "possible": reference[1],
+            "stub": stub[0],
+            "mutants": {"killed": len(mutants) - len(survived), "survived": survived},
+            "variants": {"passed": len(variants) - len(failed), "failed": failed},
+        }
+
+    def points(self, impl: Path, ids: list[str]) -> tuple[float, float]:
+        self.tick()
+        earned, possible, _ = totals(score(default(), self.results(impl, ids), ids))
+        return round(earned, 6), round(possible, 6)
+
+    def survives(self, mutant: Edited, stage_ids: list[str]) -> str:
+        """Why it counts as survived, or "" when it was killed as it should be."""
+        self.tick()
+        copy = apply(mutant, self.folder)
+        fails = [r for r in self.results(copy, [mutant.exercise], first_failure=True) if r.outcome == "failed"]
+        if not fails:
+            return f"{mutant.name}: nothing failed"
+        if fails[0].reason not in HOW[mutant.how]:
+            return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
+        if self.thorough:
+            known = default().exercises
+            unrelated = [i for i in stage_ids if i != mutant.exercise and mutant.exercise not in known[i].needs]
+            hurt = [r.exercise for r in self.results(copy, unrelated) if r.outcome == "failed"] if unrelated else []
+            if hurt:
+                return f"{mutant.name}: also costs {', '.join(sorted(set(hurt)))}"
+        return ""
+
+    def fails(self, variant: Edited) -> str:
+        """Why it did not pass, or ""."""
+        self.tick()
+        results = self.results(apply(variant, self.folder), [variant.exercise])
+        bad = [r for r in results if r.outcome == "failed"]
+        return f"{variant.name}: {bad[0].id}: {bad[0].reason}: {bad[0].message[:300]}" if bad else ""
