@@ -1,0 +1,119 @@
+"""Runs the tests against one implementation and returns what they said. Trusted: only probes run elsewhere.
+
+The tests are the students' own. What differs is the room their probes run in, and the seed: a secret one, so that a
+solution that fits the public inputs only is found out. What fails on it is run on the public seed too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.assignment import ROOT, default
+from lab.pytest_plugin import OWNED, RESULTS, RUNNER
+from lab.runner import Runner
+from lab.scoring import Result
+
+from .sandbox import Sandbox
+
+PUBLIC = "public"
+# Told alike by every seed: no second run is needed to know.
+SEEDLESS = ("unwritten", "import", "forbidden")
+
+
+class KitError(RuntimeError):
+    """The tests themselves failed; no grade comes of it."""
+
+
+class SandboxRoom:
+    """The grader's room: the zygote is in a box, and sees the submission at another path than we do."""
+
+    def __init__(self, box: Sandbox, source: Path):
+        self.box, self.source = box, source
+        self.impl, self.isolation = box.submission_path, box.isolation
+
+    def open(self, args: list[str], env: dict[str, str]) -> Any:
+        alone = {"SHARDLINGS_BOX": "1"} if self.isolation != "process" else {}
+        return self.box.popen(args, {**env, **alone})
+
+    def kill(self, process: Any) -> None:
+        self.box.kill(process)
+
+
+def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path) -> list[Result]:
+    """Every test of the exercises in ids on the secret seed; those that failed on the public one too."""
+    results = run_tests(runner, ids, secret, cache)
+    again = {r.id for r in results if r.outcome == "failed" and r.reason not in SEEDLESS}
+    if not again or secret == PUBLIC:
+        return results
+    public = {r.id: r.outcome for r in run_tests(runner, ids, PUBLIC, cache, only=again)}
+    return [replace(r, public=public.get(r.id, "")) if r.id in again else r for r in results]
+
+
+def run_tests(
+    runner: Runner,
+    ids: Collection[str],
+    seed: str,
+    cache: Path,
+    only: Collection[str] | None = None,
+    first_failure: bool = False,
+) -> list[Result]:
+    """One pytest session in this process. only: these test ids alone. Raises KitError if pytest itself fails."""
+    session = _Session(runner, only)
+    runner.seed = seed
+    stages = sorted({id.partition(".")[0] for id in ids})
+    folders = [str(ROOT / "tests" / s) for s in stages if (ROOT / "tests" / s).is_dir()]
+    asked = [a for id in ids for a in ("--exercise", id)]
+    arguments = [
+        *folders, *asked, "--seed", seed, "--impl", str(runner.room.source), "--expect-cache", str(cache),
+        "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider",
+        *(["-x"] if first_failure else []),
+    ]  # fmt: skip
+    if not folders:
+        return []
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = pytest.main(arguments, plugins=[session])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise KitError(f"the tests did not run ({code!r}): {said.getvalue()[-2000:]}")
+    if broken := next((r for r in session.results if r.reason == "kit"), None):  # the room was lost
+        raise KitError(f"{broken.id} is broken: {broken.message}")
+    return session.results
+
+
+class _Session:
+    """A pytest plugin that brings the runner and takes the results away."""
+
+    def __init__(self, runner: Runner, only: Collection[str] | None):
+        self.runner, self.only = runner, only
+        self.results: list[Result] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[RUNNER], config.stash[OWNED] = self.runner, False
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self.only is not None:
+            items[:] = [i for i in items if i.nodeid in self.only]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        self.results = list(config.stash.get(RESULTS, []))
+
+
+def of_profile(profile: str) -> tuple[str, ...]:
+    """The exercise ids of a profile. Raises KeyError with the names there are."""
+    profiles = default().profiles
+    if profile not in profiles:
+        raise KeyError(f"expected a profile among {', '.join(profiles)}, got {profile!r}")
+    return profiles[profile]
+
+
+def failed(results: Iterable[Result]) -> list[Result]:
+    return [r for r in results if r.outcome == "failed"]
