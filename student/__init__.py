@@ -1,0 +1,1 @@
+"""The solutions: read one after you have written your own."""

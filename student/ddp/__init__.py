@@ -1,0 +1,1 @@
+"""Data parallelism: replicas that stay equal because they apply equal gradients."""

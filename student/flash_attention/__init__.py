@@ -1,0 +1,1 @@
+"""FlashAttention-2, from online softmax to a fused kernel."""

@@ -1,0 +1,1 @@
+"""One transformer over data, pipeline, tensor and expert axes."""

@@ -1,0 +1,1 @@
+"""Mixed precision and memory: fewer bits, fewer bytes."""

@@ -1,0 +1,1 @@
+"""ZeRO: optimizer state, then gradients, then parameters, each on one rank only."""
