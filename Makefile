@@ -1,0 +1,57 @@
+# make env, make test, make grade: see README.md. TORCH=keep leaves an installed torch alone (Colab, a cluster).
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PYTHON ?= python3
+EXTRAS ?= grader,dev,notebooks
+
+.PHONY: env test grade mutants soak lint bench pictures clean sandbox
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("expected Python 3.11 or newer, got %d.%d: make env PYTHON=python3.12" % v[:2])'
+	@echo "creating $(VENV) (a few minutes the first time)"
+ifeq ($(TORCH),keep)
+	@$(PYTHON) -m venv --system-site-packages $(VENV)
+	@grep -vE '^(torch|triton)==' constraints.txt > $(VENV)/constraints.txt
+else
+	@$(PYTHON) -m venv $(VENV)
+	@cp constraints.txt $(VENV)/constraints.txt
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt torch triton
+endif
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+# Bubblewrap, where it may be installed without asking; else say how.
+sandbox:
+	@command -v bwrap >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq bubblewrap; \
+	  elif sudo -n true 2>/dev/null; then sudo apt-get update -qq && sudo apt-get install -y -qq bubblewrap; \
+	  else echo "no bubblewrap: for the hostile examples run: sudo apt-get install bubblewrap"; fi; } >&2 || true
+
+grade: env sandbox
+	@$(PY) -m examples.grade --out out
+
+# The reference on all stages, the kit's own tests, stubs in step, one mutant and variant a stage.
+test: env sandbox lint
+	$(PY) -m grader stubs --check
+	$(PY) -m pytest tests --impl reference
+	$(PY) -m grader mutants --sample
+	$(PY) -m pytest tests/kit
+
+lint: env
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check -q .
+	@$(PY) -m mypy
+
+mutants: env
+	$(PY) -m grader mutants --thorough
+
+soak: env
+	$(PY) -m benchmarks.verdicts
+
+bench: env sandbox
+	$(PY) -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) .cache out build *.egg-info

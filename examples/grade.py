@@ -1,0 +1,32 @@
+"""Grades examples/submissions/: `python -m examples.grade --out out`. Without a sandbox, the honest ones alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from grader.sandbox import available
+
+HERE = Path(__file__).parent
+
+
+def main() -> int:
+    """Returns grader's exit code."""
+    expected = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
+    paths = sorted((HERE / "submissions").iterdir())
+    why = available()["bubblewrap"]
+    options: list[str] = []
+    if why:
+        hostile = [p for p in paths if expected[p.name.partition(".")[0]]["hostile"]]
+        paths = [p for p in paths if p not in hostile]
+        options = ["--isolation", "process"]
+    code = subprocess.run([sys.executable, "-m", "grader", "grade", *map(str, paths), *options, *sys.argv[1:]]).returncode
+    if why:
+        print(f"not run: the {len(hostile)} hostile examples, for they need a sandbox: {why}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

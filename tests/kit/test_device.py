@@ -1,0 +1,550 @@
+"""The simulated GPU: virtual time is exact, torch is undisturbed, and everything is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+import timeit
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lab.measure import clock, device
+from lab.measure.roofline import A100
+
+MS = 1e-3
+OVERHEAD = 20e-6  # clock reads, launches and calls into the driver
+
+
+@pytest.fixture
+def gpu():
+    with device.SimulatedGPU() as gpu:
+        yield gpu
+
+
+@contextlib.contextmanager
+def elapses(seconds: float, tolerance: float = OVERHEAD):
+    start = time.perf_counter()
+    yield
+    assert time.perf_counter() - start == pytest.approx(seconds, abs=tolerance)
+
+
+# ---- time, streams and events ----
+
+
+def test_a_launch_returns_at_once_and_synchronize_waits(gpu):
+    with elapses(10 * MS):
+        with elapses(gpu.launch_s, 1e-6):
+            gpu.launch(10 * MS)
+        torch.cuda.synchronize()
+    with elapses(0):
+        torch.cuda.synchronize()
+
+
+def test_one_stream_adds_and_two_take_the_longer(gpu):
+    with elapses(30 * MS):
+        gpu.launch(10 * MS)
+        gpu.launch(20 * MS)
+        torch.cuda.synchronize()
+    with elapses(20 * MS):
+        gpu.launch(10 * MS)
+        gpu.launch(20 * MS, torch.cuda.Stream())
+        torch.cuda.synchronize()
+
+
+def test_waiting_for_a_stream_is_not_waiting_for_the_device(gpu):
+    with elapses(20 * MS):
+        with torch.cuda.stream(torch.cuda.Stream()) as side:
+            assert torch.cuda.current_stream() is side
+            gpu.launch(20 * MS)
+        assert torch.cuda.current_stream() is torch.cuda.default_stream()
+        with elapses(5 * MS):
+            gpu.launch(5 * MS)
+            torch.cuda.current_stream().synchronize()
+        assert not side.query()
+        side.synchronize()
+        assert side.query()
+
+
+@pytest.mark.parametrize("how", ["wait_stream", "wait_event", "event.wait"])
+def test_a_stream_waits_for_another(gpu, how):
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    with elapses(30 * MS):
+        gpu.launch(10 * MS, first)
+        if how == "wait_stream":
+            second.wait_stream(first)
+        elif how == "wait_event":
+            second.wait_event(first.record_event())
+        else:
+            first.record_event().wait(second)
+        gpu.launch(20 * MS, second)
+        second.synchronize()
+
+
+def test_events_measure_the_time_between_them(gpu):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    gpu.launch(7 * MS)
+    end.record()
+    assert start.query()
+    assert not end.query()
+    with pytest.raises(RuntimeError, match="not ready"):
+        start.elapsed_time(end)
+    end.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(7, abs=0.02)
+
+
+def test_events_that_cannot_be_timed_say_so(gpu):
+    timed, untimed = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+    for event in (timed, untimed):
+        event.record()
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        timed.elapsed_time(untimed)
+    with pytest.raises(RuntimeError, match="recorded"):
+        timed.elapsed_time(torch.cuda.Event(enable_timing=True))
+
+
+def test_polling_an_event_makes_time_pass(gpu):
+    event = torch.Event("cuda", enable_timing=True)
+    with elapses(2 * MS):
+        gpu.launch(2 * MS)
+        event.record()
+        while not event.query():
+            pass
+
+
+def test_spinning_on_the_clock_makes_time_pass(gpu):
+    gpu.launch(1 * MS)
+    start = time.perf_counter()
+    while time.perf_counter() - start < 1 * MS:
+        pass
+    assert not gpu.busy()
+
+
+# ---- clocks ----
+
+CLOCKS = ["time", "perf_counter", "monotonic", "process_time", "thread_time"]
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_every_clock_tells_virtual_time(gpu, name):
+    seconds, nanoseconds = getattr(time, name), getattr(time, f"{name}_ns")
+    start, start_ns = seconds(), nanoseconds()
+    gpu.launch(3.0)
+    torch.cuda.synchronize()
+    assert seconds() - start == pytest.approx(3, abs=OVERHEAD)
+    assert (nanoseconds() - start_ns) / 1e9 == pytest.approx(3, abs=OVERHEAD)
+    assert isinstance(nanoseconds(), int)
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_clocks_go_on_from_the_real_ones(name):
+    before = getattr(time, name)()
+    with device.SimulatedGPU():
+        inside = getattr(time, name)()
+    assert 0 <= inside - before < 60
+
+
+def test_clock_gettime_is_virtual_too(gpu):
+    start, start_ns = time.clock_gettime(time.CLOCK_MONOTONIC), time.clock_gettime_ns(time.CLOCK_REALTIME)
+    gpu.launch(3.0)
+    torch.cuda.synchronize()
+    assert time.clock_gettime(time.CLOCK_MONOTONIC) - start == pytest.approx(3, abs=OVERHEAD)
+    assert (time.clock_gettime_ns(time.CLOCK_REALTIME) - start_ns) / 1e9 == pytest.approx(3, abs=OVERHEAD)
+
+
+def test_sleep_takes_no_real_time_and_no_cpu_time(gpu):
+    real, cpu = clock.perf_counter(), time.process_time()
+    gpu.launch(100.0)
+    with elapses(100):
+        time.sleep(100)
+        torch.cuda.synchronize()  # the device worked meanwhile
+    assert clock.perf_counter() - real < 10
+    assert time.process_time() - cpu < OVERHEAD
+    with pytest.raises(ValueError, match="non-negative"):
+        time.sleep(-1)
+
+
+def test_what_timeit_bound_early_is_virtual(gpu):
+    def step():
+        gpu.launch(10 * MS)
+        torch.cuda.synchronize()
+
+    assert timeit.timeit(step, number=3) == pytest.approx(30 * MS, abs=3 * OVERHEAD)
+    assert timeit.repeat(step, number=1, repeat=2) == pytest.approx([10 * MS] * 2, abs=OVERHEAD)
+    assert timeit.Timer(step).timeit(1) == pytest.approx(10 * MS, abs=OVERHEAD)
+    start = timeit.default_timer()
+    step()
+    assert timeit.default_timer() - start == pytest.approx(10 * MS, abs=OVERHEAD)
+
+
+def test_code_imported_afterwards_binds_the_virtual_clock(gpu):
+    names: dict = {}
+    exec("from time import perf_counter, sleep\nfrom timeit import default_timer", names)
+    start = names["default_timer"](), names["perf_counter"]()
+    names["sleep"](50)
+    assert names["default_timer"]() - start[0] == pytest.approx(50, abs=OVERHEAD)
+    assert names["perf_counter"]() - start[1] == pytest.approx(50, abs=OVERHEAD)
+
+
+# ---- torch.cuda and torch.accelerator ----
+
+
+def test_there_is_one_device(gpu):
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == torch.accelerator.device_count() == 1
+    assert torch.cuda.current_device() == 0
+    torch.cuda.set_device(0)
+    with torch.cuda.device(0):
+        assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(0).name == A100.name
+    assert torch.cuda.get_device_capability() == (8, 0)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() >= 0
+    assert torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.current_stream() is torch.cuda.current_stream()
+    with elapses(10 * MS):
+        gpu.launch(10 * MS, torch.cuda.Stream())
+        torch.accelerator.synchronize()
+
+
+def test_nvtx_ranges_are_recorded(gpu):
+    with torch.cuda.nvtx.range("step {}", 3):
+        assert torch.cuda.nvtx.range_push("attention") == 1
+        torch.cuda.nvtx.mark("here")
+        assert torch.cuda.nvtx.range_pop() == 1
+    assert [r[:2] for r in gpu.ranges] == [
+        ("push", "step 3"), ("push", "attention"), ("mark", "here"), ("pop", ""), ("pop", ""),
+    ]  # fmt: skip
+
+
+def test_the_random_state_of_the_device_is_the_cpus(gpu):
+    torch.cuda.manual_seed(3)
+    first = torch.randn(4, device="cuda")
+    torch.manual_seed(3)
+    assert torch.equal(torch.randn(4, device="cuda"), first)
+    generator = torch.Generator(device="cuda").manual_seed(5)
+    state = torch.cuda.get_rng_state()
+    assert torch.equal(
+        torch.rand(4, device="cuda", generator=generator), torch.rand(4, generator=generator.manual_seed(5))
+    )
+    torch.cuda.set_rng_state(state)
+
+
+# ---- "cuda" tensors ----
+
+MADE = {
+    "zeros": lambda: torch.zeros(3, device="cuda"),
+    "device object": lambda: torch.randn(3, device=torch.device("cuda", 0)),
+    "tensor": lambda: torch.tensor([1.0], device="cuda"),
+    "as_tensor": lambda: torch.as_tensor(torch.ones(2), device="cuda"),
+    "arange": lambda: torch.arange(3, device="cuda:0"),
+    "full_like": lambda: torch.full_like(torch.ones(2), 3.0, device="cuda"),
+    "zeros_like": lambda: torch.zeros_like(torch.ones(2).cuda()),
+    "new_zeros": lambda: torch.ones(2).cuda().new_zeros(3),
+    "new_tensor": lambda: torch.ones(2).cuda().new_tensor([3.0]),
+    "cuda": lambda: torch.ones(2).cuda(),
+    "to": lambda: torch.ones(2).to("cuda", non_blocking=True),
+    "to dtype": lambda: torch.ones(2).to("cuda", torch.float16),
+    "to other": lambda: torch.ones(2).to(torch.ones(2).cuda()),
+    "pinned": lambda: torch.empty(2, pin_memory=True).pin_memory().cuda(non_blocking=True),
+    "view": lambda: torch.ones(2, 2).cuda().t()[1:].detach(),
+    "result": lambda: torch.ones(2, device="cuda") + 1,
+    "module": lambda: nn.Linear(2, 2, device="cuda").weight,
+    "module.cuda": lambda: nn.Linear(2, 2).cuda().weight,
+    "module.to": lambda: nn.Linear(2, 2).to("cuda").bias,
+    "state": lambda: nn.Linear(2, 2).cuda().state_dict()["weight"],
+    "copy": lambda: copy.deepcopy(nn.Linear(2, 2).cuda()).weight,
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_a_cuda_tensor_says_so(gpu, how):
+    x = MADE[how]()
+    assert x.is_cuda
+    assert not x.is_cpu
+    assert x.device == torch.device("cuda", 0)
+    assert x.get_device() == 0
+    assert x.to("cuda") is x
+    assert x.cpu().device.type == "cpu"
+    assert x.to("cpu").device.type == "cpu"
+
+
+def test_a_cpu_tensor_stays_one(gpu):
+    x = torch.ones(2)
+    for y in (x, x + 1, x.cuda().cpu(), torch.zeros_like(x.cuda(), device="cpu")):
+        assert y.device.type == "cpu"
+        assert not y.is_cuda
+    x.cuda().add_(1)
+    assert x.tolist() == [1, 1]  # .cuda() made a copy
+    torch.as_tensor(x, device="cuda").add_(1)
+    assert x.tolist() == [1, 1]
+
+
+def test_a_default_device_is_followed(gpu):
+    with torch.device("cuda"):
+        assert torch.zeros(3).is_cuda
+        assert not torch.zeros(3, device="cpu").is_cuda
+        assert nn.Linear(2, 2).weight.is_cuda
+    assert not torch.zeros(3).is_cuda
+    torch.set_default_device("cuda")
+    try:
+        assert torch.zeros(3).is_cuda
+    finally:
+        torch.set_default_device(None)
+    assert not torch.zeros(3).is_cuda
+
+
+def test_a_cuda_tensor_is_not_a_numpy_array(gpu):
+    x = torch.ones(2, device="cuda")
+    with pytest.raises(TypeError, match="to numpy"):
+        x.numpy()
+    assert x.cpu().numpy().tolist() == [1, 1]
+
+
+READS = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x.sum()),
+    "bool": lambda x: bool(x.sum() > 0),
+    "if": lambda x: 1 if x.any() else 0,
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "copy_": lambda x: torch.empty(2).copy_(x),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "equal": lambda x: torch.equal(x, x),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_reading_a_value_waits_for_the_stream(gpu, how):
+    x = torch.ones(2, device="cuda")
+    torch.cuda.synchronize()
+    with elapses(10 * MS, 2 * OVERHEAD):
+        gpu.launch(10 * MS)
+        READS[how](x)
+
+
+def test_copies_that_do_not_block_are_not_waited_for(gpu):
+    x = torch.ones(2**20)
+    link = 4 * 2**20 / A100.host_bytes_per_s
+    with elapses(link):
+        with elapses(0):
+            x.to("cuda", non_blocking=True)
+        torch.cuda.synchronize()
+    with elapses(link):
+        x.cuda()
+
+
+# ---- the roofline ----
+
+
+def test_a_matrix_product_is_bound_by_arithmetic_and_a_sum_by_memory(gpu):
+    a, b = torch.randn(1024, 512, device="cuda"), torch.randn(512, 1024, device="cuda")
+    torch.cuda.synchronize()
+    with elapses(2 * 1024 * 512 * 1024 / 19.5e12, 2e-6):
+        a @ b
+        torch.cuda.synchronize()
+    x = torch.ones(2**23, device="cuda")
+    torch.cuda.synchronize()
+    with elapses(3 * 4 * 2**23 / 2.039e12, 2e-6):
+        torch.add(x, torch.empty_like(x))
+        torch.cuda.synchronize()
+
+
+def test_views_and_allocations_are_free(gpu):
+    x = torch.ones(4, 4, device="cuda")
+    before = gpu.launches
+    x.t().reshape(2, 8)[0].detach().unsqueeze(0).expand(3, 8)
+    torch.empty(100, device="cuda")
+    torch.empty_like(x)
+    torch.ones(3) + 1  # the host's
+    assert gpu.launches == before + 1  # reshape of a transpose copies
+
+
+def test_low_precision_is_faster(gpu):
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.ones(768, 768, device="cuda", dtype=dtype)
+        torch.cuda.synchronize()
+        start = gpu.now
+        a @ a
+        seconds[dtype] = gpu.stream.tail - start
+    assert seconds[torch.float32] == pytest.approx(2 * 768**3 / 19.5e12)
+    assert seconds[torch.bfloat16] == pytest.approx(2 * 768**3 / 312e12)
+
+
+def test_the_same_operators_are_charged_under_inference_mode(gpu):
+    layer, x = nn.Linear(8, 8).cuda(), torch.ones(4, 8, device="cuda")
+    counts = []
+    for mode in (torch.enable_grad, torch.inference_mode):
+        before = gpu.launches
+        with mode():
+            layer(x)
+        counts.append(gpu.launches - before)
+    assert counts == [1, 1]
+
+
+def test_causal_attention_counts_half(gpu):
+    q = torch.randn(1, 2, 256, 64, device="cuda")
+    spent = []
+    for is_causal in (False, True):
+        torch.cuda.synchronize()
+        start = gpu.now
+        F.scaled_dot_product_attention(q, q, q, is_causal=is_causal)
+        spent.append(gpu.stream.tail - start)
+    assert spent[0] == pytest.approx(4 * 2 * 256 * 256 * 64 / 19.5e12)
+    assert spent[1] < spent[0]
+
+
+def test_first_calls_compile_when_asked_to():
+    with device.SimulatedGPU(compile_s=0.5) as gpu:
+        x = torch.ones(8, device="cuda")
+        for expected in (0.5, 0.0):
+            start = gpu.now
+            x * 2
+            assert gpu.now - start == pytest.approx(expected, abs=OVERHEAD)
+
+
+# ---- nothing else changes ----
+
+
+def train(place: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(place)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x, y = torch.arange(11).to(place), (torch.arange(11) % 3).to(place)
+    losses = []
+    for _ in range(5):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.detach().cpu())
+    return [*losses, *(p.detach().cpu() for p in model.parameters())]
+
+
+def test_training_gives_the_numbers_of_the_cpu():
+    expected = train("cpu")
+    with device.SimulatedGPU() as gpu:
+        got = train("cuda")
+        assert gpu.launches > 200
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-5, atol=1e-6)
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, do):
+        (x,) = ctx.saved_tensors
+        assert x.is_cuda
+        assert do.is_cuda
+        return do * torch.full((), 3.0, device=x.device)
+
+
+@pytest.mark.parametrize("how", ["backward", "grad"])
+def test_backward_is_charged_and_believes_in_cuda_too(gpu, how):
+    w = torch.ones(4, device="cuda", requires_grad=True)
+    y = (Scale.apply(w) @ w.detach()).sum()
+    before = gpu.launches
+    if how == "backward":
+        y.backward()
+        gradient = w.grad
+    else:
+        (gradient,) = torch.autograd.grad(y, w)
+    assert gpu.launches - before >= 3
+    assert gradient.is_cuda
+    assert gradient.tolist() == [3.0] * 4
+
+
+def test_checkpointing_recomputes_on_the_device(gpu):
+    layer, x = nn.Linear(3, 3).cuda(), torch.ones(2, 3, device="cuda", requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    recomputed = x.grad.cpu()
+    x.grad = None
+    layer(x).sum().backward()
+    assert torch.equal(recomputed, x.grad.cpu())
+
+
+def test_saved_tensors_can_be_packed_to_the_host(gpu):
+    packed = []
+
+    def pack(x):
+        packed.append(x.is_cuda)
+        return x.to("cpu")
+
+    w = torch.ones(4, device="cuda", requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.to("cuda")):
+        y = (w * w).sum()
+    y.backward()
+    assert packed
+    assert all(packed)
+    assert w.grad.tolist() == [2.0] * 4
+
+
+def test_autocast_and_loss_scaling_work(gpu):
+    model = nn.Linear(4, 4).cuda()
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.amp.GradScaler("cuda", init_scale=8.0),
+    )
+    with torch.autocast("cuda", dtype=torch.float16):
+        out = model(torch.ones(2, 4, device="cuda"))
+        assert out.dtype == torch.float16
+    before = model.weight.tolist()
+    scaler.scale(out.float().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert model.weight.tolist() != before
+
+
+# ---- installing and giving back ----
+
+PLACES = [(time, n) for n in [*CLOCKS, *(f"{n}_ns" for n in CLOCKS), "sleep", "clock_gettime"]] + [
+    (timeit, "default_timer"), (timeit.timeit, "__defaults__"), (timeit.repeat, "__defaults__"),
+    (timeit.Timer.__init__, "__defaults__"), (torch, "Stream"), (torch, "Event"), (torch, "Generator"),
+    (torch.cuda, "Stream"), (torch.cuda, "Event"), (torch.cuda, "synchronize"), (torch.cuda, "is_available"),
+    (torch.cuda, "_lazy_init"), (torch.cuda.nvtx, "range_push"), (torch.accelerator, "synchronize"),
+    (torch.Tensor, "record_stream"), (torch.Tensor, "pin_memory"), (torch.autocast, "__init__"),
+    (torch.autograd, "_engine_run_backward"), (torch.autograd.graph.saved_tensors_hooks, "__init__"),
+]  # fmt: skip
+
+
+def test_uninstall_gives_everything_back():
+    available = torch.cuda.is_available()
+    before = [getattr(place, name) for place, name in PLACES]
+    attributes = {place: set(vars(place)) for place in (time, timeit, torch.cuda, torch.accelerator, torch.Tensor)}
+    with contextlib.suppress(KeyError), device.SimulatedGPU():
+        assert all(getattr(p, n) is not b for (p, n), b in zip(PLACES, before, strict=True))
+        raise KeyError  # given back after an exception too
+    assert all(getattr(p, n) == b for (p, n), b in zip(PLACES, before, strict=True))
+    assert {place: set(vars(place)) for place in attributes} == attributes
+    assert torch.cuda.is_available() == available
+    assert not torch.ones(2).is_cuda
+    with pytest.raises(RuntimeError, match="simulated"):
+        device.current()
+
+
+def test_only_one_device_is_installed_at_a_time(gpu):
+    assert device.current() is gpu
+    with pytest.raises(RuntimeError, match="already"):
+        device.SimulatedGPU().install()
+
+
+def test_lab_keeps_the_real_clocks(gpu):
+    real, virtual = clock.perf_counter(), time.perf_counter()
+    clock.sleep(0.02)
+    assert clock.perf_counter() - real >= 0.02
+    assert time.perf_counter() - virtual < OVERHEAD
