@@ -128,7 +128,7 @@ def hostile() -> dict[str, dict[str, str]]:
 def expected() -> dict[str, dict]:
     """What each must earn; a hostile one what its honest code earns."""
     points = {e.id: e.points for e in default().exercises.values()}
-    benchmark, tiled, naive = (k for k in ("benchmarking.benchmark", "flash_attention.tiled_forward", "ddp.naive"))
+    benchmark, naive = "benchmarking.benchmark", "ddp.naive"
 
     def earns(*ids: str, hostile: bool = False) -> dict:
         return {"status": "graded", "hostile": hostile, "points": {i: p if i in ids else 0 for i, p in points.items()}}

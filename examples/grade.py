@@ -22,7 +22,9 @@ def main() -> int:
         hostile = [p for p in paths if expected[p.name.partition(".")[0]]["hostile"]]
         paths = [p for p in paths if p not in hostile]
         options = ["--isolation", "process"]
-    code = subprocess.run([sys.executable, "-m", "grader", "grade", *map(str, paths), *options, *sys.argv[1:]]).returncode
+    code = subprocess.run(
+        [sys.executable, "-m", "grader", "grade", *map(str, paths), *options, *sys.argv[1:]]
+    ).returncode
     if why:
         print(f"not run: the {len(hostile)} hostile examples, for they need a sandbox: {why}")
     return code

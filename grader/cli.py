@@ -97,13 +97,16 @@ def grade(
                     problems.append(f"{submission.name}: {why}")
         except KeyboardInterrupt:
             done = len(book.graded(run_id))
-            err.print(f"stopped; {done} of {len(found)} are in the gradebook. Go on with the same command and --resume.")
+            err.print(
+                f"stopped; {done} of {len(found)} are in the gradebook. Go on with the same command and --resume."
+            )
             sys.exit(130)
         written = _write(book, run_id, out_folder, assignment, ids)
         if as_json:
             from .report.exports import as_json as plain
 
-            print(json.dumps(plain(book.latest_run(), book.graded(run_id), assignment, ids), indent=1))
+            run = next(r for r in book.runs() if r.id == run_id)
+            print(json.dumps(plain(run, book.graded(run_id), assignment, ids), indent=1))
         else:
             _table(book.graded(run_id), assignment, ids)
             out.print(f"report: {written}", highlight=False, soft_wrap=True)
@@ -124,7 +127,9 @@ def report(
         run = book.latest_run()
         if run is None:
             raise Wrong(f"{out_folder}: the gradebook holds no run; grade something first")
-        out.print(f"report: {_write(book, run.id, out_folder, assignment, _ids(assignment, run.profile))}", soft_wrap=True)
+        out.print(
+            f"report: {_write(book, run.id, out_folder, assignment, _ids(assignment, run.profile))}", soft_wrap=True
+        )
 
 
 @app.command()
@@ -140,7 +145,9 @@ def stubs(
         differences = generator.check(reference, student)
         for line in differences:
             err.print(line, markup=False, highlight=False, soft_wrap=True)
-        out.print("student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs")
+        out.print(
+            "student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs"
+        )
         sys.exit(1 if differences else 0)
     generator.write(reference, student)
     out.print(f"wrote {student}", highlight=False, soft_wrap=True)
@@ -168,8 +175,9 @@ def mutants(
         for name, o in outcome.items():
             kills, lives = o["mutants"], o["variants"]
             out.print(
-                f"{name}: reference {o['reference']:g}/{o['possible']:g}, stub {o['stub']:g}; mutants killed {kills['killed']}"
-                f", survived {len(kills['survived'])}; variants passed {lives['passed']}, failed {len(lives['failed'])}",
+                f"{name}: reference {o['reference']:g}/{o['possible']:g}, stub {o['stub']:g}; "
+                f"mutants killed {kills['killed']}, survived {len(kills['survived'])}; "
+                f"variants passed {lives['passed']}, failed {len(lives['failed'])}",
                 highlight=False,
                 soft_wrap=True,
             )

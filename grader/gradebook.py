@@ -69,9 +69,7 @@ class Gradebook:
         self.path = Path(path)
         self.assignment = assignment or default()
         if self.path.is_dir() or not self.path.parent.is_dir():
-            raise GradebookError(
-                f"{self.path}: expected a file in an existing folder; make the folder or name a file"
-            )
+            raise GradebookError(f"{self.path}: expected a file in an existing folder; make the folder or name a file")
         if not write and not self.path.exists():
             raise GradebookError(f"{self.path}: no gradebook here yet; `grader grade` makes one")
         self._lock = _lock(self.path) if write else None
@@ -93,9 +91,7 @@ class Gradebook:
         if hasattr(self, "_db"):
             self._db.close()
         if self._lock is not None:
-            os.close(
-                self._lock
-            )  # which unlocks; the lock file stays, for removing it would race with the next grader
+            os.close(self._lock)  # which unlocks; the lock file stays, for removing it would race with the next grader
             self._lock = None
 
     def start_run(

@@ -84,7 +84,7 @@ def run_tests(
         raise KitError(f"the tests did not run ({code!r}): {said.getvalue()[-2000:]}")
     if broken := next((r for r in session.results if r.reason == "kit"), None):  # the room was lost
         raise KitError(f"{broken.id} is broken: {broken.message}")
-    return session.results
+    return list(session.results)
 
 
 class _Session:
@@ -92,7 +92,7 @@ class _Session:
 
     def __init__(self, runner: Runner, only: Collection[str] | None):
         self.runner, self.only = runner, only
-        self.results: list[Result] = []
+        self.results: Iterable[Result] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -104,7 +104,7 @@ class _Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        self.results = list(config.stash.get(RESULTS, []))
+        self.results = config.stash.get(RESULTS, self.results)
 
 
 def of_profile(profile: str) -> tuple[str, ...]:

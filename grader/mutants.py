@@ -1,4 +1,4 @@
-"""Mutants and variants keep the tests honest: wrong copies of the reference must fail, right but unusual ones must pass.
+"""Mutants and variants keep the tests honest: wrong copies of the reference must fail, unusual right ones must pass.
 
 Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`: a name, the exercise, why it is
 plausible, and replacements on a copy of the reference, each of which matches exactly once.
@@ -91,7 +91,12 @@ def check(
 
 def fine(o: dict) -> bool:
     """Whether a stage's outcome is what it should be."""
-    return o["reference"] == o["possible"] and not o["stub"] and not o["mutants"]["survived"] and not o["variants"]["failed"]
+    return (
+        o["reference"] == o["possible"]
+        and not o["stub"]
+        and not o["mutants"]["survived"]
+        and not o["variants"]["failed"]
+    )
 
 
 def _pick(all_of_them: list[Edited], sample: bool, stage: str) -> list[Edited]:

@@ -132,9 +132,7 @@ class Cutter:
         names = []
         for alias in node.names:
             bound = alias.evaluated_alias or alias.evaluated_name
-            if (
-                bound if isinstance(node, cst.ImportFrom) else bound.partition(".")[0]
-            ) not in self.unimported:
+            if (bound if isinstance(node, cst.ImportFrom) else bound.partition(".")[0]) not in self.unimported:
                 names.append(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
         if not names or len(names) == len(node.names):
             return node if names else None

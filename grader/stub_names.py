@@ -78,9 +78,7 @@ def _by_syntax(node: ast.AST, scope: str = "") -> Iterator[str]:
         if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
             yield f"{child.value.id}.{child.attr}"
         elif isinstance(child, ast.Assign) and "__all__" in assigned(child):
-            yield from (
-                n.value for n in ast.walk(child) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-            )
+            yield from (n.value for n in ast.walk(child) if isinstance(n, ast.Constant) and isinstance(n.value, str))
         elif isinstance(child, ast.Call) and ast.unparse(child.func).rpartition(".")[2] in (
             "cast",
             "TypeVar",
@@ -100,12 +98,7 @@ def _members(cls: ast.ClassDef, scope: str) -> Iterator[str]:
     names = {node.attr for node in ast.walk(cls) if isinstance(node, ast.Attribute)}
     for part in cls.body:
         loose = [*part.decorator_list, part.args] if isinstance(part, Function) else [part]
-        names |= {
-            n.id
-            for p in loose
-            for n in ast.walk(p)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-        }
+        names |= {n.id for p in loose for n in ast.walk(p) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     yield from (f"{owner}.{name}" for owner in owners for name in names)
 
 

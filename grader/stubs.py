@@ -132,12 +132,8 @@ def _without_regions(file: str, text: str, assignment: Assignment) -> str:
         if not inside:
             raise StubError(f"{file}:{begin}: the region holds no statement")
         if {column, ends[end]} != {inside[0]} or min(inside) < column:
-            raise StubError(
-                f"{file}:{begin}: the region crosses a block; begin, end and statements share a column"
-            )
-        around = [
-            f for f in functions if f[1].lineno < begin <= (f[1].end_lineno or 0) and f[1].col_offset < column
-        ]
+            raise StubError(f"{file}:{begin}: the region crosses a block; begin, end and statements share a column")
+        around = [f for f in functions if f[1].lineno < begin <= (f[1].end_lineno or 0) and f[1].col_offset < column]
         if not around:
             raise StubError(f"{file}:{begin}: a region belongs inside a function")
         name, node = around[-1]
@@ -147,9 +143,7 @@ def _without_regions(file: str, text: str, assignment: Assignment) -> str:
         try:
             ast.parse("".join(lines))
         except SyntaxError:
-            raise StubError(
-                f"{file}:{begin}: the region to line {end} does not hold whole statements"
-            ) from None
+            raise StubError(f"{file}:{begin}: the region to line {end} does not hold whole statements") from None
     return "".join(lines)
 
 
@@ -165,9 +159,7 @@ def _landmarks(file: str, text: str) -> tuple[dict[int, int], dict[int, int], li
             words = token.string.lstrip("#").strip().lower()
             if words in ("begin solution", "end solution"):
                 if not between:
-                    raise StubError(
-                        f"{file}:{line}: {words} belongs on a line of its own, between statements"
-                    )
+                    raise StubError(f"{file}:{line}: {words} belongs on a line of its own, between statements")
                 (begins if words == "begin solution" else ends)[line] = column
         elif token.type == tokenize.NEWLINE:
             between = True

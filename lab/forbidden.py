@@ -1,7 +1,7 @@
 """Calls that would be the answer itself: found in the source, and refused at run time.
 
-The list of an exercise stands in assignment.toml and in its chapter. Two nets of different mesh: `find` reads the source
-without running it and follows renamed imports; `guard` makes the real objects raise, however they are reached.
+The list of an exercise stands in assignment.toml and in its chapter. Two nets of different mesh: `find` reads the
+source without running it and follows renamed imports; `guard` makes the real objects raise, however reached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _refusal(name: str) -> Any:
 
 
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
-    """Where `file` of an implementation, or what it imports relatively, names something forbidden: "ddp/naive.py:3: …"."""
+    """Where `file`, or what it imports relatively, names something forbidden: ["ddp/naive.py:3: torch.…"]."""
     names, seen, found = [*names, "lab.standins"], set(), []
     todo = [root / file]
     while todo:

@@ -60,7 +60,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             return spec
         file = where.with_suffix(".py")
         if file.is_file():
-            changes = {o.partition(":")[2]: f for o, f in self.replace.items() if self.root / o.partition(":")[0] == file}
+            changes = {
+                o.partition(":")[2]: f for o, f in self.replace.items() if self.root / o.partition(":")[0] == file
+            }
             return importlib.util.spec_from_file_location(fullname, file, loader=_Module(fullname, str(file), changes))
         return None
 

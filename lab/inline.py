@@ -1,4 +1,4 @@
-"""`pytest --inline`: probes run in pytest itself, so that a debugger stops in the student's code. Nothing is isolated."""
+"""`pytest --inline`: probes run in pytest itself, so that a debugger stops in the student's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class InlineRunner(Runner):
         asked = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
         refused = [f"{k}={v!r}" for k, v in asked.items() if v not in ("real", "interpret")]
         if refused:
-            raise ProbeFailed("kit", f"--inline runs single-rank, real, interpreted probes; this one asks for {', '.join(refused)}")
+            raise ProbeFailed(
+                "kit", f"--inline runs single-rank, real, interpreted probes; this one asks for {', '.join(refused)}"
+            )
         os.environ.setdefault("TRITON_INTERPRET", "1")
         job = self.job(probe, **options)
         try:

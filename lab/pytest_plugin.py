@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,9 @@ def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn what happened to an exercise's test into a Result, and its text into what a person needs."""
     report = yield
     if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):

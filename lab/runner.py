@@ -30,9 +30,11 @@ GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given 
 
 
 class ProbeFailed(Exception):
-    """The probe gave no value. `reason` is one of lab.scoring.REASONS; `where` is the innermost line of the code under test."""
+    """The probe gave no value. reason: one of lab.scoring.REASONS; where: the innermost line of the code under test."""
 
-    def __init__(self, reason: str, text: str, rank: int | None = None, where: str = "", output: str = "", stacks: str = ""):
+    def __init__(
+        self, reason: str, text: str, rank: int | None = None, where: str = "", output: str = "", stacks: str = ""
+    ):
         super().__init__(text)
         self.reason, self.text, self.rank, self.where, self.output, self.stacks = (
             reason, text, rank, where, output, stacks,
@@ -80,7 +82,8 @@ class Zygote:
         env = {"TRITON_INTERPRET": "1"} if triton == "interpret" else {}
         self.room = room
         self.process = room.open(["-m", "lab.world.zygote"], {**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.requests, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         self.ready = False
 
@@ -161,7 +164,9 @@ class Runner:
         if exercise in self.broken:
             raise self.broken[exercise].again()
         if exercise and self.wasted_s[exercise] > PATIENCE_S:
-            raise ProbeFailed("hung", f"not run: failing probes of {exercise} have taken {self.wasted_s[exercise]:.0f} s")
+            raise ProbeFailed(
+                "hung", f"not run: failing probes of {exercise} have taken {self.wasted_s[exercise]:.0f} s"
+            )
 
     def forget(self) -> None:
         """What was learnt of one implementation says nothing of the next."""
@@ -180,7 +185,9 @@ class Runner:
     ) -> Job:
         """The request as the zygote gets it. Raises ValueError for an option it does not know."""
         if triton not in ("interpret", "native") or device not in ("real", "simulated"):
-            raise ValueError(f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}")
+            raise ValueError(
+                f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}"
+            )
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         return Job(
@@ -196,7 +203,9 @@ class Runner:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
             if not ready:
-                raise RoomLost(f"the zygote did not start: {error}; run `python -m lab.world.zygote` to see why") from None
+                raise RoomLost(
+                    f"the zygote did not start: {error}; run `python -m lab.world.zygote` to see why"
+                ) from None
             hung = isinstance(error, framing.TimedOut)
             text = "no answer in time, and the process that was to report it did not either" if hung else (
                 "the code under test brought down the process that runs it"
@@ -248,5 +257,3 @@ def _stack(number: int, rank: dict) -> str:
     frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
     lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in frames[-6:]]
     return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
-
-

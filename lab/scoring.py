@@ -85,9 +85,7 @@ def score(assignment: Assignment, results: Iterable[Result], ids: Iterable[str] 
         outcomes[r.exercise][r.kind][r.test].append(r.outcome)
     wanted = set(assignment.exercises if ids is None else ids)
     return [
-        _score(assignment, exercise, outcomes)
-        for exercise in assignment.exercises.values()
-        if exercise.id in wanted
+        _score(assignment, exercise, outcomes) for exercise in assignment.exercises.values() if exercise.id in wanted
     ]
 
 

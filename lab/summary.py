@@ -41,7 +41,9 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         if first.output:
             terminal.write_line(f"  printed: {first.output.strip().splitlines()[-1][:160]}")
         if len(mine) > 1:
-            terminal.write_line(f"  … and {len(mine) - 1} more of {id}: pytest tests/{first.exercise.partition('.')[0]} -v")
+            terminal.write_line(
+                f"  … and {len(mine) - 1} more of {id}: pytest tests/{first.exercise.partition('.')[0]} -v"
+            )
         terminal.write_line("")
 
 
@@ -59,7 +61,9 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> N
         elif s.gated:
             note = "property and timing count once all numerics pass"
         away = f"{s.not_run:7.4g}" if s.not_run else "       "
-        terminal.write_line(f"{e.id:<{width}}  {mark} {s.earned:4.4g}/{s.possible:<4g} {away}  {note}".rstrip(), **colour)
+        terminal.write_line(
+            f"{e.id:<{width}}  {mark} {s.earned:4.4g}/{s.possible:<4g} {away}  {note}".rstrip(), **colour
+        )
     earned, possible, not_run = totals(scores)
     terminal.write_line(f"{'total':<{width}}    {earned:4.4g}/{possible:<4g} {not_run:7.4g}", bold=True)
     terminal.write_line("")

@@ -88,7 +88,9 @@ class _Packer:
             return {"dict": [[k, self.pack(v, f"{where}[{k!r}]", depth + 1)] for k, v in value.items()]}
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return {"tensor": self.tensor(value, where)}
-        raise WireError(f"{where}: a {kind.__module__}.{kind.__qualname__} may not cross; tensors, numbers, strings may")
+        raise WireError(
+            f"{where}: a {kind.__module__}.{kind.__qualname__} may not cross; tensors, numbers, strings may"
+        )
 
     def tensor(self, value: torch.Tensor, where: str) -> str:
         if value.dtype not in DTYPES or value.layout is not torch.strided or value.device.type == "meta":

@@ -66,9 +66,7 @@ class ClassSummary:
 
     @property
     def flags(self) -> list[tuple[ClassRow, str, str]]:
-        return [
-            (r, one_line(f.kind, 100), plain(f.detail, 2000)) for r in self.rows for f in r.graded.flags[:20]
-        ]
+        return [(r, one_line(f.kind, 100), plain(f.detail, 2000)) for r in self.rows for f in r.graded.flags[:20]]
 
     @property
     def flagged(self) -> int:
@@ -114,7 +112,5 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
         top = max(missed[s.exercise.id].items(), key=lambda item: (item[1], item[0]), default=("", 0))
         passed = sum(c.passed for c in ran)
         name = readable(one_line(top[0], 300))
-        found.append(
-            ExerciseStatistics(s.exercise, len(ran), passed, share, len(column) - len(ran), name, top[1])
-        )
+        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, len(column) - len(ran), name, top[1]))
     return found

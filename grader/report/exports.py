@@ -59,9 +59,7 @@ def evidence(graded: Graded) -> str:
     return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
 
 
-def csv_rows(
-    graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
-) -> list[list[str | float]]:
+def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> list[list[str | float]]:
     """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell."""
     ids = list(ids)
     shown = labels(graded)
@@ -79,18 +77,14 @@ def csv_rows(
     return rows
 
 
-def write_csv(
-    path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
-) -> None:
+def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
     """Write csv_rows as UTF-8, at once."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(csv_rows(graded, assignment, ids))
     write_atomically(Path(path), text.getvalue())
 
 
-def as_json(
-    run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
-) -> dict[str, Any]:
+def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
     """Everything of a run but its secret seed: {"run": {...}, "submissions": {shown name: {...}}}."""
     ids = list(ids)
     about = {key: value for key, value in asdict(run).items() if key != "seed"}
@@ -147,9 +141,7 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
         nothing_ran = not k.passed and not k.failed
         title = f"{name}: {k.kind}" + (" (not run)" if nothing_ran else "")
         counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
-        entries.append(
-            _entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind))
-        )
+        entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
     return entries
 
 
@@ -163,11 +155,7 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
         if r.outcome == "passed":
             continue
         case = f" [{one_line(r.case, 100)}]" if r.case else ""
-        why = (
-            REASONS.get(r.reason, one_line(r.reason, 300))
-            if r.outcome == "failed"
-            else one_line(r.reason, 300)
-        )
+        why = REASONS.get(r.reason, one_line(r.reason, 300)) if r.outcome == "failed" else one_line(r.reason, 300)
         seed = {"passed": " On the secret seed only.", "failed": " On the public seed too."}.get(r.public, "")
         said = f"{readable(r.test)}{case}: {r.outcome.replace('_', ' ')}{why and f', {why}'}.{seed}"
         lines.append(f"{said}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip())

@@ -67,9 +67,7 @@ def write_reports(
     """Write index.html and submissions/<page_name>.html below folder; returns the path of index.html."""
     folder, ids = Path(folder), list(ids)
     for g in graded.values():
-        write_atomically(
-            folder / "submissions" / f"{page_name(g.name)}.html", submission_page(g, assignment, run, ids)
-        )
+        write_atomically(folder / "submissions" / f"{page_name(g.name)}.html", submission_page(g, assignment, run, ids))
     index = folder / "index.html"
     write_atomically(index, class_page(graded, assignment, run, ids))
     return index

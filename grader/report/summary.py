@@ -101,9 +101,7 @@ class ExerciseView:
         return max(0.0, self.score.possible - self.score.earned)
 
 
-def exercise_views(
-    scores: Iterable[ExerciseScore], results: Iterable[Result], limits: Limits
-) -> list[ExerciseView]:
+def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], limits: Limits) -> list[ExerciseView]:
     """What a page shows of each exercise, in the handout's order."""
     of: dict[str, list[Result]] = defaultdict(list)
     for r in results:
@@ -129,9 +127,7 @@ def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseVi
     skipped: dict[str, list[str]] = defaultdict(list)
     for r in results:
         if r.outcome in ("not_run", "inconclusive"):
-            why = one_line(
-                r.message or r.reason or r.outcome.replace("_", " "), max(100, limits.message // 4)
-            )
+            why = one_line(r.message or r.reason or r.outcome.replace("_", " "), max(100, limits.message // 4))
             if readable(r.test) not in skipped[why]:
                 skipped[why].append(readable(r.test))
     more = [name for f in failures[limits.failures :] for name in f.names]

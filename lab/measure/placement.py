@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from .device import CUDA
-from .roofline import tensor_bytes, holds, mark, placing
+from .roofline import holds, mark, placing, tensor_bytes
 
 if TYPE_CHECKING:
     from .device import SimulatedGPU

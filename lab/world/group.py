@@ -1,3 +1,5 @@
+# mypy: disable-error-code="call-arg,attr-defined,override,assignment"
+# torch's own stubs of ProcessGroup know neither Gloo's options nor groups written in Python.
 """One process group for all that ranks say to each other: Gloo underneath, a ledger and a hang report on top.
 
 `dist.init_process_group("lab")` and `dist.new_group` make it; torch's own DDP, DeviceMesh and subgroups run on it
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +26,7 @@ _rank = 0
 _board: Board | None = None
 _stand = Stand()
 _rows: weakref.WeakKeyDictionary[Any, tuple[Row, int]] = weakref.WeakKeyDictionary()
-_wait = dist.Work.wait if dist.is_available() else None
+_wait: Any = dist.Work.wait
 
 
 def join(rank: int, world: int, store: dist.Store, board: Board | None = None, timeout_s: float = 600.0) -> None:
@@ -108,7 +111,7 @@ class LedgerGroup(dist.ProcessGroup):
             self.ranks_ = dist.get_process_group_ranks(self)
         return self.ranks_
 
-    def _record(self, op: str, tensors: Any, call: Any, peer: int = -1) -> dist.Work:
+    def record(self, op: str, tensors: Any, call: Any, peer: int = -1) -> dist.Work:
         """Write the row, say so on the board, then let Gloo do it."""
         ranks = self.ranks()
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
@@ -122,89 +125,67 @@ class LedgerGroup(dist.ProcessGroup):
         _rows[work] = (row, sequence)
         return work
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.BroadcastOptions()
-        return self._record("broadcast", tensors, lambda: self.gloo.broadcast(tensors, opts), opts.rootRank)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:
-        return self._record(
-            "all_reduce", tensors, lambda: self.gloo.allreduce(tensors, opts or dist.AllreduceOptions())
-        )
+@dataclass(frozen=True)
+class Method:
+    """How one method of a ProcessGroup is written down: its name in the ledger, its payload, its peer."""
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.AllreduceCoalescedOptions()
-        return self._record("all_reduce", tensors, lambda: self.gloo.allreduce_coalesced(tensors, opts))
+    op: str
+    arguments: int  # before the options
+    payload: int | None  # which argument holds the tensors that are sent
+    options: str = ""  # the class of its options in torch.distributed; "" if it takes none
+    peer: int | None = None  # which argument names the peer; the options' rootRank if they have one
 
-    def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.ReduceOptions()
-        return self._record("reduce", tensors, lambda: self.gloo.reduce(tensors, opts), opts.rootRank)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.AllgatherOptions()
-        return self._record("all_gather", inputs, lambda: self.gloo.allgather(outputs, inputs, opts))
+METHODS = {
+    "broadcast": Method("broadcast", 1, 0, "BroadcastOptions"),
+    "allreduce": Method("all_reduce", 1, 0, "AllreduceOptions"),
+    "allreduce_coalesced": Method("all_reduce", 1, 0, "AllreduceCoalescedOptions"),
+    "reduce": Method("reduce", 1, 0, "ReduceOptions"),
+    "allgather": Method("all_gather", 2, 1, "AllgatherOptions"),
+    "_allgather_base": Method("all_gather", 2, 1, "AllgatherOptions"),
+    "allgather_into_tensor_coalesced": Method("all_gather", 2, 1, "AllgatherOptions"),
+    "gather": Method("gather", 2, 1, "GatherOptions"),
+    "scatter": Method("scatter", 2, 0, "ScatterOptions"),
+    "reduce_scatter": Method("reduce_scatter", 2, 0, "ReduceScatterOptions"),
+    "_reduce_scatter_base": Method("reduce_scatter", 2, 0, "ReduceScatterOptions"),
+    "reduce_scatter_tensor_coalesced": Method("reduce_scatter", 2, 0, "ReduceScatterOptions"),
+    "alltoall_base": Method("all_to_all", 4, 1, "AllToAllOptions"),
+    "alltoall": Method("all_to_all", 2, 1, "AllToAllOptions"),
+    "barrier": Method("barrier", 0, None, "BarrierOptions"),
+    "send": Method("send", 3, 0, peer=1),
+    "recv": Method("recv", 3, 0, peer=1),
+    "recv_anysource": Method("recv", 2, 0),
+}
+# torch 2.13 renamed the single-tensor collectives; 2.11 has only the old names.
+RENAMED = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
 
-    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.AllgatherOptions()
-        return self._record("all_gather", [input], lambda: self.gloo._allgather_base(output, input, opts))
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.AllgatherOptions()
-        return self._record(
-            "all_gather", inputs, lambda: self.gloo.allgather_into_tensor_coalesced(outputs, inputs, opts)
-        )
+def _recorded(name: str, method: Method) -> Any:
+    """The ProcessGroup method that writes a row and then calls Gloo's of the same name."""
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.GatherOptions()
-        return self._record("gather", inputs, lambda: self.gloo.gather(outputs, inputs, opts), opts.rootRank)
+    def call(self: LedgerGroup, *args: Any, opts: Any = None) -> dist.Work:
+        args, given = args[: method.arguments], args[method.arguments :]
+        options = []
+        if method.options:
+            options = [opts or (given[0] if given and given[0] is not None else getattr(dist, method.options)())]
+        peer = args[method.peer] if method.peer is not None else getattr(options[0], "rootRank", -1) if options else -1
+        tensors = [] if method.payload is None else args[method.payload]
+        return self.record(method.op, tensors, lambda: getattr(self.gloo, name)(*args, *options), peer)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.ScatterOptions()
-        return self._record("scatter", outputs, lambda: self.gloo.scatter(outputs, inputs, opts), opts.rootRank)
+    return call
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.ReduceScatterOptions()
-        return self._record("reduce_scatter", outputs, lambda: self.gloo.reduce_scatter(outputs, inputs, opts))
 
-    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.ReduceScatterOptions()
-        return self._record(
-            "reduce_scatter", [output], lambda: self.gloo._reduce_scatter_base(output, input, opts)
-        )
-
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.ReduceScatterOptions()
-        return self._record(
-            "reduce_scatter", outputs, lambda: self.gloo.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
-        )
-
-    def alltoall_base(self, output: Any, input: Any, out_split: Any, in_split: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.AllToAllOptions()
-        return self._record(
-            "all_to_all", [input], lambda: self.gloo.alltoall_base(output, input, out_split, in_split, opts)
-        )
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        opts = opts or dist.AllToAllOptions()
-        return self._record("all_to_all", inputs, lambda: self.gloo.alltoall(outputs, inputs, opts))
-
-    # torch 2.13 renamed the single-tensor collectives; 2.11 has only the old names.
-    all_gather_single = _allgather_base
-    reduce_scatter_single = _reduce_scatter_base
-    all_to_all_single = alltoall_base
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        return self._record("send", tensors, lambda: self.gloo.send(tensors, peer, tag), peer)
-
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        return self._record("recv", tensors, lambda: self.gloo.recv(tensors, peer, tag), peer)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        return self._record("recv", tensors, lambda: self.gloo.recv_anysource(tensors, tag))
-
-    def barrier(self, opts: Any = None) -> dist.Work:
-        return self._record("barrier", [], lambda: self.gloo.barrier(opts or dist.BarrierOptions()))
+for _name, _method in METHODS.items():
+    setattr(LedgerGroup, _name, _recorded(_name, _method))
+for _new, _old in RENAMED.items():
+    setattr(LedgerGroup, _new, getattr(LedgerGroup, _old))
 
 
 def _flat(tensors: Any) -> list[torch.Tensor]:

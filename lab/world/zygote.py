@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import os
 import selectors
 import shutil
@@ -64,8 +65,8 @@ def _dumpable(yes: bool) -> None:
 def _warm() -> None:
     """Import what every child needs; compute nothing, start no thread."""
     import torch
-    import torch.distributed
     import torch._dynamo  # the first optimizer step would import it, in every child anew
+    import torch.distributed
     import torch.utils._python_dispatch
 
     from .. import impl, wire  # noqa: F401
@@ -73,8 +74,7 @@ def _warm() -> None:
 
     torch.set_num_threads(1)
     with contextlib.suppress(ImportError):
-        import triton  # noqa: F401
-        import triton.language
+        importlib.import_module("triton.language")
     gc.collect()
     gc.freeze()  # children must not copy these pages just to count references
 
@@ -124,7 +124,7 @@ class World:
     def _fork(self, number: int, earlier: list[Rank]) -> Rank:
         reply_read, reply_write = os.pipe()
         output_read, output_write = os.pipe()
-        stack = tempfile.TemporaryFile()
+        stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
         pid = os.fork()
         if pid == 0:
             try:
@@ -287,4 +287,4 @@ def _frames(stack: str, impl: str) -> list[list]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

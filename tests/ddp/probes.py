@@ -10,7 +10,7 @@ from lab.world.group import ledger
 
 
 class Model(nn.Module):
-    """A small model with what trips wrappers: a tied weight, a frozen and an unused parameter, buffers of two dtypes."""
+    """A small model with what trips wrappers: a tied weight, a frozen and an unused parameter, two kinds of buffer."""
 
     def __init__(self, width: int, depth: int):
         super().__init__()

@@ -1,10 +1,10 @@
 """Data parallelism with one all-reduce a parameter.
 
-What must be true: on any number of ranks the replicas start as rank 0's and train as one process would on the whole batch,
-and each gradient that exists is averaged by exactly one all-reduce after backward. How it would be faked: sum instead of
-mean (hidden by Adam, so SGD is used); skip the broadcast (hidden by equal seeds, so every rank starts elsewhere); let
-torch's DDP do it (forbidden, and the ledger would show buckets during backward); train alone and return local values (the
-shares differ); reduce the parameters instead of the gradients (momentum and the gradients themselves tell).
+What must be true: on any number of ranks the replicas start as rank 0's and train as one process would on the whole
+batch, and each gradient that exists is averaged by exactly one all-reduce after backward. How it would be faked: sum
+instead of mean (hidden by Adam, so SGD is used); skip the broadcast (hidden by equal seeds, so every rank starts
+elsewhere); let torch's DDP do it (forbidden, and the ledger would show buckets during backward); train alone and return
+local values (the shares differ); reduce the parameters instead of the gradients (the gradients themselves tell).
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def draw_states(rng, width, depth, world):
     template = probes.Model(width, depth).state_dict()
     states = []
     for _ in range(world):
-        state = {n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 99)) for n, t in template.items()}
+        state = {
+            n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 99))
+            for n, t in template.items()
+        }
         state[f"layers.{depth}.weight"] = state["layers.0.weight"]
         states.append(state)
     return states
@@ -91,7 +94,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
             close(
                 got["outputs"][step], want["outputs"][step][mine], yardstick["outputs"][step][mine],
                 f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
-                cause="the forward pass returns what the module returns" if step == 0 else "gradients are means over ranks",
+                cause="forward returns what the module returns" if step == 0 else "gradients are means over ranks",
             )  # fmt: skip
         for name in want["state"]:
             close(
@@ -107,7 +110,9 @@ def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
     ranks = run(probes.train, "naive", width, depth, states, shares, 0.1, world=world)
     for rank, got in enumerate(ranks):
         for name, tensor in ranks[0]["state"].items():
-            assert torch.equal(got["state"][name], tensor), f"after {STEPS} steps {name} differs between rank 0 and {rank}"
+            assert torch.equal(got["state"][name], tensor), (
+                f"after {STEPS} steps {name} differs between rank 0 and {rank}"
+            )
 
 
 @exercise(NAIVE, kind="numerics")
@@ -184,7 +189,7 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
         sizes = Counter(r["elements"] for r in rows)
         assert sizes == want, (
             f"rank {rank}: all-reduces by number of elements in two steps: got {dict(sorted(sizes.items()))}, expected "
-            f"{dict(sorted(want.items()))}: one for each parameter that has a gradient, of its size; a tied weight is one"
+            f"{dict(sorted(want.items()))}: one for each gradient, of its size; a tied weight is one"
         )
         wrong = [r["group"] for r in rows if r["group"] != list(range(world))]
         assert not wrong, f"rank {rank}: an all-reduce over ranks {wrong[0]}, expected all {world}"
@@ -211,4 +216,6 @@ def test_parameters_and_buffers_are_broadcast_once(run, rng):
         roots = sorted({r["peer"] for r in rows})
         assert roots == [0], f"rank {rank}: broadcasts came from ranks {roots}, expected rank 0"
         elements = sum(r["elements"] for r in rows)
-        assert elements == size, f"rank {rank}: {elements} elements were broadcast, the parameters and buffers have {size}"
+        assert elements == size, (
+            f"rank {rank}: {elements} elements were broadcast, the parameters and buffers have {size}"
+        )

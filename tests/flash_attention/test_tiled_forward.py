@@ -1,9 +1,9 @@
 """FlashAttention-2's forward pass, by tiles.
 
-What must be true: o and lse are those of softmax(q kᵀ / √dim) v for any lengths, masks, strides and dtypes, and no matrix
-of queries × keys exists at any time. How it would be faked: compute the whole matrix and return the right numbers (the
-storages made and saved are measured); call the library's attention (forbidden, and its operators would show); handle only
-multiples of the tile (lengths are drawn so that they are none); skip the running maximum (logits are scaled by 50).
+What must be true: o and lse are those of softmax(q kᵀ / √dim) v for any lengths, masks, strides and dtypes, and no
+matrix of queries × keys exists at any time. How it would be faked: compute the whole matrix and return the right
+numbers (the storages made and saved are measured); call the library's attention (forbidden, and its operators would show);
+handle only multiples of the tile (lengths are drawn so that they are none); skip the running maximum (logits × 50).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def lse_of(got, q):
     found = [t for t in got["saved"] if t.shape == q.shape[:-1]]
     shapes = [tuple(t.shape) for t in got["saved"]]
     assert len(found) == 1, (
-        f"expected one saved tensor of shape {tuple(q.shape[:-1])}, the log-sum-exp of each query; saved shapes: {shapes}"
+        f"expected one saved tensor of shape {tuple(q.shape[:-1])}, the log-sum-exp of each query; saved: {shapes}"
     )
     return found[0]
 
@@ -154,7 +154,9 @@ def test_no_matrix_of_queries_by_keys_exists(run, rng, is_causal):
         f"{got['largest_op']} made a storage of {got['largest_elements']:,} elements; "
         f"queries × keys is {n * n:,}: a tile has at most 128 × 128"
     )
-    assert max(got["saved_largest_elements"], got["stashed_elements"]) < bound, "a matrix of scores is kept for backward"
+    assert max(got["saved_largest_elements"], got["stashed_elements"]) < bound, (
+        "a matrix of scores is kept for backward"
+    )
 
 
 @exercise(TILED, kind="property")
