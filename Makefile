@@ -30,7 +30,7 @@ sandbox:
 	  else echo "no bubblewrap: for the hostile examples run: sudo apt-get install bubblewrap"; fi; } >&2 || true
 
 grade: env sandbox
-	@$(PY) -m examples.grade --out out
+	@$(PY) -m examples.grade --out out --jobs 2
 
 # The reference on all stages, the kit's own tests, stubs in step, one mutant and variant a stage.
 test: env sandbox lint

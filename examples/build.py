@@ -133,12 +133,15 @@ def expected() -> dict[str, dict]:
     def earns(*ids: str, hostile: bool = False) -> dict:
         return {"status": "graded", "hostile": hostile, "points": {i: p if i in ids else 0 for i, p in points.items()}}
 
+    # Numerics weigh two thirds where there is no timing; a test function passes whole. Property needs all numerics.
+    sum_for_mean = round(10 * 2 / 3 * 3 / 7, 4)  # equal starts, equal ranks, no gradient where there is none
+    partly = {benchmark: 2.0, "flash_attention.tiled_forward": 2.5, naive: sum_for_mean}
     table = {
         "complete": earns(*points),
         "data-parallel-only": earns(naive),
         "half-done": earns(benchmark),
-        "subtly-wrong": earns(),
-        "hanging": earns(benchmark),
+        "subtly-wrong": {"status": "graded", "hostile": False, "points": partly},
+        "hanging": {**(h := earns(benchmark)), "points": {**h["points"], naive: round(10 * 2 / 3 / 7, 4)}},
         "crashing-at-import": earns(benchmark, naive),
         "not-an-archive": {"status": "refused", "hostile": False, "points": dict.fromkeys(points, 0)},
     }

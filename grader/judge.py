@@ -92,7 +92,7 @@ class _Session:
 
     def __init__(self, runner: Runner, only: Collection[str] | None):
         self.runner, self.only = runner, only
-        self.results: Iterable[Result] = []
+        self.results: list[Result] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -63,7 +63,7 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
     if job.device == "simulated":
         from ..measure import device
 
-        device.SimulatedGPU().install()
+        simulated = device.SimulatedGPU().install()
     if job.world:
         import torch.distributed as dist
 
@@ -76,6 +76,8 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
     value = probe(impl, *args)
+    if job.device == "simulated":
+        simulated.uninstall()  # what crosses are plain CPU tensors again
     if job.world:
         group.finished()
     return value

@@ -1,0 +1,83 @@
+"""The examples earn what examples/expected.json says: a hostile one exactly what its honest code earns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grader.sandbox import available
+from lab.assignment import ROOT, default
+
+EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """All of them, graded once as `make grade` does: the neighbours of hostile ones are part of the test."""
+    if why := available()["bubblewrap"]:
+        pytest.skip(f"no sandbox: {why}")
+    out = tmp_path_factory.mktemp("out")
+    command = [
+        sys.executable,
+        "-m",
+        "grader",
+        "grade",
+        "examples/submissions",
+        "--out",
+        str(out),
+        "--jobs",
+        "2",
+        "--json",
+    ]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)["submissions"], out
+
+
+def test_every_example_is_listed_and_graded(graded):
+    submissions, _ = graded
+    assert sorted(submissions) == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_earns_what_its_honest_code_earns(graded, name):
+    got, want = graded[0][name], EXPECTED[name]
+    assert got["status"] == want["status"]
+    for id, points in want["points"].items():
+        earned = got["exercises"][id]["earned"] if id in got["exercises"] else 0
+        assert earned == pytest.approx(points, abs=1e-3), f"{name} earned {earned} for {id}, expected {points}"
+
+
+def test_nothing_secret_reaches_a_report(graded):
+    """The spy raises with all it could read; neither its page nor the JSON holds anything of the grader's."""
+    submissions, out = graded
+    told = json.dumps(submissions["hostile-spy"]) + (out / "report" / "submissions" / "hostile-spy.html").read_text()
+    for secret in ("test_naive.py'", "test_tiled_forward.py'", "gradebook.sqlite", "SHARDLINGS_SEED", str(ROOT)):
+        assert secret not in told, f"{secret} was read from inside the sandbox"
+
+
+def test_a_page_a_results_file_and_a_csv_row_for_each(graded):
+    _, out = graded
+    for name in EXPECTED:
+        assert (out / "report" / "submissions" / f"{name}.html").stat().st_size < 300 << 10
+        results = json.loads((out / "gradescope" / f"{name}.json").read_text())
+        assert results["score"] == pytest.approx(sum(t["score"] for t in results["tests"]), abs=1e-3)
+    assert (out / "report" / "index.html").is_file()
+    rows = (out / "grades.csv").read_text().splitlines()
+    assert len(rows) == len(EXPECTED) + 1
+
+
+def test_submissions_hold_the_reference_and_stubs_of_today():
+    """`python -m examples.build` was run since the reference last changed."""
+    from examples.build import expected, honest, hostile
+
+    for name, files in {**honest(), **hostile()}.items():
+        for file, text in files.items():
+            assert (ROOT / "examples" / "submissions" / name / file).read_text(encoding="utf-8") == text, (
+                f"{name}/{file} is out of step: run python -m examples.build"
+            )
+    assert expected() == EXPECTED
+    assert set(EXPECTED["complete"]["points"]) == set(default().exercises)
