@@ -217,9 +217,15 @@ def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...])
             continue
         scores = g.scores(assignment, ids)
         earned, possible, not_run = totals(scores)
-        cells = [f"{s.earned:.4g}/{s.possible:.4g}" if s.possible else "–" for s in scores]
-        table.add_row(_plain(name), *cells, f"{earned:.4g}/{possible:.4g}", f"{not_run:.4g}" if not_run else "")
+        cells = [f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "–" for s in scores]
+        table.add_row(
+            _plain(name), *cells, f"{_points(earned)}/{_points(possible)}", _points(not_run) if not_run else ""
+        )
     out.print(table)
+
+
+def _points(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _plain(text: str) -> Any:

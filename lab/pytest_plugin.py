@@ -27,6 +27,7 @@ from .scoring import Result
 
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
+KIT = ROOT / "tests" / "kit"
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
 
@@ -46,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.tbstyle == "auto" and not _asks_for_kit(config):
+        # A student's run: the summary tells one failure an exercise; --tb=short has all of them, with tracebacks.
+        config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
     config.stash[RESULTS] = []
     try:
@@ -72,9 +76,11 @@ def implementation(config: pytest.Config) -> Path:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Kit tests run only when asked for by path."""
-    kit = ROOT / "tests" / "kit"
-    asked = (Path(str(a).partition("::")[0]).resolve() for a in config.args)
-    return True if collection_path == kit and not any(a.is_relative_to(kit) for a in asked) else None
+    return True if collection_path == KIT and not _asks_for_kit(config) else None
+
+
+def _asks_for_kit(config: pytest.Config) -> bool:
+    return any(Path(str(a).partition("::")[0]).resolve().is_relative_to(KIT) for a in config.args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

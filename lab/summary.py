@@ -49,7 +49,7 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
 
 def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> None:
     width = max((len(s.exercise.id) for s in scores), default=8)
-    terminal.write_line(f"{'exercise':<{width}}    points  not run", bold=True)
+    terminal.write_line(f"{'exercise':<{width}}     points  not run", bold=True)
     for s in scores:
         e = s.exercise
         mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
@@ -60,13 +60,20 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> N
             mark, colour = "–", {}
         elif s.gated:
             note = "property and timing count once all numerics pass"
-        away = f"{s.not_run:7.4g}" if s.not_run else "       "
+        away = f"{_points(s.not_run) if s.not_run else '':>7}"
         terminal.write_line(
-            f"{e.id:<{width}}  {mark} {s.earned:4.4g}/{s.possible:<4g} {away}  {note}".rstrip(), **colour
+            f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour
         )
     earned, possible, not_run = totals(scores)
-    terminal.write_line(f"{'total':<{width}}    {earned:4.4g}/{possible:<4g} {not_run:7.4g}", bold=True)
+    terminal.write_line(
+        f"{'total':<{width}}    {_points(earned):>5}/{_points(possible):<5} {_points(not_run):>7}", bold=True
+    )
     terminal.write_line("")
+
+
+def _points(value: float) -> str:
+    """10 as "10", 2.857 as "2.86"."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _next(terminal: Any, exercise: Exercise, impl: str) -> None:

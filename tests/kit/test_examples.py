@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from grader.sandbox import available
 from lab.assignment import ROOT, default
 
+CANARY = "a-secret-of-the-graders-environment"
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
 
 
@@ -32,7 +34,8 @@ def graded(tmp_path_factory):
         "2",
         "--json",
     ]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "CANARY": CANARY}
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)["submissions"], out
 
@@ -55,7 +58,8 @@ def test_nothing_secret_reaches_a_report(graded):
     """The spy raises with all it could read; neither its page nor the JSON holds anything of the grader's."""
     submissions, out = graded
     told = json.dumps(submissions["hostile-spy"]) + (out / "report" / "submissions" / "hostile-spy.html").read_text()
-    for secret in ("test_naive.py'", "test_tiled_forward.py'", "gradebook.sqlite", "SHARDLINGS_SEED", str(ROOT)):
+    assert "PYTHONPATH=/kit" in told, "the spy told nothing, so this test could not fail"
+    for secret in ("test_naive.py'", "test_tiled_forward.py'", "gradebook.sqlite", CANARY):
         assert secret not in told, f"{secret} was read from inside the sandbox"
 
 

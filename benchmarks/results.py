@@ -1,0 +1,46 @@
+"""Writes what was measured to benchmarks/results/, with where, with what and at which commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from grader.batch import commit, versions
+
+FOLDER = Path(__file__).parent / "results"
+
+
+def device() -> str:
+    """The machine, in words."""
+    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    return f"{os.cpu_count()} cores, {cpu or platform.processor() or platform.machine()}, {platform.system()}"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
+    """Keep rows as <name>.json and as a table in <name>.md; returns the table."""
+    about = {
+        "device": device(),
+        "versions": versions(),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps({**about, "note": note, "rows": rows}, indent=1) + "\n")
+    columns = list(rows[0])
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(str(row[c]) for c in columns)} |" for row in rows]
+    head = f"{about['date']} · {about['device']} · " + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
+    text = "\n".join([f"# {name}", "", head, f"commit {about['commit'][:12]}", "", *lines, "", note, ""])
+    (FOLDER / f"{name}.md").write_text(text)
+    return text
