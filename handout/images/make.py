@@ -1,0 +1,45 @@
+"""Makes the README's pictures from what the commands print: `python handout/images/make.py` after `make grade`.
+
+summary.svg: a student's run on examples/submissions/subtly-wrong. report.png and class.png: pages of out/report, through a
+headless Chromium.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def summary() -> None:
+    """The end of `pytest tests/`, in colour."""
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", "examples/submissions/subtly-wrong", "--color=yes"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    console = Console(record=True, width=110, file=Path("/dev/null").open("w"))  # noqa: SIM115 (one picture, one process)
+    console.print("[bold]$[/bold] pytest tests/")
+    console.print(Text.from_ansi(said))
+    console.save_svg(str(HERE / "summary.svg"), title="a student's run")
+
+
+def page(path: str, name: str, height: int) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise SystemExit("no chromium on this machine: apt-get install chromium")
+    subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size=1000,{height}",
+         f"--screenshot={HERE / name}", (ROOT / "out" / "report" / path).as_uri()],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    summary()
+    page("index.html", "class.png", 1150)
+    page("submissions/subtly-wrong.html", "report.png", 1150)

@@ -1,0 +1,5 @@
+"""`python -m lab`."""
+
+from .cli import main
+
+main()
