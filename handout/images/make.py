@@ -1,7 +1,7 @@
 """Makes the README's pictures from what the commands print: `python handout/images/make.py` after `make grade`.
 
-summary.svg: a student's run on examples/submissions/subtly-wrong. report.png and class.png: pages of out/report, through a
-headless Chromium.
+summary.svg: a student's run on examples/submissions/subtly-wrong. report.png and class.png: pages of out/report,
+through a headless Chromium.
 """
 
 from __future__ import annotations
