@@ -64,9 +64,7 @@ def test_recording_again_replaces_and_other_runs_stay(path: Path) -> None:
         assert [len(book.graded(first)["ada"].results), len(book.graded(first)["ada"].flags)] == [1, 1]
         assert [r.id for r in book.runs()] == [first, second]
     db = sqlite3.connect(path)
-    assert db.execute("SELECT count(*) FROM result").fetchone() == (2,), (
-        "a replaced submission left results behind"
-    )
+    assert db.execute("SELECT count(*) FROM result").fetchone() == (2,), "a replaced submission left results behind"
 
 
 def test_a_flag_never_changes_a_grade(path: Path) -> None:
@@ -96,9 +94,7 @@ HOSTILE = st.text(st.characters(), max_size=60) | st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(names=st.lists(HOSTILE, min_size=1, max_size=4, unique=True), text=HOSTILE)
-def test_nothing_from_a_submission_breaks_it(
-    tmp_path_factory: pytest.TempPathFactory, names: list, text: str
-) -> None:
+def test_nothing_from_a_submission_breaks_it(tmp_path_factory: pytest.TempPathFactory, names: list, text: str) -> None:
     path = tmp_path_factory.mktemp("book") / "gradebook.sqlite"
     with Gradebook(path) as book:
         run = book.start_run(**RUN)
@@ -190,8 +186,7 @@ def test_an_exception_in_record_leaves_nothing_behind(path: Path) -> None:
 def test_it_is_durable_and_keeps_its_rules(path: Path) -> None:
     with Gradebook(path) as book:
         pragma = {
-            p: book._db.execute(f"PRAGMA {p}").fetchone()[0]
-            for p in ("journal_mode", "synchronous", "foreign_keys")
+            p: book._db.execute(f"PRAGMA {p}").fetchone()[0] for p in ("journal_mode", "synchronous", "foreign_keys")
         }
     assert pragma == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
 

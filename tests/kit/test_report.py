@@ -22,9 +22,7 @@ from lab.scoring import Result, totals
 
 A = default()
 IDS = list(A.profiles["core"])
-RUN = Run(
-    1, "5ec2e75eed", "core", "bubblewrap", "f" * 64, "2026-01-31 23:59:59", {"torch": "2.13.0"}, "c0ffee"
-)
+RUN = Run(1, "5ec2e75eed", "core", "bubblewrap", "f" * 64, "2026-01-31 23:59:59", {"torch": "2.13.0"}, "c0ffee")
 HOSTILE = [
     "<script>alert(1)</script>",
     "</textarea></pre></style>",
@@ -48,9 +46,7 @@ def result(
 
 def hostile(text: str) -> Graded:
     results = [
-        result(
-            test=f"test_{i}", message=f"{i} {text}", output=text, reason=text if i else "raised", public=text
-        )
+        result(test=f"test_{i}", message=f"{i} {text}", output=text, reason=text if i else "raised", public=text)
         for i in range(6)
     ]
     results.append(result("benchmarking.benchmark", outcome="not_run", reason=text, message=text))
@@ -105,9 +101,7 @@ def test_pages_load_nothing_and_run_nothing() -> None:
             assert name not in ("src", "style"), "the policy allows no inline style attribute"
             if name == "href":
                 assert re.fullmatch(r"#[\w.-]+|submissions/[a-z0-9_-]+\.html", value)
-        policy = (
-            dict(parsed.attributes)["content"] if False else re.search(r'Policy" content="([^"]*)"', page)
-        )
+        policy = dict(parsed.attributes)["content"] if False else re.search(r'Policy" content="([^"]*)"', page)
         assert policy is not None
         assert policy[1].startswith("default-src 'none'; style-src 'sha256-")
         assert "unsafe" not in policy[1]
@@ -116,9 +110,7 @@ def test_pages_load_nothing_and_run_nothing() -> None:
 
 def test_five_hundred_distinct_failures_with_megabytes_fit_the_page() -> None:
     results = [
-        result(i, test=f"test_{n}", message="&" * 50_000 + str(n), output="<" * 50_000)
-        for i in IDS
-        for n in range(500)
+        result(i, test=f"test_{n}", message="&" * 50_000 + str(n), output="<" * 50_000) for i in IDS for n in range(500)
     ]
     page = submission_page(Graded("ada", results=results), A, RUN, IDS)
     assert len(page.encode()) <= PAGE_LIMIT
@@ -134,9 +126,7 @@ def test_the_students_page_says_what_to_do() -> None:
             public="failed",
             seconds=1.25,
         ),
-        result(
-            test="test_means", case="world=3", message="worst at (4,)", public="passed", output="rank 0 here"
-        ),
+        result(test="test_means", case="world=3", message="worst at (4,)", public="passed", output="rank 0 here"),
         result(kind="property", test="test_one_all_reduce", outcome="passed", instrumented=True),
         result("flash_attention.tiled_forward", test="test_o", outcome="passed"),
         result("flash_attention.tiled_forward", "timing", "test_speed", "not_run", reason="needs a GPU"),
@@ -199,9 +189,7 @@ def small_class() -> dict[str, Graded]:
 
     members = [
         Graded("ada", results=of("passed")),
-        Graded(
-            "bob", results=of("failed", message="wrong"), flags=[Flag("forged results", "found results.json")]
-        ),
+        Graded("bob", results=of("failed", message="wrong"), flags=[Flag("forged results", "found results.json")]),
         Graded("cyd", results=of("not_run", reason="needs Linux")),
         Graded("dan", status="refused", message="a bomb"),
     ]
@@ -301,9 +289,7 @@ def test_gradescope_adds_up_and_hides_evidence() -> None:
         data = exports.gradescope(g, A, IDS)
         json.dumps(data, allow_nan=False)
         assert data["score"] == round(sum(t["score"] for t in data["tests"]), 4)
-        assert data["score"] == pytest.approx(
-            totals(g.scores(A, IDS))[0] if g.status == "graded" else 0, abs=1e-3
-        )
+        assert data["score"] == pytest.approx(totals(g.scores(A, IDS))[0] if g.status == "graded" else 0, abs=1e-3)
         assert {t["status"] for t in data["tests"]} <= {"passed", "failed"}
         assert {t["visibility"] for t in data["tests"]} == {"visible"}
         assert data["test_output_format"] == data["output_format"] == data["test_name_format"] == "text"
