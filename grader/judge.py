@@ -42,6 +42,9 @@ class SandboxRoom:
         alone = {"SHARDLINGS_BOX": "1"} if self.isolation != "process" else {}
         return self.box.popen(args, {**env, **alone})
 
+    def said(self, process: Any) -> str:
+        return self.box.stderr(process)
+
     def kill(self, process: Any) -> None:
         self.box.kill(process)
 

@@ -69,6 +69,10 @@ class Room:
             process_group=0,  # Ctrl-C is for pytest; it ends the zygote by closing its stdin
         )
 
+    def said(self, process: subprocess.Popen[bytes]) -> str:
+        """What came on standard error, where it was kept; here it went to the terminal."""
+        return ""
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -202,10 +206,9 @@ class Runner:
         except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
+            said = (self.room.said(zygote.process).strip().splitlines() or ["nothing"])[-1]
             if not ready:
-                raise RoomLost(
-                    f"the zygote did not start: {error}; run `python -m lab.world.zygote` to see why"
-                ) from None
+                raise RoomLost(f"the zygote did not start ({error}); it said: {said}") from None
             hung = isinstance(error, framing.TimedOut)
             text = "no answer in time, and the process that was to report it did not either" if hung else (
                 "the code under test brought down the process that runs it"

@@ -169,7 +169,11 @@ def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[
 def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list[str]:
     """The mounts, parents first. `hidden` folders look empty where a folder that must be seen contains them."""
     roots, packages, links = interpreter(python)
-    mounts: dict[Path, list[str]] = {Path(KIT): ["--ro-bind", str(staged), KIT]}
+    scratch = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs"]
+    mounts: dict[Path, list[str]] = {
+        Path(KIT): ["--ro-bind", str(staged), KIT],
+        Path("/tmp"): [*scratch, "/tmp"],  # before what lies in it: the kit's own environment may
+    }
     system = [Path(p) for p in _SYSTEM if Path(p).is_dir()]
     for path in system:
         if path.is_symlink():
@@ -196,12 +200,10 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
                 options += ["--perms", "0755", "--dir", str(parent)]
             made.add(parent)
         options += mounts[path]
+        made.add(path)
     for path in masks:
         options += ["--remount-ro", str(path)]
-    options += ["--proc", "/proc", "--dev", "/dev"]
-    for scratch in ("/dev/shm", "/tmp"):
-        options += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", scratch]
-    return options
+    return [*options, "--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm"]
 
 
 def _with_those_running(limits: Limits) -> Limits:

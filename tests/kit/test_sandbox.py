@@ -118,6 +118,16 @@ def test_the_repository_around_a_virtual_environment_looks_empty(boxed) -> None:
 
 
 LOOK_AROUND = """
+def test_a_virtual_environment_below_tmp_is_seen(boxed, kit: Path, tmp_path: Path) -> None:
+    """The scratch /tmp must not hide the interpreter of a checkout that lies there."""
+    made = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
+    with Sandbox("bubblewrap", kit / "work" / "alice", kit, python=str(made / "bin" / "python")) as box:
+        process = box.popen(["-c", "print(6 * 7)"], {})
+        assert process.stdout is not None
+        assert process.stdout.read() == b"42\n", box.stderr(process)
+
+
 def attempt(action, *args):
     try: return action(*args)
     except OSError: return None
