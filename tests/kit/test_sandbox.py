@@ -117,7 +117,6 @@ def test_the_repository_around_a_virtual_environment_looks_empty(boxed) -> None:
     assert set(listed) <= {Path(sys.prefix).name}
 
 
-LOOK_AROUND = """
 def test_a_virtual_environment_below_tmp_is_seen(boxed, kit: Path, tmp_path: Path) -> None:
     """The scratch /tmp must not hide the interpreter of a checkout that lies there."""
     made = tmp_path / "venv"
@@ -128,6 +127,7 @@ def test_a_virtual_environment_below_tmp_is_seen(boxed, kit: Path, tmp_path: Pat
         assert process.stdout.read() == b"42\n", box.stderr(process)
 
 
+LOOK_AROUND = """
 def attempt(action, *args):
     try: return action(*args)
     except OSError: return None
