@@ -1,0 +1,127 @@
+"""What runs in a child when the machinery itself is tested; the implementation is tests/kit/test_ranks.py's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from lab.world.group import ledger
+
+
+def echo(impl, *values):
+    """The same values back."""
+    return list(values)
+
+
+def counter(impl) -> int:
+    """How often this process has been asked before: always never."""
+    sys.asked = getattr(sys, "asked", 0) + 1
+    return sys.asked
+
+
+def who(impl) -> list[int]:
+    return [dist.get_rank(), dist.get_world_size()]
+
+
+def misbehave(impl, how: str):
+    """End in the way asked for."""
+    print("said before the end")
+    if how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "exit":
+        os._exit(0)
+    if how == "system-exit":
+        sys.exit("enough")
+    if how == "spin":
+        while True:
+            pass
+    if how == "sleep":
+        time.sleep(600)
+    if how == "subclass":
+        return type("Tensor", (torch.Tensor,), {})(torch.ones(2))
+    if how == "print":
+        print("x" * 10_000_000)
+    if how == "garbage":
+        for fd in range(3, 64):
+            try:
+                os.write(fd, b"\x01" * 4096)
+            except OSError:
+                continue
+        os._exit(0)
+    return "fine"
+
+
+def call(impl):
+    """Whatever the implementation's function does."""
+    return impl.ddp.naive.step()
+
+
+def mismatch(impl):
+    """Rank 0 broadcasts, the others reduce."""
+    x = torch.ones(1024)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        dist.broadcast(x, 0)
+    else:
+        dist.all_reduce(x)
+
+
+def leave_early(impl):
+    """Rank 0 is done while rank 1 waits for it."""
+    if dist.get_rank() == 1:
+        dist.all_reduce(torch.ones(8))
+
+
+def every_collective(impl) -> dict:
+    """Each collective once, and what the ledger says of it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.full((4,), float(rank + 1))
+    out = {}
+    with ledger.phase("named"):
+        out["all_reduce"] = x.clone()
+        dist.all_reduce(out["all_reduce"])
+        out["broadcast"] = x.clone()
+        dist.broadcast(out["broadcast"], 1)
+        out["reduce"] = x.clone()
+        dist.reduce(out["reduce"], 0)
+        gathered = [torch.empty(4) for _ in range(world)]
+        dist.all_gather(gathered, x)
+        out["all_gather"] = torch.stack(gathered)
+        flat = torch.empty(4 * world)
+        dist.all_gather_into_tensor(flat, x)
+        out["all_gather_flat"] = flat
+        share = torch.empty(2)
+        dist.reduce_scatter_tensor(share, x)
+        out["reduce_scatter"] = share
+        swapped = torch.empty(4)
+        dist.all_to_all_single(swapped, x)
+        out["all_to_all"] = swapped
+        got = torch.empty(4)
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank),
+        ])  # fmt: skip
+        for work in works:
+            work.wait()
+        out["received"] = got
+        dist.barrier()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    dist.all_reduce(x, group=alone)
+    return {"values": out, "rows": ledger.plain()}
+
+
+def hooked(impl) -> list[dict]:
+    """An all-reduce from inside backward, waited for after it."""
+    p = torch.nn.Parameter(torch.ones(3))
+    works = []
+    p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad, async_op=True)))
+    with ledger.phase("forward"):
+        loss = (p * 2).sum()
+    loss.backward()
+    for work in works:
+        work.wait()
+    return ledger.plain()

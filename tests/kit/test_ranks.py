@@ -1,0 +1,179 @@
+"""The machinery that runs probes: fresh children, ranks, the ledger, and honest words for every way to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from lab.runner import ProbeFailed, Room, Runner
+
+from . import probes
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    r = Runner(Room(tmp_path_factory.mktemp("impl")))
+    yield r
+    r.close()
+
+
+@pytest.fixture
+def implementation(runner, tmp_path):
+    """Write ddp/naive.py and let the runner see it."""
+
+    def write(text: str):
+        (tmp_path / "ddp").mkdir(exist_ok=True)
+        (tmp_path / "ddp" / "naive.py").write_text(text)
+        runner.room = Room(tmp_path)
+        runner.forget()
+        return runner
+
+    return write
+
+
+def failure(runner, *args, **options) -> ProbeFailed:
+    with pytest.raises(ProbeFailed) as caught:
+        runner.run(*args, **options)
+    return caught.value
+
+
+def test_values_come_back_as_they_went(runner):
+    value = [1, 2.5, "é", None, True, {"a": (torch.arange(3), torch.ones(2, dtype=torch.bfloat16))}]
+    got = runner.run(probes.echo, *value)
+    assert got[:5] == value[:5]
+    assert torch.equal(got[5]["a"][0], torch.arange(3))
+    assert got[5]["a"][1].dtype == torch.bfloat16
+
+
+def test_every_probe_gets_a_fresh_process(runner):
+    assert [runner.run(probes.counter) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_one_value_a_rank(runner, world):
+    assert runner.run(probes.who, world=world) == [[r, world] for r in range(world)]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "words"),
+    [
+        ("segfault", "crashed", "SIGSEGV"),
+        ("exit", "crashed", "code 0"),
+        ("system-exit", "raised", "enough"),
+        ("subclass", "refused", "may not cross"),
+        ("garbage", "refused", "answer"),
+    ],
+)
+def test_every_way_to_end_has_a_name_and_hurts_nobody_else(runner, how, reason, words):
+    error = failure(runner, probes.misbehave, how)
+    assert error.reason == reason
+    assert words in error.text
+    assert runner.run(probes.echo, 1) == [1]
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep"])
+def test_what_never_ends_is_stopped_and_its_stack_shown(runner, how):
+    start = time.monotonic()
+    error = failure(runner, probes.misbehave, how, timeout=1.0)
+    assert time.monotonic() - start < 10
+    assert error.reason == "hung"
+    assert "misbehave" in error.stacks
+
+
+def test_prints_are_kept_and_cut(runner):
+    error = failure(runner, probes.misbehave, "system-exit")
+    assert "said before the end" in error.output
+    assert runner.run(probes.misbehave, "print") == "fine"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "words"),
+    [
+        ("def step():\n    return 1 / 0\n", "raised", ("ZeroDivisionError", "ddp/naive.py:2")),
+        ("import not_there\n", "import", ("not_there",)),
+        ("def step(:\n", "import", ("ddp/naive.py", "line 1")),
+        ("raise SystemExit(0)\n", "import", ("SystemExit",)),
+        ('def step():\n    raise NotImplementedError("ddp.naive: write it")\n', "unwritten", ("ddp.naive",)),
+    ],
+)
+def test_failures_say_what_and_where(implementation, source, reason, words):
+    error = failure(implementation(source), probes.call, exercise="ddp.naive")
+    assert error.reason == reason
+    for word in words:
+        assert word in f"{error.text} {error.where}"
+
+
+def test_a_file_that_does_not_load_is_told_once_and_not_run_again(implementation):
+    runner = implementation("import time\ntime.sleep(0.3)\nimport not_there\n")
+    failure(runner, probes.call, exercise="ddp.naive")
+    start = time.monotonic()
+    assert failure(runner, probes.call, exercise="ddp.naive").reason == "import"
+    assert time.monotonic() - start < 0.2
+
+
+def test_mismatched_collectives_are_named_long_before_the_timeout(runner):
+    start = time.monotonic()
+    error = failure(runner, probes.mismatch, world=2, timeout=60)
+    assert time.monotonic() - start < 20
+    assert error.reason in ("hung", "crashed", "raised")
+    assert "rank 0 waits in broadcast #1 (4 KiB)" in error.text, error.text
+    assert "rank 1 waits in all_reduce #1 (4 KiB)" in error.text
+
+
+def test_a_rank_that_left_is_named(runner):
+    error = failure(runner, probes.leave_early, world=2, timeout=60)
+    assert "rank 1 waits in all_reduce #0 (32 B)" in error.text, error.text
+    assert "rank 0 finished after 0 collectives" in error.text
+
+
+def test_the_ledger_has_a_row_for_every_collective(runner):
+    ranks = runner.run(probes.every_collective, world=2)
+    for rank, got in enumerate(ranks):
+        rows = got["rows"]
+        ops = [r["op"] for r in rows]
+        p2p = sorted(ops[7:9])
+        assert ops[:7] == [
+            "all_reduce",
+            "broadcast",
+            "reduce",
+            "all_gather",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+        ]
+        assert p2p == ["recv", "send"]
+        assert ops[9:] == ["barrier", "all_reduce"]
+        assert [r["bytes"] for r in rows[:7]] == [16, 16, 16, 16, 16, 8, 16]
+        assert {r["phase"] for r in rows[:10]} == {"named"}
+        assert rows[-1]["group"] == [rank]
+        assert all(r["done_s"] >= r["waited_s"] >= r["issued_s"] for r in rows)
+        assert rows[1]["peer"] == 1
+
+
+def test_collectives_do_what_torch_says(runner):
+    first, second = (r["values"] for r in runner.run(probes.every_collective, world=2))
+    assert first["all_reduce"].tolist() == [3.0] * 4 == second["all_reduce"].tolist()
+    assert first["broadcast"].tolist() == [2.0] * 4
+    assert first["reduce"].tolist() == [3.0] * 4
+    assert first["all_gather"].tolist() == [[1.0] * 4, [2.0] * 4]
+    assert first["all_gather_flat"].tolist() == [1.0] * 4 + [2.0] * 4
+    assert second["reduce_scatter"].tolist() == [3.0, 3.0]
+    assert first["all_to_all"].tolist() == [1.0, 1.0, 2.0, 2.0]
+    assert (first["received"][0], second["received"][0]) == (2.0, 1.0)
+
+
+def test_a_collective_inside_backward_is_known_as_such(runner):
+    (row,) = runner.run(probes.hooked, world=2)[0]
+    assert row["phase"] == "backward"
+    assert row["issued_s"] < row["waited_s"] <= row["done_s"]
+
+
+def test_a_lost_zygote_costs_one_probe(runner):
+    runner.run(probes.echo, 1)
+    os.kill(runner.zygotes["interpret"].process.pid, signal.SIGKILL)
+    assert failure(runner, probes.echo, 1).reason == "crashed"
+    assert runner.run(probes.echo, 1) == [1]
