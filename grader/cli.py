@@ -66,7 +66,10 @@ def grade(
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     chosen = choose(isolation)
-    out_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        out_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Wrong(f"--out: expected a folder, or a place for one, got {out_folder}: {error.strerror}") from None
     with Gradebook(out_folder / "gradebook.sqlite") as book:
         latest = book.latest_run()
         if resume and latest is None:

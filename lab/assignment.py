@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("numerics", "property", "timing")
+_MISSING = object()
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -94,11 +95,12 @@ class _Reader:
         self.file = file
 
     def fail(self, key: str, expected: str, got: Any) -> AssignmentError:
-        return AssignmentError(f"{self.file}: {key}: expected {expected}, got {got!r}")
+        came = "nothing" if got is _MISSING else repr(got)
+        return AssignmentError(f"{self.file}: {key}: expected {expected}, got {came}")
 
     def get(self, table: dict, key: str, where: str, kind: type | tuple, expected: str) -> Any:
         if key not in table:
-            raise self.fail(f"{where}{key}", expected, "nothing")
+            raise self.fail(f"{where}{key}", expected, _MISSING)
         value = table[key]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.fail(f"{where}{key}", expected, value)

@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
     config.stash[RESULTS] = []
+    implementation(config)
     try:
         known = assignments.default()
     except AssignmentError as error:
@@ -182,7 +183,8 @@ def pytest_runtest_makereport(
         return report
     result = _result(item, call, report)
     item.config.stash[RESULTS].append(result)
-    if report.failed and item.config.option.tbstyle in ("auto", "no"):
+    told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
+    if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
         report.longrepr = result.message
     return report
 

@@ -1,0 +1,118 @@
+"""The assignment as data, and points as a function of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.assignment import KINDS, ROOT, AssignmentError, load
+from lab.scoring import OUTCOMES, Result, score, totals
+
+REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
+
+
+def test_the_real_one_loads_with_its_six_stages():
+    a = load()
+    assert [s.name for s in a.stages] == ["benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "mesh"]
+    for e in a.exercises.values():
+        assert (ROOT / "reference" / e.file).is_file()
+        assert f"{e.name}" in (ROOT / "reference" / e.file).read_text(encoding="utf-8")
+        assert (ROOT / "tests" / e.stage).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("points = 10", "points = -1", "benchmarking.benchmark: points: expected a number of at least 0, got -1"),
+        ("points = 10", 'points = "ten"', "points: expected a number of at least 0, got 'ten'"),
+        ("points = 10", "points = true", "got True"),
+        ("hours = 1.0", "hours = 0", "hours: expected a number above 0, got 0"),
+        ("difficulty = 1", "difficulty = 6", "difficulty: expected 1 to 5, got 6"),
+        ('track = "cpu"', 'track = "tpu"', "track: expected"),
+        ("needs = []", 'needs = ["ddp.nope"]', "needs: expected ids among"),
+        ("needs = []", 'needs = ["benchmarking.benchmark"]', "no circle"),
+        ('id = "benchmarking.benchmark"', 'id = "cooking.benchmark"', 'id: expected "stage.name"'),
+        ("benchmarking/benchmark.py:benchmark", "benchmark", 'object: expected "benchmarking/file.py:Name"'),
+        ("points = 10", "point = 10", "expected one of"),
+        ("numerics = 60", "numerics = -60", "split"),
+        ("title = ", "titel = ", "titel"),
+        ("core = [", 'core = ["nope", ', "profiles.core"),
+        ('name = "zero"', 'name = "mesh"', "distinct names"),
+        ("points = 10\n", "", "points: expected a number of at least 0, got nothing"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_key_and_what_came(tmp_path, old, new, words):
+    path = tmp_path / "assignment.toml"
+    path.write_text(REAL.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(AssignmentError) as caught:
+        load(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_and_no_toml_are_one_line_each(tmp_path):
+    with pytest.raises(AssignmentError, match="cannot be read"):
+        load(tmp_path / "nothing.toml")
+    (tmp_path / "a.toml").write_bytes(b"\xff\xfe = [")
+    with pytest.raises(AssignmentError, match="not TOML"):
+        load(tmp_path / "a.toml")
+
+
+def of(kind, outcome, test="t", case="", exercise="ddp.naive"):
+    return Result(exercise, kind, test, case, outcome)
+
+
+def points(*results, exercise="ddp.naive", a=None):
+    (s,) = score(a or load(), results, [exercise])
+    return round(s.earned, 6), round(s.possible, 6), round(s.not_run, 6)
+
+
+def test_kinds_share_the_points_60_30_10_rescaled():
+    assert points(of("numerics", "passed"), of("property", "failed", "p")) == (round(10 * 60 / 90, 6), 10, 0)
+    everything = [of(k, "passed", k) for k in KINDS]
+    assert points(*everything) == (10, 10, 0)
+    assert points(*everything[:2], of("timing", "failed", "timing")) == (9, 10, 0)
+
+
+def test_a_parametrised_test_passes_whole():
+    assert points(of("numerics", "passed", case="1"), of("numerics", "failed", case="2")) == (0, 10, 0)
+    assert points(of("numerics", "passed", case="1"), of("numerics", "not_run", case="2")) == (10, 10, 0)
+
+
+def test_property_counts_only_when_all_numerics_pass():
+    results = [of("numerics", "passed", "a"), of("numerics", "failed", "b"), of("property", "passed", "p")]
+    assert points(*results) == (round(10 * 60 / 90 / 2, 6), 10, 0)
+
+
+def test_what_was_not_run_or_not_decided_leaves_the_denominator():
+    for outcome in ("not_run", "inconclusive"):
+        assert points(of("numerics", "passed"), of("timing", outcome, "t2")) == (
+            round(10 * 60 / 70, 6), round(10 * 60 / 70, 6), round(10 * 10 / 70, 6),
+        )  # fmt: skip
+    assert points() == (0, 0, 10)
+
+
+def test_an_exercise_without_numerics_waits_for_what_it_needs():
+    a = load()
+    speed = dataclasses.replace(a.exercises["ddp.naive"], id="ddp.speed", needs=("ddp.naive",))
+    a = dataclasses.replace(a, exercises={**a.exercises, "ddp.speed": speed})
+    fast = of("timing", "passed", exercise="ddp.speed")
+    assert points(fast, of("numerics", "passed"), exercise="ddp.speed", a=a)[0] == 10
+    assert points(fast, of("numerics", "failed"), exercise="ddp.speed", a=a)[0] == 0
+    assert points(fast, exercise="ddp.speed", a=a)[0] == 0
+
+
+RESULTS = st.lists(
+    st.builds(of, st.sampled_from(KINDS), st.sampled_from(OUTCOMES), st.sampled_from("abc"), st.sampled_from("12"))
+)
+
+
+@given(RESULTS)
+@settings(max_examples=200, deadline=None)
+def test_points_are_never_made_or_lost(results):
+    earned, possible, not_run = totals(score(load(), results, ["ddp.naive"]))
+    assert -1e-9 <= earned <= possible + 1e-9
+    assert possible + not_run == pytest.approx(10)

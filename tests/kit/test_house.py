@@ -1,0 +1,175 @@
+"""The rules of the house: who imports whom, what the command lines say to bad input, what a student sees."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from lab import forbidden
+from lab import impl as implementation
+from lab.assignment import ROOT, default
+
+OURS = {"lab", "grader", "reference", "student", "tests", "examples", "benchmarks"}
+
+
+def imports(path):
+    """(top-level name, level) of everything a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((a.name.partition(".")[0], 0) for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0], node.level
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ("lab/**/*.py", {"lab"}),
+        ("reference/**/*.py", {"lab"}),
+        ("student/**/*.py", {"lab"}),
+        ("grader/**/*.py", {"lab", "grader"}),
+        ("tests/*/probes.py", {"lab"}),
+        ("tests/[!k]*/test_*.py", {"lab"}),
+    ],
+)
+def test_everybody_imports_only_whom_they_may(files, allowed):
+    found = sorted(ROOT.glob(files))
+    assert found
+    for path in found:
+        wrong = {name for name, level in imports(path) if not level and name in OURS} - allowed
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_stages_reach_each_other_relatively_and_no_further():
+    for path in (*ROOT.glob("reference/**/*.py"), *ROOT.glob("student/**/*.py")):
+        for _, level in imports(path):
+            assert level <= len(path.relative_to(ROOT).parts) - 1, f"{path} imports from above its root"
+
+
+def said(*command):
+    run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["grade", "nowhere"], "nowhere"),
+        (["grade", "{empty}"], "expected a folder with one of"),
+        (["grade", "{one}", "--profile", "nope"], "--profile: expected one of"),
+        (["grade", "{one}", "--isolation", "nope"], "expected an isolation among"),
+        (["grade", "{one}", "--out", "{empty}/out", "--isolation", "process", "--resume"], "--resume"),
+        (["grade", "{one}", "--jobs", "0"], "--jobs"),
+        (["grade", "{one}", "--out", "{file}", "--isolation", "process"], "expected a folder"),
+        (["grade", "{one}", "--out", "{broken}", "--isolation", "process"], "gradebook.sqlite"),
+        (["mutants", "--stage", "nope"], "--stage: expected one of"),
+        (["report", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
+        (["stubs", "--reference", "{empty}/nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, arguments, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "one" / "ddp").mkdir(parents=True)
+    (tmp_path / "one" / "ddp" / "naive.py").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "gradebook.sqlite").write_text(
+        "no database, but long enough to be read as a header of one\n" * 9
+    )
+    names = {n: tmp_path / n for n in ("empty", "file", "one", "broken")}
+    code, _, err = said("grader", *(a.format(**names) for a in arguments))
+    assert code == 2, err
+    assert words in err.replace("\n", " "), err
+    assert "Traceback" not in err
+    assert (tmp_path / "file").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--impl", "nope"], "--impl: expected student, reference or a folder, got 'nope'"),
+        (["--stage", "nope"], "--stage: expected one of"),
+        (["--exercise", "nope"], "--exercise: expected one of"),
+    ],
+)
+def test_pytest_refuses_what_it_does_not_know_in_one_line(option, words):
+    code, out, err = said("pytest", "tests/ddp", *option)
+    assert code == 4
+    assert words in out + err
+
+
+def test_untouched_stubs_score_nothing_and_say_what_is_next():
+    """The size of what is printed is part of it: a student reads all of it or nothing."""
+    code, out, _ = said("pytest", "tests", "--impl", "student")
+    assert code == 1
+    assert len(out.splitlines()) <= 60
+    assert " passed" not in out
+    first = next(iter(default().exercises.values()))
+    assert f"next: {first.id}" in out
+    assert first.hints[0] in out
+    assert out.count("not written yet") == len(default().exercises)
+
+
+def test_every_failure_on_stubs_names_its_exercise_and_hint():
+    _, out, _ = said("pytest", "tests", "--impl", "student", "--tb=short")
+    for e in default().exercises.values():
+        assert e.hints[0] in out
+        assert f"not written yet: {e.object}" in out
+    assert "ImportError" not in out
+    assert "ModuleNotFoundError" not in out
+
+
+def test_inline_runs_what_it_can_and_refuses_the_rest_by_name():
+    code, out, _ = said("pytest", "tests/flash_attention", "--impl", "reference", "--inline")
+    assert code == 0, out
+    code, out, _ = said("pytest", "tests/ddp", "--impl", "reference", "--inline", "--tb=short", "-x")
+    assert code == 1
+    assert "world=1" in out
+
+
+def test_an_implementation_loads_file_by_file(tmp_path):
+    (tmp_path / "ddp").mkdir()
+    (tmp_path / "zero").mkdir()
+    (tmp_path / "ddp" / "naive.py").write_text("class NaiveDDP:\n    own = True\n")
+    (tmp_path / "ddp" / "broken.py").write_text("def (:\n")
+    (tmp_path / "zero" / "user.py").write_text("from ..ddp.naive import NaiveDDP\n\nSEEN = NaiveDDP\n")
+    try:
+        impl = implementation.load(tmp_path)
+        assert impl.ddp.naive.NaiveDDP.own
+        with pytest.raises(SyntaxError):
+            _ = impl.ddp.broken
+        with pytest.raises(implementation.ImplementationNotFound, match=r"ddp/missing\.py"):
+            _ = impl.ddp.missing
+        stand_in = type("StandIn", (), {"own": False})
+        impl = implementation.load(tmp_path, {"ddp/naive.py:NaiveDDP": lambda module: stand_in})
+        assert impl.zero.user.SEEN is stand_in
+    finally:
+        implementation.unload()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.nn.parallel.DistributedDataParallel\n",
+        "from torch.nn.parallel import DistributedDataParallel as D\n",
+        "import torch.nn.parallel as p\nx = p.DistributedDataParallel\n",
+        "from torch import nn\nq = nn\nq.parallel.DistributedDataParallel(1)\n",
+        "from .helper import f\n",
+    ],
+)
+def test_forbidden_names_are_found_however_they_are_imported(tmp_path, source):
+    (tmp_path / "ddp").mkdir()
+    (tmp_path / "ddp" / "naive.py").write_text(source)
+    (tmp_path / "ddp" / "helper.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
+    names = default().exercise("ddp.naive").forbidden
+    assert forbidden.find(tmp_path, "ddp/naive.py", names)
+    (tmp_path / "ddp" / "naive.py").write_text("import torch\n# torch.nn.parallel.DistributedDataParallel\n")
+    assert not forbidden.find(tmp_path, "ddp/naive.py", names)
+
+
+def test_the_reference_uses_nothing_forbidden():
+    for e in default().exercises.values():
+        assert not forbidden.find(ROOT / "reference", e.file, e.forbidden)

@@ -1,0 +1,109 @@
+"""What crosses between rooms: exact values, or one clear refusal; never code."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab import wire
+from lab.wire import Limits, WireError
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS,
+    lambda v: st.lists(v, max_size=4) | st.lists(v, max_size=4).map(tuple) | st.dictionaries(st.text(max_size=4), v),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+@settings(max_examples=150, deadline=None)
+def test_values_arrive_as_they_left(value):
+    got = wire.unpack(wire.pack(value))
+    assert got == value
+    assert repr(got) == repr(value)  # True is not 1, 1 is not 1.0
+
+
+@pytest.mark.parametrize("dtype", sorted(wire.DTYPES, key=str), ids=str)
+def test_tensors_arrive_to_the_bit(dtype):
+    for t in (torch.tensor(1).to(dtype), torch.empty(0, 3, dtype=dtype), torch.arange(6).view(2, 3).T.to(dtype)):
+        got = wire.unpack(wire.pack({"t": (t, t[..., :1] if t.ndim else t)}))["t"][0]
+        assert got.dtype == dtype
+        assert torch.equal(got, t)
+
+
+def test_not_a_number_and_infinities_arrive():
+    t = torch.tensor([float("nan"), float("inf"), -0.0])
+    got = wire.unpack(wire.pack([t, float("nan"), float("-inf")]))
+    assert got[0].view(torch.int32).tolist() == t.view(torch.int32).tolist()
+    assert got[1] != got[1]
+    assert got[2] == float("-inf")
+
+
+def test_aliases_and_gradients_are_left_behind():
+    t = torch.ones(3, requires_grad=True)
+    a, b = wire.unpack(wire.pack([t, t]))
+    assert not a.requires_grad
+    assert a.data_ptr() != b.data_ptr()
+
+
+class Liar(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Liar(1), type("T", (torch.Tensor,), {})(torch.ones(1)), object(), {1, 2}, b"bytes", 1j, {(1, 2): 3},
+        torch.ones(2, dtype=torch.complex64), torch.ones(2, device="meta"), torch.eye(2).to_sparse(),
+    ],
+    ids=lambda v: type(v).__name__,
+)  # fmt: skip
+def test_what_may_not_cross_is_refused_by_name(value):
+    with pytest.raises(WireError, match=r"may not cross|keys are"):
+        wire.pack([value])
+
+
+def test_limits_hold_before_anything_is_built():
+    deep = []
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(WireError, match="deeper"):
+        wire.pack(deep)
+    with pytest.raises(WireError, match="more than"):
+        wire.pack([0] * 11, Limits(count=10))
+    with pytest.raises(WireError, match="bytes may not cross"):
+        wire.pack(torch.zeros(1).expand(1 << 50))  # claims four petabytes
+    with pytest.raises(WireError, match="bytes"):
+        wire.unpack(wire.pack(torch.zeros(1000)), Limits(bytes=100))
+    with pytest.raises(WireError, match="more than"):
+        wire.unpack(wire.pack([0] * 11), Limits(count=10))
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_noise_is_refused_not_run(data):
+    with pytest.raises(WireError):
+        wire.unpack(data)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+@settings(max_examples=200, deadline=None)
+def test_a_flipped_byte_is_another_value_or_a_refusal(where, flip):
+    message = bytearray(wire.pack({"a": [1, "x"], "t": torch.arange(5)}))
+    message[where % len(message)] ^= flip
+    with contextlib.suppress(WireError):
+        wire.unpack(bytes(message))
+
+
+def test_a_pickle_is_noise():
+    with pytest.raises(WireError):
+        wire.unpack(pickle.dumps({"a": 1}))
