@@ -52,6 +52,10 @@ def test_aliases_and_gradients_are_left_behind():
     assert a.data_ptr() != b.data_ptr()
 
 
+class Rows(list):
+    pass
+
+
 class Liar(int):
     def __eq__(self, other):
         return True
@@ -62,6 +66,8 @@ class Liar(int):
 @pytest.mark.parametrize(
     "value",
     [
+        Rows([1]),
+        type('D', (dict,), {})(), type('S', (str,), {})('x'),
         Liar(1), type("T", (torch.Tensor,), {})(torch.ones(1)), object(), {1, 2}, b"bytes", 1j, {(1, 2): 3},
         torch.ones(2, dtype=torch.complex64), torch.ones(2, device="meta"), torch.eye(2).to_sparse(),
     ],

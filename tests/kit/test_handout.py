@@ -1,0 +1,35 @@
+"""The chapters name what exists, and say what assignment.toml says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lab.assignment import ROOT, default
+
+CHAPTERS = sorted((ROOT / "handout").glob("*.md")) + [ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
+def test_every_relative_link_resolves(chapter):
+    for target in re.findall(r"\]\(([^)]+)\)", chapter.read_text(encoding="utf-8")):
+        if not target.startswith(("http", "#")):
+            assert (chapter.parent / target.partition("#")[0]).exists(), f"{chapter.name}: {target} is not there"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
+def test_every_exercise_that_is_named_exists(chapter):
+    known = default()
+    stages = "|".join(s.name for s in known.stages)
+    for id in re.findall(rf"`((?:{stages})\.[a-z_0-9]+)`", chapter.read_text(encoding="utf-8")):
+        assert id in known.exercises, f"{chapter.name} names {id}"
+
+
+@pytest.mark.parametrize("exercise", default().exercises.values(), ids=lambda e: e.id)
+def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
+    text = (ROOT / "handout" / f"{exercise.stage}.md").read_text(encoding="utf-8")
+    assert f"Exercise `{exercise.id}`" in text
+    assert f"student/{exercise.file}" in text
+    for name in exercise.forbidden:
+        assert f"`{name}`" in text, f"{name} is forbidden in {exercise.id}, and its chapter does not say so"
