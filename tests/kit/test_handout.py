@@ -8,7 +8,7 @@ import pytest
 
 from lab.assignment import ROOT, default
 
-CHAPTERS = sorted((ROOT / "handout").glob("*.md")) + [ROOT / "README.md"]
+CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)

@@ -1,0 +1,1 @@
+"""Notebooks, numbered by stage; build.py makes them."""

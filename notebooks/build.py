@@ -1,0 +1,204 @@
+"""Builds and executes the notebooks: `python -m notebooks.build`. Cells are plain text here, so that they can be read in a diff.
+
+Outputs are committed; they come from the reference. A reader's copy runs on `student` by one switch.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+
+SWITCH = '''
+IMPL = "reference"  # or "student"
+
+import os, sys
+from pathlib import Path
+ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "assignment.toml").exists())
+os.chdir(ROOT)
+sys.path.insert(0, str(ROOT))
+
+import matplotlib.pyplot as plt
+from lab.runner import ProbeFailed, Room, Runner
+runner = Runner(Room(ROOT / IMPL))
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe-Ito
+
+def ask(probe, *args, **options):
+    """The probe's value, or one clear line and None where the exercise is not written yet."""
+    try:
+        return runner.run(probe, *args, **options)
+    except ProbeFailed as error:
+        print(error.text)
+'''
+
+BENCHMARKING = [
+    ("md", """
+        # 1 · Benchmarking: what a clock sees
+        A simulated GPU takes a known time for each step. Its first calls are slow, as if they compiled. We ask three
+        timers what a step takes: yours, one that never waits, and one that counts the warm-up."""),
+    ("code", SWITCH),
+    ("code", """
+        from tests.benchmarking import probes
+
+        import random
+        draw = random.Random(0)
+        warmup, steps = 3, 40
+        device_s = [0.2, 0.08, 0.03] + [draw.gauss(0.010, 0.0006) for _ in range(steps)]
+        nothing = [0.0] * len(device_s)
+        yours = ask(probes.timed_steps, nothing, device_s, nothing, warmup, steps, device="simulated")
+        cold = ask(probes.timed_steps, nothing, device_s, nothing, 0, warmup + steps, device="simulated")"""),
+    ("code", """
+        from lab.measure.device import SimulatedGPU
+        import time
+
+        with SimulatedGPU() as gpu:  # a timer that never waits, written out
+            hasty = []
+            for seconds in device_s[warmup:]:
+                start = time.perf_counter()
+                gpu.launch(seconds)
+                hasty.append(time.perf_counter() - start)
+        print(f"without synchronize: a step seems to take {1e6 * sum(hasty) / steps:.1f} µs")
+        if yours:
+            print(f"yours:               {1e3 * yours['median']:.2f} ms (median of {steps})")
+            print(f"warm-up counted in:  {1e3 * cold['mean']:.2f} ms (mean), {1e3 * cold['median']:.2f} ms (median)")"""),
+    ("code", """
+        if yours:
+            figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+            left.hist([1e3 * s for s in yours["samples"]], bins=12, color=BLUE, hatch="//", edgecolor="white")
+            left.set(title="warmed up, synchronized", xlabel="ms", ylabel="steps")
+            right.plot([1e3 * s for s in cold["samples"]], marker="o", markersize=3, color=ORANGE)
+            right.set(title="warm-up counted in", xlabel="step", ylabel="ms", yscale="log")
+            figure.tight_layout()
+            plt.show()"""),
+    ("md", """
+        *Left, a histogram: samples lie around 10 ms. Right, a line: the first three steps take 200, 80 and 30 ms, all later
+        ones about 10.*
+
+        | timer | what it says of a 10 ms step |
+        |---|---|
+        | never waits | 5 µs: the time to ask |
+        | counts the warm-up, mean | 17 ms |
+        | waits, warmed up | 10 ms |"""),
+]  # fmt: skip
+
+FLASH = [
+    ("md", """
+        # 3 · FlashAttention-2: what never exists
+        Memory of attention with the whole matrix, and by tiles, as N grows. Both are metered under torch's dispatcher: exact
+        on any machine."""),
+    ("code", SWITCH),
+    ("code", """
+        import torch
+        from lab.measure.memory import meter
+        from tests.flash_attention import probes
+
+        lengths, naive, tiled = [256, 512, 1024, 2048], [], []
+        for n in lengths:
+            q = k = v = torch.randn(1, n, 64)
+            with meter(inputs=(q,)) as measured:
+                (q @ k.mT / 8).softmax(-1) @ v
+            naive.append(measured.peak_bytes / 2**20)
+            got = ask(probes.memory, q, k, v, False)
+            tiled.append(got["peak_bytes"] / 2**20 if got else float("nan"))
+        for row in zip(lengths, naive, tiled):
+            print("N = {:5d}: whole matrix {:7.2f} MiB, by tiles {:5.2f} MiB".format(*row))"""),
+    ("code", """
+        figure, axes = plt.subplots(figsize=(5, 3))
+        axes.plot(lengths, naive, marker="s", color=ORANGE, label="whole matrix: grows with N²")
+        axes.plot(lengths, tiled, marker="o", color=BLUE, label="by tiles: grows with N")
+        axes.set(xscale="log", yscale="log", xlabel="N", ylabel="peak, MiB", xticks=lengths, xticklabels=lengths)
+        axes.minorticks_off()
+        axes.legend()
+        plt.show()"""),
+    ("md", """
+        *Two lines on logarithmic axes: the upper one, the whole matrix, rises four times for each doubling of N; the lower
+        one, by tiles, twice.* The numbers are printed above it."""),
+    ("md", """
+        ## The running maximum and sum
+        One query against 512 keys in eight tiles: the maximum m rises in steps, and the sum l is rescaled each time."""),
+    ("code", """
+        torch.manual_seed(1)
+        scores = torch.randn(8, 64) * 2
+        m, l, ms, ls = torch.tensor(float("-inf")), torch.tensor(0.0), [], []
+        for s in scores:
+            m_new = torch.maximum(m, s.max())
+            l = torch.exp(m - m_new) * l + torch.exp(s - m_new).sum()
+            m = m_new
+            ms.append(m.item()), ls.append(l.item())
+        print("m:", *(f"{x:.2f}" for x in ms))
+        print("l:", *(f"{x:.2f}" for x in ls))
+        print(f"lse = m + ln l = {m + l.log():.6f}, torch.logsumexp = {scores.flatten().logsumexp(0):.6f}")"""),
+]  # fmt: skip
+
+DDP = [
+    ("md", """
+        # 4 · Data parallelism: what is sent
+        Two ranks on this machine train a small model. The *ledger* of the process group says what each sent, and when."""),
+    ("code", SWITCH),
+    ("code", """
+        import torch
+        from tests.ddp import probes
+
+        width, depth = 64, 2
+        torch.manual_seed(0)
+        states = [dict(probes.Model(width, depth).state_dict()) for _ in range(2)]
+        shares = [[(torch.randn(8, width), torch.randn(8, width))] for _ in range(2)]
+        ranks = ask(probes.sent, "naive", width, depth, states, shares, world=2)
+        for row in (ranks or [{"rows": []}])[0]["rows"]:
+            print(f"#{row['number']:<3} {row['op']:<11} {row['bytes']:>6} B  {row['phase']}")"""),
+    ("code", """
+        if ranks:
+            figure, axes = plt.subplots(figsize=(8, 2))
+            start = min(r["issued_s"] for rank in ranks for r in rank["rows"])
+            for y, rank in enumerate(ranks):
+                for op, colour, hatch in (("broadcast", GREEN, ".."), ("all_reduce", BLUE, "//")):
+                    bars = [(1e3 * (r["issued_s"] - start), 1e3 * (r["done_s"] - r["issued_s"]))
+                            for r in rank["rows"] if r["op"] == op]
+                    axes.broken_barh(bars, (y - 0.3, 0.6), color=colour, hatch=hatch, edgecolor="white",
+                                     label=op if y == 0 else None)
+            axes.set(yticks=[0, 1], yticklabels=["rank 0", "rank 1"], xlabel="ms since the first")
+            axes.legend(loc="upper center", ncols=2)
+            plt.show()"""),
+    ("md", """
+        *Two rows of bars, one a rank: first broadcasts, while the wrapper is built; later, after backward, one all-reduce for
+        each gradient.* The table above says the same in numbers. Every all-reduce waits for the one before it, and none
+        starts until backward has ended: that gap is what the next exercises close."""),
+]  # fmt: skip
+
+NOTEBOOKS = {"1_benchmarking": BENCHMARKING, "3_flash_attention": FLASH, "4_ddp": DDP}
+
+
+def make(cells: list[tuple[str, str]]) -> nbformat.NotebookNode:
+    """A notebook without outputs."""
+    book = nbformat.v4.new_notebook()
+    book.metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "language_info": {"name": "python"},
+    }
+    for i, (kind, text) in enumerate(cells):
+        text = textwrap.dedent(text).strip()
+        cell = nbformat.v4.new_markdown_cell(text) if kind == "md" else nbformat.v4.new_code_cell(text)
+        cell.id = f"cell-{i}"
+        book.cells.append(cell)
+    return book
+
+
+def execute(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Run it from the top, here, and keep what it drew."""
+    NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(HERE)}}).execute()
+    for cell in book.cells:
+        cell.metadata = {}
+    return book
+
+
+def build() -> None:
+    for name, cells in NOTEBOOKS.items():
+        nbformat.write(execute(make(cells)), HERE / f"{name}.ipynb")
+
+
+if __name__ == "__main__":
+    build()
