@@ -1,4 +1,4 @@
-"""Builds and executes the notebooks: `python -m notebooks.build`. Cells are plain text here, so that they can be read in a diff.
+"""Builds and executes the notebooks: `python -m notebooks.build`. Cells are plain text here, to be read in a diff.
 
 Outputs are committed; they come from the reference. A reader's copy runs on `student` by one switch.
 """
