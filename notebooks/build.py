@@ -116,7 +116,7 @@ FLASH = [
         plt.show()"""),
     ("md", """
         *Two lines on logarithmic axes: the upper one, the whole matrix, rises four times for each doubling of N; the lower
-        one, by tiles, twice.* The numbers are printed above it."""),
+        one, by tiles, at most twice.* The numbers are printed above it."""),
     ("md", """
         ## The running maximum and sum
         One query against 512 keys in eight tiles: the maximum m rises in steps, and the sum l is rescaled each time."""),
@@ -155,12 +155,12 @@ DDP = [
             figure, axes = plt.subplots(figsize=(8, 2))
             start = min(r["issued_s"] for rank in ranks for r in rank["rows"])
             for y, rank in enumerate(ranks):
-                for op, colour, hatch in (("broadcast", GREEN, ".."), ("all_reduce", BLUE, "//")):
-                    bars = [(1e3 * (r["issued_s"] - start), 1e3 * (r["done_s"] - r["issued_s"]))
-                            for r in rank["rows"] if r["op"] == op]
-                    axes.broken_barh(bars, (y - 0.3, 0.6), color=colour, hatch=hatch, edgecolor="white",
-                                     label=op if y == 0 else None)
-            axes.set(yticks=[0, 1], yticklabels=["rank 0", "rank 1"], xlabel="ms since the first")
+                for op, colour, hatch in (("broadcast", GREEN, "..."), ("all_reduce", BLUE, "///")):
+                    rows = [r for r in rank["rows"] if r["op"] == op]
+                    axes.barh([y] * len(rows), [1e3 * (r["done_s"] - r["issued_s"]) for r in rows],
+                              left=[1e3 * (r["issued_s"] - start) for r in rows], height=0.6, color=colour,
+                              hatch=hatch, edgecolor="white", label=op if y == 0 else None)
+            axes.set(yticks=[0, 1], yticklabels=["rank 0", "rank 1"], xlabel="ms since the first", ylim=(-0.5, 2.2))
             axes.legend(loc="upper center", ncols=2)
             plt.show()"""),
     ("md", """
