@@ -67,11 +67,16 @@ def deadlock(stands: list[Stand]) -> str:
             elsewhere = (
                 other.state == "waiting"
                 and (other.group, other.sequence) == (mine.group, mine.sequence)
-                and (other.op, other.bytes) != (mine.op, mine.bytes)
+                and not _alike(mine, other)
             )
             if gone or elsewhere:
                 return f"rank {rank} {mine}; rank {peer} {other}"
     return ""
+
+
+def _alike(a: Stand, b: Stand) -> bool:
+    """Whether two ranks are in the same collective; sizes may differ where what each sends may."""
+    return a.op == b.op and (a.bytes == b.bytes or a.op not in ("all_reduce", "broadcast", "reduce"))
 
 
 def describe(stands: list[Stand]) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import os
 import random
+import select
 import sys
 import traceback
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ def answer(job: Job, args: bytes, rank: int, reply: int, board: Board, store: st
         sys.stdout.flush()
         sys.stderr.flush()
         framing.send(reply, header, [blob])
+        if job.world > 1 and header["ok"]:
+            # A rank that exits resets connections its peers may still read from; the zygote ends all at once.
+            select.select([], [], [], job.timeout_s)
     os._exit(0)
 
 

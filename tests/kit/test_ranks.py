@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lab.runner import ProbeFailed, Room, Runner
+from lab.world.board import Stand, deadlock
 
 from . import probes
 
@@ -177,3 +178,13 @@ def test_a_lost_zygote_costs_one_probe(runner):
     os.kill(runner.zygotes["interpret"].process.pid, signal.SIGKILL)
     assert failure(runner, probes.echo, 1).reason == "crashed"
     assert runner.run(probes.echo, 1) == [1]
+
+
+def test_ranks_that_may_send_different_amounts_are_no_deadlock():
+    def at(op, size):
+        return Stand(state="waiting", number=3, op=op, bytes=size, group=[0, 1], sequence=3)
+
+    assert not deadlock([at("all_to_all", 8), at("all_to_all", 64)])
+    assert deadlock([at("all_reduce", 8), at("all_reduce", 64)])
+    assert deadlock([at("all_to_all", 8), at("all_reduce", 8)])
+    assert not deadlock([at("all_reduce", 8), Stand(state="running")])
