@@ -176,3 +176,15 @@ def test_the_librarys_attention_is_not_used(run, rng):
     got = run(probes.memory, *draw(rng, 64, 64), True)
     library = [op for op in got["ops"] if "attention" in op]
     assert not library, f"{library[0]} was called: the exercise is to write it"
+
+
+@exercise(TILED, kind="property")
+def test_keys_are_visited_tile_by_tile(run, rng):
+    """Few queries, many keys: whole rows of scores would be larger than the inputs, tiles are not."""
+    queries, keys, dim, batch = 128, 8192, 16, rng.integers(1, 2)
+    got = run(probes.memory, *draw(rng, queries, keys, (batch,), dim=dim), False)
+    bound = batch * max(keys * dim, 128 * 128)
+    assert got["largest_elements"] <= bound, (
+        f"{got['largest_op']} made a storage of {got['largest_elements']:,} elements for {batch}·{queries} queries and "
+        f"{keys:,} keys; k has {batch * keys * dim:,}: a tile of scores has at most 128 × 128, whole rows are not tiles"
+    )
