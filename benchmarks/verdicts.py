@@ -32,9 +32,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--stage", action="append", help="only this stage; may be given again")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--burners", type=int, default=os.cpu_count() or 1, help="busy loops beside it")
     options = parser.parse_args()
     stages = options.stage or [s.name for s in default().stages if default().of_stage(s.name)]
-    burners = [multiprocessing.Process(target=busy, daemon=True) for _ in range(os.cpu_count() or 1)]
+    burners = [multiprocessing.Process(target=busy, daemon=True) for _ in range(options.burners)]
     for burner in burners:
         burner.start()
     runner = Runner(Room(ROOT / "reference"))
@@ -45,7 +47,7 @@ def main() -> None:
             impls = {"reference": ROOT / "reference"}
             impls |= {v.name: apply(v, Path(folder)) for v in read("variant", stage)}
             start, wrong, judged = time.monotonic(), [], 0
-            for seed in range(options.seeds):
+            for seed in range(options.first, options.first + options.seeds):
                 for name, impl in impls.items():
                     runner.room = Room(impl)
                     runner.forget()

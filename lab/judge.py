@@ -16,8 +16,8 @@ def close(
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
-    want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its error by norm and
-    its worst element are both measured, and at least half an ulp of the dtype is allowed.
+    want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
+    measured; where that is luckily small, some units in the last place are allowed all the same.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     assert got.shape == want.shape, f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}"
@@ -25,8 +25,11 @@ def close(
         return
     got64, want64 = got.double(), want.double()
     error, plain = (got64 - want64).abs(), (yardstick.double() - want64).abs()
-    ulp = torch.finfo(yardstick.dtype).eps * want64.abs().clamp_min(want64.abs().mean())
-    allowed = factor * torch.maximum(plain.max(), ulp)
+    # Of a few dozen float32 values the plain computation may by luck get all right, while another order of the same
+    # sums is some ulps off. 16-bit results are float32 sums that are rounded once.
+    ulps = 8 if torch.finfo(yardstick.dtype).bits >= 32 else 1
+    floor = ulps * torch.finfo(yardstick.dtype).eps * want64.abs().clamp_min(want64.abs().mean())
+    allowed = factor * torch.maximum(plain.max(), floor)
     # NaN compares false: not (error <= allowed) catches it where error > allowed would not.
     wrong = ~(error <= allowed)
     if not wrong.any():

@@ -158,6 +158,8 @@ def test_an_implementation_loads_file_by_file(tmp_path):
         "import torch.nn.parallel as p\nx = p.DistributedDataParallel\n",
         "from torch import nn\nq = nn\nq.parallel.DistributedDataParallel(1)\n",
         "from .helper import f\n",
+        "from lab.measure.device import current\n",
+        "import lab.world.group\n",
     ],
 )
 def test_forbidden_names_are_found_however_they_are_imported(tmp_path, source):
