@@ -41,21 +41,31 @@ def _refusal(name: str) -> Any:
 
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
     """Where `file`, or what it imports relatively, names something forbidden: ["ddp/naive.py:3: torch.…"]."""
-    names, seen, found = [*names, *INSTRUMENTS], set(), []
+    names, found = [*names, *INSTRUMENTS], []
+    for path, tree in _parsed(root, file).items():
+        relative = path.relative_to(root).as_posix()
+        found += [f"{relative}:{line}: {name}" for line, name in sorted(_mentions(tree, names))]
+    return found
+
+
+def reachable(root: Path, file: str) -> list[Path]:
+    """`file` and what it imports relatively, directly or not, as far as it can be read."""
+    return [*_parsed(root, file)]
+
+
+def _parsed(root: Path, file: str) -> dict[Path, ast.AST]:
+    trees: dict[Path, ast.AST] = {}
     todo = [root / file]
     while todo:
         path = todo.pop()
-        if path in seen or not path.is_file():
+        if path in trees or not path.is_file():
             continue
-        seen.add(path)
         try:
-            tree = ast.parse(path.read_bytes())
+            trees[path] = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
-            continue  # it does not load either, and says so itself
-        relative = path.relative_to(root).as_posix()
-        found += [f"{relative}:{line}: {name}" for line, name in sorted(_mentions(tree, names))]
-        todo += _relative_imports(tree, path, root)
-    return found
+            trees[path] = ast.Module([], [])  # it does not load either, and says so itself
+        todo += _relative_imports(trees[path], path, root)
+    return trees
 
 
 def _mentions(tree: ast.AST, names: list[str]) -> set[tuple[int, str]]:

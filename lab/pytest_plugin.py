@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from .assignment import KINDS, ROOT, AssignmentError
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
+from .verdicts import Verdicts
 
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
 KIT = ROOT / "tests" / "kit"
+VERDICTS = pytest.StashKey[Verdicts]()
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
 
@@ -101,6 +104,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]  # fmt: skip
     config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
     items[:] = sorted(kept, key=lambda i: order.get(_id(i), -1))
+    if any(_id(i) for i in items):
+        config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
+        if not _picks(config):
+            verdicts.judging = Counter(_id(i) for i in items if _kind(i) == "numerics")
     if any(_id(i) for i in items) and not config.option.collectonly and not config.option.inline:
         _runner(config).warm()  # imports torch while pytest goes on
 
@@ -108,6 +115,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _id(item: pytest.Item) -> str:
     mark = item.get_closest_marker("exercise")
     return mark.args[0] if mark else ""
+
+
+def _picks(config: pytest.Config) -> bool:
+    """Whether the session may hold a part of an exercise's tests only."""
+    return bool(config.option.keyword or config.option.markexpr or any("::" in str(a) for a in config.args))
+
+
+def _kind(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("exercise")
+    return mark.kwargs["kind"] if mark else ""
 
 
 def _runner(config: pytest.Config) -> Runner:
@@ -140,8 +157,11 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     if found:
         raise ProbeFailed("forbidden", f"{found[0]} is forbidden in {id}: it would be the answer itself")
 
-    def call(probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return runner.run(probe, *args, exercise=id, forbidden=asked.forbidden, **options)
+    verdicts = request.config.stash[VERDICTS]
+
+    def call(probe: Callable[..., Any], *args: Any, replace: list[str] | None = None, **options: Any) -> Any:
+        stand_ins = verdicts.stand_ins(id, replace or [])
+        return runner.run(probe, *args, exercise=id, forbidden=asked.forbidden, replace=stand_ins, **options)
 
     return call
 
@@ -244,6 +264,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     results = config.stash[RESULTS]
     if results and not config.option.inline:
         write(terminalreporter, results, config)
-        whole = not (config.option.keyword or any("::" in str(a) for a in config.args))
+        whole = not _picks(config)
         if whole and config.option.impl == "student":
             remember(results)

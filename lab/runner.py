@@ -116,6 +116,7 @@ class Runner:
         self.zygotes: dict[str, Zygote] = {}
         self.wasted_s: defaultdict[str, float] = defaultdict(float)  # on failed probes, by exercise
         self.broken: dict[str, ProbeFailed] = {}  # exercises whose file does not load
+        self.verdicts: dict[str, bool] = {}  # whether needed exercises pass: lab.verdicts
         atexit.register(self.close)
 
     def warm(self, triton: str = "interpret") -> Zygote:
@@ -146,7 +147,8 @@ class Runner:
         """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n.
 
         probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.wire can carry.
-        device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object.
+        device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
+        in a test, the ids of needed exercises, of which those are replaced that do not pass.
         timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again. Raises ProbeFailed.
         """
         if link is not None:
@@ -176,6 +178,7 @@ class Runner:
         """What was learnt of one implementation says nothing of the next."""
         self.wasted_s.clear()
         self.broken.clear()
+        self.verdicts.clear()
 
     def job(
         self,
