@@ -1,7 +1,7 @@
 """Whether an exercise that others build on passes, so that a stand-in can take its place where it does not.
 
-A verdict comes from this run if its numerics have run here, else from a cache on disk keyed by everything it depends on,
-else its numerics are run first, in a pytest session of their own.
+A verdict comes from this run if its numerics have run here, else from a cache on disk keyed by everything it depends
+on, else its numerics are run first, in a pytest session of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stand-ins: no point is lost twice. Where a needed exercise does not pass, one from here takes its place.
 
 `lab/standins/<stage>.py` has one function for each exercise that others build on, named as the exercise is: it takes
-the student's executed module and returns what replaces the object there. It is torch's own where torch has one; where it
-has none, something correct that lacks the exercise's property.
+the student's executed module and returns what replaces the object there. It is torch's own where torch has one; where
+it has none, something correct that lacks the exercise's property.
 """
 
 from __future__ import annotations
