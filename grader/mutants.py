@@ -140,7 +140,10 @@ class _Bench:
     def survives(self, mutant: Edited, stage_ids: list[str]) -> str:
         """Why it counts as survived, or "" when it was killed as it should be."""
         self.tick()
-        copy = apply(mutant, self.folder)
+        try:
+            copy = apply(mutant, self.folder)
+        except MutantError as error:
+            return str(error)
         fails = [r for r in self.results(copy, [mutant.exercise], first_failure=True) if r.outcome == "failed"]
         if not fails:
             return f"{mutant.name}: nothing failed"
@@ -157,6 +160,10 @@ class _Bench:
     def fails(self, variant: Edited) -> str:
         """Why it did not pass, or ""."""
         self.tick()
-        results = self.results(apply(variant, self.folder), [variant.exercise])
+        try:
+            copy = apply(variant, self.folder)
+        except MutantError as error:
+            return str(error)
+        results = self.results(copy, [variant.exercise])
         bad = [r for r in results if r.outcome == "failed"]
         return f"{variant.name}: {bad[0].id}: {bad[0].reason}: {bad[0].message[:300]}" if bad else ""

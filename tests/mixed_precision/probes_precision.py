@@ -1,0 +1,231 @@
+"""What runs beside the implementation: sums, dtypes, scaled gradients, and whole training runs in 16 bits."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
+
+
+def sums(impl: Any, values: Tensor, accumulator: str) -> dict:
+    module = impl.mixed_precision.accumulate
+    return {"sum": module.accumulate(values, DTYPES[accumulator])}
+
+
+def bound(impl: Any, values: Tensor, accumulator: str) -> Tensor:
+    return impl.mixed_precision.accumulate.error_bound(values, DTYPES[accumulator])
+
+
+# ---- dtypes ----
+
+LAYERS = {
+    "linear": lambda width: nn.Linear(width, width),
+    "conv": lambda width: nn.Conv1d(3, 3, 3, padding=1),
+    "layer_norm": lambda width: nn.LayerNorm(width),
+    "group_norm": lambda width: nn.GroupNorm(3, 3),
+    "softmax": lambda width: nn.Softmax(-1),
+    "log_softmax": lambda width: nn.LogSoftmax(-1),
+    "softplus": lambda width: nn.Softplus(),
+    "relu": lambda width: nn.ReLU(),
+    "gelu": lambda width: nn.GELU(),
+    "silu": lambda width: nn.SiLU(),
+    "tanh": lambda width: nn.Tanh(),
+    "sigmoid": lambda width: nn.Sigmoid(),
+    "dropout": lambda width: nn.Dropout(0.1),
+    "identity": lambda width: nn.Identity(),
+    "embedding": lambda width: nn.Embedding(7, width),
+}
+LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "mse": nn.MSELoss}
+WIDTH = 8
+
+
+def chain(layers: list[str], parameters: str) -> nn.Sequential:
+    """(batch, 3, width) through all layers."""
+    model = nn.Sequential()
+    for i, kind in enumerate(layers):
+        model.add_module(f"{kind}_{i}", LAYERS[kind](WIDTH))
+    return model.to(DTYPES[parameters])
+
+
+def predicted(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
+    """What `dtype_table` says, and how often it ran a layer to say it."""
+    model, ran = chain(layers, parameters), []
+    for layer in model.modules():
+        layer.register_forward_pre_hook(lambda *_: ran.append(1))
+    inputs = torch.int64 if layers[0] == "embedding" else DTYPES[parameters]
+    table = impl.mixed_precision.dtype_table.dtype_table(
+        model, inputs, LOSSES[loss](), autocast=DTYPES.get(autocast), device=device
+    )
+    tables = {name: _names(getattr(table, name)) for name in ("parameters", "activations", "gradients")}
+    return {**tables, "loss": _name(table.loss), "ran": len(ran)}
+
+
+def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
+    """What a run says; without a GPU, one on fake tensors of a shape, a dtype and a device. Asks impl nothing."""
+    if device == "cuda" and not torch.cuda.is_available():
+        return _observed_on_fakes(layers, parameters, loss, autocast)
+    model = chain(layers, parameters).to(device)
+    with torch.autocast(device, DTYPES.get(autocast), enabled=autocast in DTYPES):
+        activations, last = _forward(model, _input(layers, parameters, device))
+        value = LOSSES[loss]()(last, _target(loss, device))
+    value.backward()
+    return {
+        "parameters": {n: _name(p.dtype) for n, p in model.named_parameters()},
+        "activations": activations,
+        "gradients": {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None},
+        "loss": _name(value.dtype),
+    }
+
+
+def _observed_on_fakes(layers: list[str], parameters: str, loss: str, autocast: str) -> dict:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = chain(layers, parameters)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in model:
+            for name, p in list(module._parameters.items()):
+                fake = torch.empty(p.shape, dtype=p.dtype, device="cuda")
+                setattr(module, name, nn.Parameter(fake, requires_grad=False))
+        torch.set_autocast_enabled("cuda", autocast in DTYPES)
+        torch.set_autocast_dtype("cuda", DTYPES.get(autocast, torch.float16))
+        try:
+            activations, last = _forward(model, _input(layers, parameters, "cuda"))
+            value = LOSSES[loss]()(last, _target(loss, "cuda"))
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    names = {n: _name(p.dtype) for n, p in model.named_parameters()}
+    return {"parameters": names, "activations": activations, "gradients": names, "loss": _name(value.dtype)}
+
+
+def _forward(model: nn.Sequential, x: Tensor) -> tuple[dict, Tensor]:
+    activations = {}
+    for name, layer in model.named_children():
+        x = layer(x)
+        activations[name] = _name(x.dtype)
+    return activations, x
+
+
+def _input(layers: list[str], parameters: str, device: str) -> Tensor:
+    if layers[0] == "embedding":
+        return torch.zeros(2, 3, dtype=torch.int64, device=device)
+    return torch.zeros(2, 3, WIDTH, dtype=DTYPES[parameters], device=device)
+
+
+def _target(loss: str, device: str) -> Tensor:
+    if loss == "mse":
+        return torch.zeros(2, 3, WIDTH, device=device)
+    return torch.zeros(2, WIDTH, dtype=torch.int64, device=device)  # classes are dim 1
+
+
+def _names(table: Any) -> dict[str, str]:
+    return {str(name): _name(dtype) for name, dtype in dict(table).items()}
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- loss scaling ----
+
+
+def scaler_life(impl: Any, options: dict, finite: list[bool], resume_at: int) -> list[float]:
+    """The scale before the first step and after each; saved and restored into a new scaler at `resume_at`."""
+    scaler = impl.mixed_precision.loss_scaler.LossScaler(**options)
+    scales = [float(scaler.scale)]
+    for i, ok in enumerate(finite):
+        if i == resume_at:
+            state = scaler.state_dict()
+            scaler = impl.mixed_precision.loss_scaler.LossScaler(**{**options, "scale": 3.0})
+            scaler.load_state_dict(state)
+        scaler.update(ok)
+        scales.append(float(scaler.scale))
+    return scales
+
+
+def scaled_loss(impl: Any, loss: Tensor, scale: float) -> Tensor:
+    return impl.mixed_precision.loss_scaler.LossScaler(scale).scale_loss(loss)
+
+
+def unscaled(impl: Any, gradients: list, scale: float) -> dict:
+    """What `unscale` leaves in the tensors it is given, and what it says of them."""
+    scaler = impl.mixed_precision.loss_scaler.LossScaler(scale)
+    finite = scaler.unscale(gradients)
+    return {"finite": finite, "gradients": gradients, "scale": float(scaler.scale)}
+
+
+def refused(impl: Any, options: dict) -> str:
+    try:
+        impl.mixed_precision.loss_scaler.LossScaler(**options)
+    except ValueError:
+        return "ValueError"
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+# ---- steps ----
+
+
+class Net(nn.Module):
+    """Two linear layers, a tanh between, and a parameter that is never used."""
+
+    def __init__(self, state: dict[str, Tensor]):
+        super().__init__()
+        self.first = nn.Linear(state["first.weight"].shape[1], state["first.weight"].shape[0])
+        self.second = nn.Linear(state["second.weight"].shape[1], state["second.weight"].shape[0])
+        self.unused = nn.Linear(3, 1, bias=False)
+        self.load_state_dict(state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor, weight: float) -> Tensor:
+    """Mean squared error, in float32, times `weight`: small ones make gradients that float16 cannot hold."""
+    return (model(x).float() - y).square().mean() * weight
+
+
+def train(impl: Any, state: dict, batches: list, weights: list[float], options: dict) -> dict:
+    """A run by `mixed_step`: masters after each step, what it reported, and what could be seen beside it."""
+    module = impl.mixed_precision.mixed_step
+    model = Net(state).to(DTYPES[options["dtype"]])
+    masters = module.master_weights(model)
+    optimizer = OPTIMIZERS[options["optimizer"]](masters, options["lr"])
+    scaler = impl.mixed_precision.loss_scaler.LossScaler(options["scale"], interval=options["interval"])
+    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": 0}
+
+    def watch(layer: nn.Module, args: Any, output: Tensor) -> None:
+        seen["forwards"] += 1
+        seen["compute"].add(str(output.dtype))
+
+    model.first.register_forward_hook(watch)
+    reports, history, scales, parameters = [], [], [], []
+    for (x, y), weight in zip(batches, weights, strict=True):
+        x = x.to(DTYPES[options["dtype"]])
+        step = module.mixed_step(
+            model, masters, optimizer, scaler,
+            lambda m, x=x, y=y, weight=weight: squares(m, x, y, weight),
+            max_norm=options["max_norm"],
+        )  # fmt: skip
+        reports.append({"loss": float(step.loss), "norm": float(step.gradient_norm), "stepped": step.stepped})
+        history.append([m.detach().clone() for m in masters])
+        parameters.append([p.detach().clone() for p in model.parameters()])
+        scales.append(float(scaler.scale))
+        seen["leftover"] += sum(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+    counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
+    return {
+        "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
+        "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
+        "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
+    }  # fmt: skip
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
+    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, eps=1e-10),
+}

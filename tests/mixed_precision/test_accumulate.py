@@ -1,0 +1,93 @@
+"""Sums as one register makes them, and a bound that holds.
+
+What must be true: every single addition is rounded to the accumulator, in order, so the result is one particular number
+and not merely a near one. How it would be faked: `values.sum(dtype=…)`, which adds pairwise or in float32 and rounds
+once; a sum in a larger dtype, rounded at the end; a conversion of the inputs left out or done in the wrong place. The
+bound would be faked by a generous number: it is compared with the formula, and is infinite where nothing is known.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_precision as probes
+
+ACCUMULATE = "mixed_precision.accumulate"
+DTYPES = ("float32", "float16", "bfloat16")
+PAIRS = [(v, a) for v in DTYPES for a in DTYPES]
+
+
+def exact_order(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+    """In float64, rounded after every addition: 53 bits are more than twice any accumulator's, so this rounds once."""
+    values = values.to(accumulator).double()
+    total = values[..., 0]
+    for i in range(1, values.shape[-1]):
+        total = (total + values[..., i]).to(accumulator).double()
+    return total
+
+
+def formula(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+    bits = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+    n = values.shape[-1]
+    k, u = n - 1 + (bits[values.dtype] > bits[accumulator]), 2.0 ** -bits[accumulator]
+    magnitude = torch.tensor([sum(abs(x) for x in row) for row in values.double().reshape(-1, n).tolist()])
+    magnitude = magnitude.double().reshape(values.shape[:-1])
+    return magnitude * (k * u / (1 - k * u)) if k * u < 1 else torch.full_like(magnitude, float("inf"))
+
+
+@exercise(ACCUMULATE, kind="numerics")
+@pytest.mark.parametrize(("values", "accumulator"), PAIRS, ids=["-in-".join(p) for p in PAIRS])
+def test_every_addition_is_rounded_to_the_accumulator(run, rng, values, accumulator):
+    shape = (rng.integers(2, 4), rng.integers(2, 3), rng.integers(100, 300))
+    x = rng.normal(*shape).add(rng.uniform(0.2, 1.0)).to(probes.DTYPES[values])
+    got = run(probes.sums, x, accumulator)["sum"]
+    want = exact_order(x, probes.DTYPES[accumulator])
+    assert got.dtype == probes.DTYPES[accumulator], f"the sum is {got.dtype}, the accumulator {accumulator}"
+    assert got.shape == x.shape[:-1], (
+        f"expected shape {tuple(x.shape[:-1])}: the sum is over the last dim, got {got.shape}"
+    )
+    wrong = got.double() != want
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} of {wrong.numel()} sums differ; first: got {got[wrong][0].item()!r}, one addition after "
+        f"the other gives {want[wrong][0].item()!r}: is it rounded to {accumulator} after every addition, in order?"
+    )
+
+
+@exercise(ACCUMULATE, kind="numerics")
+def test_a_sum_in_float16_stops_growing(run, rng):
+    value = rng.uniform(0.004, 0.03)
+    x = torch.full((4000,), value, dtype=torch.float16)
+    want = exact_order(x, torch.float16).item()
+    got = run(probes.sums, x, "float16")["sum"].item()
+    assert got == want, f"4,000 times {value:.4f} in float16: got {got}, one after the other gives {want}, exactly"
+
+
+@exercise(ACCUMULATE, kind="numerics")
+def test_one_value_is_its_own_sum(run, rng):
+    x = rng.normal(3, 1)
+    assert torch.equal(run(probes.sums, x, "float32")["sum"], x[:, 0])
+
+
+@exercise(ACCUMULATE, kind="property")
+@pytest.mark.parametrize(("values", "accumulator"), PAIRS, ids=["-in-".join(p) for p in PAIRS])
+def test_the_bound_is_that_of_the_formula(run, rng, values, accumulator):
+    x = rng.normal(2, rng.integers(20, 90)).to(probes.DTYPES[values])
+    got, want = run(probes.bound, x, accumulator), formula(x, probes.DTYPES[accumulator])
+    assert got.shape == want.shape, f"expected a bound for each sum, shape {tuple(want.shape)}, got {tuple(got.shape)}"
+    off = (got.double() / want - 1).abs().max().item()
+    assert off <= 1e-6, (
+        f"{values} added in {accumulator}: got {got.flatten()[0]:.6g}, γ_k Σ|x_i| is {want.flatten()[0]:.6g}: "
+        "how many roundings does an addend go through, and what is u?"
+    )
+
+
+@exercise(ACCUMULATE, kind="property")
+def test_where_nothing_is_known_the_bound_is_infinite(run, rng):
+    n = rng.integers(2, 40)
+    for accumulator, length in (("bfloat16", 256 + n), ("float16", 2048 + n)):
+        got = run(probes.bound, torch.ones(length), accumulator)
+        assert torch.isinf(got).all(), f"{length} additions in {accumulator}: k·u >= 1, got the bound {got.item():.4g}"
+    assert torch.isfinite(run(probes.bound, torch.ones(250, dtype=torch.bfloat16), "bfloat16")).all()

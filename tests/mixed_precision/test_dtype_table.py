@@ -1,0 +1,66 @@
+"""The dtypes of a training step, predicted and then observed.
+
+What must be true: the prediction is what a run shows, on the CPU and on CUDA, whose lists of operators differ. Without
+a GPU CUDA's autocast runs all the same, on fake tensors. How it would be faked: by running the model (its layers are
+counted), which would also say nothing of a device that is not there.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_precision as probes
+
+TABLE = "mixed_precision.dtype_table"
+INNER = sorted(set(probes.LAYERS) - {"embedding"})
+WHY = {
+    "parameters": "autocast leaves parameters as they are",
+    "activations": "which operators does autocast run in its dtype, which in float32, which in whatever comes?",
+    "gradients": "a gradient has its parameter's dtype",
+    "loss": "under autocast losses are computed in float32; without it, MSELoss promotes to its target's dtype",
+}
+
+
+def check(run, layers, parameters, loss, autocast, device):
+    got = run(probes.predicted, layers, parameters, loss, autocast, device)
+    want = run(probes.observed, layers, parameters, loss, autocast, device)
+    what = f"{' -> '.join(layers)}, {parameters} parameters, autocast {autocast} on {device}"
+    for table in ("parameters", "activations", "gradients"):
+        assert set(got[table]) == set(want[table]), (
+            f"{what}: {table} are {sorted(want[table])}, the table names {sorted(got[table])}"
+        )
+        wrong = [n for n in want[table] if got[table][n] != want[table][n]]
+        first = wrong[0] if wrong else ""
+        assert not wrong, (
+            f"{what}: {table[:-1]} {first} is {want[table][first]}, the table says {got[table][first]}: {WHY[table]}"
+        )
+    assert got["loss"] == want["loss"], (
+        f"{what}: the loss is {want['loss']}, the table says {got['loss']}: {WHY['loss']}"
+    )
+
+
+@exercise(TABLE, kind="numerics")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("autocast", ["float16", "bfloat16"])
+def test_under_autocast_the_table_is_what_a_run_shows(run, rng, autocast, device):
+    layers = ["linear", *rng.shuffled(INNER)]  # every kind, after a product
+    check(run, layers, "float32", rng.choice(["mse", "cross_entropy"]), autocast, device)
+    first = [rng.choice(["embedding", "layer_norm", "tanh"]), *rng.shuffled(INNER)[:5]]
+    check(run, first, "float32", rng.choice(["mse", "cross_entropy"]), autocast, device)
+
+
+@exercise(TABLE, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_without_autocast_everything_keeps_the_parameters_dtype(run, rng, dtype):
+    for loss in ("mse", "cross_entropy"):
+        check(run, ["embedding", "linear", *rng.shuffled(INNER)[:4]], dtype, loss, "none", rng.choice(["cpu", "cuda"]))
+
+
+@exercise(TABLE, kind="property")
+def test_nothing_is_run_to_predict(run, rng):
+    layers = ["linear", *rng.shuffled(INNER)[:4]]
+    for device in ("cpu", "cuda"):
+        ran = run(probes.predicted, layers, "float32", "mse", "bfloat16", device)["ran"]
+        assert ran == 0, f"{ran} calls of layers while predicting: the table follows from the rules alone"

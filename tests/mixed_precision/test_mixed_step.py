@@ -1,0 +1,183 @@
+"""Training in mixed precision is float32 training, nearly; naive float16 is not.
+
+What must be true: masters after some steps are those of float32 training within what a plain mixed-precision run loses
+(written out below: float32 masters, 16-bit forward and backward, a constant scale that fits). How it would be faked:
+computing in float32 (outputs of the layers are looked at); an optimizer on the 16-bit parameters (small updates
+vanish); no scaling (small gradients vanish: losses are weighted so that they do); clipping what is still scaled;
+stepping on an infinity; a scaler that is never told how it went.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_precision as probes
+
+STEP = "mixed_precision.mixed_step"
+SCALER = "mixed_precision.loss_scaler"
+OPTIONS = {"dtype": "float16", "optimizer": "sgd", "lr": 0.5, "max_norm": 1e9, "scale": 2.0**14, "interval": 1000}
+
+
+def draw(rng, steps: int, weight: float = 1.0) -> dict:
+    """A start, batches, and what each batch's loss is multiplied by."""
+    width, hidden = rng.integers(6, 10), rng.integers(8, 14)
+    state = {
+        "first.weight": rng.normal(hidden, width) / width**0.5, "first.bias": rng.normal(hidden) * 0.1,
+        "second.weight": rng.normal(3, hidden) / hidden**0.5, "second.bias": rng.normal(3) * 0.1,
+        "unused.weight": rng.normal(1, 3),
+    }  # fmt: skip
+    state = {name: value.half().float() for name, value in state.items()}  # masters start as the model can hold them
+    batches = [(rng.normal(16, width).half().float(), rng.normal(16, 3)) for _ in range(steps)]
+    return {"state": state, "batches": batches, "weights": [weight] * steps}
+
+
+def ask(run, drawn: dict, **options) -> dict:
+    options = {**OPTIONS, **options}
+    return run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
+
+
+def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float, **options) -> list:
+    """Plain training: forward and backward in one dtype, masters in another, a constant scale."""
+    options = {**OPTIONS, **options}
+    model = probes.Net(drawn["state"]).to(compute)
+    masters = [nn.Parameter(p.detach().to(remember)) for p in model.parameters()]
+    optimizer = probes.OPTIMIZERS[options["optimizer"]](masters, options["lr"])
+    history = []
+    for (x, y), weight in zip(drawn["batches"], drawn["weights"], strict=True):
+        loss = (model(x.to(compute)).to(remember) - y.to(remember)).square().mean() * weight
+        gradients = torch.autograd.grad(loss * scale, [*model.parameters()], allow_unused=True)
+        for master, gradient in zip(masters, gradients, strict=True):
+            master.grad = None if gradient is None else gradient.to(remember) / scale
+        total = torch.stack([m.grad.norm() for m in masters if m.grad is not None]).norm()
+        for master in masters:
+            if master.grad is not None:
+                master.grad *= min(1.0, options["max_norm"] / total.item())
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                parameter.copy_(master)
+        history.append([m.detach().clone() for m in masters])
+    return history
+
+
+def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
+    """Masters after the last step, against float64 training; allowed is what a plain mixed-precision run loses."""
+    want = train(drawn, torch.float64, torch.float64, 1.0, **options)[-1]
+    plain = train(drawn, probes.DTYPES[dtype], torch.float32, scale, **options)[-1]
+    joined = lambda parameters: torch.cat([p.double().flatten() for p in parameters])  # noqa: E731
+    names = "first.weight, first.bias, second.weight, second.bias and unused, one after the other"
+    assert [str(m.dtype) for m in got["masters"][-1]] == ["torch.float32"] * 5, (
+        f"masters are {[str(m.dtype) for m in got['masters'][-1]]}, expected float32"
+    )
+    close(
+        joined(got["masters"][-1]).float(), joined(want), joined(plain).float(),
+        f"masters after {len(drawn['batches'])} steps ({names})",
+        cause="float32 training differs by more than 16-bit arithmetic explains",
+    )  # fmt: skip
+
+
+@exercise(STEP, kind="numerics")
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_masters_follow_float32_training(run, rng, dtype, optimizer):
+    drawn, lr = draw(rng, 6), {"sgd": 0.5, "adamw": 1e-3}[optimizer]
+    # A common scale for both, so that AdamW sees the same signs of tiny gradients.
+    got = ask(run, drawn, dtype=dtype, optimizer=optimizer, lr=lr, scale=256.0)
+    check(got, drawn, dtype, 256.0, optimizer=optimizer, lr=lr)
+
+
+@exercise(STEP, kind="numerics")
+def test_gradients_too_small_for_float16_still_train(run, rng):
+    drawn = draw(rng, 5, weight=2.0**-22)
+    got = ask(run, drawn, lr=0.5 * 2.0**22, scale=2.0**22)
+    check(got, drawn, "float16", 2.0**22, lr=0.5 * 2.0**22)
+
+
+@exercise(STEP, kind="numerics")
+def test_updates_too_small_for_float16_still_add_up(run, rng):
+    drawn = draw(rng, 40)
+    got = ask(run, drawn, lr=2e-4)
+    check(got, drawn, "float16", OPTIONS["scale"], lr=2e-4)
+
+
+@exercise(STEP, kind="numerics")
+def test_what_is_clipped_are_true_gradients(run, rng):
+    drawn, max_norm = draw(rng, 4), rng.uniform(0.05, 0.1)
+    got = ask(run, drawn, max_norm=max_norm)
+    check(got, drawn, "float16", OPTIONS["scale"], max_norm=max_norm)
+    before = [drawn["state"][n].double() for n in ("first.weight", "first.bias", "second.weight", "second.bias")]
+    first = torch.cat([(m.double() - b).flatten() for m, b in zip(got["masters"][0], before, strict=False)])
+    moved = first.norm().item() / OPTIONS["lr"]
+    assert abs(moved / max_norm - 1) < 1e-2, (
+        f"SGD with lr {OPTIONS['lr']} moved the masters by {moved:.4g} x lr, max_norm is {max_norm:.4g}: "
+        "is the norm clipped after unscaling?"
+    )
+
+
+@exercise(STEP, kind="numerics")
+def test_the_report_is_of_unscaled_numbers_before_clipping(run, rng):
+    drawn = draw(rng, 2)
+    got = ask(run, drawn, max_norm=0.01)["reports"][0]
+    model = probes.Net(drawn["state"]).double()
+    x, y = drawn["batches"][0]
+    loss = (model(x.double()) - y).square().mean()
+    gradients = torch.autograd.grad(loss, [p for n, p in model.named_parameters() if "unused" not in n])
+    norm = torch.cat([g.flatten() for g in gradients]).norm().item()
+    assert abs(got["loss"] / loss.item() - 1) < 1e-2, f"loss: got {got['loss']:.5g}, expected {loss.item():.5g}"
+    assert abs(got["norm"] / norm - 1) < 1e-2, (
+        f"gradient_norm: got {got['norm']:.5g}, expected {norm:.5g}: unscaled, and before clipping to 0.01"
+    )
+    assert got["stepped"] is True, f"stepped: got {got['stepped']!r} for a step like any other"
+
+
+@exercise(STEP, kind="numerics")
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_with_an_infinity_changes_nothing(run, rng, optimizer):
+    drawn, bad = draw(rng, 5), rng.integers(1, 3)
+    drawn["weights"][bad] = 2.0**30  # times the scale: beyond float16
+    got = ask(run, drawn, optimizer=optimizer, lr=1e-3)
+    stepped = [r["stepped"] for r in got["reports"]]
+    assert stepped == [i != bad for i in range(5)], f"the gradients of step {bad} are infinite; stepped: {stepped}"
+    for before, after in zip(got["masters"][bad - 1], got["masters"][bad], strict=True):
+        assert torch.equal(before, after), f"step {bad} is infinite and changed the masters"
+    assert set(got["counts"]) <= {4}, f"AdamW counted {got['counts']} steps of 5 of which one was skipped"
+    assert all(torch.isfinite(m).all() for m in got["masters"][-1]), "masters are not finite after a skipped step"
+    scales = [OPTIONS["scale"] / (2 if i >= bad else 1) for i in range(5)]
+    assert got["scales"] == scales, f"scales after each step: {got['scales']}, expected {scales}"
+
+
+@exercise(STEP, kind="numerics")
+def test_the_scaler_is_told_of_good_steps_too(run, rng):
+    got = ask(run, draw(rng, 6), scale=64.0, interval=3)
+    assert got["scales"] == [64.0, 64.0, 128.0, 128.0, 128.0, 256.0], (
+        f"interval 3, six good steps: scales {got['scales']}: is update called once a step?"
+    )
+
+
+@exercise(STEP, kind="property")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_layers_compute_in_16_bits_once_a_step(run, rng, dtype):
+    got = ask(run, draw(rng, 3), dtype=dtype, scale=256.0)
+    assert got["compute"] == [f"torch.{dtype}"], f"the first layer returned {got['compute']}, the model is {dtype}"
+    assert got["forwards"] == 3, f"{got['forwards']} forward passes in 3 steps"
+
+
+@exercise(STEP, kind="property")
+def test_the_model_is_the_masters_rounded(run, rng):
+    got = ask(run, draw(rng, 3))
+    for step, (masters, parameters) in enumerate(zip(got["masters"], got["parameters"], strict=True)):
+        for i, (master, parameter) in enumerate(zip(masters, parameters, strict=True)):
+            assert parameter.dtype == torch.float16, f"parameter {i} became {parameter.dtype}"
+            assert torch.equal(parameter, master.half()), f"after step {step} parameter {i} is not its master, rounded"
+
+
+@exercise(STEP, kind="property")
+def test_the_optimizer_holds_float32_and_nothing_is_left_over(run, rng):
+    got = ask(run, draw(rng, 3))
+    assert set(got["held"]) == {"torch.float32"}, f"the optimizer holds {sorted(set(got['held']))}"
+    assert got["leftover"] == 0, f"{got['leftover']} gradients of the model are left for the next step to add to"
