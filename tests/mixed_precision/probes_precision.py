@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lab.model.transformer import Config, Transformer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
@@ -229,3 +232,91 @@ OPTIMIZERS = {
     "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
     "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, eps=1e-10),
 }
+
+
+# ---- where the memory goes ----
+
+
+class Kept:
+    """What autograd keeps for backward, as it comes and goes; each storage once, some left out."""
+
+    def __init__(self, left_out: list[Tensor]):
+        self.left_out = {t.untyped_storage()._cdata for t in left_out}
+        self.handles: dict[int, int] = {}
+        self.live = self.peak = 0
+
+    def pack(self, tensor: Tensor) -> Any:
+        if tensor.untyped_storage()._cdata in self.left_out:
+            return tensor
+        return _Handle(self, tensor)
+
+    @staticmethod
+    def unpack(kept: Any) -> Tensor:
+        return kept.tensor if isinstance(kept, _Handle) else kept
+
+    def count(self, tensor: Tensor, change: int) -> None:
+        storage = tensor.untyped_storage()
+        before = self.handles.get(storage._cdata, 0)
+        self.handles[storage._cdata] = before + change
+        if before == 0 or before + change == 0:
+            self.live += change * storage.nbytes()
+        self.peak = max(self.peak, self.live)
+
+
+class _Handle:
+    def __init__(self, kept: Kept, tensor: Tensor):
+        self.kept, self.tensor = kept, tensor
+        kept.count(tensor, +1)
+
+    def __del__(self) -> None:
+        self.kept.count(self.tensor, -1)
+
+
+def accounted(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
+    """What `accounting` says, and how many tensors of a model's size it made to say it."""
+    account = impl.mixed_precision.accounting.accounting(
+        Config(**sizes), batch=batch, context=context, precision=precision, segment=segment
+    )
+    return {name: int(getattr(account, name)) for name in ("parameters", "gradients", "optimizer", "activations")}
+
+
+def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
+    """The same, measured in a run. Asks impl nothing."""
+    config = Config(**sizes)
+    model = Transformer(config).to(DTYPES[precision])
+    masters = model if precision == "float32" else Transformer(config)
+    optimizer = torch.optim.AdamW(masters.parameters())
+    tokens, targets = torch.randint(config.vocabulary, (2, batch, context)).unbind()
+    tokens, targets = tokens.clone(), targets.clone()
+    kept = Kept([*model.parameters(), *model.buffers()])
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        x = model.embedding(tokens)
+        blocks, size = [*model.blocks], segment or 1
+        for first in range(0, config.layers, size):
+            part = _Segment(blocks[first : first + size], model.cos[:context], model.sin[:context])
+            x = part(x) if segment is None else checkpoint(part, x, use_reentrant=True)
+        logits = model.head(model.norm(x))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        del x, logits
+        loss.backward()
+    gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    for master in masters.parameters():
+        master.grad = torch.zeros_like(master)
+    optimizer.step()
+    state = sum(t.nbytes for s in optimizer.state.values() for n, t in s.items() if n != "step")
+    return {
+        "parameters": sum(p.nbytes for p in model.parameters()),
+        "gradients": gradients,
+        "optimizer": state + (sum(p.nbytes for p in masters.parameters()) if masters is not model else 0),
+        "activations": kept.peak,
+    }
+
+
+class _Segment:
+    def __init__(self, blocks: list, cos: Tensor, sin: Tensor):
+        self.blocks, self.cos, self.sin = blocks, cos, sin
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return x

@@ -1,0 +1,94 @@
+"""The memory of a training step, counted on paper and measured in a run.
+
+What must be true: each of the four counts is within 2 % of what a real step of the real model keeps, for any sizes,
+both precisions, with and without checkpointing. How it would be faked: a formula that fits one size (the quadratic part
+dominates in some cases and vanishes in others, heads are grouped in some, the vocabulary is large in some); running the
+model and looking (one case has sizes no laptop can run, and is extrapolated from ones it can).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_precision as probes
+
+ACCOUNTING = "mixed_precision.accounting"
+WITHIN = 0.02
+CASES = {
+    "long context": {"batch": (1, 2), "context": (150, 200), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
+    "short context": {"batch": (8, 12), "context": (8, 16), "width": 64, "hidden": (150, 250), "vocabulary": (50, 90)},
+    "many words": {"batch": (3, 4), "context": (30, 50), "width": 32, "hidden": (60, 90), "vocabulary": (900, 1500)},
+}  # fmt: skip
+MEANING = {
+    "parameters": "how many numbers does the model learn, and in how many bytes?",
+    "gradients": "one for each parameter, in its dtype",
+    "optimizer": "two float32 moments a parameter, and a float32 master where the parameter is smaller",
+    "activations": "go through the docstring's list for one block; what is (batch, heads, context, context)?",
+}
+
+
+def draw(rng, case: str, layers: int) -> tuple[dict, int, int]:
+    low_high = CASES[case]
+    heads, kv_heads = rng.choice([(4, 1), (4, 2), (4, 4), (2, 1)])
+    batch, context, hidden, vocabulary = (
+        rng.integers(*low_high[n]) for n in ("batch", "context", "hidden", "vocabulary")
+    )
+    sizes = {
+        "layers": layers, "width": low_high["width"], "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
+        "vocabulary": vocabulary, "context": context + rng.integers(0, 9),
+    }  # fmt: skip
+    return sizes, batch, context
+
+
+def check(run, names, sizes, batch, context, precision, segment) -> None:
+    got = run(probes.accounted, sizes, batch, context, precision, segment)
+    want = run(probes.measured, sizes, batch, context, precision, segment)
+    for name in names:
+        off = got[name] / want[name] - 1
+        assert abs(off) <= WITHIN, (
+            f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
+            f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.1%}): {MEANING[name]}"
+        )
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_parameters_gradients_and_optimizer(run, rng, precision):
+    for case in CASES:
+        sizes, batch, context = draw(rng, case, rng.integers(1, 3))
+        check(run, ("parameters", "gradients", "optimizer"), sizes, batch, context, precision, None)
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_activations(run, rng, case, precision):
+    check(run, ("activations",), *draw(rng, case, rng.integers(2, 4)), precision, None)
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_activations_with_checkpointing(run, rng, case, precision):
+    sizes, batch, context = draw(rng, case, rng.integers(3, 5))
+    for segment in (1, 2, 7):
+        check(run, ("activations",), sizes, batch, context, precision, segment)
+
+
+@exercise(ACCOUNTING, kind="property")
+def test_sizes_that_no_laptop_holds_are_counted_too(run, rng):
+    layers, width, context = rng.integers(60, 90), 128 * rng.integers(60, 90), 8192
+    sizes = {
+        "layers": 1, "width": width, "heads": 64, "kv_heads": 8, "hidden": 3 * width, "vocabulary": 128_000,
+        "context": context,
+    }  # fmt: skip
+    ask = lambda n: run(probes.accounted, {**sizes, "layers": n}, 4, context, "bfloat16", None)  # noqa: E731
+    one, two, many = ask(1), ask(2), ask(layers)
+    for name in MEANING:
+        want = one[name] + (layers - 1) * (two[name] - one[name])
+        assert many[name] == want, f"{name} of {layers} layers: {many[name]:,}, by one and two layers {want:,}"
+    attention = 2 * width**2 + 2 * width * width // 8
+    count = layers * (attention + 3 * width * 3 * width + 2 * width) + (2 * 128_000 + 1) * width
+    assert many["parameters"] == 2 * count, f"{count:,} parameters in bfloat16: got {many['parameters']:,} bytes"
