@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,29 @@ def benchmark(module: ModuleType) -> Callable[..., Any]:
         return module.Timing(float(numpy.mean(samples)), float(numpy.median(samples)), spread, tuple(samples))
 
     return benchmark
+
+
+def flops(module: ModuleType) -> Callable[..., Any]:
+    """Counts in a run on the meta device, where nothing is computed: right, and slow for large sizes."""
+    from ..model.transformer import Transformer
+
+    def flops(config: Any, *, batch: int, context: int) -> dict[str, Any]:
+        with torch.device("meta"):
+            model, tokens = Transformer(config), torch.zeros(batch, context, dtype=torch.int64)
+        counted: Counter[str] = Counter()
+
+        def count(layer: torch.nn.Linear, args: Any, out: torch.Tensor) -> None:
+            counted[names[layer]] += 2 * out.numel() * layer.in_features
+
+        names = {layer: name.rpartition(".")[2] for name, layer in model.named_modules()}
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.register_forward_hook(count)
+        model(tokens)
+        counted["scores"] = counted["values"] = config.layers * batch * config.width * context**2
+        return {name: module.Flops(count, 2 * count) for name, count in counted.items()}
+
+    return flops
 
 
 def _once(step: Callable[[], object]) -> float:

@@ -1,0 +1,105 @@
+"""What runs beside the implementation: counts on paper, and the same counted in a run of the real model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lab.model.transformer import Config, Transformer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
+
+
+def flops(impl: Any, sizes: dict, batch: int, context: int) -> dict:
+    counted = impl.benchmarking.flops.flops(Config(**sizes), batch=batch, context=context)
+    return {str(name): [int(f.forward), int(f.backward)] for name, f in counted.items()}
+
+
+def bytes_moved(impl: Any, sizes: dict, batch: int, context: int, dtype: str) -> dict:
+    moved = impl.benchmarking.roofline.bytes_moved(Config(**sizes), batch=batch, context=context, dtype=DTYPES[dtype])
+    return {str(name): [int(b.forward), int(b.backward)] for name, b in moved.items()}
+
+
+def roofline(impl: Any, sizes: dict, batch: int, context: int, dtype: str, peaks: tuple[float, float]) -> dict:
+    module = impl.benchmarking.roofline
+    bounds = module.roofline(
+        Config(**sizes), batch=batch, context=context, dtype=DTYPES[dtype], device=module.Device("drawn", *peaks)
+    )
+    return {
+        f"{name} {direction}": [int(b.flops), int(b.bytes), float(b.intensity), float(b.seconds), str(b.by)]
+        for name, layer in bounds.items()
+        for direction, b in layer.items()
+    }
+
+
+def mfu(impl: Any, step_flops: float, seconds: float, peaks: tuple[float, float]) -> float:
+    module = impl.benchmarking.roofline
+    return float(module.mfu(step_flops, seconds, module.Device("drawn", *peaks)))
+
+
+def counted(impl: Any, sizes: dict, batch: int, context: int, dtype: str) -> dict:
+    """By layer: FLOPs and bytes of its products, [forward, backward] each, in the real model. Asks impl nothing."""
+    model = Transformer(Config(**sizes), attend=Attend()).to(DTYPES[dtype])
+    calls: list[tuple[str, nn.Module, Any]] = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | Product):
+            layer.register_forward_hook(lambda layer, args, out, name=name: calls.append((name, layer, args)))
+    tokens = torch.randint(sizes["vocabulary"], (batch, context))
+    with torch.no_grad():
+        model(tokens)
+    flops: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    bytes: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for path, layer, args in calls:  # each call again, alone: whose backward it is needs no guessing then
+        name = path.rpartition(".")[2]
+        for direction, counter in enumerate(_forward_and_backward(layer.forward, args)):
+            flops[name][direction] += counter.flops
+            bytes[name][direction] += counter.bytes
+    return {"flops": dict(flops), "bytes": dict(bytes)}
+
+
+def _forward_and_backward(call: Any, args: Any) -> tuple[Counter, Counter]:
+    args = [a.detach().requires_grad_() for a in args]
+    with Counter() as forward:
+        out = call(*args)
+    with Counter() as backward:
+        out.backward(torch.ones_like(out))
+    return forward, backward
+
+
+class Product(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+
+class Attend(nn.Module):
+    """The plain attention, its two products as modules, so that they can be told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.values = Product(), Product()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        scores = self.scores(q, k.mT) / q.shape[-1] ** 0.5
+        after = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return self.values(torch.softmax(scores.masked_fill(after, float("-inf")), dim=-1), v)
+
+
+class Counter(TorchDispatchMode):
+    """FLOPs and bytes of every matrix product inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.name().partition(".")[0] in PRODUCTS:
+            a, b = args[-2:]
+            self.flops += 2 * out.numel() * a.shape[-1]
+            self.bytes += sum(t.numel() * t.element_size() for t in (a, b, out))
+        return out

@@ -1,0 +1,81 @@
+"""FLOPs on paper, against those of a run.
+
+What must be true: each layer's products, forward and backward, are those that the real model makes, causal attention
+counted half. How it would be faked: 6·N·D of all parameters (the quadratic part and the embedding are in the cases);
+one number split by shares (every layer is compared); running the model and counting (one case no laptop holds).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_counting as probes
+
+FLOPS = "benchmarking.flops"
+NAMES = ("q_proj", "k_proj", "v_proj", "scores", "values", "o_proj", "gate_proj", "up_proj", "down_proj", "head")
+WITHIN = 0.01
+CASES = {
+    "long context": {"batch": (1, 2), "context": (120, 160), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
+    "short context": {"batch": (8, 12), "context": (6, 12), "width": 48, "hidden": (90, 150), "vocabulary": (50, 90)},
+    "many words": {"batch": (2, 3), "context": (20, 30), "width": 32, "hidden": (60, 90), "vocabulary": (900, 1500)},
+}  # fmt: skip
+
+
+def draw(rng, case: str) -> tuple[dict, int, int]:
+    ranges = CASES[case]
+    heads, kv_heads = rng.choice([(4, 1), (4, 2), (2, 1)])
+    batch, context, hidden, vocabulary = (
+        rng.integers(*ranges[n]) for n in ("batch", "context", "hidden", "vocabulary")
+    )
+    sizes = {
+        "layers": rng.integers(1, 3), "width": ranges["width"], "heads": heads, "kv_heads": kv_heads,
+        "hidden": hidden, "vocabulary": vocabulary, "context": context + rng.integers(0, 9),
+    }  # fmt: skip
+    return sizes, batch, context
+
+
+@exercise(FLOPS, kind="numerics")
+@pytest.mark.parametrize("case", CASES)
+def test_each_layer_forward_and_backward(run, rng, case):
+    sizes, batch, context = draw(rng, case)
+    got = run(probes.flops, sizes, batch, context)
+    want = run(probes.counted, sizes, batch, context, "float32")["flops"]
+    assert set(got) == set(NAMES), f"expected the layers {', '.join(NAMES)}, got {', '.join(sorted(got))}"
+    for name in NAMES:
+        half = 2 if name in ("scores", "values") else 1  # causal: by the conventions
+        for direction in (0, 1):
+            expected = want[name][direction] / half
+            off = got[name][direction] / expected - 1
+            assert abs(off) <= WITHIN, (
+                f"{name}, {('forward', 'backward')[direction]}, of {sizes}, batch {batch}, context {context}: got "
+                f"{got[name][direction]:,}, a run counts {expected:,.0f} ({off:+.1%}): {why(name, direction, off)}"
+            )
+
+
+def why(name: str, direction: int, off: float) -> str:
+    if name in ("scores", "values"):
+        return "2·batch·heads·context²·dim for the whole matrix, and causal counts half"
+    if direction == 1:
+        return "backward is two products of the same size for each of forward's"
+    return "a product of (m, k) and (k, n) is 2·m·k·n, in every block; how wide are keys and values?"
+
+
+@exercise(FLOPS, kind="property")
+def test_only_attention_is_quadratic_and_nothing_needs_a_run(run, rng):
+    width = 128 * rng.integers(60, 90)
+    sizes = {
+        "layers": rng.integers(70, 99), "width": width, "heads": 64, "kv_heads": 8, "hidden": 3 * width,
+        "vocabulary": 128_000, "context": 1 << 20,
+    }  # fmt: skip
+    short, long = run(probes.flops, sizes, 4, 1 << 16), run(probes.flops, sizes, 4, 1 << 18)
+    for name in NAMES:
+        factor = 16 if name in ("scores", "values") else 4
+        for direction in (0, 1):
+            assert long[name][direction] == factor * short[name][direction], (
+                f"{name}: four times the context makes {long[name][direction] / short[name][direction]:.3g} times the "
+                f"FLOPs, expected {factor}"
+            )
+    want = 2 * 4 * (1 << 16) * width * 3 * width * sizes["layers"]
+    assert short["gate_proj"][0] == want, f"gate_proj: got {short['gate_proj'][0]:,}, expected {want:,}, exactly"

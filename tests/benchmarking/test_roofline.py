@@ -1,0 +1,91 @@
+"""Bytes, intensity, the bound, and what share of the peak a step reached.
+
+What must be true: bytes are those of the real model's products, operands and results once each; the bound is the
+larger of two times, and its side is named. How it would be faked: bytes of the weights alone (activations weigh more
+here); one side always (devices are drawn on both sides of every layer).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_counting as probes
+from .test_flops import CASES, NAMES, WITHIN, draw
+
+ROOFLINE = "benchmarking.roofline"
+FLOPS = "benchmarking.flops"
+
+
+@exercise(ROOFLINE, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
+    sizes, batch, context = draw(rng, case)
+    got = run(probes.bytes_moved, sizes, batch, context, dtype, replace=[FLOPS])
+    want = run(probes.counted, sizes, batch, context, dtype)["bytes"]
+    assert set(got) == set(NAMES), f"expected the layers {', '.join(NAMES)}, got {', '.join(sorted(got))}"
+    for name in NAMES:
+        for direction in (0, 1):
+            off = got[name][direction] / want[name][direction] - 1
+            assert abs(off) <= WITHIN, (
+                f"{name}, {('forward', 'backward')[direction]}, of {sizes}, batch {batch}, context {context}, {dtype}: "
+                f"got {got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({off:+.1%}): both factors "
+                "and the result, each once; backward is two such products"
+            )
+
+
+@exercise(ROOFLINE, kind="numerics")
+@pytest.mark.parametrize("side", ["compute", "memory", "between"])
+def test_the_bound_is_the_larger_of_two_times(run, rng, side):
+    sizes, batch, context = draw(rng, rng.choice(list(CASES)))
+    real = run(probes.counted, sizes, batch, context, "bfloat16")
+    flops = {n: [f / (2 if n in ("scores", "values") else 1) for f in real["flops"][n]] for n in NAMES}
+    ridges = sorted(flops[n][0] / real["bytes"][n][0] for n in NAMES)
+    ridge = {"compute": ridges[0] / 2, "memory": ridges[-1] * 2, "between": (ridges[4] + ridges[5]) / 2}[side]
+    bandwidth = rng.uniform(1e11, 4e12)
+    peaks = (ridge * bandwidth, bandwidth)
+    got = run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])
+    for name in NAMES:
+        for direction, word in enumerate(("forward", "backward")):
+            f, b = flops[name][direction], real["bytes"][name][direction]
+            times = {"compute": f / peaks[0], "memory": b / peaks[1]}
+            what, (_, _, intensity, seconds, by) = f"{name} {word}", got[f"{name} {word}"]
+            assert abs(intensity / (f / b) - 1) <= WITHIN, (
+                f"{what}: intensity {intensity:.4g}, FLOPs a byte are {f / b:.4g}"
+            )
+            assert abs(seconds / max(times.values()) - 1) <= WITHIN, (
+                f"{what}: {seconds:.4g} s, compute takes {times['compute']:.4g} s, memory {times['memory']:.4g} s: "
+                "both go on at once, so the longer one counts"
+            )
+            near = abs(times["compute"] / times["memory"] - 1) <= 2 * WITHIN
+            assert near or by == max(times, key=times.get), (
+                f"{what}: bound by {by!r}, compute takes {times['compute']:.4g} s, memory {times['memory']:.4g} s"
+            )
+
+
+@exercise(ROOFLINE, kind="numerics")
+def test_mfu_is_the_share_of_the_peak(run, rng):
+    step, seconds, peak = rng.uniform(1e12, 1e15), rng.uniform(0.1, 3), rng.uniform(1e14, 1e15)
+    got = run(probes.mfu, step, seconds, (peak, 1e12), replace=[FLOPS])
+    want = step / seconds / peak
+    assert abs(got / want - 1) < 1e-6, f"{step:.4g} FLOPs in {seconds:.3g} s at a peak of {peak:.4g}: {got}, not {want}"
+
+
+@exercise(ROOFLINE, kind="property")
+def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(run, rng):
+    sizes, _, context = draw(rng, "short context")
+    small, large = (
+        run(probes.roofline, sizes, batch, context, "float32", (1e14, 1e12), replace=[FLOPS]) for batch in (1, 64)
+    )
+    for name in NAMES:
+        before, after = small[f"{name} forward"][2], large[f"{name} forward"][2]
+        if name in ("scores", "values"):
+            assert abs(after / before - 1) <= WITHIN, (
+                f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64: each sequence brings its own keys"
+            )
+        else:
+            assert after > 1.05 * before, (
+                f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64: the weights are read once for all"
+            )
