@@ -1,0 +1,87 @@
+"""What runs beside the implementation: a model that notices what is done to it, on a GPU whose every time is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.measure.device import current
+from lab.model.transformer import Config, Transformer
+
+
+class Watched(Transformer):
+    """Notes, at each loss: the tokens, whether autograd is on, what gradients there are, and what has changed."""
+
+    def watch(self) -> None:
+        self.calls: list[dict] = []
+        self.first = [p.detach().clone() for p in self.parameters()]
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        parameters = [*self.parameters()]
+        with torch.no_grad():
+            moved = sum(bool((p != f).any()) for p, f in zip(parameters, self.first, strict=True))
+        self.calls.append({
+            "shapes": [list(tokens.shape), list(targets.shape)],
+            "range": [int(min(tokens.min(), targets.min())), int(max(tokens.max(), targets.max()))],
+            "devices": [tokens.device.type, targets.device.type],
+            "sum": [int(tokens.sum()), int(targets.sum())],
+            "grad": torch.is_grad_enabled(),
+            "leftover": sum(p.grad is not None and bool(p.grad.any()) for p in parameters),
+            "moved": moved,
+        })  # fmt: skip
+        return super().loss(tokens, targets)
+
+
+def watched(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> dict:
+    """What the model noticed, and the number of samples."""
+    model = Watched(Config(**sizes))
+    model.watch()
+    timing = impl.benchmarking.benchmark_model.benchmark_model(
+        model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps
+    )
+    left = sum(p.grad is not None for p in model.parameters())
+    return {"calls": model.calls, "samples": len(timing.samples), "left": left}
+
+
+def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
+    """On the simulated GPU: the samples."""
+    model = Transformer(Config(**sizes)).cuda()
+    timing = impl.benchmarking.benchmark_model.benchmark_model(
+        model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps
+    )
+    return [float(s) for s in timing.samples]
+
+
+def costs(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
+    """On the simulated GPU, what each step costs the device and the host, written out. Asks impl nothing."""
+    gpu, model = current(), Transformer(Config(**sizes)).cuda()
+    tokens, targets = torch.randint(sizes["vocabulary"], (2, batch, context), device="cuda").unbind()
+    optimizer = torch.optim.AdamW(model.parameters()) if mode == "step" else None
+    seconds = []
+    for _ in range(warmup + steps):
+        torch.cuda.synchronize()
+        start = gpu.now
+        if mode == "forward":
+            with torch.no_grad():
+                model.loss(tokens, targets)
+        else:
+            model.zero_grad(set_to_none=True)
+            model.loss(tokens, targets).backward()
+        if optimizer is not None:
+            optimizer.step()
+        torch.cuda.synchronize()
+        seconds.append(gpu.now - start)
+    return seconds[warmup:]
+
+
+def refused(impl: Any, sizes: dict, options: dict) -> list:
+    """How it answers what makes no sense: the exception's name, and how often the model was called."""
+    model = Watched(Config(**sizes))
+    model.watch()
+    try:
+        impl.benchmarking.benchmark_model.benchmark_model(model, warmup=0, steps=1, **options)
+    except Exception as error:
+        return [type(error).__name__, len(model.calls)]
+    return ["nothing", len(model.calls)]

@@ -1,0 +1,89 @@
+"""A transformer's forward pass, backward pass and training step, each timed as what it is.
+
+What must be true: a step does exactly what its mode says, no more (data and optimizers are made before) and no less
+(gradients really are computed, the optimizer really steps). On the simulated GPU that gives one number, which is known.
+How it would be faked: "forward" with autograd on, as backward is near; gradients that add up over steps; an optimizer
+made anew each step; tokens drawn, or copied to the device, inside the measured step.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_model as probes
+
+MODEL = "benchmarking.benchmark_model"
+BENCHMARK = "benchmarking.benchmark"
+MODES = ("forward", "forward_backward", "step")
+
+
+def draw(rng) -> tuple[dict, int, int]:
+    heads, kv_heads = rng.choice([(2, 1), (4, 2)])
+    sizes = {
+        "layers": rng.integers(1, 2), "width": 16 * heads, "heads": heads, "kv_heads": kv_heads,
+        "hidden": rng.integers(40, 90), "vocabulary": rng.integers(50, 90), "context": rng.integers(40, 60),
+    }  # fmt: skip
+    return sizes, rng.integers(2, 4), rng.integers(10, 30)
+
+
+@exercise(MODEL, kind="numerics")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sample_is_what_the_mode_costs(run, rng, mode):
+    sizes, batch, context = draw(rng)
+    warmup, steps = rng.integers(2, 3), rng.integers(3, 4)
+    asked = (sizes, batch, context, mode, warmup, steps)
+    got = run(probes.timed, *asked, device="simulated", replace=[BENCHMARK])
+    want = run(probes.costs, *asked, device="simulated")
+    assert len(got) == steps, f"{len(got)} samples, expected {steps}"
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        off = g / w - 1
+        assert abs(off) <= 0.02, (
+            f"{mode}, sample {i}: {g * 1e6:.1f} µs, the step costs {w * 1e6:.1f} µs ({off:+.1%}): is anything else in "
+            "it, or anything of it missing? Tokens and the optimizer are made before, gradients set to None"
+        )
+
+
+@exercise(MODEL, kind="numerics")
+@pytest.mark.parametrize("mode", MODES)
+def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
+    sizes, batch, context = draw(rng)
+    warmup, steps = rng.integers(1, 3), rng.integers(2, 4)
+    got = run(probes.watched, sizes, batch, context, mode, warmup, steps, replace=[BENCHMARK])
+    assert len(got["calls"]) == warmup + steps, f"{len(got['calls'])} losses, expected {warmup} + {steps}"
+    assert got["samples"] == steps, f"{got['samples']} samples, expected {steps}"
+    for call in got["calls"]:
+        assert call["shapes"] == [[batch, context]] * 2, f"tokens and targets {call['shapes']}, not {[batch, context]}"
+        low, high = call["range"]
+        assert 0 <= low <= high < sizes["vocabulary"], f"ids {low} … {high} of a vocabulary of {sizes['vocabulary']}"
+
+
+@exercise(MODEL, kind="numerics")
+def test_what_makes_no_sense_is_refused_before_any_step(run, rng):
+    sizes, batch, context = draw(rng)
+    for options in (
+        {"batch": batch, "context": context, "mode": "backward"},
+        {"batch": batch, "context": sizes["context"] + 1, "mode": "forward"},
+        {"batch": batch, "context": 0, "mode": "step"},
+    ):
+        error, calls = run(probes.refused, sizes, options, replace=[BENCHMARK])
+        assert error == "ValueError", f"{options}, model's context {sizes['context']}: expected ValueError, got {error}"
+        assert not calls, f"{options}: refused only after {calls} steps"
+
+
+@exercise(MODEL, kind="property")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_does_what_its_mode_says(run, rng, mode):
+    sizes, batch, context = draw(rng)
+    got = run(probes.watched, sizes, batch, context, mode, 2, 3, replace=[BENCHMARK])
+    for i, call in enumerate(got["calls"]):
+        assert call["grad"] is (mode != "forward"), f"{mode}, step {i}: autograd is {'on' if call['grad'] else 'off'}"
+        assert call["leftover"] == 0, f"{mode}, step {i} begins with {call['leftover']} gradients of the one before"
+        assert call["sum"] == got["calls"][0]["sum"], f"{mode}, step {i} has other tokens than the first: drawn inside?"
+        trained = mode == "step" and i > 0
+        assert bool(call["moved"]) is trained, (
+            f"{mode}, step {i}: {call['moved']} parameters differ from the start: "
+            + ("the optimizer does not step" if trained else "only 'step' trains, and only by steps")
+        )
+    assert got["left"] == 0, f"{got['left']} gradients are left in the model"
