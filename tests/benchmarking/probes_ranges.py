@@ -1,0 +1,155 @@
+"""What runs beside the implementation: ranges that are opened and closed, whoever is told of them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Interruption(Exception):
+    """What breaks off a range."""
+
+
+class Nvtx(types.ModuleType):
+    """Stands in for the nvtx package: notes what is pushed and popped."""
+
+    def __init__(self) -> None:
+        super().__init__("nvtx")
+        self.__spec__ = importlib.machinery.ModuleSpec("nvtx", None)
+        self.events: list[list[str]] = []
+        self.open: list[str] = []
+        recorder = self
+
+        class annotate:
+            def __init__(self, message: str | None = None, *args: Any, **kwargs: Any):
+                self.message = str(message)
+
+            def __enter__(self) -> Any:
+                recorder.push_range(self.message)
+                return self
+
+            def __exit__(self, *error: object) -> bool:
+                recorder.pop_range()
+                return False
+
+            def __call__(self, function: Any) -> Any:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    with self:
+                        return function(*args, **kwargs)
+
+                return call
+
+        self.annotate = annotate
+
+    def push_range(self, message: str | None = None, *args: Any, **kwargs: Any) -> None:
+        self.open.append(str(message))
+        self.events.append(["push", str(message)])
+
+    def pop_range(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append(["pop", self.open.pop() if self.open else "nothing was open"])
+
+    def start_range(self, message: str | None = None, *args: Any, **kwargs: Any) -> str:
+        self.push_range(message)
+        return str(message)
+
+    def end_range(self, handle: str) -> None:
+        self.open.remove(handle)
+        self.events.append(["pop", handle])
+
+
+def _told(backend: str) -> Any:
+    """Before the implementation is imported: put the package there, or make sure that it is not."""
+    sys.modules["nvtx"] = Nvtx() if backend == "package" else None  # type: ignore[assignment]
+    return sys.modules["nvtx"]
+
+
+def _events(recorder: Any) -> list[list[str]]:
+    if recorder is not None:
+        return recorder.events
+    from lab.measure.device import current
+
+    names: list[str] = []
+    events = []
+    for kind, message, _ in current().ranges:
+        if kind == "push":
+            names.append(message)
+        events.append([kind, message if kind == "push" else (names.pop() if names else "nothing was open")])
+    return events
+
+
+def play(impl: Any, tree: list, backend: str) -> dict:
+    """Open nested ranges, some of which are broken off; what was pushed and popped, and what got through."""
+    recorder = _told(backend)
+    annotate = impl.benchmarking.annotate.annotate
+    caught = 0
+
+    def visit(nodes: list) -> None:
+        nonlocal caught
+        for name, children, broken in nodes:
+            try:
+                with annotate(name):
+                    visit(children)
+                    if broken:
+                        raise Interruption
+            except Interruption:
+                caught += 1
+
+    visit(tree)
+    return {"events": _events(recorder) if backend != "neither" else [], "caught": caught}
+
+
+def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
+    """A decorated function that calls itself."""
+    recorder = _told(backend)
+
+    @impl.benchmarking.annotate.annotate(name)
+    def count_down(n: int) -> int:
+        return 0 if n == 0 else 1 + count_down(n - 1)
+
+    return {"value": count_down(depth), "events": _events(recorder)}
+
+
+def profiled(impl: Any, tree: list) -> list:
+    """[name, start, end] of every range that torch's profiler saw, by start."""
+    _told("neither")
+    annotate = impl.benchmarking.annotate.annotate
+    names: set[str] = set()
+
+    def visit(nodes: list) -> None:
+        for name, children, _ in nodes:
+            names.add(name)
+            with annotate(name):
+                torch.ones(2).sum()
+                visit(children)
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        visit(tree)
+    seen = [[e.name, float(e.time_range.start), float(e.time_range.end)] for e in profile.events() if e.name in names]
+    return sorted(seen, key=lambda e: (e[1], -e[2]))
+
+
+def attend(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
+    """o and its gradients; the ranges, and the range in which each product and softmax ran."""
+    recorder = _told("package")
+    module = impl.benchmarking.annotate
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    places: list[list[str]] = []
+
+    class Places(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operator = func.name().removeprefix("aten::").partition(".")[0]
+            if operator in ("mm", "bmm", "_softmax", "masked_fill"):
+                places.append([operator, " > ".join(recorder.open)])
+            return func(*args, **(kwargs or {}))
+
+    with Places():
+        o = module.annotated_attention(q, k, v, is_causal)
+    events = [list(e) for e in recorder.events]
+    o.backward(torch.ones_like(o))
+    return {"o": o, "gradients": [t.grad for t in (q, k, v)], "events": events, "places": places}

@@ -1,0 +1,127 @@
+"""Ranges: opened and closed in order, whoever is told of them, also when the block is left by an exception.
+
+What must be true: the nvtx package is told where it is installed, torch.cuda.nvtx where it is not and there is CUDA,
+nobody where there is neither, and torch's profiler always. How it would be faked: for one of these alone; with a pop
+that an exception skips (blocks are broken off); with names for the parts of attention that hold other work (the range
+in which every product and softmax runs is noted).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_ranges as probes
+
+ANNOTATE = "benchmarking.annotate"
+DEVICE = {"package": "real", "cuda": "simulated", "neither": "real"}
+
+
+def draw(rng, depth: int, breaks: float = 0.4) -> list:
+    """Nested ranges: [name, [those inside], broken off]."""
+    if depth == 0:
+        return []
+    names = [f"{rng.choice(['layer', 'step', 'naïve', '100% {of} it'])} {rng.integers(0, 99)}" for _ in range(2)]
+    return [[name, draw(rng, depth - 1, breaks), rng.uniform(0, 1) < breaks] for name in names]
+
+
+def expected(tree: list) -> list:
+    events = []
+    for name, children, _ in tree:
+        events += [["push", name], *expected(children), ["pop", name]]
+    return events
+
+
+def broken_off(tree: list) -> int:
+    return sum(bool(broken) + broken_off(children) for _, children, broken in tree)
+
+
+@exercise(ANNOTATE, kind="numerics")
+@pytest.mark.parametrize("backend", DEVICE)
+def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
+    tree = draw(rng, 3)
+    tree[0][2] = tree[1][1][0][2] = True
+    got = run(probes.play, tree, backend, device=DEVICE[backend])
+    raised = broken_off(tree)
+    assert got["caught"] == raised, f"{raised} exceptions were raised within ranges, {got['caught']} came out"
+    want = expected(tree) if backend != "neither" else []
+    same = next((i for i, (g, w) in enumerate(zip(got["events"], want, strict=False)) if g != w), len(want))
+    assert got["events"] == want, (
+        f"with {TOLD[backend]}: {len(got['events'])} pushes and pops, expected {len(want)}; they differ from number "
+        f"{same} on: got {got['events'][same : same + 2]}, expected {want[same : same + 2]}"
+    )
+
+
+TOLD = {
+    "package": "the nvtx package installed",
+    "cuda": "CUDA and no nvtx package (torch.cuda.nvtx)",
+    "neither": "neither",
+}
+
+
+@exercise(ANNOTATE, kind="numerics")
+@pytest.mark.parametrize("backend", ["package", "cuda"])
+def test_a_decorated_function_may_call_itself(run, rng, backend):
+    depth = rng.integers(2, 4)
+    got = run(probes.decorated, "down", depth, backend, device=DEVICE[backend])
+    assert got["value"] == depth, f"the decorated function returned {got['value']}, undecorated it is {depth}"
+    want = [["push", "down"]] * (depth + 1) + [["pop", "down"]] * (depth + 1)
+    assert got["events"] == want, f"{depth + 1} calls inside each other: {got['events']}"
+
+
+@exercise(ANNOTATE, kind="numerics")
+def test_the_profiler_sees_the_same_ranges(run, rng):
+    tree = draw(rng, 2, breaks=0)
+    tree = [[f"{name} {i}", [[f"{n} {i} {j}", [], b] for j, (n, _, b) in enumerate(c)], b]
+            for i, (name, c, b) in enumerate(tree)]  # fmt: skip
+    got = run(probes.profiled, tree)
+    want = [name for kind, name in expected(tree) if kind == "push"]
+    assert [name for name, _, _ in got] == want, f"the profiler saw {[n for n, _, _ in got]}, the ranges were {want}"
+    spans = {name: (start, end) for name, start, end in got}
+    for name, children, _ in tree:
+        for child, _, _ in children:
+            (start, end), (first, last) = spans[name], spans[child]
+            assert start <= first <= last <= end, f"{child} sticks out of {name}"
+
+
+def attention(q, k, v, is_causal):
+    s = q @ k.mT / math.sqrt(q.shape[-1])
+    if is_causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return s.softmax(-1) @ v
+
+
+@exercise(ANNOTATE, kind="numerics")
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_annotated_attention_is_attention(run, rng, is_causal):
+    shape = (rng.integers(1, 2), rng.integers(2, 3), rng.integers(9, 40), 8)
+    q, k, v = (rng.normal(*shape) for _ in range(3))
+    got = run(probes.attend, q, k, v, is_causal)
+    wide = [t.double().requires_grad_() for t in (q, k, v)]
+    narrow = [t.clone().requires_grad_() for t in (q, k, v)]
+    want, plain = attention(*wide, is_causal), attention(*narrow, is_causal)
+    close(got["o"], want.detach(), plain.detach(), "o", dims="batch, head, query, dim")
+    want.sum().backward()
+    plain.sum().backward()
+    for name, gradient, w, n in zip("qkv", got["gradients"], wide, narrow, strict=True):
+        assert gradient is not None, f"no gradient reaches {name}"
+        close(gradient, w.grad, n.grad, f"d{name}", dims="batch, head, position, dim")
+
+
+@exercise(ANNOTATE, kind="property")
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_each_part_of_attention_is_in_its_range(run, rng, is_causal):
+    n = rng.integers(9, 20)
+    got = run(probes.attend, *(rng.normal(2, n, 8) for _ in range(3)), is_causal)
+    names = [name for kind, name in got["events"] if kind == "push"]
+    assert names == ["attention", "scores", "softmax", "values"], f"ranges, in order: {names}"
+    products = [place for operator, place in got["places"] if operator in ("mm", "bmm")]
+    assert products == ["attention > scores", "attention > values"], f"the two products ran in {products}"
+    for operator, part in (("_softmax", "softmax"), ("masked_fill", "scores")):
+        places = {place for o, place in got["places"] if o == operator}
+        assert places <= {f"attention > {part}"}, f"{operator} ran in {sorted(places)}, it belongs to {part!r}"
