@@ -1,0 +1,48 @@
+"""Where the time went: a profile as a table by range and kernel, and how much of it is matrix products."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.autograd.profiler_util import FunctionEvent
+
+from lab.provided import provided
+
+MATRIX_PRODUCTS = provided(
+    frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::_scaled_mm"})
+)
+
+
+@provided
+@dataclass(frozen=True)
+class Row:
+    """All calls of one kernel, or operator, within one range."""
+
+    range: str  # the innermost; "" outside of all
+    name: str
+    calls: int
+    seconds: float
+
+
+@provided
+@dataclass(frozen=True)
+class KernelTable:
+    """rows: those that took longest first. shares: of the time in each range, what matrix products took, 0 to 1."""
+
+    rows: tuple[Row, ...]
+    product_share: float  # of all the time in the table
+    product_share_by_range: dict[str, float]
+
+
+def kernel_table(events: Sequence[FunctionEvent]) -> KernelTable:
+    """Tabulate `profile.events()` of a torch.profiler.profile that has ended.
+
+    Where operators have launched kernels on a device (`event.kernels`, durations in µs), the rows are kernels by their
+    time there; else they are operators by the CPU time they took themselves (`event.self_cpu_time_total`, µs), without
+    what they called. A range is a record_function (`event.is_user_annotation`), and is no row itself; a row belongs to
+    the innermost range around its operator (`event.cpu_parent` leads outward). A kernel, whatever its name, is a matrix
+    product if the operator that launched it is in MATRIX_PRODUCTS. Events of a device (`event.device_type`) tell the
+    same kernels again, and are left out. A share of no time is 0.
+    """
+    raise NotImplementedError(
+        "benchmarking.kernel_table: Tabulate `profile.events()` of a torch.profiler.profile that has ended"
+    )

@@ -1,0 +1,73 @@
+"""What runs beside the implementation: profiles whose every microsecond is known, and one of a real run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import EventList, FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lab.model.transformer import SIZES, Transformer
+
+
+def table(impl: Any, tree: list, on_device: bool) -> dict:
+    """The table of a made-up profile: nodes are [name, is range, µs before and after, [[kernel, µs]], [children]]."""
+    events: list[FunctionEvent] = []
+    _lay_out(tree, 0.0, events)
+    if on_device:
+        for node in [*events]:
+            for kernel in node.kernels:  # as the profiler does: once at their operator, once on their own
+                events.append(_event(len(events), kernel.name, 5e6, 5e6 + kernel.duration, device=DeviceType.CUDA))
+            if node.is_user_annotation:
+                again = _event(len(events), node.name, 5e6, 6e6, device=DeviceType.CUDA)
+                again.is_user_annotation = True
+                events.append(again)
+    listed = EventList(events, use_device="cuda" if on_device else None)
+    listed._build_tree()
+    return _plain(impl.benchmarking.kernel_table.kernel_table(listed))
+
+
+def _lay_out(tree: list, start: float, events: list[FunctionEvent]) -> float:
+    """Put nodes one after the other from `start` on; returns the end of the last."""
+    for name, is_range, own, kernels, children in tree:
+        event = _event(len(events), name, start, start)
+        event.is_user_annotation = is_range
+        events.append(event)
+        for kernel, microseconds in kernels:
+            event.append_kernel(kernel, 0, microseconds)
+        end = _lay_out(children, start + own / 2, events) + own / 2
+        event.time_range.end = end
+        start = end
+    return start
+
+
+def _event(id: int, name: str, start: float, end: float, device: Any = DeviceType.CPU) -> FunctionEvent:
+    return FunctionEvent(id, name, 1, start, end, device_type=device, use_device="cuda")
+
+
+def real(impl: Any, ranges: list[str]) -> dict:
+    """A real profile on the CPU: [name, number of the parent or -1, self µs, is range] of each event, and its table."""
+    model, tokens = Transformer(SIZES["tiny"]), torch.randint(256, (2, 32))
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for name in ranges:
+            with record_function(name):
+                model.loss(tokens, tokens)
+        model(tokens)
+    events = [*profiled.events()]
+    number = {id(e): i for i, e in enumerate(events)}
+    raw = [
+        [e.name, -1 if e.cpu_parent is None else number[id(e.cpu_parent)], float(e.self_cpu_time_total),
+         bool(e.is_user_annotation)]
+        for e in events
+    ]  # fmt: skip
+    return {"events": raw, **_plain(impl.benchmarking.kernel_table.kernel_table(profiled.events()))}
+
+
+def _plain(table: Any) -> dict:
+    return {
+        "rows": [[str(r.range), str(r.name), int(r.calls), float(r.seconds)] for r in table.rows],
+        "share": float(table.product_share),
+        "shares": {str(name): float(share) for name, share in table.product_share_by_range.items()},
+    }

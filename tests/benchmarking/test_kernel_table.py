@@ -1,0 +1,114 @@
+"""A profile as a table, from profiles whose every microsecond is drawn, and from a real one.
+
+What must be true: every kernel is counted once, in the innermost range around the operator that launched it; operators
+by the time they took themselves. How it would be faked: total times, which count children twice; every event of the
+list, which counts kernels twice and ranges as operators; products guessed from kernel names (here they say nothing);
+key_averages(), which knows no ranges.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_profile as probes
+
+TABLE = "benchmarking.kernel_table"
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+OTHERS = ("aten::softmax", "aten::add", "aten::mul", "aten::copy_", "aten::matmul")
+RANGES = ("forward", "backward", "attention", "gemm")  # a range is no product, whatever it is called
+KERNELS = ("sm90_xmma_gemm", "elementwise_kernel", "cutlass_tile", "reduce_kernel", "triton_fused")
+
+
+def draw(rng, depth: int, on_device: bool, inside: str = "") -> list:
+    """Nodes [name, is range, own µs, [[kernel, µs]], children]; no node has its parent's name."""
+    nodes = []
+    for _ in range(rng.integers(2, 3)):
+        is_range = depth > 1 and rng.uniform(0, 1) < 0.5
+        names = RANGES if is_range else PRODUCTS + OTHERS
+        name = rng.choice([n for n in names if n != inside])
+        kernels = []
+        if on_device and not is_range:
+            kernels = [[rng.choice(KERNELS), float(rng.integers(5, 900))] for _ in range(rng.integers(0, 2))]
+        children = draw(rng, depth - 1, on_device, name) if depth else []
+        nodes.append([name, is_range, float(2 * rng.integers(3, 400)), kernels, children])
+    return nodes
+
+
+def tabulate(tree: list, on_device: bool) -> tuple[dict, dict, dict]:
+    """{(range, name): [calls, seconds]}, {range: seconds}, {range: seconds of products}."""
+    rows, total, products = defaultdict(lambda: [0, 0.0]), defaultdict(float), defaultdict(float)
+
+    def visit(nodes: list, inside: str) -> None:
+        for name, is_range, own, kernels, children in nodes:
+            took = kernels if on_device else [] if is_range else [[name, own]]
+            for what, microseconds in took:
+                rows[inside, what][0] += 1
+                rows[inside, what][1] += microseconds / 1e6
+                total[inside] += microseconds / 1e6
+                products[inside] += microseconds / 1e6 * (name in PRODUCTS)
+            visit(children, name if is_range else inside)
+
+    visit(tree, "")
+    return rows, total, products
+
+
+def check(got: dict, rows: dict, total: dict, products: dict) -> None:
+    mine = {(r, n): [calls, seconds] for r, n, calls, seconds in got["rows"]}
+    assert len(mine) == len(got["rows"]), "two rows of one range and name"
+    missing, extra = sorted(set(rows) - set(mine)), sorted(set(mine) - set(rows))
+    assert not missing, f"no row for {missing[0][1]!r} in range {missing[0][0]!r}, it has {sorted(mine)[:6]} …"
+    assert not extra, f"a row for {extra[0][1]!r} in range {extra[0][0]!r}: no such kernel or operator ran there"
+    for (inside, name), (calls, seconds) in rows.items():
+        c, s = mine[inside, name]
+        assert c == calls, f"{name!r} in range {inside!r}: {c} calls, expected {calls}"
+        assert abs(s - seconds) <= 1e-9 + 1e-6 * seconds, (
+            f"{name!r} in range {inside!r}: {s * 1e6:.1f} µs, expected {seconds * 1e6:.1f}: each piece of time once, "
+            "without what was called from there"
+        )
+    order = [seconds for *_, seconds in got["rows"]]
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(order)), "rows: the longest first"
+    everything = sum(total.values())
+    shares = {"everything": (got["share"], sum(products.values()) / everything if everything else 0.0)}
+    assert set(got["shares"]) == set(total), f"shares of ranges {sorted(got['shares'])}, expected {sorted(total)}"
+    shares |= {f"range {r!r}": (got["shares"][r], products[r] / total[r] if total[r] else 0.0) for r in total}
+    for where, (share, expected) in shares.items():
+        assert abs(share - expected) <= 1e-6, f"matrix products take {expected:.4f} of {where}, got {share:.4f}"
+
+
+@exercise(TABLE, kind="numerics")
+@pytest.mark.parametrize("where", ["on the CPU", "on a device"])
+@pytest.mark.parametrize("case", range(3))
+def test_every_microsecond_is_counted_once_and_in_its_range(run, rng, case, where):
+    on_device = where == "on a device"
+    tree = draw(rng, 3, on_device)
+    if on_device:
+        tree.append(["aten::mm", False, 10.0, [["a_kernel_of_no_name", 77.0]], []])
+    check(run(probes.table, tree, on_device), *tabulate(tree, on_device))
+
+
+@exercise(TABLE, kind="numerics")
+def test_a_profile_of_nothing_is_an_empty_table(run):
+    got = run(probes.table, [], False)
+    assert got == {"rows": [], "share": 0.0, "shares": {}}, f"no events: {got}"
+
+
+@exercise(TABLE, kind="property")
+def test_a_real_profile(run, rng):
+    got = run(probes.real, rng.shuffled(["one", "two", "three"])[:2])
+    rows, total, products = defaultdict(lambda: [0, 0.0]), defaultdict(float), defaultdict(float)
+    for name, parent, microseconds, is_range in got["events"]:
+        if is_range:
+            continue
+        while parent >= 0 and not got["events"][parent][3]:
+            parent = got["events"][parent][1]
+        inside = got["events"][parent][0] if parent >= 0 else ""
+        rows[inside, name][0] += 1
+        rows[inside, name][1] += microseconds / 1e6
+        total[inside] += microseconds / 1e6
+        products[inside] += microseconds / 1e6 * (name in PRODUCTS)
+    check(got, rows, total, products)
