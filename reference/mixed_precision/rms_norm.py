@@ -1,0 +1,42 @@
+"""RMSNorm as one operation: what backward needs is one number a row, and the input."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RMSNorm(torch.autograd.Function):
+    """y = x / √(mean(x²) + eps) · weight over the last dim, with a backward that is written out.
+
+    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation (4).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+        """y, of x's shape and dtype.
+
+        x: (…, width), any leading dimensions, or none, any strides; float32, float16 or bfloat16. weight: (width,) in
+        any of these dtypes. All arithmetic is in float32, rounded once at the end. Saved for backward: x, weight, and
+        r = 1 / √(mean(x²) + eps), one float32 number a row; nothing else.
+        """
+        x32 = x.float()
+        r = torch.rsqrt(x32.pow(2).mean(dim=-1, keepdim=True) + eps)  # (…, 1)
+        ctx.save_for_backward(x, weight, r)
+        return (x32 * r * weight.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """dx in x's dtype and dweight in weight's, each only where it is needed; None for eps.
+
+        With n = x·r and g = dy·weight:  dx = r · (g − n · mean(g·n)),  dweight = Σ over rows of dy·n.
+        """
+        x, weight, r = ctx.saved_tensors
+        dy, n = dy.float(), x.float() * r
+        dx = dweight = None
+        if ctx.needs_input_grad[0]:
+            g = dy * weight.float()
+            dx = (r * (g - n * (g * n).mean(dim=-1, keepdim=True))).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            dweight = (dy * n).flatten(0, -2).sum(dim=0).to(weight.dtype) if x.dim() > 1 else (dy * n).to(weight.dtype)
+        return dx, dweight, None

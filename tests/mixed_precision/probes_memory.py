@@ -1,0 +1,268 @@
+"""What runs beside the implementation: graphs whose every kept byte is known, and functions that count their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from lab.measure.memory import meter
+from lab.model.transformer import Config, Transformer
+
+from .probes_precision import Kept
+
+# ---- what autograd keeps ----
+
+
+class Cube(torch.autograd.Function):
+    """Keeps its input twice over: as it is, and as a view of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x, x[..., :1])
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        x, _ = ctx.saved_tensors
+        return gradient * 3 * x * x
+
+
+def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """A chain of operations on x (rows, width); the weights that it uses are its parameters."""
+    x = x.clone().requires_grad_()
+    parameters = [w.clone().requires_grad_() for w in weights]
+    for kind, weight in zip(kinds, parameters, strict=True):
+        if kind == "linear":
+            x = x @ weight
+        elif kind == "transposed":
+            x = F.linear(x, weight)
+        elif kind == "exp":
+            x = x.clamp(max=3).exp()
+        elif kind == "softmax":
+            x = x.softmax(-1)
+        elif kind == "relu":
+            x = x.relu()
+        elif kind == "in place":
+            x = (x + 1).relu_()
+        elif kind == "square":
+            x = x * x
+        elif kind == "norm":
+            x = F.layer_norm(x, x.shape[-1:])
+        elif kind == "view":
+            x = torch.cat([x[:, ::2].sin(), x[:, 1::2].sin()], dim=1)
+        elif kind == "residual":
+            x = x + x.tanh()
+        elif kind == "function":
+            x = Cube.apply(x)
+        elif kind == "nothing":
+            x = (x + x).t().t()
+    return x, parameters
+
+
+def saved(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> dict:
+    output, parameters = graph(kinds, x, weights)
+    got = impl.mixed_precision.saved_bytes.saved_bytes(output, parameters)
+    return {"total": int(got.total), "by_operation": {str(n): int(b) for n, b in dict(got.by_operation).items()}}
+
+
+def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list:
+    """[operation, storage, its bytes, is it a parameter's] of all that nodes keep, as they ran. Asks impl nothing."""
+    output, parameters = graph(kinds, x, weights)
+    owned = {p.untyped_storage().data_ptr() for p in parameters}
+    nodes, todo = {}, [output.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and id(node) not in nodes:
+            nodes[id(node)] = node
+            todo += [n for n, _ in node.next_functions]
+    rows = []
+    for node in sorted(nodes.values(), key=lambda n: n._sequence_nr()):
+        values = node.saved_tensors if "CubeBackward" in node.name() else [
+            getattr(node, n) for n in dir(node) if n.startswith("_saved_")
+        ]  # fmt: skip
+        for value in values:
+            for t in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(t, Tensor):
+                    s = t.untyped_storage()
+                    rows.append([node.name(), s.data_ptr(), s.nbytes(), s.data_ptr() in owned])
+    return rows
+
+
+def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
+    """Of a transformer: what saved_bytes says, and what hooks saw, parameters left out."""
+    model = Transformer(Config(**sizes))
+    tokens = torch.randint(sizes["vocabulary"], (batch, context))
+    kept = Kept([*model.parameters()])
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        watched = model.loss(tokens, tokens)
+    del watched
+    loss = model.loss(tokens, tokens)
+    got = impl.mixed_precision.saved_bytes.saved_bytes(loss, model.parameters())
+    return {"total": int(got.total), "sum": sum(int(b) for b in got.by_operation.values()), "hooks": kept.peak}
+
+
+# ---- RMSNorm ----
+
+
+def norm(impl: Any, x: Tensor, weight: Tensor, eps: float, dy: Tensor, needs: tuple[bool, bool], layout: str) -> dict:
+    """y, dx, dweight."""
+    if layout == "transposed":
+        x = x.transpose(0, -1).contiguous().transpose(0, -1)
+    elif layout == "strided":
+        x = torch.stack([x, x], dim=-1)[..., 0]
+    x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
+    y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, eps)
+    y.backward(dy)
+    return {"y": y, "dx": x.grad, "dweight": weight.grad}
+
+
+def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
+    """Bytes kept by hooks, and bytes of storages alive after forward beyond the result."""
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    function = impl.mixed_precision.rms_norm.RMSNorm
+    with meter(inputs=(x, weight)) as memory:
+        y = function.apply(x, weight)
+        alive = memory.live_bytes - y.untyped_storage().nbytes()
+    nodes = str(y.grad_fn.name()), [f is not None and f.name() for f, _ in y.grad_fn.next_functions][:2]
+    return {"saved": memory.saved_bytes - weight.nbytes, "alive": alive, "node": list(nodes)}
+
+
+# ---- checkpointing ----
+
+
+class Part(nn.Module):
+    """Two layers and dropout, with a count of calls, the dtype it computes in, and whether autograd was on."""
+
+    def __init__(self, weights: list[Tensor], rate: float):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(w.clone()) for w in weights)
+        self.rate = rate
+        self.calls: list[list] = []
+
+    def forward(self, x: Tensor, scale: Any = 1.0, *, shift: Tensor | None = None, flag: str = "") -> Any:
+        hidden = F.dropout(x @ self.first, self.rate)
+        self.calls.append([torch.is_grad_enabled(), str(hidden.dtype)])
+        out = torch.tanh(hidden * scale) @ self.second
+        if shift is not None:
+            out = out + shift
+        return (out, None, out.detach().mean(), x * 2) if flag == "many" else out
+
+
+def _leaf(value: Any) -> Any:
+    return value.clone().requires_grad_() if isinstance(value, Tensor) else value
+
+
+def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict:
+    """One forward and backward through a checkpointed part, or a plain one (options["how"])."""
+    part = Part(weights, options.get("rate", 0.0))
+    how = options["how"]
+    call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
+    x = x.clone().requires_grad_(options.get("x_needs", True))
+    scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
+    kind = options.get("kind", "one")
+    torch.manual_seed(7)
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", False)):
+        if kind == "no grad":
+            with torch.no_grad():
+                out = call(part, x, scale, shift=shift)
+            return {"out": out, "calls": part.calls, "graph": out.requires_grad}
+        if kind == "many":
+            out, nothing, mean, doubled = call(part, x, scale, shift=shift, flag="many")
+            loss = out.float().sin().sum() + doubled.sum()
+            assert nothing is None
+            assert mean.dim() == 0
+        elif kind == "nested":
+            out = call(lambda y: call(part, call(part, y, scale), shift=shift), x)
+            loss = out.float().sin().sum()
+        elif kind == "twice":
+            out = call(lambda a, b: part(a) * b, x, x)  # one tensor in two places
+            loss = out.float().sin().sum()
+        else:
+            out = call(part, x, scale, shift=shift)
+            loss = out.float().sin().sum()
+    between = torch.rand(3)
+    loss.backward()
+    grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
+    return {"out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3)}
+
+
+def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, parts: int) -> dict:
+    """A chain of checkpointed parts: bytes kept, calls, and whether what is inside is gone after forward."""
+    chain = [Part(weights, 0.1) for _ in range(parts)]
+    parameters = [p for part in chain for p in part.parameters()]
+    x, shift = x.clone().requires_grad_(), shift.clone()
+    kept = Kept(parameters)
+    with (
+        meter(inputs=(x, shift, *parameters)) as memory,
+        torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack),
+    ):
+        y = x
+        for part in chain:
+            y = impl.mixed_precision.checkpoint.checkpoint(part, y, shift=shift)
+        after_forward, alive = kept.live, memory.live_bytes
+        y.sum().backward()
+    return {"kept": after_forward, "alive": alive, "peak": kept.peak, "calls": [part.calls for part in chain]}
+
+
+# ---- plans ----
+
+
+def plan(impl: Any, inputs: list[int], saved: list[int]) -> dict:
+    got = impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved)
+    return {"segments": [int(n) for n in got.segments], "peak": int(got.peak)}
+
+
+def bound(impl: Any, layers: list[int]) -> list[list[int]]:
+    return [[int(n) for n in impl.mixed_precision.checkpoint_plan.recursive_bound(n)] for n in layers]
+
+
+def plan_refused(impl: Any, inputs: list[int], saved: list[int]) -> str:
+    try:
+        impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved)
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+class Layer(nn.Module):
+    """Of `size` numbers a row to `following`, with `depth` operations that each keep their result."""
+
+    def __init__(self, size: int, following: int, depth: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, following) / size**0.5)
+        self.depth = depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.weight  # keeps its input
+        for _ in range(self.depth):
+            x = torch.tanh(x)
+        return x * 2.0  # keeps nothing: what the next layer keeps is not this one's
+
+
+def chain_peak(impl: Any, rows: int, sizes: list[int], depths: list[int]) -> dict:
+    """Plan a real chain by what its layers keep, run it by that plan with torch's checkpoint, and measure the peak."""
+    layers = [Layer(a, b, d) for a, b, d in zip(sizes, sizes[1:], depths, strict=False)]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    inputs, saved, x = [], [], torch.randn(rows, sizes[0])
+    for layer in layers:
+        kept = Kept(parameters)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            out = layer(x.detach().requires_grad_())
+        inputs.append(x.nbytes)
+        saved.append(kept.peak)
+        x = out.detach()
+        del out
+    made = plan(impl, inputs, saved)
+    kept = Kept(parameters)
+    x = torch.randn(rows, sizes[0], requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        start, y = 0, x
+        for length in made["segments"]:
+            y = torch_checkpoint(nn.Sequential(*layers[start : start + length]), y, use_reentrant=True)
+            start += length
+        y.sum().backward()
+    return {**made, "inputs": inputs, "saved": saved, "measured": kept.peak}

@@ -1,0 +1,120 @@
+"""Checkpointing changes memory, and nothing else.
+
+What must be true: results, gradients and the random stream are bit for bit those of the plain call, in every way of
+calling; what is kept is what went in; the function runs once without autograd and once with it. How it would be faked:
+by not checkpointing (bytes are measured); with torch's own (forbidden); with new random numbers on recomputation (other
+dropout), under another autocast, or by leaving the random stream elsewhere than the plain call does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_memory as probes
+
+CHECKPOINT = "mixed_precision.checkpoint"
+NAMES = ("x", "the first weight", "the second weight", "the positional tensor", "the keyword tensor")
+
+
+def draw(rng) -> tuple:
+    rows, width, hidden = rng.integers(4, 9), rng.integers(5, 12), rng.integers(6, 20)
+    return [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / 3], rng.normal(rows, width)
+
+
+def check(run, drawn, **options) -> dict:
+    got = run(probes.run_part, *drawn, {**options, "how": "checkpointed"})
+    want = run(probes.run_part, *drawn, {**options, "how": "plain"})
+    assert torch.equal(got["out"], want["out"]), "the result is not that of the plain call"
+    for name, g, w in zip(NAMES, got["grads"], want["grads"], strict=True):
+        assert (g is None) == (w is None), f"{name}: has a gradient {g is not None}, in the plain call {w is not None}"
+        assert g is None or torch.allclose(g, w, rtol=1e-6, atol=1e-7), (
+            f"gradient of {name}: worst difference {(g - w).abs().max():.3g}: was the recomputation the same, and did "
+            "the gradients reach every argument?"
+        )
+    assert torch.equal(got["between"], want["between"]), "numbers drawn after forward are not the plain call's"
+    assert torch.equal(got["after"], want["after"]), (
+        "numbers drawn after backward are not the plain call's: recomputation moved the random stream"
+    )
+    return got
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_results_and_gradients(run, rng):
+    check(run, draw(rng))
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_dropout_is_the_same_again(run, rng):
+    for _ in range(2):
+        check(run, draw(rng), rate=rng.uniform(0.3, 0.6))
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_positional_and_keyword_tensors_get_gradients(run, rng):
+    weights, x = draw(rng)
+    check(run, (weights, x), scale=rng.normal(weights[0].shape[1]), shift=rng.normal(*x.shape))
+    check(run, (weights, x), scale=rng.uniform(0.5, 2.0), shift=rng.normal(x.shape[1]))
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_parameters_get_gradients_where_no_argument_needs_one(run, rng):
+    check(run, draw(rng), x_needs=False)
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_several_results_some_of_them_no_tensors(run, rng):
+    check(run, draw(rng), kind="many", rate=0.2)
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_checkpoints_may_be_nested(run, rng):
+    weights, x = draw(rng)
+    check(run, (weights, x), kind="nested", rate=0.3, shift=rng.normal(x.shape[1]))
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_one_tensor_in_two_places(run, rng):
+    check(run, draw(rng), kind="twice")
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_recomputation_is_under_the_same_autocast(run, rng):
+    got = check(run, draw(rng), autocast=True)
+    assert [dtype for _, dtype in got["calls"]] == ["torch.bfloat16"] * len(got["calls"]), (
+        f"under autocast to bfloat16 the function computed in {[dtype for _, dtype in got['calls']]}"
+    )
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_where_autograd_is_off_the_function_is_called_once(run, rng):
+    got = run(probes.run_part, *draw(rng), {"how": "checkpointed", "kind": "no grad"})
+    assert len(got["calls"]) == 1, f"{len(got['calls'])} calls under no_grad"
+    assert got["graph"] is False, "the result requires a gradient under no_grad"
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_it_runs_once_without_autograd_and_once_with(run, rng):
+    calls = [on for on, _ in run(probes.run_part, *draw(rng), {"how": "checkpointed"})["calls"]]
+    assert calls == [False, True], (
+        f"calls with autograd {['on' if on else 'off' for on in calls]}: off in forward, on when backward needs it"
+    )
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_only_what_goes_in_is_kept(run, rng):
+    rows, width, hidden, parts = rng.integers(20, 40), rng.integers(5, 9), 4 * rng.integers(30, 60), rng.integers(3, 5)
+    weights = [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / hidden**0.5]
+    got = run(probes.part_memory, weights, rng.normal(rows, width), rng.normal(width), parts)
+    inputs, inside = parts * rows * width * 4 + width * 4, rows * hidden * 4
+    assert got["kept"] <= inputs, (
+        f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
+    )
+    assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
+        f"after forward {got['alive']:,} bytes are alive; one hidden activation is {inside:,}: is it hidden on ctx?"
+    )
+    assert got["peak"] <= inputs + 4 * inside, (
+        f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * inside:,}: "
+        "is one part recomputed at a time?"
+    )

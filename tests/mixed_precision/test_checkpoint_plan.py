@@ -1,0 +1,128 @@
+"""Segments of unequal layers with the lowest peak.
+
+What must be true: no other way of cutting has a lower peak (all of them are tried, where they can be), and the peak is
+the one that is measured when a real chain is run by the plan. How it would be faked: √N equal segments (layers are
+unequal, by factors of ten); a greedy cut; a peak that is claimed and not reached.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_memory as probes
+
+PLAN = "mixed_precision.checkpoint_plan"
+
+
+def peak_of(segments, inputs, saved) -> int:
+    worst = kept = start = 0
+    for length in segments:
+        worst = max(worst, kept + sum(saved[start : start + length]))
+        kept, start = kept + inputs[start], start + length
+    return worst
+
+
+def all_ways(layers: int):
+    for cuts in itertools.product([False, True], repeat=layers - 1):
+        ends = [i + 1 for i, cut in enumerate(cuts) if cut] + [layers]
+        yield [b - a for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def by_reaching(inputs, saved) -> int:
+    """The lowest peak, the other way round: from the first layer, for each peak in turn, how little can be kept."""
+
+    def fits(peak: int) -> bool:
+        least = [0] + [float("inf")] * len(saved)  # what is kept before layer i
+        for a in range(len(saved)):
+            together = 0
+            for b in range(a + 1, len(saved) + 1):
+                together += saved[b - 1]
+                if least[a] + together > peak:
+                    break
+                least[b] = min(least[b], least[a] + inputs[a])
+        return least[-1] < float("inf")
+
+    low, high = max(saved), sum(saved)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+def draw(rng, layers: int) -> tuple[list[int], list[int]]:
+    inputs = [rng.integers(1, 40) for _ in range(layers)]
+    return inputs, [i + (rng.integers(0, 30) if rng.uniform(0, 1) < 0.6 else rng.integers(100, 400)) for i in inputs]
+
+
+def check(got, inputs, saved, lowest) -> None:
+    segments = got["segments"]
+    assert all(n >= 1 for n in segments) and sum(segments) == len(saved), (  # noqa: PT018
+        f"segments {segments} do not cut {len(saved)} layers"
+    )
+    real = peak_of(segments, inputs, saved)
+    assert got["peak"] == real, f"segments {segments} peak at {real}, the plan says {got['peak']}"
+    assert real == lowest, f"inputs {inputs}, saved {saved}: segments {segments} peak at {real}, {lowest} is possible"
+
+
+@exercise(PLAN, kind="numerics")
+@pytest.mark.parametrize("layers", [1, 2, 5, 9, 12])
+def test_no_way_of_cutting_has_a_lower_peak(run, rng, layers):
+    inputs, saved = draw(rng, layers)
+    lowest = min(peak_of(way, inputs, saved) for way in all_ways(layers))
+    check(run(probes.plan, inputs, saved), inputs, saved, lowest)
+
+
+@exercise(PLAN, kind="numerics")
+@pytest.mark.parametrize("layers", [40, 150])
+def test_long_chains(run, rng, layers):
+    inputs, saved = draw(rng, layers)
+    check(run(probes.plan, inputs, saved), inputs, saved, by_reaching(inputs, saved))
+
+
+@exercise(PLAN, kind="numerics")
+def test_equal_layers_need_the_root_of_their_number(run, rng):
+    k = rng.integers(5, 12)
+    got = run(probes.plan, [1] * (k * (k + 1) // 2), [1] * (k * (k + 1) // 2))
+    assert got["peak"] == k, f"{k * (k + 1) // 2} equal layers: k + (k − 1) + … + 1 fit into k = {k}, got {got['peak']}"
+
+
+@exercise(PLAN, kind="numerics")
+def test_lists_that_do_not_fit_are_refused(run):
+    for inputs, saved in (([], []), ([1, 2], [3])):
+        got = run(probes.plan_refused, inputs, saved)
+        assert got == "ValueError", f"inputs {inputs}, saved {saved}: expected ValueError, got {got}"
+
+
+@exercise(PLAN, kind="numerics")
+def test_the_recursive_bound(run, rng):
+    def walk(layers: int, kept: int) -> tuple[int, int]:
+        """Go through the recursion, counting."""
+        if layers == 1:
+            return kept, 1
+        half = layers // 2
+        second = walk(layers - half, kept + 1)
+        first = walk(half, kept)
+        return max(first[0], second[0]), half + first[1] + second[1]
+
+    asked = [1, 2, 3, 7, 8, rng.integers(20, 90), 2 ** rng.integers(8, 11), rng.integers(300, 900)]
+    for layers, got in zip(asked, run(probes.bound, asked), strict=True):
+        want = list(walk(layers, 1))
+        assert got == want, f"recursive_bound({layers}): got {got}, going through it keeps {want[0]} and runs {want[1]}"
+
+
+@exercise(PLAN, kind="property")
+@pytest.mark.parametrize("case", range(2))
+def test_the_measured_peak_is_the_plans(run, rng, case):
+    layers = rng.integers(6, 10)
+    sizes = [rng.choice([4, 8, 16, 64]) for _ in range(layers + 1)]
+    got = run(probes.chain_peak, rng.integers(10, 30), sizes, [rng.integers(0, 4) for _ in range(layers)])
+    assert got["measured"] == got["peak"], (
+        f"a chain that keeps {got['saved']} run in segments {got['segments']}: autograd kept at most "
+        f"{got['measured']:,} bytes, the plan says {got['peak']:,}"
+    )
+    lowest = min(peak_of(way, got["inputs"], got["saved"]) for way in all_ways(layers))
+    assert got["peak"] == lowest, f"measured {got['measured']:,} bytes, {lowest:,} is possible"

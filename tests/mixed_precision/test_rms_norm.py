@@ -1,0 +1,111 @@
+"""RMSNorm as one operation.
+
+What must be true: values and gradients are those of the formula in float32 arithmetic, for any shape, stride and dtype,
+and of what is made in forward only one number a row stays. How it would be faked: by plain operators inside (they are
+seen in the graph and in what is kept); by tensors hidden on ctx, which hooks do not see (storages that are alive after
+forward are counted).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_memory as probes
+from .probes_precision import DTYPES
+
+NORM = "mixed_precision.rms_norm"
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+def formula(x, weight, eps, dy, dtype) -> dict:
+    """By autograd in `dtype`."""
+    wide, w = x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+    y = wide / torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * w
+    y.backward(dy.to(dtype))
+    return {"y": y.detach(), "dx": wide.grad, "dweight": w.grad}
+
+
+def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e-5, needs=(True, True), layout=""):
+    x, dy = (rng.normal(*shape).to(DTYPES[dtype]) for _ in range(2))
+    x = (x.float() * scale).to(DTYPES[dtype])
+    weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
+    got = run(probes.norm, x, weight, eps, dy, needs, layout)
+    want, plain = (formula(x, weight, eps, dy, d) for d in (torch.float64, torch.float32))
+    for name, like, needed in (("y", x, True), ("dx", x, needs[0]), ("dweight", weight, needs[1])):
+        what = f"{name} of x {tuple(shape)}, {dtype}, weight {weight_dtype or dtype}, {layout or 'contiguous'}"
+        if not needed:
+            assert got[name] is None, f"{what}: no gradient was asked for, one came"
+            continue
+        assert got[name] is not None, f"{what}: no gradient came"
+        assert got[name].dtype == like.dtype, f"{what} is {got[name].dtype}, expected {like.dtype}"
+        # float32 inside, rounded once at the end
+        close(got[name], want[name], plain[name].to(like.dtype), what)
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_and_gradients(run, rng, dtype):
+    check(run, rng, (rng.integers(3, 9), rng.integers(3, 9), rng.integers(20, 90)), dtype)
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("dims", range(4))
+def test_any_leading_dimensions(run, rng, dims):
+    check(run, rng, (*(rng.integers(1, 5) for _ in range(dims)), rng.integers(8, 40)))
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("layout", ["transposed", "strided"])
+def test_any_strides(run, rng, layout):
+    check(run, rng, (5, rng.integers(3, 6), rng.integers(9, 30)), layout=layout)
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_weight_may_be_float32(run, rng, dtype):
+    check(run, rng, (rng.integers(4, 9), 32), dtype, "float32")
+
+
+@exercise(NORM, kind="numerics")
+def test_squares_beyond_float16(run, rng):
+    check(run, rng, (rng.integers(4, 9), 48), "float16", scale=600.0)
+
+
+@exercise(NORM, kind="numerics")
+def test_eps_matters_where_x_is_small(run, rng):
+    check(run, rng, (rng.integers(4, 9), 24), scale=1e-3, eps=1e-5)
+    check(run, rng, (rng.integers(4, 9), 24), eps=0.1)
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("needs", [(True, False), (False, True)], ids=["x alone", "weight alone"])
+def test_gradients_only_where_they_are_needed(run, rng, needs):
+    check(run, rng, (rng.integers(4, 9), 24), needs=needs)
+
+
+@exercise(NORM, kind="property")
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
+    rows, width = rng.integers(20, 60), 8 * rng.integers(20, 60)
+    got = run(probes.norm_memory, rng.normal(rows, width).to(DTYPES[dtype]), rng.normal(width).to(DTYPES[dtype]))
+    x_bytes, allowed = rows * width * DTYPES[dtype].itemsize, 4 * rows
+    assert got["saved"] <= x_bytes + allowed, (
+        f"{got['saved']:,} bytes are saved beside the weight, x ({rows}, {width}) in {dtype} and a float32 number a "
+        f"row are {x_bytes + allowed:,}"
+    )
+    assert got["alive"] <= allowed, (
+        f"after forward {got['alive']:,} bytes are alive beside x, weight and y: a float32 number a row is {allowed:,}"
+    )
+
+
+@exercise(NORM, kind="property")
+def test_it_is_one_node_of_the_graph(run, rng):
+    got = run(probes.norm_memory, rng.normal(6, 32), rng.normal(32))["node"]
+    name, following = got
+    assert following == ["torch::autograd::AccumulateGrad"] * 2, (
+        f"y was made by {name}, which goes back to {following}, not to x and weight: one Function, nothing around it"
+    )
