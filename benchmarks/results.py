@@ -27,6 +27,12 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def earlier(name: str) -> list[dict[str, Any]]:
+    """The rows that were kept last, none if there are none."""
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text())["rows"] if path.is_file() else []
+
+
 def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
     """Keep rows as <name>.json and as a table in <name>.md; returns the table."""
     about = {
