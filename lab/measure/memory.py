@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import clock
+
 
 @dataclass
 class Memory:
@@ -25,9 +27,25 @@ class Memory:
     saved_bytes: int = 0  # kept by autograd for backward, each storage once, inputs included
     saved_largest_elements: int = 0
     ops: dict[str, int] = field(default_factory=dict)  # operator -> calls
+    phase: str = "forward"  # what the caller is doing: set it, and the timeline tells it apart
+    events: list[tuple[str, int]] = field(default_factory=list)  # (phase it was made in, ± bytes), in order
 
     def plain(self) -> dict:
-        return asdict(self)
+        """The numbers, without the events."""
+        return {name: value for name, value in asdict(self).items() if name not in ("phase", "events")}
+
+    def timeline(self) -> dict[str, list[int]]:
+        """Bytes alive after each event, by the phase they were made in."""
+        lines: dict[str, list[int]] = {phase: [0] for phase, _ in self.events}
+        for phase, change in self.events:
+            for name, line in lines.items():
+                line.append(line[-1] + (change if name == phase else 0))
+        return lines
+
+    def _change(self, phase: str, change: int) -> None:
+        self.events.append((phase, change))
+        self.live_bytes += change
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
 @contextlib.contextmanager
@@ -46,6 +64,54 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
     with _Meter(memory, inputs), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield memory
+
+
+@contextlib.contextmanager
+def record(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
+    """As `meter`, and on CUDA from the allocator's own history: what the device really held, in the order it did.
+
+    There only peak_bytes, live_bytes and events are filled, when the block is left.
+    """
+    if not torch.cuda.is_available() or _simulated():
+        with meter(inputs) as memory:
+            yield memory
+        return
+    memory = _Phases()
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+    try:
+        yield memory
+        torch.cuda.synchronize()
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    memory.replay([entry for trace in traces for entry in trace])
+
+
+class _Phases(Memory):
+    """Notes when its phase is set, to find it again in a history that has times."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "phase":
+            self.__dict__.setdefault("changes", []).append((clock.time() * 1e6, value))
+        super().__setattr__(name, value)
+
+    def replay(self, history: list[dict]) -> None:
+        """Allocations and frees of a CUDA memory snapshot, as events."""
+        made: dict[int, tuple[str, int]] = {}
+        for entry in sorted(history, key=lambda e: e["time_us"]):
+            if entry["action"] == "alloc":
+                phase = [p for at, p in self.__dict__["changes"] if at <= entry["time_us"] or p == "forward"][-1]
+                made[entry["addr"]] = phase, entry["size"]
+                self._change(phase, entry["size"])
+            elif entry["action"] == "free_completed" and entry["addr"] in made:
+                phase, size = made.pop(entry["addr"])
+                self._change(phase, -size)
+
+
+def _simulated() -> bool:
+    from . import device
+
+    return device._installed is not None
 
 
 class _Meter(TorchDispatchMode):
@@ -71,13 +137,14 @@ class _Meter(TorchDispatchMode):
             return
         size = storage.nbytes()
 
+        phase = memory.phase
+
         def freed(_: Any) -> None:
             self.known.pop(key, None)
-            memory.live_bytes -= size
+            memory._change(phase, -size)
 
         self.known[key] = weakref.ref(storage, freed)
-        memory.live_bytes += size
-        memory.peak_bytes = max(memory.peak_bytes, memory.live_bytes)
+        memory._change(phase, size)
         elements = size // tensor.element_size()
         if elements > memory.largest_elements:
             memory.largest_elements, memory.largest_op = elements, op

@@ -1,0 +1,98 @@
+"""The memory meter, on cases that can be counted by hand, and its timeline."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from lab.measure.memory import Memory, _Phases, meter
+from lab.plots.memory import memory_timeline
+
+KIB = 1024
+
+
+def kib(n: float) -> torch.Tensor:
+    return torch.zeros(int(n * KIB / 4))
+
+
+def test_live_and_peak_bytes():
+    with meter() as memory:
+        a = kib(4)
+        b = kib(2)
+        assert memory.live_bytes == 6 * KIB
+        del a
+        c = kib(1)
+    assert memory.live_bytes == 3 * KIB
+    assert memory.peak_bytes == 6 * KIB
+    assert memory.largest_elements == KIB
+    del b, c
+
+
+def test_views_and_in_place_operators_cost_nothing():
+    with meter() as memory:
+        a = kib(4)
+        a.view(2, -1)[1:].add_(1).mul_(2)
+        a.t()
+    assert memory.peak_bytes == 4 * KIB
+
+
+def test_inputs_are_not_charged_and_what_came_from_elsewhere_is():
+    x = kib(8)
+    array = numpy.zeros(KIB, dtype=numpy.float32)
+    with meter(inputs=(x,)) as memory:
+        x.add_(1)
+        assert memory.live_bytes == 0
+        y = torch.from_numpy(array)
+        y.add_(1)
+    assert memory.peak_bytes == 4 * KIB
+
+
+def test_what_autograd_saves_counts_once_and_whole():
+    x = torch.zeros(KIB, requires_grad=True)
+    with meter(inputs=(x,)) as memory:
+        y = x.exp()  # keeps its result
+        z = (y[:10] * y[10:20]).sum()  # keeps two views of it
+    assert memory.saved_bytes == 4 * KIB
+    del y, z
+
+
+def test_the_timelines_highest_point_is_the_peak():
+    x = torch.randn(64, 64, requires_grad=True)
+    with meter(inputs=(x,)) as memory:
+        loss = (x @ x).tanh().exp().sum()
+        memory.phase = "backward"
+        loss.backward()
+    lines = memory.timeline()
+    assert set(lines) == {"forward", "backward"}
+    assert max(map(sum, zip(*lines.values(), strict=True))) == memory.peak_bytes
+    assert sum(line[-1] for line in lines.values()) == memory.live_bytes
+    assert min(min(line) for line in lines.values()) >= 0
+
+
+def test_a_snapshot_of_cuda_tells_the_same():
+    memory = _Phases()
+    now = memory.__dict__["changes"][0][0]
+    history = [
+        {"action": "alloc", "addr": 1, "size": 512, "time_us": now + 10},
+        {"action": "alloc", "addr": 2, "size": 1024, "time_us": now + 2e8},
+        {"action": "free_requested", "addr": 1, "size": 512, "time_us": now + 3e8},
+        {"action": "free_completed", "addr": 1, "size": 512, "time_us": now + 3e8},
+        {"action": "free_completed", "addr": 9, "size": 64, "time_us": now + 4e8},  # made before the recording
+    ]
+    memory.__dict__["changes"].append((now + 1e8, "backward"))
+    memory.replay(history[::-1])
+    assert (memory.peak_bytes, memory.live_bytes) == (1536, 1024)
+    assert memory.timeline() == {"forward": [0, 512, 512, 0], "backward": [0, 0, 1024, 1024]}
+
+
+def test_the_picture_says_in_words_what_it_shows():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    memory = Memory(peak_bytes=3 << 20, events=[("forward", 3 << 20), ("backward", 1 << 19), ("forward", -(3 << 20))])
+    figure, axes = pyplot.subplots()
+    picture = memory_timeline(axes, memory, "plain")
+    assert "3.0 MiB" in picture.alt
+    assert "| forward | 3.0 | 0.0 |" in picture.table
+    assert len(axes.collections) == 2
+    assert axes.collections[0].get_hatch() != axes.collections[1].get_hatch()
+    pyplot.close(figure)
