@@ -1,0 +1,119 @@
+"""What runs beside the implementation: ranks of different speed, runs with every source of chance, graphs on CUDA."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lab.world.group import ledger
+
+
+def straggler(impl: Any, samples: list[list[float]], members: list[int]) -> dict:
+    """Each rank has its own samples; `members` make the group that is asked, the world where it is empty."""
+    group = dist.new_group(members) if members else None
+    rank = dist.get_rank()
+    if members and rank not in members:
+        return {}
+    before = len(ledger.rows)
+    found = impl.benchmarking.straggler.find_straggler(samples[rank], group)
+    rows = [[row.op, row.bytes] for row in ledger.rows[before:]]
+    return {
+        "rank": int(found.rank), "slowdown": float(found.slowdown), "waiting_s": [float(w) for w in found.waiting_s],
+        "rows": rows,
+    }  # fmt: skip
+
+
+SOURCES = ("python", "numpy", "torch", "dropout", "shuffle")
+
+
+def drawn(n: int) -> dict:
+    """Something from every source of chance."""
+    items = [*range(n)]
+    random.shuffle(items)
+    return {
+        "python": [random.random() for _ in range(n)],
+        "numpy": [float(v) for v in numpy.random.standard_normal(n)],
+        "torch": torch.randn(n),
+        "dropout": torch.nn.functional.dropout(torch.ones(4 * n)),
+        "shuffle": items + torch.randperm(n).tolist(),
+    }
+
+
+def runs(impl: Any, seed: int, other: int, n: int) -> dict:
+    """Two runs of one seed with things drawn between, and one of another seed."""
+    reproducible = impl.benchmarking.determinism.reproducible
+    results = []
+    for s in (seed, seed, other):
+        with reproducible(s):
+            results.append(drawn(n))
+        drawn(3)
+    return {"first": results[0], "second": results[1], "other": results[2]}
+
+
+def around(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
+    """What is drawn after the block, and the settings before, within and after; without the block where not `enter`."""
+    random.seed(1)
+    numpy.random.seed(2)
+    torch.manual_seed(3)
+    torch.backends.cudnn.benchmark = True
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    drawn(5)
+    within = None
+    if enter:
+        try:
+            with impl.benchmarking.determinism.reproducible(seed):
+                within = settings()
+                drawn(7)
+                if broken:
+                    raise InterruptedError
+        except InterruptedError:
+            pass
+    after = settings()
+    return {"within": within, "after": after, "drawn": drawn(6)}
+
+
+def settings() -> dict:
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "cudnn.benchmark": bool(torch.backends.cudnn.benchmark),
+        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
+
+
+def graphed(impl: Any, x: Tensor, weight: Tensor, more: list[Tensor]) -> dict:
+    """On CUDA: a chain of small products as a graph, called on several inputs; results, calls, how it refuses."""
+    calls = []
+
+    def step(x: Tensor, weight: Tensor) -> Tensor:
+        calls.append(1)
+        for _ in range(20):
+            x = torch.tanh(x @ weight)
+        return x
+
+    x, weight, more = x.cuda(), weight.cuda(), [m.cuda() for m in more]
+    graph = impl.benchmarking.cuda_graph.GraphedStep(step, x, weight)
+    recorded = len(calls)
+    outputs = [graph(m, weight) for m in more]
+    later = len(calls)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        graph(more[0], weight)
+        torch.cuda.synchronize()
+    products = sum(e.name in ("aten::mm", "aten::matmul") for e in profile.events())
+    try:
+        graph(more[0][:1], weight)
+        refused = "nothing"
+    except Exception as error:
+        refused = type(error).__name__
+    expected = [step(m, weight) for m in more]
+    return {
+        "outputs": [o.cpu() for o in outputs], "expected": [e.cpu() for e in expected], "recorded": recorded,
+        "later": later, "products": products, "refused": refused,
+    }  # fmt: skip

@@ -1,0 +1,44 @@
+"""A recorded step, replayed. Needs CUDA; where there is none, it was not run.
+
+What must be true: results are those of the step for any inputs, earlier results stay, and a replay runs no Python and
+launches no operator. How it would be faked: by calling the step (calls and operators are counted).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_extensions as probes
+
+GRAPH = "benchmarking.cuda_graph"
+
+
+@pytest.fixture
+def got(run, rng):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    n = 16 * rng.integers(2, 6)
+    return run(probes.graphed, rng.normal(8, n), rng.normal(n, n) / n**0.5, [rng.normal(8, n) for _ in range(3)])
+
+
+@exercise(GRAPH, kind="numerics")
+def test_a_replay_gives_what_the_step_would(got):
+    for i, (output, expected) in enumerate(zip(got["outputs"], got["expected"], strict=True)):
+        close(output, expected.double(), expected, f"call {i}", dims="row, column")
+
+
+@exercise(GRAPH, kind="numerics")
+def test_inputs_of_another_shape_are_refused(got):
+    assert got["refused"] == "ValueError", f"expected ValueError, got {got['refused']}"
+
+
+@exercise(GRAPH, kind="property")
+def test_a_replay_runs_no_python_and_launches_no_operator(got):
+    assert got["later"] == got["recorded"], (
+        f"the step was called {got['later'] - got['recorded']} times after recording"
+    )
+    assert got["products"] == 0, f"a replay ran {got['products']} products one by one"

@@ -1,0 +1,64 @@
+"""Two runs that are bit for bit the same, and a world outside that does not notice.
+
+What must be true: every source of chance is seeded; determinism is asked for; and afterwards everything is as before.
+How it would be faked: torch.manual_seed alone; settings that stay; a block that an exception leaves open.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_extensions as probes
+
+DETERMINISM = "benchmarking.determinism"
+SEEDERS = {
+    "python": "random.seed", "numpy": "numpy.random.seed", "torch": "torch.manual_seed",
+    "dropout": "torch.manual_seed", "shuffle": "random.seed and torch.manual_seed",
+}  # fmt: skip
+
+
+def same(a, b) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@exercise(DETERMINISM, kind="numerics")
+def test_one_seed_gives_one_run(run, rng):
+    got = run(probes.runs, rng.integers(1, 10**9), rng.integers(10**9 + 1, 2 * 10**9), rng.integers(5, 20))
+    for source in probes.SOURCES:
+        assert same(got["first"][source], got["second"][source]), (
+            f"two runs of one seed draw different numbers from {source}: {SEEDERS[source]}"
+        )
+        assert not same(got["first"][source], got["other"][source]), f"two seeds draw the same numbers from {source}"
+
+
+@exercise(DETERMINISM, kind="numerics")
+def test_any_seed_is_taken(run, rng):
+    got = run(probes.runs, 2**40 + rng.integers(0, 99), 7, 5)
+    assert same(got["first"]["numpy"], got["second"]["numpy"]), "a seed beyond 2^32 gives different runs"
+
+
+@exercise(DETERMINISM, kind="numerics")
+@pytest.mark.parametrize("broken", [False, True], ids=["left", "left by an exception"])
+def test_what_is_drawn_afterwards_is_as_if_nothing_had_happened(run, rng, broken):
+    seed = rng.integers(1, 999)
+    got, want = (run(probes.around, seed, enter, broken) for enter in (True, False))
+    for source in probes.SOURCES:
+        assert same(got["drawn"][source], want["drawn"][source]), (
+            f"after the block {source} draws other numbers than without it: is its state put back?"
+        )
+    for name, value in want["after"].items():
+        assert got["after"][name] == value, f"after the block {name} is {got['after'][name]!r}, before it was {value!r}"
+
+
+@exercise(DETERMINISM, kind="property")
+def test_only_deterministic_algorithms_run_within(run, rng):
+    within = run(probes.around, rng.integers(1, 999), True, False)["within"]
+    assert within["deterministic"], "torch.use_deterministic_algorithms is not on"
+    assert not within["warn only"], "nondeterministic operators would only warn"
+    assert not within["cudnn.benchmark"], "cuDNN chooses algorithms by timing them: other runs, other algorithms"
+    assert within["CUBLAS_WORKSPACE_CONFIG"] in (":4096:8", ":16:8"), (
+        f"CUBLAS_WORKSPACE_CONFIG is {within['CUBLAS_WORKSPACE_CONFIG']!r}"
+    )

@@ -1,0 +1,77 @@
+"""The straggler, from timings that are drawn.
+
+What must be true: every rank gives the same, right answer, by typical steps and not by the slowest single one, and asks
+the others for one number. How it would be faked: each rank by its own samples; the largest sample; means; all samples
+sent around, which must then be equally many.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_extensions as probes
+
+STRAGGLER = "benchmarking.straggler"
+
+
+def draw(rng, world: int) -> list[list[float]]:
+    """A slow rank; another has one step that is slower still, and a mean that is; numbers of samples differ."""
+    slow, spiky = rng.shuffled(range(world))[:2]
+    samples = []
+    for rank in range(world):
+        base = 0.1 * (1.6 if rank == slow else 1.0)
+        mine = [base * rng.uniform(0.95, 1.05) for _ in range(rng.integers(5, 9))]
+        if rank == spiky:
+            mine[rng.integers(0, len(mine) - 1)] = 9.0
+        samples.append(mine)
+    return samples
+
+
+def expected(samples: list[list[float]]) -> dict:
+    typical = [statistics.median(s) for s in samples]
+    slowest = max(typical)
+    return {
+        "rank": typical.index(slowest), "slowdown": slowest / statistics.median(typical),
+        "waiting_s": [slowest - t for t in typical],
+    }  # fmt: skip
+
+
+def check(got: dict, want: dict, who: str) -> None:
+    assert got["rank"] == want["rank"], (
+        f"{who} says rank {got['rank']}, the longest typical step is rank {want['rank']}'s"
+    )
+    assert abs(got["slowdown"] / want["slowdown"] - 1) < 1e-6, (
+        f"{who}: slowdown {got['slowdown']:.4f}, over the median rank's typical step it is {want['slowdown']:.4f}"
+    )
+    assert len(got["waiting_s"]) == len(want["waiting_s"]), f"{who}: {len(got['waiting_s'])} waiting times"
+    for rank, (g, w) in enumerate(zip(got["waiting_s"], want["waiting_s"], strict=True)):
+        assert abs(g - w) < 1e-9, f"{who}: rank {rank} waits {g:.6f} s a step, expected {w:.6f}"
+
+
+@exercise(STRAGGLER, kind="numerics")
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_every_rank_names_the_rank_with_the_longest_typical_step(run, rng, world):
+    samples = draw(rng, world)
+    for rank, got in enumerate(run(probes.straggler, samples, [], world=world)):
+        check(got, expected(samples), f"rank {rank}")
+
+
+@exercise(STRAGGLER, kind="numerics")
+def test_a_group_is_asked_about_itself(run, rng):
+    samples, members = draw(rng, 4), [1, 3]
+    samples[0] = [50.0] * 5  # the slowest of all, and no member
+    values = run(probes.straggler, samples, members, world=4)
+    for rank in members:
+        check(values[rank], expected([samples[m] for m in members]), f"rank {rank}, in the group {members}")
+
+
+@exercise(STRAGGLER, kind="property")
+def test_each_rank_sends_one_number(run, rng):
+    for rank, got in enumerate(run(probes.straggler, draw(rng, 3), [], world=3)):
+        sent = sum(size for _, size in got["rows"])
+        assert len(got["rows"]) == 1, f"rank {rank} issued {got['rows']}: one collective is enough"
+        assert sent <= 3 * 8, f"rank {rank} handed over {sent} bytes: a rank's typical step is one float64"
