@@ -1,0 +1,98 @@
+"""Activations on the host: sent away as layers finish, fetched one layer before backward needs them."""
+
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+
+class Offload:
+    """`with Offload(layers): loss = model(x)`, then `loss.backward()`: what layers save waits on the host.
+
+    Within the block, a tensor that one of `layers` saves for backward is copied to host memory (pinned, where there is
+    CUDA) and only the copy is kept. Left where they are: tensors of less than `minimum` bytes, views of the layers'
+    parameters, and what is saved outside of the layers. When backward first needs something of layer i, all of layer i
+    that is not yet back is fetched, and then all of layer i − 1 is started, to arrive while layer i works. What has
+    been used is freed. On CUDA copies run on a stream of their own.
+    Source: PyTorch documentation, "Hooks for saved tensors"; Rhu et al. 2016, "vDNN", section 3.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], *, minimum: int = 1 << 20):
+        """layers: in the order in which they run, each once. minimum: bytes."""
+        self.layers, self.minimum = list(layers), minimum
+        self.parameters = {p.untyped_storage().data_ptr() for layer in self.layers for p in layer.parameters()}
+        self.sent: list[list[weakref.ref[_Sent]]] = [[] for _ in self.layers]  # autograd alone keeps them alive
+        self.running: int | None = None
+        self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def __enter__(self) -> "Offload":
+        self.handles = [
+            handle
+            for i, layer in enumerate(self.layers)
+            for handle in (
+                layer.register_forward_pre_hook(lambda *_, i=i: self._run(i)),
+                layer.register_forward_hook(lambda *_: self._run(None)),
+            )
+        ]
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hooks.__exit__(kind, error, trace)
+        for handle in self.handles:
+            handle.remove()
+
+    def _run(self, layer: int | None) -> None:
+        self.running = layer
+
+    def _pack(self, tensor: Tensor) -> "Tensor | _Sent":
+        large = tensor.numel() * tensor.element_size() >= self.minimum
+        if self.running is None or not large or tensor.untyped_storage().data_ptr() in self.parameters:
+            return tensor
+        sent = _Sent(tensor, self.running, self.stream)
+        self.sent[self.running].append(weakref.ref(sent))
+        return sent
+
+    def _unpack(self, packed: "Tensor | _Sent") -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        for layer in (packed.layer, packed.layer - 1):
+            for reference in self.sent[layer] if layer >= 0 else ():
+                if (sent := reference()) is not None:
+                    sent.fetch(self.stream)
+        return packed.arrived()
+
+
+class _Sent:
+    """A tensor on the host, and on its way back."""
+
+    def __init__(self, tensor: Tensor, layer: int, stream: torch.cuda.Stream | None):
+        self.layer, self.device = layer, tensor.device
+        self.back: Tensor | None = None
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=stream is not None)
+        with torch.cuda.stream(stream):
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(self.device))
+                tensor.record_stream(stream)  # its memory must not be used again before the copy has read it
+            self.host.copy_(tensor, non_blocking=True)
+
+    def fetch(self, stream: torch.cuda.Stream | None) -> None:
+        """Start the way back, if it has not been started."""
+        if self.back is None:
+            with torch.cuda.stream(stream):
+                self.back = torch.empty_like(self.host, device=self.device)
+                self.back.copy_(self.host, non_blocking=True)
+            self.event = stream.record_event() if stream is not None else None
+
+    def arrived(self) -> Tensor:
+        """The tensor, once what is computed from now on may read it."""
+        assert self.back is not None
+        if self.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(self.event)
+            self.back.record_stream(torch.cuda.current_stream(self.device))
+        return self.back
