@@ -1,0 +1,90 @@
+"""A float32 step against a bfloat16 one, side by side: `python -m benchmarks.mixed_precision`.
+
+Needs a GPU to mean anything; `--device cpu` runs it all the same, on the smallest size, to see that it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lab.assignment import ROOT
+from lab.impl import load
+from lab.model.transformer import SIZES, Transformer
+
+from .results import write
+
+GOAL = 2.0  # bfloat16 over TF32, on the sizes whose products are bound by compute
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--sizes", nargs="+", default=["small", "medium"], choices=list(SIZES))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on the smallest size)")
+    impl = load(ROOT / "reference")
+    sizes = options.sizes if options.device == "cuda" else ["tiny"]
+    rows = [row(impl, size, options) for size in sizes]
+    if options.device == "cuda":
+        note = f"Medians of {options.steps} steps of AdamW, batch {options.batch}. Goal: bfloat16 {GOAL}x TF32."
+        print(write("mixed_precision", rows, note))
+    else:
+        print(*rows, "a CPU: nothing is kept", sep="\n")
+
+
+def row(impl: Any, size: str, options: argparse.Namespace) -> dict:
+    """One size: milliseconds a step in each precision, and the ratios."""
+    config = SIZES[size]
+    tokens, targets = torch.randint(
+        config.vocabulary, (2, options.batch, config.context), device=options.device
+    ).unbind()
+    benchmark = impl.benchmarking.benchmark.benchmark
+    seconds = {}
+    for name, tf32 in (("float32", False), ("TF32", True)):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        seconds[name] = benchmark(plain_step(config, options.device, tokens, targets), steps=options.steps).median
+    torch.backends.cuda.matmul.allow_tf32 = False
+    step = mixed_step(impl, config, options.device, tokens, targets)
+    seconds["bfloat16"] = benchmark(step, steps=options.steps).median
+    return {
+        "size": size,
+        **{f"{name}, ms": f"{1e3 * s:.1f}" for name, s in seconds.items()},
+        "over float32": f"{seconds['float32'] / seconds['bfloat16']:.2f}",
+        "over TF32": f"{seconds['TF32'] / seconds['bfloat16']:.2f}",
+    }
+
+
+def plain_step(config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
+    model = Transformer(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model.loss(tokens, targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def mixed_step(impl: Any, config: Any, device: str, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
+    module, scaling = impl.mixed_precision.mixed_step, impl.mixed_precision.loss_scaler
+    model = Transformer(config).to(device, torch.bfloat16)
+    masters = module.master_weights(model)
+    optimizer, scaler = torch.optim.AdamW(masters), scaling.LossScaler(1.0)
+
+    def step() -> None:
+        module.mixed_step(model, masters, optimizer, scaler, lambda m: m.loss(tokens, targets))
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
