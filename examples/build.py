@@ -16,6 +16,7 @@ from lab.assignment import ROOT, default
 
 HERE = Path(__file__).parent
 BENCHMARK, TILED, NAIVE = "benchmarking/benchmark.py", "flash_attention/tiled_forward.py", "ddp/naive.py"
+PROFILE = "tour"  # a timed, a numeric and a multi-rank exercise
 LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
 
 
@@ -127,7 +128,7 @@ def hostile() -> dict[str, dict[str, str]]:
 
 def expected() -> dict[str, dict]:
     """What each must earn; a hostile one what its honest code earns."""
-    points = {e.id: e.points for e in default().exercises.values()}
+    points = {id: default().exercise(id).points for id in default().profiles[PROFILE]}
     benchmark, naive = "benchmarking.benchmark", "ddp.naive"
 
     def earns(*ids: str, hostile: bool = False) -> dict:
@@ -158,12 +159,9 @@ def build(folder: Path = HERE / "submissions") -> None:
             path = folder / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    stages = [s.name for s in default().stages]
-    solutions = {
-        p.relative_to(ROOT / "reference").as_posix(): p.read_text(encoding="utf-8")
-        for stage in stages
-        for p in sorted((ROOT / "reference" / stage).rglob("*.py"))
-    }
+    files = (default().exercise(id).file for id in default().profiles[PROFILE])
+    names = sorted(n for file in files for n in (file, f"{file.partition('/')[0]}/__init__.py"))
+    solutions = {name: (ROOT / "reference" / name).read_text(encoding="utf-8") for name in names}
     (folder / "complete.zip").write_bytes(_zip(_as_students_zip(solutions)))
     (folder / "data-parallel-only.tar.gz").write_bytes(_tar({f"ddp/{n}": solutions[f"ddp/{n}"] for n in ("naive.py",)}))
     (folder / "not-an-archive.zip").write_bytes(b"PK but nothing of the kind\n")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from grader.sandbox import available
 
+from .build import PROFILE
+
 HERE = Path(__file__).parent
 
 
@@ -23,7 +25,7 @@ def main() -> int:
         paths = [p for p in paths if p not in hostile]
         options = ["--isolation", "process"]
     code = subprocess.run(
-        [sys.executable, "-m", "grader", "grade", *map(str, paths), *options, *sys.argv[1:]]
+        [sys.executable, "-m", "grader", "grade", *map(str, paths), "--profile", PROFILE, *options, *sys.argv[1:]]
     ).returncode
     if why:
         print(f"not run: the {len(hostile)} hostile examples, for they need a sandbox: {why}")

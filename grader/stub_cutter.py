@@ -15,7 +15,7 @@ from libcst.helpers import get_full_name_for_node
 from grader.stub_names import assigned, is_private
 from lab.assignment import Assignment
 
-WIDTH = 110
+WIDTH = 120
 SCAFFOLD = "# <a solution was cut here, the rest stays>"  # stands above the line that raises until the end
 _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)(?<!\bEq)(?<!\bcf)[.!?;:](?=\s|$)")
 

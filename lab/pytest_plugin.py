@@ -25,6 +25,7 @@ from .assignment import KINDS, ROOT, AssignmentError
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
+from .unwritten import untouched
 from .verdicts import Verdicts
 
 RESULTS = pytest.StashKey[list[Result]]()
@@ -153,17 +154,25 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     if not id:
         return runner.run
     asked = assignments.default().exercise(id)
-    found = forbidden.find(runner.room.source, asked.file, asked.forbidden)
-    if found:
-        raise ProbeFailed("forbidden", f"{found[0]} is forbidden in {id}: it would be the answer itself")
-
+    known = _known_from_source(runner.room.source, asked)
     verdicts = request.config.stash[VERDICTS]
 
     def call(probe: Callable[..., Any], *args: Any, replace: list[str] | None = None, **options: Any) -> Any:
+        if known is not None:
+            raise known.again()
         stand_ins = verdicts.stand_ins(id, replace or [])
         return runner.run(probe, *args, exercise=id, forbidden=asked.forbidden, replace=stand_ins, **options)
 
     return call
+
+
+def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed | None:
+    """The failure that needs no probe: nothing written yet, or a call that would be the answer itself."""
+    if stub := untouched(source / asked.file):
+        return ProbeFailed("unwritten", stub)
+    if found := forbidden.find(source, asked.file, asked.forbidden):
+        return ProbeFailed("forbidden", f"{found[0]} is forbidden in {asked.id}: it would be the answer itself")
+    return None
 
 
 @pytest.fixture

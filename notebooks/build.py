@@ -83,6 +83,112 @@ BENCHMARKING = [
         | never waits | 5 µs: the time to ask |
         | counts the warm-up, mean | 17 ms |
         | waits, warmed up | 10 ms |"""),
+    ("md", """
+        ## The roofline, with a model's layers on it
+        Each layer of a transformer of GPT-2's size, forward, at batch 8 and context 1,024 in bfloat16, on an A100's roof.
+        Left of the ridge memory binds; right of it arithmetic does."""),
+    ("code", """
+        from dataclasses import asdict
+        from lab.model.transformer import SIZES
+        from tests.benchmarking import probes_counting
+
+        peaks = (312e12, 2.039e12)
+        bounds = ask(probes_counting.roofline, asdict(SIZES["small"]), 8, 1024, "bfloat16", peaks)
+        if bounds:
+            print(f"{'layer':10}  FLOPs a byte  at least, µs  bound by")
+            for name, (flops, bytes, intensity, seconds, by) in bounds.items():
+                if name.endswith(" forward"):
+                    print(f"{name.split()[0]:10}  {intensity:12.0f}  {1e6 * seconds:12.0f}  {by}")"""),
+    ("code", """
+        if bounds:
+            ridge, figure = peaks[0] / peaks[1], plt.figure(figsize=(7, 4))
+            axes = figure.add_subplot()
+            axes.plot([8, ridge, 2000], [8 * peaks[1] / 1e12, 312, 312], color="black")
+            axes.annotate(f"ridge: {ridge:.0f}", (ridge, 312), textcoords="offset points", xytext=(-60, 4))
+            marks = {"compute": ("o", BLUE), "memory": ("s", ORANGE)}
+            below = {"scores": (8, -12), "q_proj": (-16, -18), "gate_proj": (-16, -32), "down_proj": (-16, -46), "head": (4, -18)}
+            for name, (flops, bytes, intensity, seconds, by) in bounds.items():
+                layer, direction = name.split()
+                if direction == "forward" and layer in below:
+                    mark, colour = marks[by]
+                    axes.plot(intensity, flops / seconds / 1e12, mark, color=colour, markersize=8)
+                    place = (intensity, flops / seconds / 1e12)
+                    axes.annotate(layer, place, textcoords="offset points", xytext=below[layer])
+            axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="TFLOP/s, at most", ylim=(10, 700))
+            plt.show()"""),
+    ("md", """
+        *A line that rises to the ridge at 153 FLOPs a byte and is flat from there. The scores of attention, a square, are far
+        left of the ridge, at 28: they can reach a fifth of the peak. All linear layers, circles, are on the flat part.* The
+        table above has the numbers. k_proj, v_proj and o_proj lie on q_proj here, up_proj on gate_proj, values on scores."""),
+]  # fmt: skip
+
+PRECISION = [
+    ("md", """
+        # 2 · Mixed precision and memory: what fits
+        Gradients of the activations of a small transformer, which a float16 backward would compute with, as histograms
+        over powers of two, with float16's range marked."""),
+    ("code", SWITCH),
+    ("code", """
+        import torch
+        from lab.model.transformer import SIZES, Transformer
+
+        torch.manual_seed(0)
+        model, tokens = Transformer(SIZES["tiny"]), torch.randint(256, (8, 128))
+        seen = []
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.register_full_backward_hook(lambda layer, into, out: seen.append(out[0].flatten()))
+        model.loss(tokens, tokens.roll(-1, 1)).backward()
+        gradients = torch.cat(seen)
+        exponents = gradients[gradients != 0].abs().log2()
+        lost = (exponents < -25).float().mean().item()  # rounded to zero: less than half of the smallest
+        small = ((exponents >= -25) & (exponents < -14)).float().mean().item()
+        print(f"zero in float16: {lost:.1%}, with fewer digits (subnormal): {small:.1%}")
+        print(f"times 2^12: zero {(exponents + 12 < -25).float().mean().item():.2%}, infinite {(exponents + 12 > 16).sum()}")"""),
+    ("code", """
+        figure, axes = plt.subplots(figsize=(8, 3))
+        bins = range(-40, 8)
+        axes.hist(exponents.clamp(min=-40).numpy(), bins=bins, color=BLUE, hatch="//", edgecolor="white", label="gradients")
+        axes.hist((exponents + 12).numpy(), bins=bins, histtype="step", color=ORANGE, linewidth=2, label="times 2¹²")
+        for x, name in ((-24, "smallest"), (-14, "smallest normal")):
+            axes.axvline(x, color="black", linestyle="--")
+            axes.annotate(name, (x, axes.get_ylim()[1] * 0.93), xytext=(3, 0), textcoords="offset points", fontsize=8)
+        axes.set(xlabel="log₂ |gradient|", ylabel="how many")
+        axes.legend(loc="upper left")
+        plt.show()"""),
+    ("md", """
+        *Two histograms over powers of two: gradients, filled, lie left of float16's smallest normal number, 2⁻¹⁴, and a part of
+        them left of its smallest, 2⁻²⁴; scaled by 2¹², an outline of the same shape twelve steps to the right, they lie
+        around and above the smallest normal.*"""),
+]  # fmt: skip
+
+MEMORY = [
+    ("md", """
+        ## Memory over a step
+        What is alive after every allocation, by the phase it was made in; parameters left out. Above as it comes, below with
+        every block checkpointed by yours."""),
+    ("code", """
+        from dataclasses import asdict
+        from lab.measure.memory import Memory
+        from lab.plots.memory import memory_timeline
+        from tests.mixed_precision import probes_memory
+
+        sizes, pictures = asdict(SIZES["tiny"]) | {"layers": 6, "width": 128, "hidden": 344}, []
+        figure, both = plt.subplots(2, 1, figsize=(8, 6), sharey=True)
+        for axes, checkpointed in zip(both, (False, True)):
+            got = ask(probes_memory.timeline, sizes, 8, 128, checkpointed)
+            if got:
+                memory = Memory(peak_bytes=got["peak"], events=[tuple(e) for e in got["events"]])
+                pictures.append(memory_timeline(axes, memory, "checkpointed" if checkpointed else "plain"))
+        figure.tight_layout()
+        plt.show()"""),
+    ("code", """
+        for picture in pictures:
+            print(picture.alt, picture.table, "", sep="\\n")"""),
+    ("md", """
+        *Two pictures of areas. In the upper one the area of forward grows to the end of forward, and falls in backward as
+        gradients, the second area, grow. In the lower one forward hardly grows; backward rises and falls once for each block,
+        as it is computed again.*"""),
 ]  # fmt: skip
 
 FLASH = [
@@ -169,7 +275,12 @@ DDP = [
         starts until backward has ended: that gap is what the next exercises close."""),
 ]  # fmt: skip
 
-NOTEBOOKS = {"1_benchmarking": BENCHMARKING, "3_flash_attention": FLASH, "4_ddp": DDP}
+NOTEBOOKS = {
+    "1_benchmarking": BENCHMARKING,
+    "2_mixed_precision": PRECISION + MEMORY,
+    "3_flash_attention": FLASH,
+    "4_ddp": DDP,
+}
 
 
 def make(cells: list[tuple[str, str]]) -> nbformat.NotebookNode:

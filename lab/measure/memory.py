@@ -52,12 +52,13 @@ class Memory:
 def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
     """Meter everything torch does inside. inputs: tensors that exist already and are not charged."""
     memory = Memory()
-    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their keys from being reused
+    saved: dict[int, weakref.ref] = {}  # by weakref: to hold them would keep alive what backward frees
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in saved:
-            saved[storage._cdata] = storage
+            key = storage._cdata
+            saved[key] = weakref.ref(storage, lambda _: saved.pop(key, None))  # another may get the key
             memory.saved_bytes += storage.nbytes()
         memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
         return tensor

@@ -24,6 +24,4 @@ def annotated_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False
     q (…, queries, dim), k and v (…, keys, dim). "scores" holds q kᵀ, its scale and the mask (query i sees keys 0 … i),
     "softmax" the softmax over keys, "values" its product with v. Returns (…, queries, dim).
     """
-    raise NotImplementedError(
-        "benchmarking.annotate: `lab.model.transformer.attention` with its parts in ranges"
-    )
+    raise NotImplementedError("benchmarking.annotate: `lab.model.transformer.attention` with its parts in ranges")

@@ -27,5 +27,5 @@ def benchmark_model(
     context of less than 1 or beyond the model's.
     """
     raise NotImplementedError(
-        "benchmarking.benchmark_model: Time `model` where it is, on random tokens (batch, context) and …"
+        "benchmarking.benchmark_model: Time `model` where it is, on random tokens (batch, context) and random …"
     )

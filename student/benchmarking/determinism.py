@@ -16,5 +16,5 @@ def reproducible(seed: int) -> Iterator[None]:
     Source: PyTorch documentation, "Reproducibility".
     """
     raise NotImplementedError(
-        "benchmarking.determinism: What runs within is the same, bit for bit, for the same seed, on the …"
+        "benchmarking.determinism: What runs within is the same, bit for bit, for the same seed, on the same machine …"
     )

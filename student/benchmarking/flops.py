@@ -30,5 +30,5 @@ def flops(config: Config, *, batch: int, context: int) -> dict[str, Flops]:
     Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1.
     """
     raise NotImplementedError(
-        "benchmarking.flops: FLOPs of the matrix products of `lab.model.transformer.Transformer(config)`, …"
+        "benchmarking.flops: FLOPs of the matrix products of `lab.model.transformer.Transformer(config)`, forward and …"
     )

@@ -48,7 +48,7 @@ def bytes_moved(config: Config, *, batch: int, context: int, dtype: torch.dtype)
     each of which moves the same three matrices.
     """
     raise NotImplementedError(
-        "benchmarking.roofline: Bytes that each layer's matrix products read and write, with the names of …"
+        "benchmarking.roofline: Bytes that each layer's matrix products read and write, with the names of `flops`"
     )
 
 

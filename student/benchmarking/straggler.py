@@ -27,5 +27,5 @@ def find_straggler(samples: Sequence[float], group: dist.ProcessGroup | None = N
     waits for the straggler's typical step less its own. One all-gather of one float64 a rank.
     """
     raise NotImplementedError(
-        "benchmarking.straggler: The rank whose steps take longest, the same answer on every rank of …"
+        "benchmarking.straggler: The rank whose steps take longest, the same answer on every rank of `group` (default"
     )

@@ -54,4 +54,6 @@ def accounting(
     and optimizer, 11.9 GiB of activations; with segment=1, 1.9 GiB of activations.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1.
     """
-    raise NotImplementedError("mixed_precision.accounting: Bytes of one step of AdamW on …")
+    raise NotImplementedError(
+        "mixed_precision.accounting: Bytes of one step of AdamW on `lab.model.transformer.Transformer(config)`, its …"
+    )

@@ -12,7 +12,7 @@ def accumulate(values: Tensor, accumulator: torch.dtype) -> Tensor:
     addition, to nearest, ties to even. Returns (…) in `accumulator`.
     """
     raise NotImplementedError(
-        "mixed_precision.accumulate: Sum over the last dim, one addition after the other, as one register …"
+        "mixed_precision.accumulate: Sum over the last dim, one addition after the other, as one register does it"
     )
 
 
@@ -30,5 +30,5 @@ def error_bound(values: Tensor, accumulator: torch.dtype) -> Tensor:
     Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2, equation (4.6).
     """
     raise NotImplementedError(
-        "mixed_precision.accumulate: How far `accumulate(values, accumulator)` can be from the exact sum of …"
+        "mixed_precision.accumulate: How far `accumulate(values, accumulator)` can be from the exact sum of `values`, …"
     )

@@ -15,5 +15,5 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 3.
     """
     raise NotImplementedError(
-        "mixed_precision.checkpoint: function(*args, **kwargs), keeping nothing for backward but its tensor …"
+        "mixed_precision.checkpoint: function(*args, **kwargs), keeping nothing for backward but its tensor arguments"
     )

@@ -30,7 +30,7 @@ def checkpoint_plan(inputs: Sequence[int], saved: Sequence[int]) -> Plan:
     of N layers is about √(2N), where equal segments of √N need 2√N − 1. Source: Chen et al. 2016, section 4.
     """
     raise NotImplementedError(
-        "mixed_precision.checkpoint_plan: Cut a chain of layers into checkpointed segments so that the peak …"
+        "mixed_precision.checkpoint_plan: Cut a chain of layers into checkpointed segments so that the peak is as low …"
     )
 
 
@@ -44,5 +44,5 @@ def recursive_bound(layers: int) -> tuple[int, int]:
     Source: Chen et al. 2016, section 4.4.
     """
     raise NotImplementedError(
-        "mixed_precision.checkpoint_plan: (kept, runs) when checkpointing is applied to itself, for …"
+        "mixed_precision.checkpoint_plan: (kept, runs) when checkpointing is applied to itself, for `layers` ≥ 1 …"
     )

@@ -23,9 +23,7 @@ class Step:
 
 def master_weights(model: nn.Module) -> list[nn.Parameter]:
     """float32 copies of the model's parameters, in their order: what the optimizer is built on."""
-    raise NotImplementedError(
-        "mixed_precision.mixed_step: float32 copies of the model's parameters, in their order"
-    )
+    raise NotImplementedError("mixed_precision.mixed_step: float32 copies of the model's parameters, in their order")
 
 
 def mixed_step(
@@ -47,5 +45,5 @@ def mixed_step(
     Source: Micikevicius et al. 2018, "Mixed Precision Training", figure 1.
     """
     raise NotImplementedError(
-        "mixed_precision.mixed_step: One step of `optimizer` on `masters`, with gradients computed by …"
+        "mixed_precision.mixed_step: One step of `optimizer` on `masters`, with gradients computed by `model` in its …"
     )

@@ -28,5 +28,5 @@ def saved_bytes(output: Tensor, parameters: Iterable[Tensor] = ()) -> SavedBytes
     x.exp().sin() of 1,000 float32 numbers keeps 4,000 bytes once: exp its result, sin its input, the same storage.
     """
     raise NotImplementedError(
-        "mixed_precision.saved_bytes: Bytes of the storages that the graph behind `output` keeps alive for …"
+        "mixed_precision.saved_bytes: Bytes of the storages that the graph behind `output` keeps alive for its backward"
     )

@@ -82,6 +82,8 @@ def refused(impl: Any, sizes: dict, options: dict) -> list:
     model.watch()
     try:
         impl.benchmarking.benchmark_model.benchmark_model(model, warmup=0, steps=1, **options)
+    except NotImplementedError:
+        raise
     except Exception as error:
         return [type(error).__name__, len(model.calls)]
     return ["nothing", len(model.calls)]

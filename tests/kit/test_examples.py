@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from examples.build import PROFILE
 from grader.sandbox import available
 from lab.assignment import ROOT, default
 
@@ -28,6 +29,8 @@ def graded(tmp_path_factory):
         "grader",
         "grade",
         "examples/submissions",
+        "--profile",
+        PROFILE,
         "--out",
         str(out),
         "--jobs",

@@ -57,6 +57,19 @@ def test_what_autograd_saves_counts_once_and_whole():
     del y, z
 
 
+def test_what_backward_frees_is_freed():
+    x = torch.zeros(KIB, requires_grad=True)
+    with meter(inputs=(x,)) as memory:
+        for _ in range(3):
+            loss = x.exp().exp().sum()
+            loss.backward()
+            x.grad = None
+            del loss
+        assert memory.live_bytes == 0
+    assert memory.peak_bytes < 5 * 4 * KIB
+    assert memory.saved_bytes == 3 * 2 * 4 * KIB
+
+
 def test_the_timelines_highest_point_is_the_peak():
     x = torch.randn(64, 64, requires_grad=True)
     with meter(inputs=(x,)) as memory:

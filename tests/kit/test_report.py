@@ -21,7 +21,7 @@ from lab.assignment import default
 from lab.scoring import Result, totals
 
 A = default()
-IDS = list(A.profiles["core"])
+IDS = list(A.profiles["tour"])
 RUN = Run(1, "5ec2e75eed", "core", "bubblewrap", "f" * 64, "2026-01-31 23:59:59", {"torch": "2.13.0"}, "c0ffee")
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -504,3 +504,18 @@ def test_every_stub_of_the_reference_imports_and_its_object_names_its_exercise(t
         named = {p.name: None for p in needed if p.kind == p.KEYWORD_ONLY}
         with pytest.raises(NotImplementedError, match=f"^{exercise.id}: "):
             public(*positional, **named)
+
+
+def test_a_file_that_is_as_it_was_given_is_known_from_its_source(tmp_path):
+    from lab.unwritten import untouched
+
+    for exercise in default().exercises.values():
+        assert untouched(ROOT / "student" / exercise.file).startswith(f"{exercise.id}: ")
+        assert not untouched(ROOT / "reference" / exercise.file)
+    file = tmp_path / "half.py"
+    file.write_text(
+        'def a():\n    """Doc."""\n    raise NotImplementedError("x.a: write")\n\n\ndef b():\n    return 1\n'
+    )
+    assert not untouched(file)
+    file.write_text("print(1)\n\n\ndef a():\n    raise NotImplementedError('x.a: write')\n\n\nfor _ in []:\n    pass\n")
+    assert not untouched(file)

@@ -166,6 +166,8 @@ def refused(impl: Any, options: dict) -> str:
         impl.mixed_precision.loss_scaler.LossScaler(**options)
     except ValueError:
         return "ValueError"
+    except NotImplementedError:
+        raise
     except Exception as error:
         return type(error).__name__
     return "nothing"
