@@ -1,7 +1,7 @@
 """Makes the README's pictures from what the commands print: `python handout/images/make.py` after `make grade`.
 
-summary.svg: a student's run on examples/submissions/subtly-wrong. report.png and class.png: pages of out/report,
-through a headless Chromium.
+summary.svg: a student's run, with the three files of examples/submissions/subtly-wrong written. report.png and
+class.png: pages of out/report, through a headless Chromium.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -20,8 +21,13 @@ ROOT = HERE.parent.parent
 
 def summary() -> None:
     """The end of `pytest tests/`, in colour."""
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", "examples/submissions/subtly-wrong", "--color=yes"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        mine = Path(folder) / "student"
+        shutil.copytree(ROOT / "student", mine)
+        shutil.copytree(ROOT / "examples" / "submissions" / "subtly-wrong", mine, dirs_exist_ok=True)
+        command = [sys.executable, "-m", "pytest", "tests", "--impl", str(mine), "--color=yes"]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    said = said.replace(str(mine), "student")
     console = Console(record=True, width=110, file=Path("/dev/null").open("w"))  # noqa: SIM115 (one picture, one process)
     console.print("[bold]$[/bold] pytest tests/")
     console.print(Text.from_ansi(said))

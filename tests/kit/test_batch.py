@@ -13,7 +13,8 @@ import pytest
 from grader.gradebook import Gradebook
 from lab.assignment import ROOT
 
-STUB = (ROOT / "student" / "ddp" / "naive.py").read_text(encoding="utf-8")
+# Begun, so that it is run, and takes long enough to be stopped in the middle.
+STUB = (ROOT / "student" / "ddp" / "naive.py").read_text(encoding="utf-8") + "\n\ndef begun():\n    return 1\n"
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def classroom(tmp_path):
 
 def grade(folder, *options):
     command = [sys.executable, "-m", "grader", "grade", str(folder / "class"), "--out", str(folder / "out"),
-               "--isolation", "process", *options]  # fmt: skip
+               "--isolation", "process", "--profile", "tour", *options]  # fmt: skip
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
