@@ -54,7 +54,7 @@ class Offload:
         large = tensor.numel() * tensor.element_size() >= self.minimum
         if self.running is None or not large or tensor.untyped_storage().data_ptr() in self.parameters:
             return tensor
-        sent = _Sent(tensor, self.running, self.stream)
+        sent = _Sent(tensor, self.running, self.stream if tensor.is_cuda else None)
         self.sent[self.running].append(weakref.ref(sent))
         return sent
 
@@ -64,7 +64,7 @@ class Offload:
         for layer in (packed.layer, packed.layer - 1):
             for reference in self.sent[layer] if layer >= 0 else ():
                 if (sent := reference()) is not None:
-                    sent.fetch(self.stream)
+                    sent.fetch()
         return packed.arrived()
 
 
@@ -72,22 +72,23 @@ class _Sent:
     """A tensor on the host, and on its way back."""
 
     def __init__(self, tensor: Tensor, layer: int, stream: torch.cuda.Stream | None):
-        self.layer, self.device = layer, tensor.device
+        self.layer, self.device, self.stream = layer, tensor.device, stream
         self.back: Tensor | None = None
         self.host = torch.empty_like(tensor, device="cpu", pin_memory=stream is not None)
+        if stream is not None:
+            # Before the block: inside it the current stream is this one, and would wait for itself.
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            tensor.record_stream(stream)  # its memory must not be used again before the copy has read it
         with torch.cuda.stream(stream):
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(self.device))
-                tensor.record_stream(stream)  # its memory must not be used again before the copy has read it
             self.host.copy_(tensor, non_blocking=True)
 
-    def fetch(self, stream: torch.cuda.Stream | None) -> None:
+    def fetch(self) -> None:
         """Start the way back, if it has not been started."""
         if self.back is None:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self.stream):
                 self.back = torch.empty_like(self.host, device=self.device)
                 self.back.copy_(self.host, non_blocking=True)
-            self.event = stream.record_event() if stream is not None else None
+            self.event = self.stream.record_event() if self.stream is not None else None
 
     def arrived(self) -> Tensor:
         """The tensor, once what is computed from now on may read it."""

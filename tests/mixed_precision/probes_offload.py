@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lab.measure.device import current
 
 DEVICE = "cuda"  # where the tests put the simulated one, or there is a real one
 
@@ -107,3 +110,106 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
         "y": y.detach().cpu(), "log": watch.log[:sent], "backward": watch.log[sent : sent + 1000],
         "alive": sum(alive.values()),
     }  # fmt: skip
+
+
+# ---- in virtual time ----
+
+
+class Work(torch.autograd.Function):
+    """2 x, after some seconds of work each way; keeps `kept` numbers, and reports from its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: int, seconds: float, report: Any) -> Tensor:
+        current().launch(seconds)
+        ctx.save_for_backward(torch.full((kept,), 2.0, device=DEVICE))
+        ctx.seconds, ctx.report = seconds, report
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (kept,) = ctx.saved_tensors
+        ctx.report(on_device(kept))
+        current().launch(ctx.seconds)
+        return gradient * kept[0], None, None, None
+
+
+class Timed(nn.Module):
+    """Two pieces of work; the report comes from the one that backward reaches last."""
+
+    def __init__(self, kept: int, seconds: float, report: Any):
+        super().__init__()
+        self.kept, self.seconds, self.report = kept, seconds, report
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = Work.apply(x, self.kept, self.seconds / 2, self.report)
+        return Work.apply(x, self.kept, self.seconds / 2, lambda there: None)
+
+
+class Alive(TorchDispatchMode):
+    """Bytes alive on the simulated device, and on the host, of storages that were made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, tuple[Any, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.untyped_storage()._cdata not in self.seen:
+            storage, key = out.untyped_storage(), out.untyped_storage()._cdata
+            self.seen[key] = weakref.ref(storage, lambda _: self.seen.pop(key, None)), storage.nbytes()
+        return out
+
+    def bytes(self, device: bool = True) -> int:
+        alive = [(ref(), size) for ref, size in [*self.seen.values()]]
+        return sum(size for storage, size in alive if hasattr(storage, "on_simulated_gpu") == device)
+
+
+def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
+    """Layer i keeps kept[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
+
+    rows: [layer, bytes on the device, is there what it asked for] in the second half of each layer's backward.
+    """
+    gpu, alive, rows = current(), Alive(), []
+    layers = nn.ModuleList(
+        Timed(n, s, lambda there, i=i: rows.append([i, alive.bytes(), there]))
+        for i, (n, s) in enumerate(zip(kept, seconds, strict=True))
+    )
+    x = torch.ones(16, device=DEVICE, requires_grad=True)
+    offload = impl.mixed_precision.offload.Offload(layers)
+    with alive:
+        start, y = gpu.now, x
+        with offload:
+            for layer in layers:
+                y = layer(y)
+        torch.cuda.synchronize()
+        forward_s, after_forward = gpu.now - start, alive.bytes()
+        start = gpu.now
+        y.sum().backward()
+        torch.cuda.synchronize()
+        backward_s = gpu.now - start
+        del y
+    return {
+        "forward_s": forward_s, "backward_s": backward_s, "after_forward": after_forward, "rows": rows,
+        "left": alive.bytes() + alive.bytes(device=False),
+    }  # fmt: skip
+
+
+def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, how: str, device: str, kind: str) -> dict:
+    """Result and gradients of layers with dropout; kind: "plain call", "twice" through one graph, or "no grad"."""
+    layers = nn.ModuleList(Layer(x.shape[1], size) for size in sizes)
+    for layer, state in zip(layers, states, strict=True):
+        layer.load_state_dict(state)
+    layers, x = layers.to(device), x.to(device).requires_grad_()
+    torch.manual_seed(3)
+    with (
+        torch.set_grad_enabled(kind != "no grad"),
+        contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=64),
+    ):
+        y = x
+        for layer in layers:
+            y = nn.functional.dropout(layer(y), 0.3)
+    if kind != "no grad":
+        for again in (True, False) if kind == "twice" else (False,):
+            y.sin().sum().backward(retain_graph=again)
+    grads = [t.grad.cpu() for t in (x, *layers.parameters()) if t.grad is not None]
+    return {"y": y.detach().cpu(), "grads": grads, "after": torch.rand(3)}

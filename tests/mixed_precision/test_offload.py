@@ -3,7 +3,8 @@
 What must be true: gradients are those of the plain run; after forward nearly nothing that layers saved is on the
 device; backward finds each layer's tensors already on their way. How it would be faked: copies that are kept beside the
 originals (storages alive on the device are counted); everything fetched at the start of backward, or each tensor when
-it is needed (copies are logged against backward's progress); parameters sent along.
+it is needed (copies are logged against backward's progress); parameters sent along; copies on the stream of the work,
+or streams that do not wait for each other (the simulated device is then too late, or too early, by exactly that).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from lab.pytest_plugin import exercise
 from . import probes_offload as probes
 
 OFFLOAD = "mixed_precision.offload"
+HOST_BYTES_PER_S = 32e9  # of the simulated device's link
+ASIDE_S = 40e-6  # launches and small operators that nothing hides
+SMALL = 4096  # bytes of x and its gradients
 
 
 def draw(rng) -> tuple:
@@ -37,6 +41,22 @@ def test_gradients_are_those_of_the_plain_run(run, rng, case):
     assert torch.equal(got["y"], want["y"]), "the result differs from the plain run's"
     for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
         assert torch.equal(g, w), f"gradient {i} differs by up to {(g - w).abs().max():.3g}"
+
+
+@exercise(OFFLOAD, kind="numerics")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["plain call", "twice", "no grad"])
+def test_every_way_of_calling(run, rng, kind, device):
+    states, sizes, x, _ = draw(rng)
+    where = "simulated" if device == "cuda" else "real"
+    got, want = (
+        run(probes.called, states, sizes, x, how, device, kind, device=where) for how in ("offloaded", "plain")
+    )
+    assert torch.equal(got["y"], want["y"]), f"{kind} on {device}: the result differs from the plain run's"
+    assert len(got["grads"]) == len(want["grads"]), f"{kind} on {device}: other tensors got gradients"
+    for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
+        assert torch.equal(g, w), f"{kind} on {device}: gradient {i} differs by up to {(g - w).abs().max():.3g}"
+    assert torch.equal(got["after"], want["after"]), f"{kind} on {device}: the random stream has moved"
 
 
 @exercise(OFFLOAD, kind="property")
@@ -80,3 +100,43 @@ def test_tensors_come_back_one_layer_ahead(run, rng):
             assert min(fetches) > begins[layer + 1], (
                 f"layer {layer}: fetched before backward of layer {layer + 1} began: more than one layer ahead"
             )
+
+
+def draw_timed(rng) -> tuple[list[int], list[float]]:
+    """Numbers kept and seconds worked: copying what a layer keeps takes less than half of any layer's backward."""
+    layers = rng.integers(4, 6)
+    return [rng.integers(300_000, 600_000) for _ in range(layers)], [rng.uniform(4e-4, 6e-4) for _ in range(layers)]
+
+
+@exercise(OFFLOAD, kind="property")
+def test_what_is_on_the_device_belongs_to_two_layers(run, rng):
+    kept, seconds = draw_timed(rng)
+    got = run(probes.timed, kept, seconds, device="simulated")
+    assert got["after_forward"] <= SMALL, f"{got['after_forward']:,} bytes are on the device after forward"
+    assert [row[0] for row in got["rows"]] == [*range(len(kept))][::-1], f"backward went {got['rows']}"
+    for i, on_device, there in got["rows"]:
+        assert there, f"layer {i}'s backward got a tensor that is not on the device"
+        own, before = 4 * kept[i], 8 * kept[i - 1] if i else 0
+        assert own + before <= on_device <= 2 * own + before + SMALL, (
+            f"in the second half of layer {i}'s backward {on_device:,} bytes are on the device; it works with {own:,}, "
+            f"and {before:,} of the layer before it should be there or on the way; nothing of others yet, or any more"
+        )
+    assert got["left"] <= SMALL, f"{got['left']:,} bytes are left on device and host after backward"
+
+
+@exercise(OFFLOAD, kind="property")
+def test_copies_hide_behind_work_and_each_waits_for_the_other(run, rng):
+    kept, seconds = draw_timed(rng)
+    got = run(probes.timed, kept, seconds, device="simulated")
+    work, last, copies = sum(seconds), 4 * kept[-1] / HOST_BYTES_PER_S, 8 * sum(kept) / HOST_BYTES_PER_S
+    for name, most in (("forward", last), ("backward", 2 * last)):
+        took = got[f"{name}_s"]
+        assert took <= work + most + ASIDE_S, (
+            f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f}, all copies {1e6 * copies:.0f}, of which only "
+            f"the last layer's {1e6 * most:.0f} show: copy on a stream of its own, and do not let the host wait"
+        )
+        assert took >= work + 0.9 * last, (
+            f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f} and the last layer's copy {1e6 * last:.0f}, "
+            "which cannot start before the tensor is computed, nor the work before the tensor is there: one stream "
+            "waits for the other"
+        )
