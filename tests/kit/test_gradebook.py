@@ -20,7 +20,7 @@ from grader.gradebook import FORMAT, Flag, Gradebook, GradebookError, Graded
 from lab.assignment import ROOT, default
 from lab.scoring import Result
 
-RUN = {"seed": "0123abcd", "profile": "core", "isolation": "bubblewrap", "assignment": "f" * 64}
+RUN = {"seed": "0123abcd", "profile": "tour", "isolation": "bubblewrap", "assignment": "f" * 64}
 
 
 def result(test: str = "test_a", outcome: str = "passed", **fields: object) -> Result:
@@ -84,7 +84,7 @@ def test_points_come_from_results_not_from_stored_totals(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("UPDATE submission SET earned = 35")
     with Gradebook(path, write=False) as book:
-        assert [s.earned for s in book.graded(run)["ada"].scores(default())] == [0, 0, 0]
+        assert not any(s.earned for s in book.graded(run)["ada"].scores(default()))
 
 
 HOSTILE = st.text(st.characters(), max_size=60) | st.sampled_from(

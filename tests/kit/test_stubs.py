@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grader import stubs
+from grader.stub_cutter import WIDTH
 from lab.assignment import ROOT, default
 
 REFERENCE = ROOT / "reference"
@@ -385,8 +386,8 @@ MORE = {  # source, what stays, what does not
     "alias": ("_A = int\ndef f(x: '_A'): SECRET\n", "_A = int", "SECRET"),
     "cast": ("import zlib\nx = cast('zlib.Z', 1)\ndef f(): zlib\n", "import zlib", "def f(): zlib"),
     "two lines": (
-        f'def f():\n    """{"do it " * 12}now; then. Or."""\n',
-        f'(\n        "ddp.naive: {"do it " * 12}now"\n    )',
+        f'def f():\n    """{"do it " * 16}now; then. Or."""\n',
+        f'(\n        "ddp.naive: {"do it " * 16}now"\n    )',
         "SECRET",
     ),
     "long": (f'def f():\n    """{"do it " * 40}."""\n    SECRET\n', '…"\n    )', "SECRET"),
@@ -417,7 +418,7 @@ def test_corners(tmp_path, case):
     text = stub(tmp_path, source)
     assert stays in text, text
     assert goes not in text, text
-    assert max(map(len, text.splitlines())) <= 110 or case == "long"
+    assert max(map(len, text.splitlines())) <= WIDTH or case == "long"
 
 
 def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
