@@ -132,11 +132,11 @@ def test_copies_hide_behind_work_and_each_waits_for_the_other(run, rng):
     for name, most in (("forward", last), ("backward", 2 * last)):
         took = got[f"{name}_s"]
         assert took <= work + most + ASIDE_S, (
-            f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f}, all copies {1e6 * copies:.0f}, of which only "
-            f"the last layer's {1e6 * most:.0f} show: copy on a stream of its own, and do not let the host wait"
+            f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f}, all copies {1e6 * copies:.0f}, of which "
+            f"only the last layer's {1e6 * most:.0f} show: copy on a stream of its own, and do not let the host wait"
         )
         assert took >= work + 0.9 * last, (
-            f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f} and the last layer's copy {1e6 * last:.0f}, "
-            "which cannot start before the tensor is computed, nor the work before the tensor is there: one stream "
+            f"{name} took {1e6 * took:.0f} µs; work is {1e6 * work:.0f}, the last layer's copy {1e6 * last:.0f}: that "
+            "cannot start before the tensor is computed, nor the work before the tensor is there: one stream "
             "waits for the other"
         )
