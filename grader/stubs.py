@@ -40,12 +40,17 @@ def write(reference: Path, student: Path, assignment: Assignment | None = None) 
     stubs = generate(reference, assignment or default())
     present = _files(student)
     changed = [f for f, text in stubs.items() if f not in present or _read(present[f], f) != text]
-    for file in changed:
-        (student / file).parent.mkdir(parents=True, exist_ok=True)
-        (student / file).write_text(stubs[file], encoding="utf-8", newline="\n")
     extra = [f for f in present if f not in stubs]
-    for file in extra:
-        present[file].unlink()
+    try:
+        for file in changed:
+            (student / file).parent.mkdir(parents=True, exist_ok=True)
+            (student / file).write_text(stubs[file], encoding="utf-8", newline="\n")
+        for file in extra:
+            present[file].unlink()
+    except OSError as error:
+        raise StubError(
+            f"{student}: expected a folder that can be written; {error.strerror}: {error.filename}"
+        ) from None
     return sorted(changed + extra)
 
 

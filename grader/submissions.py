@@ -46,7 +46,7 @@ def find(paths: list[Path]) -> list[Submission]:
     """
     found: list[Path] = []
     for given in paths:
-        path = given.resolve()
+        path = _resolved(given)
         if path.is_dir() and not _stages_in(path):
             children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
             if not children:
@@ -58,6 +58,16 @@ def find(paths: list[Path]) -> list[Submission]:
             came = "a file of another kind" if path.exists() else "nothing"
             raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
     return _named(list(dict.fromkeys(found)))
+
+
+def _resolved(given: Path) -> Path:
+    try:
+        path = given.resolve()
+        path.exists()
+        return path
+    except (OSError, RuntimeError) as error:  # too long a name, links in a circle
+        why = getattr(error, "strerror", None) or str(error)
+        raise SubmissionError(f"{str(given)[:80]}: expected a folder or archive; {why[:80]}; check the path") from None
 
 
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:

@@ -26,6 +26,7 @@ from .world.child import Job
 
 START_S = 120.0  # a cold disk and two busy cores
 PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
+TOLD = ("raised", "import", "unwritten", "forbidden", "crashed", "hung", "refused")  # reasons that a room may give
 GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
 
 
@@ -205,7 +206,10 @@ class Runner:
         """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
         zygote = self.warm(triton)
         try:
-            return zygote.ask(job, args)
+            header, blobs = zygote.ask(job, args)
+            if header.get("spent"):
+                self.zygotes.pop(triton).close()
+            return header, blobs
         except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
@@ -245,7 +249,8 @@ def _weight(rank: dict) -> int:
 
 def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed:
     error = ranks[i].get("error") or {}
-    reason, text = str(error.get("reason", "crashed")), str(error.get("text", ""))[:4000]
+    reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
+    reason = reason if reason in TOLD else "crashed"
     frames = [f for f in error.get("frames", []) if type(f) is list and len(f) == 4]
     own = [f for f in frames if not str(f[0]).startswith(("/", "<"))] or frames
     where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""

@@ -56,6 +56,8 @@ def unpack(message: bytes, limits: Limits = Limits()) -> Any:
     header, data = message[_LENGTH.size : _LENGTH.size + length], message[_LENGTH.size + length :]
     if len(header) != length:
         raise WireError("message cut short")
+    if sum(map(header.count, b"[{,")) > 4 * limits.count:  # cheap, and json.loads is not: a value is two or three
+        raise WireError(f"more than {limits.count} values")
     try:
         tree = json.loads(header)
         tensors = safetensors.torch.load(data) if data else {}

@@ -29,7 +29,7 @@ ISOLATIONS = ("bubblewrap", "uid", "process")
 class Sandbox:
     """A submission ready to be run: each `popen` starts a box of its own around one Python process.
 
-    The interesting parts of `kit` (lab/, tests/**/probes.py) and the submission are copied once, read-only for what
+    The interesting parts of `kit` (lab/, tests/**/probes*.py) and the submission are copied once, read-only for what
     runs inside; `submission_path` and `kit_path` are where they lie as seen from there. `notes` says what this machine
     could not enforce. Call `popen` from a thread that outlives the box: Linux ends the box with the thread.
     """
@@ -159,7 +159,7 @@ def _stage(kit: Path, submission: Path, staged: Path) -> None:
     _copy(kit / "lab", staged / "lab")
     _copy(submission, staged / "impl", without=("__pycache__",))
     _copy_file(kit / "tests" / "__init__.py", staged / "tests" / "__init__.py")
-    for probes in (kit / "tests").glob("*/probes.py"):
+    for probes in (kit / "tests").glob("*/probes*.py"):
         for file in (probes, probes.with_name("__init__.py")):
             _copy_file(file, staged / file.relative_to(kit))
 

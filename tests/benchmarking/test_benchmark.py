@@ -14,6 +14,8 @@ which no solution has a reason to import.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from lab.pytest_plugin import exercise
@@ -53,6 +55,7 @@ def assert_samples(
     got: list[float], expected: list[float], where: str = "", cause: str = "", tolerance_s: float = OVERHEAD_S
 ) -> None:
     assert len(got) == len(expected), f"{len(got)} samples of {len(expected)} measured steps: one sample a step"
+    assert all(map(math.isfinite, got)), f"sample {[*map(math.isfinite, got)].index(False)} of {got} is no time at all"
     errors = [g - e for g, e in zip(got, expected, strict=True)]
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
     assert abs(errors[worst]) <= tolerance_s, (
@@ -202,13 +205,17 @@ def test_impossible_counts_are_refused(run, warmup, steps):
 @exercise(BENCHMARK, kind="numerics")
 def test_without_a_gpu_it_times_the_cpu(run, rng):
     warmup, host_s = 1, [rng.uniform(1e-3, 5e-3) for _ in range(4)]
-    got = run(probes.busy_host, host_s, warmup, len(host_s) - warmup, device="real")["samples"]
+    called = run(probes.busy_host, host_s, warmup, len(host_s) - warmup, device="real")
+    got = called["samples"]
     assert len(got) == len(host_s) - warmup, f"{len(got)} samples of {len(host_s) - warmup} measured steps"
     for i, (sample, least) in enumerate(zip(got, host_s[warmup:], strict=True)):
         assert sample >= least - 1e-6, (
             f"sample {i} is {show(sample)}, the step kept the CPU busy for {show(least)}: "
             "without a GPU the clock starts before step() and stops after it, in seconds"
         )
+    assert sum(got) <= called["seconds"], (
+        f"{len(got)} samples sum to {show(sum(got))}, all took {show(called['seconds'])}"
+    )
 
 
 @exercise(BENCHMARK, kind="property")

@@ -44,7 +44,7 @@ def start(impl, kind: str, width: int, depth: int, states: list) -> dict:
     """The state right after wrapping; each rank brings its own."""
     m = model(width, depth, states[dist.get_rank()])
     wrap(impl, kind, m)
-    return dict(m.state_dict())
+    return dict(nn.Module.state_dict(m))
 
 
 def train(impl, kind: str, width: int, depth: int, states: list, shares: list, lr: float) -> dict:
@@ -62,7 +62,7 @@ def train(impl, kind: str, width: int, depth: int, states: list, shares: list, l
         wrapped.finish_gradient_synchronization()
         none.append(sorted(n for n, p in m.named_parameters() if p.grad is None))
         optimizer.step()
-    return {"state": dict(m.state_dict()), "outputs": outputs, "without_gradient": none}
+    return {"state": dict(nn.Module.state_dict(m)), "outputs": outputs, "without_gradient": none}
 
 
 def gradients(impl, kind: str, values: list, groups: list) -> dict:

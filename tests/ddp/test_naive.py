@@ -72,6 +72,9 @@ def oracle(width, depth, state, shares, lr, dtype) -> dict:
 def test_replicas_start_as_rank_0(run, rng, world):
     width, depth, states, _ = draw(rng, world)
     for rank, state in enumerate(run(probes.start, "naive", width, depth, states, world=world)):
+        assert state.keys() == states[0].keys(), (
+            f"rank {rank}: the module was given holds {', '.join(state) or 'nothing'}"
+        )
         for name, tensor in state.items():
             kind = "buffer" if name in ("scale", "count") else "parameter"
             assert torch.equal(tensor, states[0][name]), (
@@ -109,7 +112,8 @@ def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
     width, depth, states, shares = draw(rng, world)
     ranks = run(probes.train, "naive", width, depth, states, shares, 0.1, world=world)
     for rank, got in enumerate(ranks):
-        for name, tensor in ranks[0]["state"].items():
+        for name in states[0]:
+            tensor = ranks[0]["state"][name]
             assert torch.equal(got["state"][name], tensor), (
                 f"after {STEPS} steps {name} differs between rank 0 and {rank}"
             )

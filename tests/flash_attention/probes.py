@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from lab.measure.memory import meter
@@ -35,3 +37,26 @@ def memory(impl, q, k, v, is_causal) -> dict:
         o = impl.flash_attention.tiled_forward.TiledAttention.apply(q, k, v, is_causal)
     stashed = [t for t in vars(o.grad_fn).values() if isinstance(t, torch.Tensor)] if o.grad_fn else []
     return {**measured.plain(), "stashed_elements": max((t.numel() for t in stashed), default=0)}
+
+
+def grown(impl, small, large, is_causal) -> int:
+    """Bytes by which the process grew at most in one forward pass; one with `small` is made first.
+
+    Counted by the kernel, so by whatever library and thread it was done; Linux alone tells. -1: it does not.
+    """
+    attend = impl.flash_attention.tiled_forward.TiledAttention.apply
+    attend(*small, is_causal)
+    gc.collect()
+    try:
+        with open("/proc/self/clear_refs", "w") as peak:
+            peak.write("5")  # the highest that the resident memory was is forgotten
+    except OSError:
+        return -1
+    before = _resident("VmRSS")
+    attend(*large, is_causal)
+    return _resident("VmHWM") - before
+
+
+def _resident(name: str) -> int:
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))

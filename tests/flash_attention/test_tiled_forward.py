@@ -160,6 +160,21 @@ def test_no_matrix_of_queries_by_keys_exists(run, rng, is_causal):
 
 
 @exercise(TILED, kind="property")
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_the_process_does_not_hold_the_matrix_either(run, rng, is_causal):
+    """What is computed outside of torch is memory too."""
+    n, dim = 2048 + rng.integers(0, 64), rng.choice([16, 32])
+    bound = 4 * n * n // 2
+    got = run(probes.grown, draw(rng, 256, 256, (1,), dim=dim), draw(rng, n, n, (1,), dim=dim), is_causal)
+    if got < 0:
+        pytest.skip("only Linux tells how much memory a process has held")
+    assert got < bound, (
+        f"the process grew by {got / 1e6:.1f} MB; queries × keys in float32 are {4 * n * n / 1e6:.1f}, q, k, v and o "
+        f"{16 * n * dim / 1e6:.1f}: the whole matrix is somewhere, in torch or not"
+    )
+
+
+@exercise(TILED, kind="property")
 def test_bytes_grow_linearly_with_length(run, rng):
     dim, is_causal = rng.choice([16, 32]), rng.choice([False, True])
     small, large = (run(probes.memory, *draw(rng, n, n, (1,), dim=dim), is_causal) for n in (1024, 2048))

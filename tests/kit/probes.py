@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -125,3 +126,26 @@ def hooked(impl) -> list[dict]:
     for work in works:
         work.wait()
     return ledger.plain()
+
+
+def litter(impl) -> list[str]:
+    """Find what is in the scratch folders, then leave some there: to be seen, and in the way."""
+    found = os.listdir("/tmp") + os.listdir("/dev/shm")
+    os.makedirs("/tmp/mine/closed")
+    for path in ("/tmp/hoard", "/dev/shm/hoard", "/tmp/mine/closed/hoard"):
+        with open(path, "wb") as file:
+            file.write(bytes(1 << 20))
+    os.chmod("/tmp/mine/closed", 0)
+    return found
+
+
+def claim(impl, reason: str) -> None:
+    """Answer past the machinery, as a failure for a reason of one's own."""
+    error = {"reason": reason, "type": "", "text": "not me", "frames": []}
+    header = json.dumps({"ok": False, "error": error, "blobs": [0]}).encode()
+    for fd in range(3, 64):
+        try:
+            os.write(fd, len(header).to_bytes(8, "little") + header)
+        except OSError:
+            continue
+    os._exit(0)

@@ -88,3 +88,16 @@ def test_submissions_hold_the_reference_and_stubs_of_today():
             )
     assert expected() == EXPECTED
     assert set(EXPECTED["complete"]["points"]) == set(default().exercises)
+
+
+def test_the_reference_earns_everything_in_the_sandbox(tmp_path):
+    """Every probe finds there what it needs."""
+    if why := available()["bubblewrap"]:
+        pytest.skip(f"no sandbox: {why}")
+    command = [sys.executable, "-m", "grader", "grade", "reference", "--out", str(tmp_path), "--json"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    exercises = json.loads(run.stdout)["submissions"]["reference"]["exercises"]
+    lost = {id: e for id, e in exercises.items() if e["earned"] + e["not_run"] != e["possible"]}
+    assert exercises
+    assert not lost

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 
 import pytest
 import torch
 
+from grader.judge import SandboxRoom
+from grader.sandbox import Sandbox, choose
+from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
 from lab.world.board import Stand, deadlock
 
@@ -52,6 +56,24 @@ def test_values_come_back_as_they_went(runner):
 
 def test_every_probe_gets_a_fresh_process(runner):
     assert [runner.run(probes.counter) for _ in range(3)] == [1, 1, 1]
+
+
+def test_what_a_probe_leaves_behind_is_not_there_for_the_next(tmp_path):
+    (tmp_path / "alice").mkdir()
+    kit = tmp_path / "kit"
+    for package in ("lab", "tests"):
+        shutil.copytree(ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (kit / "tests" / "kit" / "__init__.py").touch()
+    with Sandbox(choose(None), tmp_path / "alice", kit) as box:
+        r = Runner(SandboxRoom(box, tmp_path / "alice"))
+        for _ in range(3):
+            assert [f for f in r.run(probes.litter) if f in ("mine", "hoard")] == []
+        r.close()
+
+
+@pytest.mark.parametrize("reason", ["kit", "assertion", "nonsense"])
+def test_a_room_cannot_give_a_reason_that_is_not_its_to_give(runner, reason):
+    assert failure(runner, probes.claim, reason).reason == "crashed"
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])

@@ -27,7 +27,8 @@ SECRET = "the-expected-value-41.97"
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kit with everything an instructor has lying around; every hidden file holds SECRET."""
     root = tmp_path_factory.mktemp("kit")
-    for name in ("lab/__init__.py", "tests/__init__.py", "tests/ddp/__init__.py", "tests/ddp/probes.py"):
+    for name in ("lab/__init__.py", "tests/__init__.py", "tests/ddp/__init__.py", "tests/ddp/probes.py",
+                 "tests/ddp/probes_more.py"):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("WHERE = __file__\n")
     for name in HIDDEN:
@@ -105,7 +106,8 @@ def test_the_lookout_sees_hidden_files_without_a_box(kit: Path) -> None:
 def test_the_kit_inside_is_lab_probes_and_the_submission(boxed) -> None:
     seen = boxed("print(json.dumps(sorted(os.path.join(d, f) for d, _, fs in os.walk('/kit') for f in fs)))")
     assert seen == ["/kit/impl/ddp/naive.py", "/kit/lab/__init__.py", "/kit/tests/__init__.py",
-                    "/kit/tests/ddp/__init__.py", "/kit/tests/ddp/probes.py"]  # fmt: skip
+                    "/kit/tests/ddp/__init__.py", "/kit/tests/ddp/probes.py",
+                    "/kit/tests/ddp/probes_more.py"]  # fmt: skip
     assert boxed("import lab, tests.ddp.probes as p; print(json.dumps([lab.WHERE, p.WHERE]))") == [
         "/kit/lab/__init__.py",
         "/kit/tests/ddp/probes.py",

@@ -92,6 +92,9 @@ def test_limits_hold_before_anything_is_built():
         wire.unpack(wire.pack(torch.zeros(1000)), Limits(bytes=100))
     with pytest.raises(WireError, match="more than"):
         wire.unpack(wire.pack([0] * 11), Limits(count=10))
+    header = b"[" + b"[]," * 50 + b"[]]"
+    with pytest.raises(WireError, match="more than 10 values"):  # before a parser makes a list of every one
+        wire.unpack(len(header).to_bytes(8, "little") + header, Limits(count=10))
 
 
 @given(st.binary(max_size=200))

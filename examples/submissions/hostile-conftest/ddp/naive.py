@@ -21,7 +21,7 @@ class NaiveDDP(nn.Module):
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
         """Wrap `module` and overwrite its parameters and buffers with those of the group's rank 0."""
         raise NotImplementedError(
-            "ddp.naive: Wrap `module` and overwrite its parameters and buffers with those of the group's …"
+            "ddp.naive: Wrap `module` and overwrite its parameters and buffers with those of the group's rank 0"
         )
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
