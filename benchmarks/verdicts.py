@@ -22,7 +22,7 @@ from lab.runner import Room, Runner
 from .results import earlier, write
 
 NOTE = (
-    "Each exercise of the reference, and each variant's own, on secret seeds, on 2 cores with busy loops beside them."
+    "Each exercise of the reference, and each variant's own, on secret seeds, with busy loops beside them."
 )
 
 

@@ -75,7 +75,8 @@ def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast:
     with torch.autocast(device, DTYPES.get(autocast), enabled=autocast in DTYPES):
         activations, last = _forward(model, _input(layers, parameters, device))
         value = LOSSES[loss]()(last, _target(loss, device))
-    value.backward()
+    if value.requires_grad:  # a chain may be without parameters
+        value.backward()
     return {
         "parameters": {n: _name(p.dtype) for n, p in model.named_parameters()},
         "activations": activations,
