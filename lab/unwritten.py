@@ -9,7 +9,8 @@ from pathlib import Path
 def untouched(file: Path) -> str:
     """What the first stub in `file` says, if it and all functions beside it are stubs; "" otherwise.
 
-    A stub raises NotImplementedError, and does nothing else; what is @provided does not count.
+    A stub raises NotImplementedError, or is a kernel that does not compile, and does nothing else; what is @provided
+    does not count.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -32,11 +33,13 @@ def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunction
 
 
 def _says(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The message of a stub's NotImplementedError, or "" if it is none."""
+    """The message of a stub's NotImplementedError or static_assert, or "" if it is none."""
     body = function.body
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]  # the docstring
     match body:
         case [ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(value=str(text))]))]:
             return text
+        case [ast.Expr(ast.Call(func=ast.Attribute(attr="static_assert"), args=[ast.Constant(value=False), message]))]:
+            return str(message.value) if isinstance(message, ast.Constant) else ""  # a kernel's
     return ""

@@ -1,0 +1,314 @@
+"""Triton kernels without a GPU: what they load and store in the interpreter, and what they compile to for one.
+
+with watching() as seen:  # in a process that interprets
+    o = attention(q, k, v)
+seen.launches, seen.operators, seen.touched(k, "load")
+
+with compiling(90) as kernels:  # in a process that does not: every launch compiles for sm_90, and runs nothing
+    attention(q, k, v)
+kernels[0].spilled_bytes, kernels[0].instructions["wgmma"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+# Tensor cores, and the copy engine, as they read in PTX.
+INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
+
+
+class OutOfBounds(IndexError):
+    """A program addressed memory that belongs to none of its tensors: on a GPU, a crash or another's numbers."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Addresses in bytes of what one load or store of one program touched, masked ones left out; sorted."""
+
+    launch: int  # which, in order
+    program: tuple[int, int, int]
+    kind: str  # "load", "store" or "atomic"
+    addresses: np.ndarray
+
+
+@dataclass(frozen=True)
+class Launch:
+    kernel: str
+    source: str  # a digest of the kernel's text
+    grid: tuple[int, ...]
+
+
+@dataclass
+class Watch:
+    """What was seen."""
+
+    keep: bool = False  # every access, or only that it was within bounds
+    launches: list[Launch] = field(default_factory=list)
+    operators: list[str] = field(default_factory=list)  # of torch, outside of launches
+    accesses: list[Access] = field(default_factory=list)
+    atomics: int = 0
+    storages: list[tuple[int, int]] = field(default_factory=list)  # first and last byte of the launch's tensors
+
+    def rows(self, x: Tensor, kind: str) -> list[tuple[int, tuple[int, int, int], list[int], set[int]]]:
+        """(launch, program, [i, j …], rows of x[i, j …]) for each access that touched x, (…, rows, columns).
+
+        One load or store that touches several matrices of x is listed once for each.
+        """
+        found = []
+        places = _places(x)
+        for access in self.accesses:
+            if access.kind != kind:
+                continue
+            matrices: dict[tuple[int, ...], set[int]] = {}
+            for address in access.addresses.tolist():
+                if (place := places.get(address)) is not None:
+                    matrices.setdefault(place[:-1], set()).add(place[-1])
+            found += [(access.launch, access.program, [*m], rows) for m, rows in matrices.items()]
+        return found
+
+
+def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
+    """Index (…, row) by address of every element of x."""
+    offsets = torch.zeros((), dtype=torch.int64)
+    for dim, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        shape = [1] * x.ndim
+        shape[dim] = length
+        offsets = offsets + (torch.arange(length) * stride).view(shape)
+    index = torch.arange(x[..., 0].numel()).view(*x.shape[:-1], 1).expand(x.shape)
+    leading = x.shape[:-1]
+    addresses = (x.data_ptr() + offsets * x.element_size()).flatten().tolist()
+    rows = [tuple(int(i) for i in np.unravel_index(n, leading)) for n in range(x[..., 0].numel())]
+    return {a: rows[n] for a, n in zip(addresses, index.flatten().tolist(), strict=True)}
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, names: list[str]):
+        super().__init__()
+        self.names = names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def watching(keep: bool = False) -> Iterator[Watch]:
+    """Watch interpreted kernels; keep: remember every access. Raises OutOfBounds where a kernel leaves its tensors.
+
+    On a GPU launches and operators are seen, accesses are not.
+    """
+    from triton.runtime import interpreter
+    from triton.runtime.jit import JITFunction
+
+    seen = Watch(keep)
+    builder = interpreter.interpreter_builder
+    real = {name: getattr(builder, name) for name in _MEMORY}
+    interpret, launch = interpreter.GridExecutor.__call__, JITFunction.run
+
+    def interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outer, seen.storages = seen.storages, _storages((*args, *kwargs.values()))
+        function = getattr(self.fn, "__wrapped__", self.fn)
+        seen.launches.append(Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs})))
+        with _disable_current_modes():
+            try:
+                return interpret(self, *args, **kwargs)
+            finally:
+                seen.storages = outer
+
+    def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not warmup:
+            seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs)))
+        with _disable_current_modes():
+            return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    def noted(name: str) -> Any:
+        kind = _MEMORY[name]
+
+        def access(*args: Any, **kwargs: Any) -> Any:
+            pointers = args[1] if name == "create_atomic_rmw" else args[0]
+            mask = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}.get(name)
+            _note(seen, builder, kind, pointers.data, args[mask].data if mask else None)
+            return real[name](*args, **kwargs)
+
+        return access
+
+    with (
+        mock.patch.object(interpreter.GridExecutor, "__call__", interpreted),
+        mock.patch.object(JITFunction, "run", launched),
+        mock.patch.multiple(builder, **{name: noted(name) for name in _MEMORY}),
+        _Operators(seen.operators),
+    ):
+        yield seen
+
+
+_MEMORY = {
+    "create_masked_load": "load", "create_masked_store": "store",
+    "create_atomic_rmw": "atomic", "create_atomic_cas": "atomic",
+}  # fmt: skip
+
+
+def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> None:
+    chosen = pointers if mask is None else pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
+    if kind == "atomic":
+        seen.atomics += 1
+    if not chosen.size:
+        return
+    low, high = int(chosen.min()), int(chosen.max())
+    if not any(first <= low and high <= last for first, last in seen.storages) and not _each_inside(
+        chosen, seen.storages
+    ):
+        raise OutOfBounds(
+            f"program {builder.grid_idx} of {seen.launches[-1].kernel}: a {kind} leaves the tensors that the kernel "
+            "was given; mask what lies beyond their edges"
+        )
+    if seen.keep:
+        seen.accesses.append(
+            Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, np.unique(chosen.astype(np.uint64)))
+        )
+
+
+def _each_inside(addresses: np.ndarray, storages: list[tuple[int, int]]) -> bool:
+    inside = np.zeros(addresses.shape, dtype=bool)
+    for first, last in storages:
+        inside |= (addresses >= first) & (addresses <= last)
+    return bool(inside.all())
+
+
+def _storages(arguments: Any) -> list[tuple[int, int]]:
+    found = []
+    for x in arguments:
+        x = getattr(x, "base", x)  # of a descriptor
+        if isinstance(x, Tensor) and x.untyped_storage().nbytes():
+            storage = x.untyped_storage()
+            found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes() - 1))
+        elif isinstance(x, tuple):
+            found += _storages(x)
+    return found
+
+
+def _grid(grid: Any, arguments: dict) -> tuple[int, ...]:
+    if callable(grid):
+        with contextlib.suppress(Exception):
+            return tuple(int(n) for n in grid(arguments))
+        return ()
+    return tuple(int(n) for n in grid)
+
+
+def digest(function: Any) -> str:
+    """Of a kernel's text, to know it again in another process."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(text[text.find("def ") :].encode()).hexdigest()[:16]  # the interpreter drops decorators
+
+
+# ---- ahead of time ----
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled kernel. shared_bytes: static and dynamic, of one program."""
+
+    name: str
+    source: str  # the digest of its text
+    warps: int
+    registers: int  # a thread
+    spilled_bytes: int
+    shared_bytes: int
+    instructions: dict[str, int]  # by the names of INSTRUCTIONS
+
+
+class _Driver:
+    """A driver of a GPU that is not there: it names the target, and is asked for nothing else."""
+
+    def __init__(self, target: Any):
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return int(self.target.arch)  # kernels are cached by device
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def compiling(arch: int) -> Iterator[list[Kernel]]:
+    """Compile for sm_`arch` what is launched inside, and run nothing; an autotuned kernel with its first configuration.
+
+    Tensors may lie on the CPU; what they hold is not read. Raises RuntimeError in a process that interprets.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("kernels are interpreted in this process: unset TRITON_INTERPRET to compile them")
+    kernels: list[Kernel] = []
+    run, autotuned, active = JITFunction.run, Autotuner.run, triton.runtime.driver
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
+        kernels.append(_kernel(self.fn, compiled, arch))
+        return compiled
+
+    def first_configuration(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(self, "configs", self.configs[:1]):
+            return autotuned(self, *args, **kwargs)
+
+    before = getattr(active, "_active", None)
+    active.set_active(_Driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
+    try:
+        with (
+            mock.patch.object(JITFunction, "run", compile_only),
+            mock.patch.object(Autotuner, "run", first_configuration),
+        ):
+            yield kernels
+    finally:
+        active._active = before
+
+
+def _kernel(function: Any, compiled: Any, arch: int) -> Kernel:
+    from triton import knobs
+
+    ptx = compiled.asm["ptx"]
+    tools = knobs.nvidia
+    tool = getattr(tools, "ptxas_blackwell", tools.ptxas) if arch >= 100 else tools.ptxas
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        target = f"-arch=sm_{arch}{'a' if arch >= 90 else ''}"
+        said = subprocess.run([tool.path, "-v", target, str(file), "-o", f"{file}.o"], capture_output=True, text=True)
+    if said.returncode:
+        raise RuntimeError(f"ptxas refuses {function.__name__} for sm_{arch}: {said.stderr.strip()[:500]}")
+    numbers = Counter()
+    for name, pattern in (("registers", r"Used (\d+) registers"), ("spilled", r"(\d+) bytes spill (?:stores|loads)")):
+        numbers[name] = max(map(int, re.findall(pattern, said.stderr)), default=0)
+    return Kernel(
+        function.__name__, digest(function), compiled.metadata.num_warps, numbers["registers"], numbers["spilled"],
+        compiled.metadata.shared, {name: ptx.count(text) for name, text in INSTRUCTIONS.items()},
+    )  # fmt: skip

@@ -1,0 +1,39 @@
+"""The kernels behind one function that autograd knows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .triton_backward_dkdv import attention_backward_dkdv
+from .triton_backward_dq import attention_backward_dq
+from .triton_forward import attention_forward
+
+
+class FlashAttention(torch.autograd.Function):
+    """softmax(q kᵀ / √dim) v and its gradients, in one kernel forward and two backward.
+
+    FlashAttention.apply(q, k, v, is_causal): shapes, dtypes, strides and grouped heads as `attention_forward` has
+    them. Between the two, q, k, v, o and lse are kept, and nothing of queries × keys.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        """o, like q."""
+        o, lse = attention_forward(q, k, v, is_causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """dq, dk, dv, and nothing for is_causal."""
+        q, k, v, o, lse = ctx.saved_tensors
+        dq, delta = attention_backward_dq(q, k, v, o, lse, do, ctx.is_causal)
+        dk, dv = attention_backward_dkdv(q, k, v, lse, do, delta, ctx.is_causal)
+        return dq, dk, dv, None
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """`FlashAttention.apply`, with arguments by name."""
+    return FlashAttention.apply(q, k, v, is_causal)  # type: ignore[no-untyped-call, no-any-return]

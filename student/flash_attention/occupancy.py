@@ -1,0 +1,46 @@
+"""How many programs a multiprocessor holds at a time, and what keeps it from holding more."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lab.provided import provided
+
+
+@provided
+@dataclass(frozen=True)
+class Multiprocessor:
+    """Limits of one streaming multiprocessor. Defaults: H100 and H200 (compute capability 9.0)."""
+
+    warps: int = 64
+    programs: int = 32
+    registers: int = 65_536
+    register_unit: int = 256  # a warp's registers are handed out in multiples of it
+    shared_bytes: int = 228 * 1024
+    shared_unit: int = 128
+    shared_reserved: int = 1024  # of each program, by the system
+
+
+@provided
+@dataclass(frozen=True)
+class Occupancy:
+    """programs and warps at a time; share: of the warps there could be; limited_by: what runs out first."""
+
+    programs: int
+    warps: int
+    share: float
+    limited_by: Literal["warps", "programs", "registers", "shared memory"]
+
+
+def occupancy(
+    registers: int, shared_bytes: int, warps: int, multiprocessor: Multiprocessor = Multiprocessor()
+) -> Occupancy:
+    """How many programs fit: each takes warps, registers and shared memory, rounded up to the units they come in.
+
+    registers: of a thread, and a warp has 32; shared_bytes: of a program, without what the system reserves; warps: of a
+    program. A program's registers are warps · (32 · registers, rounded up to register_unit); its shared memory is
+    shared_bytes + shared_reserved, rounded up to shared_unit. Where several limits are reached together, the first in
+    the order warps, programs, registers, shared memory is named. A program that does not fit at all gives 0. Raises
+    ValueError unless 1 ≤ registers ≤ 255, shared_bytes ≥ 0 and warps ≥ 1.
+    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+    """
+    raise NotImplementedError("flash_attention.occupancy: How many programs fit")

@@ -1,0 +1,28 @@
+"""FlashAttention-2's forward pass as one kernel: a program a tile of queries, and no score ever leaves the chip."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
+    """(o, lse) of softmax(q kᵀ / √dim) v in one kernel launch.
+
+    q: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim), where heads is a multiple of kv_heads and
+    query head h uses key head h // (heads / kv_heads). Any lengths from 1, dim 1 … 256, any strides; float32, float16
+    or bfloat16. With is_causal, query i sees keys 0 … i. Returns o (batch, heads, queries, dim), contiguous, in q's
+    dtype, and lse (batch, heads, queries), float32, contiguous, the natural log of Σ_j exp(q_i·k_j / √dim). Products
+    and sums are accumulated in float32. Raises ValueError for other shapes or dtypes.
+    Source: Dao 2023, "FlashAttention-2", Algorithm 1 and section 3.1.2.
+    """
+    raise NotImplementedError("flash_attention.triton_forward: (o, lse) of softmax(q kᵀ / √dim) v in one kernel launch")
+
+
+@triton.jit
+def flash_forward(
+    q, k, v, o, lse, stride_q, stride_k, stride_v, stride_o, scale, heads, group, queries, keys,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """Query tile program_id(0) of batch entry and head program_id(1)."""
+    tl.static_assert(False, "flash_attention.triton_forward: write this kernel")
