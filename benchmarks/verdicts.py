@@ -21,9 +21,7 @@ from lab.runner import Room, Runner
 
 from .results import earlier, write
 
-NOTE = (
-    "Each exercise of the reference, and each variant's own, on secret seeds, with busy loops beside them."
-)
+NOTE = "Each exercise of the reference, and each variant's own, on secret seeds, with busy loops beside them."
 
 
 def busy() -> None:

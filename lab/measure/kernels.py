@@ -305,7 +305,7 @@ def _kernel(function: Any, compiled: Any, arch: int) -> Kernel:
         said = subprocess.run([tool.path, "-v", target, str(file), "-o", f"{file}.o"], capture_output=True, text=True)
     if said.returncode:
         raise RuntimeError(f"ptxas refuses {function.__name__} for sm_{arch}: {said.stderr.strip()[:500]}")
-    numbers = Counter()
+    numbers: Counter[str] = Counter()
     for name, pattern in (("registers", r"Used (\d+) registers"), ("spilled", r"(\d+) bytes spill (?:stores|loads)")):
         numbers[name] = max(map(int, re.findall(pattern, said.stderr)), default=0)
     return Kernel(
