@@ -1,8 +1,8 @@
 """Tiles of a (batch, heads, rows, dim) tensor into a program and out of it: what the attention kernels share."""
 
+import math
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -85,6 +85,6 @@ def operand(x: Tensor, rows: int, tma: bool) -> Any:
     """x as a kernel takes it: a descriptor of tiles of `rows` rows, or x itself."""
     if not tma:
         return x
-    dense = torch.empty(x.shape, device="meta").stride()  # a dimension of one may have any stride: give it a plain one
+    dense = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]  # a dimension of one may have any stride
     strides = [plain if size == 1 else own for size, own, plain in zip(x.shape, x.stride(), dense, strict=True)]
     return TensorDescriptor(x, list(x.shape), strides, [1, 1, rows, padded(x.shape[-1])])

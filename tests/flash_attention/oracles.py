@@ -1,0 +1,55 @@
+"""Attention in one matrix, in whatever dtype it is asked for: float64 is the oracle, the inputs' own the yardstick."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import pytest
+import torch
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
+# Inside a call that launches kernels torch may make tensors, look at them in another way, and cast.
+ALLOWED = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "zeros", "zeros_like",
+    "full", "view", "reshape", "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze",
+    "as_strided", "detach", "alias", "_unsafe_view", "lift_fresh", "_to_copy", "fill_", "zero_", "unflatten", "unbind",
+}  # fmt: skip
+
+
+def attention(q, k, v, is_causal, dtype: str) -> dict:
+    """o and lse; grouped heads are repeated."""
+    wanted = getattr(torch, dtype)
+    q, k, v = q.to(wanted), *(_repeated(x.to(wanted), q) for x in (k, v))
+    s = q @ k.mT / math.sqrt(q.shape[-1])
+    if is_causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return {"o": s.softmax(-1) @ v, "lse": s.to(torch.promote_types(s.dtype, torch.float32)).logsumexp(-1)}
+
+
+def gradients(q, k, v, do, is_causal, dtype: str) -> dict:
+    """dq, dk and dv by autograd, and what backward is given: o, lse, delta."""
+    wanted = getattr(torch, dtype)
+    q, k, v = (x.to(wanted).requires_grad_() for x in (q, k, v))
+    out = attention(q, k, v, is_causal, dtype)
+    dq, dk, dv = torch.autograd.grad(out["o"], (q, k, v), do.to(wanted))
+    o, lse = out["o"].detach(), out["lse"].detach()
+    delta = (do.to(wanted).to(lse.dtype) * o.to(lse.dtype)).sum(-1)
+    return {"dq": dq, "dk": dk, "dv": dv, "o": o, "lse": lse, "delta": delta}
+
+
+def _repeated(x, q):
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.ndim == 4 else x
+
+
+def draw(rng, queries, keys, *, batch=None, heads=None, group=1, dim=None, dtype="float32", scale=1.0):
+    """q, k, v and do; q is `scale` times a normal one."""
+    batch, kv_heads = batch or rng.integers(1, 2), heads or rng.integers(1, 2)
+    dim = dim or rng.choice([16, 24, 32, 40, 64])
+    of = {"dtype": DTYPES[dtype]}
+    q, do = (rng.normal(batch, kv_heads * group, queries, dim, **of) for _ in range(2))
+    return q * scale, rng.normal(batch, kv_heads, keys, dim, **of), rng.normal(batch, kv_heads, keys, dim, **of), do
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton for this system")

@@ -1,0 +1,251 @@
+"""What runs beside the kernels: lay tensors out, watch the launches, compile for GPUs that are not there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lab.measure.kernels import Watch, watching
+
+LAYOUTS = ["heads inside", "columns first", "every other row", "broadcast", "odd offset"]
+
+
+def lay(x: Tensor, layout: str) -> Tensor:
+    """The same values, laid out otherwise. "broadcast": those of the first row, or head, or batch entry, everywhere."""
+    if layout == "heads inside":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "columns first":
+        return x.mT.contiguous().mT
+    if layout == "every other row":
+        wide = x.new_full((*x.shape[:-2], 2 * x.shape[-2], x.shape[-1] + 3), float("nan"))
+        wide[..., ::2, : x.shape[-1]] = x
+        return wide[..., ::2, : x.shape[-1]]
+    if layout == "broadcast":
+        return x[:1, :1].expand_as(x)
+    if layout == "odd offset":
+        flat = x.new_full((x.numel() + 1,), float("nan"))
+        flat[1:] = x.flatten()
+        return flat[1:].view(x.shape)
+    return x
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """torch.empty gives NaN, not what happens to lie there."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def place(where: str, *tensors: Tensor) -> list[Tensor]:
+    return [t.cuda() if where == "native" else t for t in tensors]
+
+
+def seen_of(seen: Watch) -> dict:
+    return {
+        "launches": [[launch.kernel, list(launch.grid)] for launch in seen.launches],
+        "operators": sorted(set(seen.operators)),
+        "atomics": seen.atomics,
+    }
+
+
+def forward(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layout: str, where: str) -> dict:
+    """o and lse of the fused kernel, and what was launched."""
+    q, k, v = (lay(x, layout) for x in place(where, q, k, v))
+    before = [x.clone() for x in (q, k, v)]
+    call = impl.flash_attention.triton_forward.attention_forward
+    with poisoned(), watching() as seen:
+        o, lse = call(q, k, v, is_causal)
+    changed = [n for n, x, was in zip("qkv", (q, k, v), before, strict=True) if not torch.equal(x, was)]
+    contiguous = o.is_contiguous() and lse.is_contiguous()
+    return {"o": o.cpu(), "lse": lse.cpu(), **seen_of(seen), "changed": changed, "contiguous": contiguous}
+
+
+def refused(impl: Any, shapes: list, dtypes: list) -> str:
+    """The name of what is raised."""
+    tensors = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    try:
+        impl.flash_attention.triton_forward.attention_forward(*tensors)
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def visits(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
+    """Which rows of o each program stores, and which rows of k each of its loads covers, by address."""
+    call = impl.flash_attention.triton_forward.attention_forward
+    with watching(keep=True) as seen:
+        o, _ = call(q, k, v, is_causal)
+    stores = [[list(program), matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(o, "store")]
+    loads = [[list(program), matrix, min(rows), max(rows)] for _, program, matrix, rows in seen.rows(k, "load")]
+    return {"stores": stores, "loads": loads, "own": _own(impl)}
+
+
+def backward_dq(impl: Any, given: dict, is_causal: bool, layout: str, where: str) -> dict:
+    """dq and delta, twice."""
+    q, k, v, o, do = (lay(x, layout) for x in place(where, *(given[n] for n in ("q", "k", "v", "o", "do"))))
+    (lse,) = place(where, given["lse"])
+    call = impl.flash_attention.triton_backward_dq.attention_backward_dq
+    with poisoned(), watching() as seen:
+        dq, delta = call(q, k, v, o, lse, do, is_causal)
+    again = call(q, k, v, o, lse, do, is_causal)
+    same = torch.equal(dq, again[0]) and torch.equal(delta, again[1])
+    return {"dq": dq.cpu(), "delta": delta.cpu(), "same": same, **seen_of(seen)}
+
+
+def backward_dkdv(impl: Any, given: dict, is_causal: bool, layout: str, where: str) -> dict:
+    """dk and dv, twice."""
+    q, k, v, do = (lay(x, layout) for x in place(where, *(given[n] for n in ("q", "k", "v", "do"))))
+    lse, delta = place(where, given["lse"], given["delta"])
+    call = impl.flash_attention.triton_backward_dkdv.attention_backward_dkdv
+    with poisoned(), watching() as seen:
+        dk, dv = call(q, k, v, lse, do, delta, is_causal)
+    again = call(q, k, v, lse, do, delta, is_causal)
+    same = torch.equal(dk, again[0]) and torch.equal(dv, again[1])
+    return {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, **seen_of(seen)}
+
+
+def touched(impl: Any, given: dict, is_causal: bool, kernel: str) -> dict:
+    """[program, matrix, first, last row of q or k] for each load of what a backward kernel walks over, by address."""
+    stage = impl.flash_attention
+    q, k, v, o, do, lse, delta = (given[n] for n in ("q", "k", "v", "o", "do", "lse", "delta"))
+    with watching(keep=True) as seen:
+        if kernel == "dq":
+            stage.triton_backward_dq.attention_backward_dq(q, k, v, o, lse, do, is_causal)
+        else:
+            stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
+    walked = k if kernel == "dq" else q
+    loads = [[list(program), matrix, min(rows), max(rows)] for _, program, matrix, rows in seen.rows(walked, "load")]
+    return {"loads": loads, "own": _own(impl)}
+
+
+def _own(impl: Any) -> bool:
+    """Whether key_range is the implementation's, not a stand-in."""
+    source = impl.flash_attention.causal.key_range
+    return not getattr(source, "fn", source).__module__.startswith("lab.")
+
+
+# ---- key_range by itself ----
+
+
+def ranges(impl: Any, cases: list) -> list:
+    """key_range of each (i, queries, keys, BLOCK_M, BLOCK_N, is_causal), from inside a kernel."""
+    key_range = impl.flash_attention.causal.key_range
+
+    @triton.jit
+    def ask(out, i, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr):
+        full, end = key_range(i, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
+        tl.store(out, full)
+        tl.store(out + 1, end)
+
+    ask.fn.__globals__["key_range"] = key_range
+    found = []
+    for i, queries, keys, block_m, block_n, is_causal in cases:
+        out = torch.full((2,), -1, dtype=torch.int64)
+        ask[(1,)](out, i, queries, keys, BLOCK_M=block_m, BLOCK_N=block_n, IS_CAUSAL=is_causal)
+        found.append(out.tolist())
+    return found
+
+
+# ---- through autograd, and ahead of time ----
+
+
+def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str) -> dict:
+    """o and the gradients that are asked for ("q", "k", "v"), by the autograd function; the kernels it launched."""
+    q, k, v, do = place(where, q, k, v, do)
+    inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
+    with watching() as seen:
+        o = impl.flash_attention.attention.flash_attention(*inputs.values(), is_causal)
+        saved = sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in o.grad_fn.saved_tensors}.values())
+        asked = [x for x in inputs.values() if x.requires_grad]
+        grads = torch.autograd.grad(o, asked, do)
+    return {
+        "o": o.detach().cpu(), "saved_bytes": saved, "sources": [launch.source for launch in seen.launches],
+        **{f"d{n}": g.cpu() for n, g in zip(needs, grads, strict=True)}, **seen_of(seen),
+    }  # fmt: skip
+
+
+def compiled(impl: Any, arch: int, dim: int, is_causal: bool, queries: int) -> list:
+    """What forward and backward in bfloat16, 16k tokens and 2,048 columns in all, compile to for sm_`arch`."""
+    from lab.measure.kernels import compiling
+
+    shape = (16384 // queries, 2048 // dim, queries, dim)
+    q, k, v = (torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    with compiling(arch) as kernels:
+        o = impl.flash_attention.attention.flash_attention(q, k, v, is_causal)
+        torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
+    return [
+        {"name": kernel.name, "source": kernel.source, "registers": kernel.registers, "spilled": kernel.spilled_bytes,
+         "shared": kernel.shared_bytes, "warps": kernel.warps, **kernel.instructions}
+        for kernel in kernels
+    ]  # fmt: skip
+
+
+def made(impl: Any, q: Tensor, k: Tensor, v: Tensor) -> dict:
+    """Bytes of all storages that the fused forward makes."""
+    from lab.measure.memory import meter
+
+    with meter(inputs=(q, k, v)) as memory, watching():
+        impl.flash_attention.triton_forward.attention_forward(q, k, v, False)
+    return {"bytes": memory.peak_bytes}
+
+
+def raced(impl: Any, direction: str, is_causal: bool, queries: int = 4096, dim: int = 128) -> dict:
+    """Medians of interleaved rounds against PyTorch's FlashAttention-2, and the error on fresh inputs afterwards."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    own = impl.flash_attention.attention.flash_attention
+    shape = (16384 // queries, 2048 // dim, queries, dim)
+    flash = torch.cuda.get_device_capability() >= (8, 0)
+
+    def inputs() -> list[Tensor]:
+        dtype = torch.bfloat16 if flash else torch.float16
+        return [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+
+    def peer(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
+            return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    def seconds(call: Any, x: list[Tensor]) -> float:
+        o = call(*x, is_causal) if direction == "backward" else None
+        do = torch.randn_like(x[0])
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        if o is None:
+            with torch.no_grad():
+                call(*x, is_causal)
+        else:
+            torch.autograd.grad(o, x, do)
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    x = inputs()
+    times: dict[str, list[float]] = {"own": [], "peer": []}
+    for i in range(24):
+        for name, call in (("own", own), ("peer", peer)):
+            took = seconds(call, x)
+            if i >= 4:
+                times[name].append(took)
+    x = inputs()
+    q, k, v = (t.detach()[:1, :2, :, :].float() for t in x)
+    small = [t.detach()[:1, :2].clone() for t in x]
+    s = (q @ k.mT * dim**-0.5).masked_fill(
+        torch.ones(queries, queries, dtype=torch.bool, device="cuda").triu(1) & is_causal, float("-inf")
+    )
+    want = s.softmax(-1) @ v
+    own_error, peer_error = ((call(*small, is_causal).float() - want).abs().max().item() for call in (own, peer))
+    median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    return {"own_s": median["own"], "peer_s": median["peer"], "error": own_error, "allowed": 3 * peer_error}

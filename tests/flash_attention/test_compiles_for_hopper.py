@@ -1,0 +1,97 @@
+"""The autograd function, and what its kernels become for GPUs that need not be there.
+
+What must be true: gradients through autograd are those of attention; little is kept for backward; the same kernels that
+give these numbers compile at the benchmark's shapes in bfloat16, for sm_80, sm_90 and the newest generation, without
+spilling registers and with tensor-core instructions. How it would be faked: other kernels for compiling than for
+computing (their sources are compared); tiles so small that nothing spills and no tensor core is used (instructions are
+counted in the PTX); torch's attention in backward (operators are noted).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_kernels as probes
+from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
+
+COMPILES = "flash_attention.compiles_for_hopper"
+COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
+TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
+pytestmark = needs_triton
+
+
+@exercise(COMPILES, kind="property")
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_through_autograd(run, rng, expect, is_causal, where):
+    q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16)
+    got = run(probes.autograd, q, k, v, do, is_causal, "qkv", where, triton=where)
+    o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", "float32"))
+    close(got["o"], o, plain, "o", factor=6, dims="batch, head, query, dim")
+    want, yardstick = (expect(gradients, q, k, v, do, is_causal, dtype) for dtype in ("float64", "float32"))
+    for name in ("dq", "dk", "dv"):
+        close(got[name], want[name], yardstick[name], f"{name} through autograd", factor=8)
+
+
+@exercise(COMPILES, kind="property")
+@pytest.mark.parametrize("where", WHERE)
+def test_three_kernels_do_the_work(run, rng, where):
+    q, k, v, do = draw(rng, rng.integers(60, 120), rng.integers(60, 120), dim=16)
+    got = run(probes.autograd, q, k, v, do, True, "qkv", where, triton=where)
+    other = sorted({*got["operators"]} - ALLOWED)
+    assert not other, f"torch ran {', '.join(other)}: allocation, views and casts are its part"
+    names = [name for name, _ in got["launches"]]
+    assert len(names) == 3, f"{len(names)} launches, expected one forward and two backward: {', '.join(names)}"
+
+
+@exercise(COMPILES, kind="property")
+def test_what_is_kept_for_backward_grows_with_the_length(run, rng):
+    q, k, v, do = draw(rng, n := rng.integers(200, 260), n, batch=1, heads=1, dim=16)
+    saved = run(probes.autograd, q, k, v, do, False, "qkv", "interpret")["saved_bytes"]
+    most = sum(x.numel() * 4 for x in (q, k, v, q)) + q.numel() // q.shape[-1] * 4
+    assert saved <= most, f"{saved:,} bytes are kept for backward; q, k, v, o and lse have {most:,}"
+
+
+def check(run, arch: int, dim: int, is_causal: bool, queries: int = 8192):
+    kernels = run(probes.compiled, arch, dim, is_causal, queries, triton="native", timeout=COMPILE_S)
+    where = f"for sm_{arch}, bfloat16, dim {dim}, {queries:,} queries{', causal' * is_causal}"
+    assert len(kernels) == 3, f"{len(kernels)} kernels {where}, expected one forward and two backward"
+    for kernel in kernels:
+        what = f"{kernel['name']} {where} ({kernel['registers']} registers, {kernel['warps']} warps)"
+        assert kernel["spilled"] == 0, (
+            f"{what} spills {kernel['spilled']} bytes: fewer rows in a tile, more warps, or fewer stages"
+        )
+        used = TENSOR_CORES[arch]
+        assert kernel[used] > 0, f"{what} has no {used} instruction: are the products tl.dot, of tiles large enough?"
+        assert kernel["shared"] <= {80: 163, 90: 227, 100: 227}[arch] * 1024, (
+            f"{what} wants {kernel['shared']:,} bytes of shared memory: more than a program may have"
+        )
+    return kernels
+
+
+@exercise(COMPILES, kind="property")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_on_hopper_at_dim_128(run, is_causal):
+    check(run, 90, 128, is_causal)
+
+
+@exercise(COMPILES, kind="property")
+def test_on_hopper_at_dim_64(run, rng):
+    check(run, 90, 64, rng.choice([False, True]))
+
+
+@exercise(COMPILES, kind="property")
+@pytest.mark.parametrize("arch", [80, 100])
+def test_on_the_generations_before_and_after(run, rng, arch):
+    check(run, arch, rng.choice([64, 128]), rng.choice([False, True]))
+
+
+@exercise(COMPILES, kind="property")
+def test_the_kernels_that_compute_are_those_that_compile(run, rng):
+    q, k, v, do = draw(rng, 70, 80, dim=64, dtype="float16")
+    ran = run(probes.autograd, q, k, v, do, True, "qkv", "interpret")["sources"]
+    compiled = [kernel["source"] for kernel in check(run, 90, 64, True)]
+    assert sorted(ran) == sorted(compiled), "the interpreter ran other kernels than those that compile for a GPU"

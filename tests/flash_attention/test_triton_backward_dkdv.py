@@ -1,0 +1,159 @@
+"""The kernel that computes dk and dv.
+
+What must be true: dk and dv are those of attention in float64, from lse and delta that are handed in, summed over the
+query heads of a group; one kernel, no atomics, the same bits every time. How it would be faked: torch does the work
+(its operators are noted, what torch.empty gives is NaN until a kernel writes it); atomics over query tiles or heads
+(they are counted, and two runs compared); queries before the diagonal are read and masked (loads are counted by
+address).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_kernels as probes
+from .oracles import ALLOWED, WHERE, draw, gradients, needs_triton
+
+DKDV = "flash_attention.triton_backward_dkdv"
+pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+
+
+def prepare(expect, drawn, is_causal) -> tuple[dict, dict, dict]:
+    """What the probe is given, what is expected, and the yardstick."""
+    q, k, v, do = drawn
+    want = expect(gradients, q, k, v, do, is_causal, "float64")
+    yardstick = expect(gradients, q, k, v, do, is_causal, str(q.dtype).removeprefix("torch."))
+    given = {"q": q, "k": k, "v": v, "do": do, "o": want["o"].to(q.dtype)}
+    return {**given, "lse": want["lse"].float(), "delta": want["delta"].float()}, want, yardstick
+
+
+def check(run, expect, drawn, is_causal, where, layout="", cause=""):
+    given, want, yardstick = prepare(expect, drawn, is_causal)
+    got = run(probes.backward_dkdv, given, is_causal, layout, where, triton=where)
+    q, k = given["q"], given["k"]
+    what = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys{', causal' * is_causal}{layout and ', ' + layout}"
+    for name in ("dk", "dv"):
+        assert got[name].dtype == k.dtype, f"{name} is {got[name].dtype}, k is {k.dtype}"
+        close(
+            got[name], want[name], yardstick[name], f"{name} of {what}", factor=8, dims="batch, head, key, dim",
+            cause=cause,
+        )  # fmt: skip
+    return got
+
+
+@exercise(DKDV, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_lengths_that_fit_no_tile(run, rng, expect, dtype, where):
+    for low, high in ((1, 15), (33, 60), (130, 170)):
+        drawn = draw(rng, rng.integers(low, high), rng.integers(low, high), dtype=dtype, dim=rng.choice([16, 24, 40]))
+        check(run, expect, drawn, False, where, cause="queries that are not there have probability 0")
+
+
+@exercise(DKDV, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_mask_holds_in_backward_too(run, rng, expect, dtype, where):
+    n = rng.integers(66, 140)
+    for queries, keys in ((n, n), (n, n + rng.integers(5, 90)), (n + rng.integers(5, 90), n)):
+        drawn = draw(rng, queries, keys, dtype=dtype, dim=16)
+        check(run, expect, drawn, True, where, cause="query i sees keys 0 … i; a key that no query sees has gradient 0")
+
+
+@exercise(DKDV, kind="numerics")
+@pytest.mark.parametrize("layout", probes.LAYOUTS)
+def test_any_strides(run, rng, expect, layout, where):
+    drawn = draw(rng, rng.integers(40, 80), rng.integers(40, 80), batch=2, heads=2, dim=16, dtype="float16")
+    if layout == "broadcast":
+        drawn = [x[:1, :1].expand_as(x).contiguous() for x in drawn]
+    check(run, expect, drawn, rng.choice([False, True]), where, layout, "are all strides used, those of do too?")
+
+
+@exercise(DKDV, kind="numerics")
+@pytest.mark.parametrize("dim", [1, 64, 128, 256])
+def test_every_width_of_a_head(run, rng, expect, dim, where):
+    drawn = draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=dim)
+    check(run, expect, drawn, rng.choice([False, True]), where)
+
+
+@exercise(DKDV, kind="numerics")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_are_summed_over_the_heads_of_a_group(run, rng, expect, is_causal, where):
+    group = rng.integers(2, 3)
+    drawn = draw(rng, rng.integers(20, 60), rng.integers(20, 60), batch=2, heads=2, group=group, dim=16)
+    check(
+        run,
+        expect,
+        drawn,
+        is_causal,
+        where,
+        cause=f"key head h is used by query heads {group}·h … {group}·h + {group - 1}",
+    )
+
+
+@exercise(DKDV, kind="numerics")
+def test_logits_fifty_times_larger(run, rng, expect, where):
+    drawn = draw(rng, rng.integers(40, 100), rng.integers(40, 100), scale=50.0, dim=16)
+    check(run, expect, drawn, rng.choice([False, True]), where, cause="p = exp(s − lse) is at most 1")
+
+
+@exercise(DKDV, kind="numerics")
+def test_queries_that_are_not_there_add_nothing(run, rng, expect, where):
+    """Scores far below 0: for a query that is not there, exp(0 − lse) of a forgotten mask overflows or counts."""
+    for is_causal in (False, True):
+        q, k, v, do = draw(rng, 2 * rng.integers(10, 30) + 1, 2 * rng.integers(10, 30) + 1, dim=16)
+        check(run, expect, (q.abs() * 400, -k.abs(), v, do), is_causal, where)
+
+
+@exercise(DKDV, kind="numerics")
+def test_thousands_of_queries_are_summed_in_float32(run, rng, expect, where):
+    q, k, v, do = draw(rng, 2500, 8, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
+    drawn = (q, k, v, do + 1)
+    got = check(run, expect, drawn, False, where, cause="keep dk and dv in float32 until the last tile")
+    want = expect(gradients, *drawn, False, "float64")["dv"]
+    worst = ((got["dv"].double() - want) / want).abs().max().item()
+    assert worst <= 0.8 * 2**-10, (
+        f"dv of 2,500 queries is off by {worst:.2g} of its value; rounded to float16 once it is by {0.5 * 2**-10:.2g}"
+    )
+
+
+@exercise(DKDV, kind="numerics")
+def test_delta_and_lse_are_those_that_are_given(run, rng, expect, where):
+    drawn = draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16)
+    given, want, yardstick = prepare(expect, drawn, False)
+    shift = rng.uniform(0.5, 1.5)
+    given["lse"] = given["lse"] + shift  # every probability is e^-shift of what it was
+    got = run(probes.backward_dkdv, given, False, "", where, triton=where)
+    for name in ("dk", "dv"):
+        scaled = want[name].double() * torch.tensor(-shift, dtype=torch.float64).exp()
+        close(got[name], scaled, scaled + yardstick[name].double() - want[name], f"{name} of a shifted lse", factor=12)
+
+
+@exercise(DKDV, kind="property")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal, where):
+    given, _, _ = prepare(expect, draw(rng, rng.integers(70, 130), rng.integers(70, 130), group=2, dim=24), is_causal)
+    layout = rng.choice(["heads inside", "columns first", "every other row"])
+    got = run(probes.backward_dkdv, given, is_causal, layout, where, triton=where)
+    other = sorted({*got["operators"]} - ALLOWED)
+    assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
+    assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
+    assert got["atomics"] == 0, f"{got['atomics']} atomic operations: their order, and so the last bit, is chance"
+    assert got["same"], "two runs differ"
+
+
+@exercise(DKDV, kind="property")
+def test_queries_before_the_diagonal_are_never_read(run, rng, expect, where):
+    n = rng.integers(260, 330)
+    given, _, _ = prepare(expect, draw(rng, n, n, batch=1, heads=1, dim=16, dtype="float16"), True)
+    loads = run(probes.touched, given, True, "dkdv")["loads"]
+    tile = max(last - first + 1 for *_, first, last in loads)
+    programs = sorted({tuple(program) for program, *_ in loads})
+    keys = 1 << (-(-n // len(programs)) - 1).bit_length()  # rows of a tile of keys, a power of two
+    read = len({(tuple(program), first) for program, _, first, _ in loads})
+    most = sum(-(-n // tile) - j * keys // tile for j in range(len(programs)))
+    assert read <= most, (
+        f"{len(programs)} programs of {keys} keys read {read} tiles of {tile} queries; {most} hold all that see them"
+    )

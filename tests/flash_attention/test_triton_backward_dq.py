@@ -1,0 +1,158 @@
+"""The kernel that computes dq, and D = rowsum(do ∘ o).
+
+What must be true: dq and delta are those of attention in float64, from o and lse that are handed in; one kernel, the
+scores computed again, tile by tile. How it would be faked: torch does the work (its operators are noted, what
+torch.empty gives is NaN until a kernel writes it); the causal flag is forgotten in backward; a softmax with a maximum
+and sum of its own instead of lse (an lse that is shifted must shift dq); delta left out (do and o are independent).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_kernels as probes
+from .oracles import ALLOWED, WHERE, draw, gradients, needs_triton
+
+DQ = "flash_attention.triton_backward_dq"
+CAUSAL = "flash_attention.causal"
+pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+
+
+def prepare(expect, drawn, is_causal) -> tuple[dict, dict, dict]:
+    """What the probe is given, what is expected, and the yardstick."""
+    q, k, v, do = drawn
+    want = expect(gradients, q, k, v, do, is_causal, "float64")
+    yardstick = expect(gradients, q, k, v, do, is_causal, str(q.dtype).removeprefix("torch."))
+    given = {"q": q, "k": k, "v": v, "do": do, "o": want["o"].to(q.dtype), "lse": want["lse"].float()}
+    given["delta"] = (do.float() * given["o"].float()).sum(-1)
+    return given, want, yardstick
+
+
+def check(run, expect, drawn, is_causal, where, layout="", cause=""):
+    given, want, yardstick = prepare(expect, drawn, is_causal)
+    got = run(probes.backward_dq, given, is_causal, layout, where, triton=where, replace=[CAUSAL])
+    q, k = given["q"], given["k"]
+    what = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys{', causal' * is_causal}{layout and ', ' + layout}"
+    assert got["dq"].dtype == q.dtype, f"dq is {got['dq'].dtype}, q is {q.dtype}"
+    delta = (given["do"].double() * given["o"].double()).sum(-1)
+    close(got["delta"], delta, (given["do"].float() * given["o"].float()).sum(-1), f"delta of {what}", factor=12)
+    close(
+        got["dq"], want["dq"], yardstick["dq"], f"dq of {what}", factor=8, dims="batch, head, query, dim", cause=cause
+    )
+    return got
+
+
+@exercise(DQ, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_lengths_that_fit_no_tile(run, rng, expect, dtype, where):
+    for low, high in ((1, 15), (33, 60), (130, 170)):
+        drawn = draw(rng, rng.integers(low, high), rng.integers(low, high), dtype=dtype, dim=rng.choice([16, 24, 40]))
+        check(run, expect, drawn, False, where, cause="does the last tile stop where queries and keys do?")
+
+
+@exercise(DQ, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_mask_holds_in_backward_too(run, rng, expect, dtype, where):
+    n = rng.integers(66, 140)
+    for queries, keys in ((n, n), (n, n + rng.integers(5, 90)), (n + rng.integers(5, 90), n)):
+        drawn = draw(rng, queries, keys, dtype=dtype, dim=16)
+        check(run, expect, drawn, True, where, cause="query i sees keys 0 … i, in forward and in backward")
+
+
+@exercise(DQ, kind="numerics")
+@pytest.mark.parametrize("layout", probes.LAYOUTS)
+def test_any_strides(run, rng, expect, layout, where):
+    drawn = draw(rng, rng.integers(40, 80), rng.integers(40, 80), batch=2, heads=2, dim=16, dtype="float16")
+    if layout == "broadcast":
+        drawn = [x[:1, :1].expand_as(x).contiguous() for x in drawn]
+    check(run, expect, drawn, rng.choice([False, True]), where, layout, "are all strides used, those of do and o too?")
+
+
+@exercise(DQ, kind="numerics")
+@pytest.mark.parametrize("dim", [1, 64, 128, 256])
+def test_every_width_of_a_head(run, rng, expect, dim, where):
+    drawn = draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=dim)
+    check(run, expect, drawn, rng.choice([False, True]), where)
+
+
+@exercise(DQ, kind="numerics")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_grouped_heads(run, rng, expect, is_causal, where):
+    group = rng.integers(2, 3)
+    drawn = draw(rng, rng.integers(20, 60), rng.integers(20, 60), batch=2, heads=2, group=group, dim=16)
+    check(run, expect, drawn, is_causal, where, cause=f"query head h uses key head h // {group}")
+
+
+@exercise(DQ, kind="numerics")
+def test_logits_fifty_times_larger(run, rng, expect, where):
+    drawn = draw(rng, rng.integers(40, 100), rng.integers(40, 100), scale=50.0, dim=16)
+    check(run, expect, drawn, rng.choice([False, True]), where, cause="p = exp(s − lse) is at most 1; mask p itself")
+
+
+@exercise(DQ, kind="numerics")
+def test_keys_that_are_not_there_add_nothing(run, rng, expect, where):
+    """Scores far below 0: a key that is not there has score 0, and exp(0 − lse) overflows."""
+    for is_causal in (False, True):
+        q, k, v, do = draw(rng, 2 * rng.integers(10, 30) + 1, 2 * rng.integers(10, 30) + 1, dim=16)
+        got = check(run, expect, (q.abs() * 400, -k.abs(), v, do), is_causal, where)
+        assert torch.isfinite(got["dq"]).all()
+
+
+@exercise(DQ, kind="numerics")
+def test_probabilities_come_from_the_lse_that_is_given(run, rng, expect, where):
+    drawn = draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16)
+    given, want, yardstick = prepare(expect, drawn, False)
+    shift = rng.uniform(0.5, 1.5)
+    given["lse"] = given["lse"] + shift  # every probability is e^-shift of what it was
+    given["o"] = torch.zeros_like(given["o"])  # and delta is 0
+    got = run(probes.backward_dq, given, False, "", where, triton=where, replace=[CAUSAL])
+    q, k, v, do = (x.double() for x in drawn)
+    p = (q @ k.mT / math.sqrt(q.shape[-1]) - want["lse"].double()[..., None] - shift).exp()
+    dq = p * (do @ v.mT) @ k / math.sqrt(q.shape[-1])
+    close(
+        got["dq"],
+        dq,
+        yardstick["dq"].double() - want["dq"] + dq,
+        "dq of a shifted lse",
+        factor=12,
+        cause="P is exp(S − lse)",
+    )
+
+
+@exercise(DQ, kind="property")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal, where):
+    given, _, _ = prepare(expect, draw(rng, rng.integers(70, 130), rng.integers(70, 130), dim=24), is_causal)
+    layout = rng.choice(["heads inside", "columns first", "every other row"])
+    got = run(probes.backward_dq, given, is_causal, layout, where, triton=where, replace=[CAUSAL])
+    other = sorted({*got["operators"]} - ALLOWED)
+    assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
+    assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
+    assert got["atomics"] == 0, f"{got['atomics']} atomic operations: their order, and so the last bit, is chance"
+    assert got["same"], "two runs differ"
+
+
+@exercise(DQ, kind="property")
+def test_tiles_above_the_diagonal_are_never_read(run, rng, expect, where):
+    given, _, _ = prepare(
+        expect, draw(rng, n := rng.integers(200, 260), n, batch=1, heads=1, dim=16, dtype="float16"), True
+    )
+    got = run(probes.touched, given, True, "dq", replace=[CAUSAL])
+    tile = max(last - first + 1 for *_, first, last in got["loads"])
+    tiles = len({(tuple(program), first) for program, _, first, _ in got["loads"]})
+    programs = len({tuple(program) for program, *_ in got["loads"]})
+    every = programs * -(-n // tile)
+    rows = -(-n // programs)  # at most, of a tile of queries
+    most = sum(-(-min((i + 1) * _up(rows), n) // tile) for i in range(programs)) if got["own"] else every
+    assert tiles <= most, f"{programs} programs read {tiles} tiles of {tile} keys, {most} hold all that is seen"
+
+
+def _up(rows: int) -> int:
+    """The power of two that a tile of at least `rows` rows has."""
+    return 1 << (rows - 1).bit_length()

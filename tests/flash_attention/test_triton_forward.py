@@ -1,0 +1,178 @@
+"""The fused kernel.
+
+What must be true: o and lse are those of attention in float64 for any lengths, heads, widths, strides and dtypes; one
+kernel computes them, which never writes scores and, with a causal mask, never reads a tile above the diagonal. How it
+would be faked: torch does the work (inside the call its operators are noted, and only allocation, views and casts are
+allowed), a kernel is launched for show (what torch.empty gives is NaN until a kernel writes it); only multiples of a
+tile, equal lengths or dense strides work (they are drawn otherwise); low-precision sums (thousands of keys); the
+softmax without a maximum (logits × 50); every tile is read and masked (loads are counted by address).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_kernels as probes
+from .oracles import ALLOWED, WHERE, attention, draw, needs_triton
+
+FORWARD = "flash_attention.triton_forward"
+CAUSAL = "flash_attention.causal"
+pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
+
+
+def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
+    got = run(probes.forward, q, k, v, is_causal, layout, where, triton=where, replace=[CAUSAL])
+    want = expect(attention, q, k, v, is_causal, "float64")
+    yardstick = expect(attention, q, k, v, is_causal, str(q.dtype).removeprefix("torch."))
+    what = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys, {'causal' if is_causal else 'full'}"
+    assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}"
+    close(
+        got["o"], want["o"], yardstick["o"], f"o of {what}{layout and ', ' + layout}", factor=6,
+        dims="batch, head, query, dim", cause=cause,
+    )  # fmt: skip
+    assert got["lse"].dtype == torch.float32, f"lse is {got['lse'].dtype}, expected float32"
+    close(
+        got["lse"], want["lse"], yardstick["lse"].float(), f"lse of {what}{layout and ', ' + layout}", factor=12,
+        dims="batch, head, query", cause="natural log of the sum of exp of the scaled scores",
+    )  # fmt: skip
+    return got
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_lengths_that_fit_no_tile(run, rng, expect, dtype, where):
+    for low, high in ((1, 15), (17, 60), (65, 127), (129, 200)):
+        q, k, v, _ = draw(rng, rng.integers(low, high), rng.integers(low, high), dtype=dtype)
+        check(run, expect, q, k, v, False, where, cause="does the last tile stop where queries and keys do?")
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_causal_attention(run, rng, expect, dtype, where):
+    n = rng.integers(130, 190)
+    for queries, keys in ((n, n), (n, n + rng.integers(5, 90)), (n + rng.integers(5, 90), n), (7, 150), (150, 7)):
+        q, k, v, _ = draw(rng, queries, keys, dtype=dtype, dim=32)
+        check(run, expect, q, k, v, True, where, cause="query i sees keys 0 … i, aligned top left")
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("dim", [1, 16, 24, 40, 64, 80, 128, 256])
+def test_every_width_of_a_head(run, rng, expect, dim, where):
+    q, k, v, _ = draw(
+        rng, rng.integers(20, 90), rng.integers(20, 90), dim=dim, dtype=rng.choice(["float32", "float16"])
+    )
+    check(run, expect, q, k, v, rng.choice([False, True]), where, cause="tiles are padded, the scale is that of dim")
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("layout", probes.LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_any_strides(run, rng, expect, layout, dtype, where):
+    q, k, v, _ = draw(rng, rng.integers(40, 90), rng.integers(40, 90), batch=2, heads=2, dtype=dtype)
+    if layout == "broadcast":
+        q, k, v = (x[:1, :1].expand_as(x).contiguous() for x in (q, k, v))
+    check(run, expect, q, k, v, rng.choice([False, True]), where, layout, "are all four strides used?")
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_grouped_heads(run, rng, expect, is_causal, where):
+    group, heads = rng.integers(2, 4), rng.integers(2, 3)
+    q, k, v, _ = draw(rng, rng.integers(20, 80), rng.integers(20, 80), batch=2, heads=heads, group=group, dim=16)
+    check(run, expect, q, k, v, is_causal, where, cause=f"query head h uses key head h // {group}")
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_batch_entry_and_head_has_its_own(run, rng, expect, batch, where):
+    q, k, v, _ = draw(rng, rng.integers(20, 70), rng.integers(20, 70), batch=batch, heads=3, dim=16)
+    check(run, expect, q, k, v, False, where)
+
+
+@exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_logits_fifty_times_larger(run, rng, expect, dtype, where):
+    q, k, v, _ = draw(rng, rng.integers(60, 140), rng.integers(60, 140), dtype=dtype, scale=50.0, dim=16)
+    check(run, expect, q, k, v, rng.choice([False, True]), where, cause="subtract the running maximum")
+
+
+@exercise(FORWARD, kind="numerics")
+def test_thousands_of_keys_are_summed_in_float32(run, rng, expect, where):
+    q, k, v, _ = draw(rng, 8, 3000, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
+    got = check(run, expect, q, k, v + 1, False, where, cause="keep m, l and acc in float32")
+    want = expect(attention, q, k, v + 1, False, "float64")["lse"]
+    error = (got["lse"].double() - want).abs().max().item()
+    assert error <= 1e-4, f"lse is off by {error:.1e} after 3,000 keys: keep the sum in float32"
+
+
+@exercise(FORWARD, kind="numerics")
+def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
+    good, f32 = [1, 2, 8, 16], ["float32"] * 3
+    for shapes, dtypes in (
+        ([good, [1, 2, 8, 32], [1, 2, 8, 32]], f32), ([good, good, [1, 2, 9, 16]], f32),
+        ([good, [1, 3, 8, 16], [1, 3, 8, 16]], f32), ([good, [2, 2, 8, 16], [2, 2, 8, 16]], f32),
+        ([[1, 1, 8, 264]] * 3, f32), ([good] * 3, ["float32", "float16", "float16"]), ([good] * 3, ["float64"] * 3),
+    ):  # fmt: skip
+        raised = run(probes.refused, shapes, dtypes)
+        assert raised == "ValueError", f"{raised} was raised for {shapes} of {dtypes}, expected ValueError"
+
+
+@exercise(FORWARD, kind="property")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_one_kernel_does_the_work(run, rng, is_causal, where):
+    q, k, v, _ = draw(rng, rng.integers(70, 140), rng.integers(70, 140), batch=2, heads=2, group=2, dim=24)
+    layout = rng.choice(["heads inside", "columns first", "every other row"])
+    got = run(probes.forward, q, k, v, is_causal, layout, where, triton=where, replace=[CAUSAL])
+    other = sorted({*got["operators"]} - ALLOWED)
+    assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
+    assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
+    assert not got["changed"], f"{', '.join(got['changed'])} changed: inputs are not to be written"
+    assert got["contiguous"], "o and lse are contiguous"
+
+
+@exercise(FORWARD, kind="property")
+def test_programs_share_the_queries(run, rng, where):
+    """A grid of one program would walk over all queries by itself: nothing runs beside it."""
+    q, k, v, _ = draw(rng, 512, 64, batch=2, heads=2, dim=16, dtype="float16")
+    (launch,) = run(probes.forward, q, k, v, False, "", where, triton=where, replace=[CAUSAL])["launches"]
+    programs = 1
+    for n in launch[1]:
+        programs *= n
+    assert programs >= 4 * 512 // 128, f"a grid of {launch[1]} for 4 heads of 512 queries: a program a tile of queries"
+
+
+@exercise(FORWARD, kind="property")
+@pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
+def test_tiles_above_the_diagonal_are_never_read(run, rng, kind, where):
+    """By address, in the interpreter: a store of o covers at most BLOCK_M rows, a load of k at most BLOCK_N."""
+    more = {"square": (0, 0), "more keys": (0, 130), "more queries": (130, 0)}[kind]
+    n, heads = rng.integers(150, 260), rng.integers(1, 2)
+    q, k, v, _ = draw(rng, n + more[0], n + more[1], batch=1, heads=heads, dim=16, dtype="float16")
+    got = run(probes.visits, q, k, v, True, replace=[CAUSAL])
+    queries, keys = q.shape[2], k.shape[2]
+    block_m = max(len(rows) for _, _, rows in got["stores"])
+    block_n = max(last - first + 1 for *_, first, last in got["loads"])
+    assert max(block_m, block_n) <= 256, f"tiles of {block_m} × {block_n}: whole rows of scores are not tiles"
+    for program in sorted({tuple(p) for p, *_ in got["stores"]}):
+        stores = [rows[0] // block_m for p, _, rows in got["stores"] if tuple(p) == program]
+        loads = [last for p, _, _, last in got["loads"] if tuple(p) == program]
+        seen = [min((i + 1) * block_m, queries, keys) if got["own"] else keys for i in stores]
+        most = sum(-(-end // block_n) for end in seen)
+        assert len(loads) <= most, (
+            f"program {program} stores tile {stores} of {block_m} rows of o and loads {len(loads)} tiles of k, up to "
+            f"key {max(loads)}; {most} tiles of {block_n} keys hold all that its rows see"
+        )
+
+
+@exercise(FORWARD, kind="property")
+def test_what_is_allocated_grows_with_the_length_alone(run, rng, where):
+    q, k, v, _ = draw(rng, 64, 2048, batch=1, heads=1, dim=16, dtype="float16")
+    made = run(probes.made, q, k, v)
+    least = q.numel() * 2 + q.shape[2] * 4
+    assert made["bytes"] <= 4 * least + k.numel() * 2, (
+        f"{made['bytes']:,} bytes were allocated for {tuple(q.shape)} queries and 2,048 keys; o and lse are {least:,}"
+    )
