@@ -39,6 +39,23 @@ def gradients(q, k, v, do, is_causal, dtype: str) -> dict:
     return {"dq": dq, "dk": dk, "dv": dv, "o": o, "lse": lse, "delta": delta}
 
 
+def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
+    """dq, dk and dv from the o, lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta)."""
+    wanted = getattr(torch, dtype)
+    statistics = torch.promote_types(wanted, torch.float32)
+    q, k, v, do = (given[n].to(wanted) for n in ("q", "k", "v", "do"))
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    k, v = _repeated(k, q), _repeated(v, q)
+    lse, delta = (given[n].to(statistics)[..., None] for n in ("lse", "delta"))
+    p = torch.exp((q @ k.mT * scale).to(statistics) - lse)
+    if is_causal:
+        p = p.masked_fill(torch.ones(p.shape[-2:], dtype=torch.bool).triu(1), 0.0)
+    ds = (p * ((do @ v.mT).to(statistics) - delta)).to(wanted)
+    dk, dv = ds.mT @ q * scale, p.to(wanted).mT @ do
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+    return {"dq": ds @ k * scale, "dk": dk, "dv": dv}
+
+
 def _repeated(x, q):
     return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.ndim == 4 else x
 
