@@ -1,0 +1,225 @@
+"""Attention side by side: `PYTHONPATH=. python -m benchmarks.attention`, on a GPU.
+
+Ours, PyTorch's FlashAttention-2, cuDNN, FlexAttention and compiled naive attention, in interleaved rounds of one run,
+so that clocks and heat are shared; medians and quartiles; the matrix ceiling measured beside them; results compared on
+fresh inputs after timing. bfloat16, batch · N = 16,384, heads · dim = 2,048.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.assignment import ROOT
+from lab.impl import load
+
+from .results import FOLDER, write
+
+GOALS = "Goals on Hopper at dim 128, N >= 4,096: forward 1.2 x FlashAttention-2 and 0.8 x cuDNN, backward 1.1 x."
+TOKENS, WIDTH = 16384, 2048
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--peers", nargs="+", default=["ours", "flash2", "cudnn", "flex", "compiled"])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a smoke test of ours, tiny")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        return smoke()
+    if not torch.cuda.is_available():
+        raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on a tiny size)")
+    ceiling = matrix_ceiling()
+    rows = []
+    for dim in options.dims:
+        for is_causal in (False, True):
+            for n in options.lengths:
+                rows += measure(dim, n, is_causal, options, ceiling)
+                print(*rows[-3:], sep="\n", flush=True)
+    note = (
+        f"{torch.cuda.get_device_name()}: {ceiling / 1e12:.0f} TFLOP/s measured in bfloat16 products of 8,192. {GOALS}"
+    )
+    print(write("attention", rows, note))
+    plot(rows)
+
+
+def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str, Attend]:
+    """By name, those that this torch has and this size allows."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def sdpa(backend: Any) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+        return attend
+
+    def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        if is_causal:
+            s = s.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), -math.inf)
+        return s.softmax(-1) @ v
+
+    def flex() -> Attend:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = None
+        if is_causal:
+            mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device="cuda")
+        compiled = torch.compile(flex_attention)
+        return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+    ours = load(ROOT / "reference").flash_attention.attention.flash_attention
+    made: dict[str, Callable[[], Attend]] = {
+        "ours": lambda: lambda q, k, v: ours(q, k, v, is_causal),
+        "flash2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
+        "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
+        "flex": flex,
+        "compiled": lambda: torch.compile(naive),
+    }
+    if n > 4096:
+        made.pop("compiled")  # the matrix would fill the memory
+    return {name: make() for name, make in made.items() if name in names}
+
+
+def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> list[dict]:
+    """One size: a row for forward, backward and both."""
+    q, k, v = inputs(n, dim)
+    do = torch.randn_like(q)
+    calls = candidates(options.peers, is_causal, n, dim)
+    rows = []
+    for direction, products in (("forward", 2), ("backward", 5), ("both", 7)):
+        flops = products * 2 * TOKENS * n * WIDTH * (0.5 if is_causal else 1.0)
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for i in range(options.rounds + 4):
+            for name in list(calls):
+                try:
+                    took = seconds(calls[name], direction, q, k, v, do)
+                except Exception as error:
+                    print(f"{name}: not run at dim {dim}, N {n}: {str(error).splitlines()[0][:120]}")
+                    calls.pop(name)
+                    times.pop(name)
+                    continue
+                if i >= 4:
+                    times[name].append(took)
+        row = {"dim": dim, "causal": is_causal, "N": n, "what": direction}
+        for name, values in times.items():
+            low, median, high = statistics.quantiles(values, n=4)
+            spread = 100 * (high - low) / 2 / median
+            row[name] = f"{flops / median / 1e12:.0f} ±{spread:.0f} %"
+        if "ours" in times:
+            ours = statistics.median(times["ours"])
+            row["of the ceiling"] = f"{flops / ours / ceiling:.2f}"
+            for peer in ("flash2", "cudnn"):
+                row[f"over {peer}"] = f"{statistics.median(times[peer]) / ours:.2f}" if peer in times else ""
+        row["error over flash2's"] = error_ratio(calls, dim, n) if direction == "both" else ""
+        rows.append({**dict.fromkeys(COLUMNS, ""), **row})
+    return rows
+
+
+COLUMNS = [
+    "dim", "causal", "N", "what", "ours", "flash2", "cudnn", "flex", "compiled", "of the ceiling", "over flash2",
+    "over cudnn", "error over flash2's",
+]  # fmt: skip
+
+
+def inputs(n: int, dim: int) -> list[Tensor]:
+    shape = (TOKENS // n, WIDTH // dim, n, dim)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+
+def seconds(attend: Attend, direction: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> float:
+    """One call, by events around it, after the device has finished everything else."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    o = attend(q, k, v) if direction == "backward" else None
+    torch.cuda.synchronize()
+    begin.record()
+    if direction == "forward":
+        with torch.no_grad():
+            attend(q, k, v)
+    else:
+        torch.autograd.grad(attend(q, k, v) if o is None else o, (q, k, v), do)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def error_ratio(calls: dict[str, Attend], dim: int, n: int) -> str:
+    """Largest difference to float32 attention on fresh inputs, over the peer's; of two heads, so that it fits."""
+    if not {"ours", "flash2"} <= calls.keys():
+        return ""
+    x = [t.detach()[:1, :2].contiguous() for t in inputs(n, dim)]
+    q, k, v = (t.float() for t in x)
+    results = {name: calls[name](*x).float() for name in ("ours", "flash2")}
+    # The flag is inside of the calls: a row of the last query sees everything either way.
+    s = (q[..., -64:, :] @ k.mT) * dim**-0.5
+    full, masked = s.softmax(-1) @ v, s.masked_fill(_after(n, s), -math.inf).softmax(-1) @ v
+    errors = {}
+    for name, o in results.items():
+        errors[name] = min((o[..., -64:, :] - want).abs().max().item() for want in (full, masked))
+    return f"{errors['ours'] / errors['flash2']:.2f}"
+
+
+def _after(n: int, s: Tensor) -> Tensor:
+    rows, columns = torch.arange(n - 64, n, device=s.device), torch.arange(n, device=s.device)
+    return columns[None, :] > rows[:, None]
+
+
+def matrix_ceiling() -> float:
+    """FLOP/s of large products in bfloat16."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(5):
+        a @ b
+    times = []
+    for _ in range(20):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        a @ b
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return 2 * 8192**3 / statistics.median(times)
+
+
+def smoke() -> None:
+    """Ours in the interpreter, if TRITON_INTERPRET=1 is set: that it runs, and is right."""
+    attend = candidates(["ours"], True, 64, 32)["ours"]
+    q, k, v = (torch.randn(1, 2, 64, 32, requires_grad=True) for _ in range(3))
+    o = attend(q, k, v)
+    s = (q @ k.mT * 32**-0.5).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -math.inf)
+    print(f"a CPU: nothing is kept; largest difference {(o - s.softmax(-1) @ v).abs().max().item():.1e}")
+
+
+def plot(rows: list[dict]) -> None:
+    """TFLOP/s over N, a panel each for dim, mask and direction."""
+    import matplotlib.pyplot as plt
+
+    colours = {"ours": "#0072B2", "flash2": "#D55E00", "cudnn": "#009E73", "flex": "#CC79A7", "compiled": "#999999"}
+    marks = dict(zip(colours, "os^Dx", strict=True))
+    panels = [(d, c) for d in sorted({r["dim"] for r in rows}) for c in (False, True)]
+    figure, axes = plt.subplots(2, len(panels), figsize=(4 * len(panels), 6), squeeze=False, sharex=True)
+    for line, direction in zip(axes, ("forward", "backward"), strict=True):
+        for panel, (dim, is_causal) in zip(line, panels, strict=True):
+            for name, colour in colours.items():
+                of = [r for r in rows if (r["dim"], r["causal"], r["what"]) == (dim, is_causal, direction) and r[name]]
+                values = [float(r[name].split()[0]) for r in of]
+                panel.plot([r["N"] for r in of], values, marker=marks[name], color=colour, label=name)
+            panel.set(title=f"{direction}, dim {dim}{', causal' * is_causal}", xscale="log", ylabel="TFLOP/s", ylim=0)
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(FOLDER / "attention.png", dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()
