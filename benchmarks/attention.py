@@ -80,7 +80,7 @@ def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str,
         compiled = torch.compile(flex_attention)
         return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
-    ours = load(ROOT / "reference").flash_attention.attention.flash_attention
+    ours = load(ROOT / "reference").flash_attention.speed.flash_attention
     made: dict[str, Callable[[], Attend]] = {
         "ours": lambda: lambda q, k, v: ours(q, k, v, is_causal),
         "flash2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),

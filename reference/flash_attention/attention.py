@@ -32,8 +32,3 @@ class FlashAttention(torch.autograd.Function):
         dq, delta = attention_backward_dq(q, k, v, o, lse, do, ctx.is_causal)
         dk, dv = attention_backward_dkdv(q, k, v, lse, do, delta, ctx.is_causal)
         return dq, dk, dv, None
-
-
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """`FlashAttention.apply`, with arguments by name."""
-    return FlashAttention.apply(q, k, v, is_causal)  # type: ignore[no-untyped-call, no-any-return]

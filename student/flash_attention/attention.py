@@ -22,8 +22,3 @@ class FlashAttention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """dq, dk, dv, and nothing for is_causal."""
         raise NotImplementedError("flash_attention.compiles_for_hopper: dq, dk, dv, and nothing for is_causal")
-
-
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """`FlashAttention.apply`, with arguments by name."""
-    raise NotImplementedError("flash_attention.speed: `FlashAttention.apply`, with arguments by name")

