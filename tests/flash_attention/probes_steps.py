@@ -1,0 +1,116 @@
+"""What runs beside the single steps: lay tensors out as asked, call, say what came back and what was seen meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lab.measure.kernels import watching
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The name of what the call raises; "nothing" where it returns."""
+    try:
+        call()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+# ---- weighted sums ----
+
+
+def weighted_sums(impl, cases: list[dict]) -> list:
+    """y, or {dx, dweight} where a case has dy, of each case; memory that was not written is NaN.
+
+    A case: x, weight, perhaps dy, and layout: how the three lie in memory when they arrive.
+    """
+    poison()
+    results = []
+    for case in cases:
+        with watching():
+            out = _weighted_sum(impl, *_arguments(case))
+        results.append({"dx": out[0], "dweight": out[1]} if "dy" in case else out)
+    return results
+
+
+def weighted_sum_kernels(impl, case: dict) -> dict:
+    """What one call launches and what its kernels touch, and whether a second call is equal to the last bit."""
+    poison()
+    arguments = _arguments(case)
+    with watching(keep=True) as seen:
+        out = _weighted_sum(impl, *arguments)
+    again = _weighted_sum(impl, *arguments)
+    out, again = (o if isinstance(o, tuple) else (o,) for o in (out, again))
+    by_program: dict[str, dict[int, set]] = {"load": {}, "store": {}, "atomic": {}}
+    for access in seen.accesses:
+        for address in access.addresses.tolist():
+            by_program[access.kind].setdefault(address, set()).add((access.launch, access.program))
+    read, written = set(by_program["load"]), set(by_program["store"]) | set(by_program["atomic"])
+    return {
+        "launches": [launch.kernel for launch in seen.launches],
+        "operators": seen.operators,
+        "atomics": seen.atomics,
+        "unread": [len(addresses(t) - read) for t in arguments],
+        "unwritten": [len(addresses(t) - written) for t in out],
+        "written_inputs": sum(len(addresses(t) & written) for t in arguments),
+        "raced": sum(
+            len(by_program["load"].get(address, writers) | writers) > 1
+            for address, writers in by_program["store"].items()
+            if address in by_program["load"]
+        ),
+        "contiguous": all(o.is_contiguous() for o in out),
+        "equal": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
+    }
+
+
+def refused_shapes(impl, shapes: list) -> list[str]:
+    """What weighted_sum_forward raises for each (shape of x, shape of weight)."""
+    function = impl.flash_attention.weighted_sum_forward.weighted_sum_forward
+    return [refused(lambda x=x, w=w: function(torch.zeros(x), torch.zeros(w))) for x, w in shapes]
+
+
+def poison() -> None:
+    """From here on torch.empty gives NaN: what nobody wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def addresses(t: torch.Tensor) -> set[int]:
+    """Of each element's first byte."""
+    offsets = torch.zeros((), dtype=torch.int64)
+    for dim, (length, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        offsets = offsets + (torch.arange(length) * stride).view([length if d == dim else 1 for d in range(t.ndim)])
+    return set((t.data_ptr() + offsets * t.element_size()).flatten().tolist())
+
+
+def _weighted_sum(impl, x, weight, dy=None):
+    if dy is None:
+        return impl.flash_attention.weighted_sum_forward.weighted_sum_forward(x, weight)
+    return impl.flash_attention.weighted_sum_backward.weighted_sum_backward(x, weight, dy)
+
+
+def _arguments(case: dict) -> list[torch.Tensor]:
+    return [_laid(case[name], case["layout"]) for name in ("x", "weight", "dy") if name in case]
+
+
+def _laid(t: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values, laid out otherwise; a layout that a vector cannot have leaves it as it is."""
+    if layout == "transposed":
+        return t.mT.contiguous().mT if t.ndim > 1 else t
+    if layout == "strided":
+        wide = torch.full([3 * n + 2 for n in t.shape], float("nan"), dtype=t.dtype)
+        inner = wide[tuple(slice(1 + d, 1 + d + (3 - d) * n, 3 - d) for d, n in enumerate(t.shape))]
+        return inner.copy_(t)
+    if layout == "rows apart":  # of x only: columns lie side by side
+        wide = torch.full((*t.shape[:-1], t.shape[-1] + 5), float("nan"), dtype=t.dtype)
+        return wide[..., : t.shape[-1]].copy_(t)
+    if layout == "broadcast rows":
+        return t[:1].expand_as(t)
+    if layout == "broadcast columns":
+        return t[..., :1].expand_as(t)
+    return t
