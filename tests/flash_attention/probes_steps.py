@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lab.measure.kernels import watching
+from lab.measure.memory import meter
 
 
 def refused(call: Callable[[], Any]) -> str:
@@ -114,3 +116,55 @@ def _laid(t: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "broadcast columns":
         return t[..., :1].expand_as(t)
     return t
+
+
+# ---- online softmax ----
+
+
+def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
+    """maximum, normaliser and lse of each case's tiles; generator: they come from one. changed: a tile was modified."""
+    results = []
+    for case in cases:
+        tiles = [t.clone() for t in case["tiles"]]
+        given = (t for t in tiles) if case.get("generator", True) else tiles
+        got = impl.flash_attention.online_softmax.online_softmax(given)
+        changed = any(not torch.equal(a, b) for a, b in zip(tiles, case["tiles"], strict=True))
+        results.append({"maximum": got.maximum, "normaliser": got.normaliser, "lse": got.lse, "changed": changed})
+    return results
+
+
+def softmax_of_nothing(impl) -> list[str]:
+    """What is raised for an empty list and for an empty generator."""
+    function = impl.flash_attention.online_softmax.online_softmax
+    return [refused(lambda: function([])), refused(lambda: function(t for t in ()))]
+
+
+def softmax_consumption(impl, seeds: torch.Tensor, count: int) -> dict:
+    """How tiles are used: seeds × 1, 2 … count come from a generator that watches what became of earlier ones.
+
+    kept: at each call of next, how many of the tiles that came before the last one are alive, or their storages.
+    elsewhere: storages made of the size of several tiles. saved: bytes of tiles kept after the call.
+    """
+    iterations, kept, live = [], [], []
+    alive: list[weakref.ref] = []
+
+    class Tiles:
+        def __iter__(self):
+            iterations.append(1)
+            return self.generate()
+
+        def generate(self):
+            for n in range(count):
+                kept.append(sum(reference() is not None for reference in alive[:-1]))
+                live.append(measured.live_bytes)
+                tile = seeds * (n + 1)
+                alive.append(weakref.ref(tile.untyped_storage()))
+                yield tile
+                del tile
+
+    with meter(inputs=(seeds,)) as measured:
+        got = impl.flash_attention.online_softmax.online_softmax(Tiles())
+    return {
+        "iterations": len(iterations), "taken": len(alive), "kept": kept, "live_bytes": live, "lse": got.lse,
+        "largest_elements": measured.largest_elements, "largest_op": measured.largest_op,
+    }  # fmt: skip
