@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 
 from lab.measure.kernels import watching
 from lab.measure.memory import meter
+
+from .probes import _lay, _resident
 
 
 def refused(call: Callable[[], Any]) -> str:
@@ -168,3 +171,41 @@ def softmax_consumption(impl, seeds: torch.Tensor, count: int) -> dict:
         "iterations": len(iterations), "taken": len(alive), "kept": kept, "live_bytes": live, "lse": got.lse,
         "largest_elements": measured.largest_elements, "largest_op": measured.largest_op,
     }  # fmt: skip
+
+
+# ---- tiled backward ----
+
+
+def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layout="contiguous") -> dict:
+    """dq, dk, dv; layout: how all but lse lie in memory. changed: an argument was modified."""
+    arguments = [_lay(t, layout) for t in (q, k, v, o)] + [lse, _lay(do, layout)]
+    if layout == "constant":  # as a sum's gradient comes: one number, broadcast
+        arguments[-1] = do.flatten()[0].expand(do.shape)
+    before = [t.clone() for t in arguments]
+    got = impl.flash_attention.tiled_backward.tiled_backward(*arguments, is_causal)
+    names = ("q", "k", "v", "o", "lse", "do")
+    changed = [n for n, t, b in zip(names, arguments, before, strict=True) if not torch.equal(t, b)]
+    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "changed": changed}
+
+
+def backward_memory(impl, q, k, v, o, lse, do, is_causal) -> dict:
+    """What one call allocates."""
+    with meter(inputs=(q, k, v, o, lse, do)) as measured:
+        out = impl.flash_attention.tiled_backward.tiled_backward(q, k, v, o, lse, do, is_causal)
+    del out
+    return measured.plain()
+
+
+def backward_grown(impl, small: list, large: list, is_causal) -> int:
+    """Bytes by which the process grew at most in one call; one with `small` is made first. -1: nobody can tell."""
+    call = impl.flash_attention.tiled_backward.tiled_backward
+    call(*small, is_causal)
+    gc.collect()
+    try:
+        with open("/proc/self/clear_refs", "w") as peak:
+            peak.write("5")  # the highest that the resident memory was is forgotten
+    except OSError:
+        return -1
+    before = _resident("VmRSS")
+    call(*large, is_causal)
+    return _resident("VmHWM") - before
