@@ -209,3 +209,27 @@ def backward_grown(impl, small: list, large: list, is_causal) -> int:
     before = _resident("VmRSS")
     call(*large, is_causal)
     return _resident("VmHWM") - before
+
+
+# ---- counting ----
+
+
+def occupancies(impl, cases: list[dict]) -> list:
+    """What occupancy says of each case, or the name of what it raises; limits: those of another multiprocessor."""
+    module = impl.flash_attention.occupancy
+    found = []
+    for case in cases:
+        kernel = (case["registers"], case["shared_bytes"], case["warps"])
+        if case.get("refused"):
+            found.append(refused(lambda k=kernel: module.occupancy(*k)))
+            continue
+        limits = (module.Multiprocessor(**case["limits"]),) if "limits" in case else ()
+        got = module.occupancy(*kernel, *limits)
+        found.append({"programs": got.programs, "warps": got.warps, "share": got.share, "limited_by": got.limited_by})
+    return found
+
+
+def costs(impl, cases: list[dict]) -> list[dict]:
+    """What accounting says of each case's arguments."""
+    found = [impl.flash_attention.accounting.accounting(**case) for case in cases]
+    return [{"flops": c.flops, "bytes": c.bytes, "intensity": c.intensity} for c in found]
