@@ -233,3 +233,42 @@ def costs(impl, cases: list[dict]) -> list[dict]:
     """What accounting says of each case's arguments."""
     found = [impl.flash_attention.accounting.accounting(**case) for case in cases]
     return [{"flops": c.flops, "bytes": c.bytes, "intensity": c.intensity} for c in found]
+
+
+# ---- fused cross entropy ----
+
+
+def fused_losses(impl, cases: list[dict]) -> list[dict]:
+    """Loss and gradients of each case: x, weight, targets, chunk (None: the default), incoming gradient, and whether x
+    and weight need one. changed: an argument was modified."""
+    found = []
+    for case in cases:
+        x, weight, targets = case["x"].clone(), case["weight"].clone(), case["targets"].clone()
+        x.requires_grad_(case.get("needs", (True, True))[0])
+        weight.requires_grad_(case.get("needs", (True, True))[1])
+        chunk = () if case["chunk"] is None else (case["chunk"],)
+        loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, *chunk)
+        loss.backward(torch.full_like(loss, case["dloss"]))
+        given = zip((x, weight, targets), (case["x"], case["weight"], case["targets"]), strict=True)
+        found.append({
+            "loss": loss, "dx": x.grad, "dweight": weight.grad, "changed": any(not torch.equal(a, b) for a, b in given),
+        })  # fmt: skip
+    return found
+
+
+def fused_refusals(impl, x, weight, targets, chunks: list[int]) -> list[str]:
+    """What is raised for each chunk."""
+    function = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy
+    return [refused(lambda c=c: function.apply(x, weight, targets, c)) for c in chunks]
+
+
+def fused_memory(impl, x, weight, targets, chunk) -> dict:
+    """What forward keeps, and what forward and backward allocate."""
+    x.requires_grad_()
+    weight.requires_grad_()
+    with meter(inputs=(x, weight, targets)) as measured:
+        loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, chunk)
+        gc.collect()
+        saved, live = measured.saved_bytes, measured.live_bytes
+        loss.backward()
+    return {**measured.plain(), "saved_after_forward": saved, "live_after_forward": live}
