@@ -43,6 +43,6 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """dx and dweight, in the dtypes of x and weight."""
-        dx, dweight = ctx.saved_tensors
-        return dx * dloss.to(dx.dtype), dweight * dloss.to(dweight.dtype), None, None
+        """dx and dweight, in the dtypes of x and weight. dloss may be a loss scale that float16 cannot hold."""
+        dx, dweight = ((g.float() * dloss).to(g.dtype) for g in ctx.saved_tensors)
+        return dx, dweight, None, None

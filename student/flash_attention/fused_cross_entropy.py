@@ -28,5 +28,5 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """dx and dweight, in the dtypes of x and weight."""
+        """dx and dweight, in the dtypes of x and weight. dloss may be a loss scale that float16 cannot hold."""
         raise NotImplementedError("flash_attention.fused_cross_entropy: dx and dweight, in the dtypes of x and weight")

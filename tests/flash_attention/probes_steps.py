@@ -1,0 +1,274 @@
+"""What runs beside the single steps: lay tensors out as asked, call, say what came back and what was seen meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lab.measure.kernels import watching
+from lab.measure.memory import meter
+
+from .probes import _lay, _resident
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The name of what the call raises; "nothing" where it returns."""
+    try:
+        call()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+# ---- weighted sums ----
+
+
+def weighted_sums(impl, cases: list[dict]) -> list:
+    """y, or {dx, dweight} where a case has dy, of each case; memory that was not written is NaN.
+
+    A case: x, weight, perhaps dy, and layout: how the three lie in memory when they arrive.
+    """
+    poison()
+    results = []
+    for case in cases:
+        with watching():
+            out = _weighted_sum(impl, *_arguments(case))
+        results.append({"dx": out[0], "dweight": out[1]} if "dy" in case else out)
+    return results
+
+
+def weighted_sum_kernels(impl, case: dict) -> dict:
+    """What one call launches and what its kernels touch, and whether a second call is equal to the last bit."""
+    poison()
+    arguments = _arguments(case)
+    with watching(keep=True) as seen:
+        out = _weighted_sum(impl, *arguments)
+    again = _weighted_sum(impl, *arguments)
+    out, again = (o if isinstance(o, tuple) else (o,) for o in (out, again))
+    by_program: dict[str, dict[int, set]] = {"load": {}, "store": {}, "atomic": {}}
+    for access in seen.accesses:
+        for address in access.addresses.tolist():
+            by_program[access.kind].setdefault(address, set()).add((access.launch, access.program))
+    read, written = set(by_program["load"]), set(by_program["store"]) | set(by_program["atomic"])
+    return {
+        "launches": [launch.kernel for launch in seen.launches],
+        "operators": seen.operators,
+        "atomics": seen.atomics,
+        "unread": [len(addresses(t) - read) for t in arguments],
+        "unwritten": [len(addresses(t) - written) for t in out],
+        "written_inputs": sum(len(addresses(t) & written) for t in arguments),
+        "raced": sum(
+            len(by_program["load"].get(address, writers) | writers) > 1
+            for address, writers in by_program["store"].items()
+            if address in by_program["load"]
+        ),
+        "contiguous": all(o.is_contiguous() for o in out),
+        "equal": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
+    }
+
+
+def refused_shapes(impl, shapes: list) -> list[str]:
+    """What weighted_sum_forward raises for each (shape of x, shape of weight)."""
+    function = impl.flash_attention.weighted_sum_forward.weighted_sum_forward
+    return [refused(lambda x=x, w=w: function(torch.zeros(x), torch.zeros(w))) for x, w in shapes]
+
+
+def poison() -> None:
+    """From here on torch.empty gives NaN: what nobody wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def addresses(t: torch.Tensor) -> set[int]:
+    """Of each element's first byte."""
+    offsets = torch.zeros((), dtype=torch.int64)
+    for dim, (length, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        offsets = offsets + (torch.arange(length) * stride).view([length if d == dim else 1 for d in range(t.ndim)])
+    return set((t.data_ptr() + offsets * t.element_size()).flatten().tolist())
+
+
+def _weighted_sum(impl, x, weight, dy=None):
+    if dy is None:
+        return impl.flash_attention.weighted_sum_forward.weighted_sum_forward(x, weight)
+    return impl.flash_attention.weighted_sum_backward.weighted_sum_backward(x, weight, dy)
+
+
+def _arguments(case: dict) -> list[torch.Tensor]:
+    return [_laid(case[name], case["layout"]) for name in ("x", "weight", "dy") if name in case]
+
+
+def _laid(t: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values, laid out otherwise; a layout that a vector cannot have leaves it as it is."""
+    if layout == "transposed":
+        return t.mT.contiguous().mT if t.ndim > 1 else t
+    if layout == "strided":
+        wide = torch.full([3 * n + 2 for n in t.shape], float("nan"), dtype=t.dtype)
+        inner = wide[tuple(slice(1 + d, 1 + d + (3 - d) * n, 3 - d) for d, n in enumerate(t.shape))]
+        return inner.copy_(t)
+    if layout == "rows apart":  # of x only: columns lie side by side
+        wide = torch.full((*t.shape[:-1], t.shape[-1] + 5), float("nan"), dtype=t.dtype)
+        return wide[..., : t.shape[-1]].copy_(t)
+    if layout == "broadcast rows":
+        return t[:1].expand_as(t)
+    if layout == "broadcast columns":
+        return t[..., :1].expand_as(t)
+    return t
+
+
+# ---- online softmax ----
+
+
+def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
+    """maximum, normaliser and lse of each case's tiles; generator: they come from one. changed: a tile was modified."""
+    results = []
+    for case in cases:
+        tiles = [t.clone() for t in case["tiles"]]
+        given = (t for t in tiles) if case.get("generator", True) else tiles
+        got = impl.flash_attention.online_softmax.online_softmax(given)
+        changed = any(not torch.equal(a, b) for a, b in zip(tiles, case["tiles"], strict=True))
+        results.append({"maximum": got.maximum, "normaliser": got.normaliser, "lse": got.lse, "changed": changed})
+    return results
+
+
+def softmax_of_nothing(impl) -> list[str]:
+    """What is raised for an empty list and for an empty generator."""
+    function = impl.flash_attention.online_softmax.online_softmax
+    return [refused(lambda: function([])), refused(lambda: function(t for t in ()))]
+
+
+def softmax_consumption(impl, seeds: torch.Tensor, count: int) -> dict:
+    """How tiles are used: seeds × 1, 2 … count come from a generator that watches what became of earlier ones.
+
+    kept: at each call of next, how many of the tiles that came before the last one are alive, or their storages.
+    elsewhere: storages made of the size of several tiles. saved: bytes of tiles kept after the call.
+    """
+    iterations, kept, live = [], [], []
+    alive: list[weakref.ref] = []
+
+    class Tiles:
+        def __iter__(self):
+            iterations.append(1)
+            return self.generate()
+
+        def generate(self):
+            for n in range(count):
+                kept.append(sum(reference() is not None for reference in alive[:-1]))
+                live.append(measured.live_bytes)
+                tile = seeds * (n + 1)
+                alive.append(weakref.ref(tile.untyped_storage()))
+                yield tile
+                del tile
+
+    with meter(inputs=(seeds,)) as measured:
+        got = impl.flash_attention.online_softmax.online_softmax(Tiles())
+    return {
+        "iterations": len(iterations), "taken": len(alive), "kept": kept, "live_bytes": live, "lse": got.lse,
+        "largest_elements": measured.largest_elements, "largest_op": measured.largest_op,
+    }  # fmt: skip
+
+
+# ---- tiled backward ----
+
+
+def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layout="contiguous") -> dict:
+    """dq, dk, dv; layout: how all but lse lie in memory. changed: an argument was modified."""
+    arguments = [_lay(t, layout) for t in (q, k, v, o)] + [lse, _lay(do, layout)]
+    if layout == "constant":  # as a sum's gradient comes: one number, broadcast
+        arguments[-1] = do.flatten()[0].expand(do.shape)
+    before = [t.clone() for t in arguments]
+    got = impl.flash_attention.tiled_backward.tiled_backward(*arguments, is_causal)
+    names = ("q", "k", "v", "o", "lse", "do")
+    changed = [n for n, t, b in zip(names, arguments, before, strict=True) if not torch.equal(t, b)]
+    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "changed": changed}
+
+
+def backward_memory(impl, q, k, v, o, lse, do, is_causal) -> dict:
+    """What one call allocates."""
+    with meter(inputs=(q, k, v, o, lse, do)) as measured:
+        out = impl.flash_attention.tiled_backward.tiled_backward(q, k, v, o, lse, do, is_causal)
+    del out
+    return measured.plain()
+
+
+def backward_grown(impl, small: list, large: list, is_causal) -> int:
+    """Bytes by which the process grew at most in one call; one with `small` is made first. -1: nobody can tell."""
+    call = impl.flash_attention.tiled_backward.tiled_backward
+    call(*small, is_causal)
+    gc.collect()
+    try:
+        with open("/proc/self/clear_refs", "w") as peak:
+            peak.write("5")  # the highest that the resident memory was is forgotten
+    except OSError:
+        return -1
+    before = _resident("VmRSS")
+    call(*large, is_causal)
+    return _resident("VmHWM") - before
+
+
+# ---- counting ----
+
+
+def occupancies(impl, cases: list[dict]) -> list:
+    """What occupancy says of each case, or the name of what it raises; limits: those of another multiprocessor."""
+    module = impl.flash_attention.occupancy
+    found = []
+    for case in cases:
+        kernel = (case["registers"], case["shared_bytes"], case["warps"])
+        if case.get("refused"):
+            found.append(refused(lambda k=kernel: module.occupancy(*k)))
+            continue
+        limits = (module.Multiprocessor(**case["limits"]),) if "limits" in case else ()
+        got = module.occupancy(*kernel, *limits)
+        found.append({"programs": got.programs, "warps": got.warps, "share": got.share, "limited_by": got.limited_by})
+    return found
+
+
+def costs(impl, cases: list[dict]) -> list[dict]:
+    """What accounting says of each case's arguments."""
+    found = [impl.flash_attention.accounting.accounting(**case) for case in cases]
+    return [{"flops": c.flops, "bytes": c.bytes, "intensity": c.intensity} for c in found]
+
+
+# ---- fused cross entropy ----
+
+
+def fused_losses(impl, cases: list[dict]) -> list[dict]:
+    """Loss and gradients of each case: x, weight, targets, chunk (None: the default), incoming gradient, and whether x
+    and weight need one. changed: an argument was modified."""
+    found = []
+    for case in cases:
+        x, weight, targets = case["x"].clone(), case["weight"].clone(), case["targets"].clone()
+        x.requires_grad_(case.get("needs", (True, True))[0])
+        weight.requires_grad_(case.get("needs", (True, True))[1])
+        chunk = () if case["chunk"] is None else (case["chunk"],)
+        loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, *chunk)
+        loss.backward(torch.full_like(loss, case["dloss"]))
+        given = zip((x, weight, targets), (case["x"], case["weight"], case["targets"]), strict=True)
+        found.append({
+            "loss": loss, "dx": x.grad, "dweight": weight.grad, "changed": any(not torch.equal(a, b) for a, b in given),
+        })  # fmt: skip
+    return found
+
+
+def fused_refusals(impl, x, weight, targets, chunks: list[int]) -> list[str]:
+    """What is raised for each chunk."""
+    function = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy
+    return [refused(lambda c=c: function.apply(x, weight, targets, c)) for c in chunks]
+
+
+def fused_memory(impl, x, weight, targets, chunk) -> dict:
+    """What forward keeps, and what forward and backward allocate."""
+    x.requires_grad_()
+    weight.requires_grad_()
+    with meter(inputs=(x, weight, targets)) as measured:
+        loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, chunk)
+        gc.collect()
+        saved, live = measured.saved_bytes, measured.live_bytes
+        loss.backward()
+    return {**measured.plain(), "saved_after_forward": saved, "live_after_forward": live}

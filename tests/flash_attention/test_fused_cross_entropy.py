@@ -1,0 +1,170 @@
+"""Linear layer and cross entropy in one, a few rows of logits at a time.
+
+What must be true: loss and gradients are those of mean cross entropy, for chunks of any size and for incoming gradients
+other than 1, and no matrix of rows × vocabulary exists at any time. How it would be faked: compute all logits (the
+storages made are measured, alone and together); keep the chunks' logits for backward (what is alive after forward is
+counted, wherever it is kept); leave the incoming gradient out; sum the weight's gradient in 16 bits.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_steps as probes
+
+FUSED = "flash_attention.fused_cross_entropy"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+CAUSE = {
+    "loss": "the mean over all rows of lse − logit of the target, in float32",
+    "dx": "(softmax − one-hot) / rows, times weight and the incoming gradient",
+    "dweight": "the sum over all chunks of (softmax − one-hot)ᵀ x / rows, times the incoming gradient",
+}
+
+
+def cross_entropy(x, weight, targets, dloss, dtype) -> dict:
+    """By autograd: logits in `dtype`, softmax and loss at least in float32."""
+    x, weight = (t.to(dtype).requires_grad_() for t in (x, weight))
+    logits = x @ weight.T
+    logits = logits if dtype == torch.float64 else logits.float()
+    loss = (logits.logsumexp(-1) - logits.gather(1, targets[:, None])[:, 0]).mean()
+    dx, dweight = torch.autograd.grad(loss, (x, weight), torch.full_like(loss, dloss))
+    return {"loss": loss.detach(), "dx": dx, "dweight": dweight}
+
+
+def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0) -> dict:
+    width = width or rng.integers(10, 40)
+    return {
+        "x": rng.normal(rows, width, dtype=dtype) * (scale / width**0.5),
+        "weight": rng.normal(vocabulary, width, dtype=dtype),
+        "targets": rng.tokens(rows, vocabulary=vocabulary), "chunk": chunk, "dloss": dloss,
+    }  # fmt: skip
+
+
+def check(run, cases: list[dict], factor: float = 3.0) -> None:
+    for case, got in zip(cases, run(probes.fused_losses, cases), strict=True):
+        inputs = (case["x"], case["weight"], case["targets"], case["dloss"])
+        dtype = case["x"].dtype
+        want, yardstick = cross_entropy(*inputs, torch.float64), cross_entropy(*inputs, dtype)
+        what = (
+            f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
+            f"incoming gradient {case['dloss']:.4g}"
+        )
+        assert not got["changed"], f"x, weight or targets changed: arguments are the caller's ({what})"
+        needs = case.get("needs", (True, True))
+        for name, expected in (("loss", torch.float32), ("dx", dtype), ("dweight", dtype)):
+            if name != "loss" and not needs[name == "dweight"]:
+                assert got[name] is None, f"{name} {what}: no gradient was asked for, one came"
+                continue
+            assert got[name] is not None, f"{name} {what}: none came"
+            assert got[name].dtype == expected, f"{name} {what} is {got[name].dtype}, expected {expected}"
+            close(got[name], want[name], yardstick[name], f"{name} {what}", factor, cause=CAUSE[name])
+
+
+@exercise(FUSED, kind="numerics")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loss_and_gradients(run, rng, dtype):
+    chunk, chunks = rng.integers(8, 20), rng.integers(2, 5)
+    cases = [draw(rng, chunk * chunks, rng.integers(50, 200), c, DTYPES[dtype]) for c in (chunk, None)]
+    check(run, cases)
+
+
+@exercise(FUSED, kind="numerics")
+def test_chunks_of_any_size(run, rng):
+    """One row, as many as there are, more, and a last chunk that is not full."""
+    rows, vocabulary = rng.integers(20, 40), rng.integers(30, 90)
+    chunks = [1, rows, rows + rng.integers(1, 99), rows - 1, rows // 2 + 1, rows // 3 + 1]
+    check(run, [draw(rng, rows, vocabulary, c) for c in chunks])
+    check(run, [draw(rng, 1, vocabulary, c) for c in (1, 7)])
+    check(run, [draw(rng, 128 * 2 + rng.integers(1, 99), vocabulary, None)])
+
+
+@exercise(FUSED, kind="numerics")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_incoming_gradient_counts(run, rng, dtype):
+    """A factor after the loss: 3.7, a negative one, and a loss scale that float16 itself cannot hold."""
+    factors = [3.7, -rng.uniform(0.1, 9.0), 65536.0]
+    check(run, [draw(rng, 9, rng.integers(30, 60), 4, DTYPES[dtype], scale=0.3, dloss=f) for f in factors])
+
+
+@exercise(FUSED, kind="numerics")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_fifty_times_larger_do_not_overflow(run, rng, dtype):
+    case = draw(rng, rng.integers(120, 180), rng.integers(100, 200), 32, DTYPES[dtype], scale=50.0)
+    (got,) = run(probes.fused_losses, [case])
+    for name in ("loss", "dx", "dweight"):
+        assert torch.isfinite(got[name]).all(), f"{name} is not finite: is the maximum subtracted before exp?"
+    check(run, [case], factor=10.0)  # few rows are undecided, and their errors are all there is to compare
+
+
+@exercise(FUSED, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_weights_gradient_is_accumulated_in_float32(run, rng, dtype):
+    """Hundreds of chunks: sums kept in 16 bits drift away from those of a single product."""
+    case = draw(rng, 600, 30, rng.integers(1, 3), DTYPES[dtype], width=16)
+    case["x"] = case["x"].abs()
+    (got,) = run(probes.fused_losses, [case])
+    inputs = (case["x"], case["weight"], case["targets"], case["dloss"])
+    want, single = (cross_entropy(*inputs, d)["dweight"].double() for d in (torch.float64, DTYPES[dtype]))
+    error, unavoidable = ((d.double() - want).abs().mean() for d in (got["dweight"], single))
+    assert error <= 2 * unavoidable, (
+        f"mean error of dweight over {-(-600 // case['chunk'])} chunks is {error / unavoidable:.1f} times that of one "
+        f"product in {dtype}: accumulate it in float32, and round once"
+    )
+
+
+@exercise(FUSED, kind="numerics")
+@pytest.mark.parametrize("needs", [(True, False), (False, True)], ids=["x alone", "weight alone"])
+def test_gradients_only_where_they_are_needed(run, rng, needs):
+    check(run, [draw(rng, rng.integers(9, 30), rng.integers(30, 60), 8) | {"needs": needs}])
+
+
+@exercise(FUSED, kind="numerics")
+def test_chunks_below_one_are_refused(run, rng):
+    case, chunks = draw(rng, 5, 9, 1), [0, -1, -rng.integers(2, 99)]
+    refusals = run(probes.fused_refusals, case["x"], case["weight"], case["targets"], chunks)
+    for chunk, got in zip(chunks, refusals, strict=True):
+        assert got == "ValueError", f"chunk {chunk}: expected ValueError, got {got}"
+
+
+def measured(run, case: dict) -> dict:
+    return run(probes.fused_memory, case["x"], case["weight"], case["targets"], case["chunk"])
+
+
+@exercise(FUSED, kind="property")
+def test_no_matrix_of_rows_by_vocabulary_exists(run, rng):
+    rows, vocabulary, width, chunk = 512, 2048 + rng.integers(0, 99), 8 * rng.integers(2, 4), rng.integers(8, 16)
+    got = measured(run, draw(rng, rows, vocabulary, chunk, width=width))
+    bound = max(chunk * vocabulary, vocabulary * width, rows * width)
+    assert got["largest_elements"] <= bound, (
+        f"{got['largest_op']} made a storage of {got['largest_elements']:,} elements; {chunk} rows of logits have "
+        f"{chunk * vocabulary:,}, weight {vocabulary * width:,}, all the logits {rows * vocabulary:,}"
+    )
+
+
+@exercise(FUSED, kind="property")
+def test_memory_does_not_grow_with_rows_times_vocabulary(run, rng):
+    """Chunks that stay alive are the whole matrix in pieces."""
+    vocabulary, width, chunk = 1024 + rng.integers(0, 99), 8 * rng.integers(2, 4), rng.integers(8, 16)
+    few, many = (measured(run, draw(rng, rows, vocabulary, chunk, width=width))["peak_bytes"] for rows in (128, 512))
+    allowed = (512 - 128) * 4 * (4 * width + 16)  # a few tensors like x, a few numbers a row
+    assert many - few <= allowed, (
+        f"peak_bytes went from {few:,} with 128 rows to {many:,} with 512; rows of x and of its gradient explain "
+        f"{allowed:,}, and their logits have {384 * 4 * vocabulary:,}: let a chunk's logits go before the next"
+    )
+
+
+@exercise(FUSED, kind="property")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_kept_is_as_large_as_x_and_weight(run, rng, dtype):
+    rows, vocabulary, width = rng.integers(100, 200), rng.integers(300, 600), 8 * rng.integers(2, 4)
+    got = measured(run, draw(rng, rows, vocabulary, 16, DTYPES[dtype], width=width))
+    allowed = DTYPES[dtype].itemsize * (rows + vocabulary) * width + 16 * rows + 64  # targets, and a number a row
+    for name, what in (("saved_after_forward", "saved for backward"), ("live_after_forward", "made and still alive")):
+        assert got[name] <= allowed, (
+            f"after forward {got[name]:,} bytes are {what}; x and weight in {dtype} have {allowed - 16 * rows - 64:,}: "
+            "keep gradients in the inputs' dtypes, or the inputs, and no logits"
+        )

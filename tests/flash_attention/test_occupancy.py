@@ -1,0 +1,173 @@
+"""How many programs a multiprocessor holds.
+
+What must be true: programs, warps, share and what runs out first are those of a count, program after program, for any
+kernel and any limits. How it would be faked: a formula for one resource (each of the four binds in some cases); without
+the units that registers and shared memory come in (cases are sought where it matters); H100's numbers in place of the
+multiprocessor that is passed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_steps as probes
+
+OCCUPANCY = "flash_attention.occupancy"
+H100 = {
+    "warps": 64, "programs": 32, "registers": 65_536, "register_unit": 256,
+    "shared_bytes": 228 * 1024, "shared_unit": 128, "shared_reserved": 1024,
+}  # fmt: skip
+ORDER = ("warps", "programs", "registers", "shared memory")
+WHY = {
+    "programs": "the smallest of what four resources allow; registers are rounded up for each warp, shared memory for "
+    "each program, with what the system reserves",
+    "warps": "the programs that fit, times the warps of each",
+    "share": "warps at a time, of the multiprocessor's warps",
+    "limited_by": "what does not suffice for one more program, the first in the order warps, programs, registers, "
+    "shared memory",
+}
+
+
+def up(amount: int, unit: int) -> int:
+    return math.ceil(amount / unit) * unit
+
+
+def counted(case: dict) -> dict:
+    """One more program as long as one more fits."""
+    m = case.get("limits", H100)
+    each = {
+        "warps": case["warps"],
+        "programs": 1,
+        "registers": sum(up(32 * case["registers"], m["register_unit"]) for _ in range(case["warps"])),
+        "shared memory": up(case["shared_bytes"] + m["shared_reserved"], m["shared_unit"]),
+    }
+    left = {n: m["shared_bytes" if n == "shared memory" else n] for n in ORDER}
+    programs = 0
+    while all(left[n] >= each[n] for n in ORDER):
+        left = {n: left[n] - each[n] for n in ORDER}
+        programs += 1
+    warps = programs * case["warps"]
+    first = next(n for n in ORDER if left[n] < each[n])
+    return {"programs": programs, "warps": warps, "share": warps / m["warps"], "limited_by": first}
+
+
+def kernel(rng) -> dict:
+    return {
+        "registers": rng.integers(1, 255), "warps": rng.choice([1, 2, 3, 4, 5, 6, 8, 12, 16]),
+        "shared_bytes": rng.choice([0, rng.integers(1, 9000), rng.integers(9000, 230_000)]),
+    }  # fmt: skip
+
+
+def multiprocessor(rng) -> dict:
+    return {
+        "warps": rng.integers(16, 96), "programs": rng.integers(8, 32), "registers": 1024 * rng.integers(16, 128),
+        "register_unit": rng.choice([64, 128, 320, 512]), "shared_bytes": 1024 * rng.integers(32, 300),
+        "shared_unit": rng.choice([64, 200, 256, 1000]), "shared_reserved": rng.choice([256, 512, 2000]),
+    }  # fmt: skip
+
+
+def sought(draw, wanted, count: int) -> list[dict]:
+    """`count` drawn cases of which `wanted` holds."""
+    found: list[dict] = []
+    for _ in range(100_000):
+        case = draw()
+        if wanted(case):
+            found.append(case)
+            if len(found) == count:
+                break
+    return found
+
+
+def check(run, cases: list[dict]) -> None:
+    assert cases
+    for case, got in zip(cases, run(probes.occupancies, cases), strict=True):
+        for name, value in counted(case).items():
+            same = abs(got[name] - value) <= 1e-12 if name == "share" else got[name] == value
+            assert same, f"{name} of {case}: expected {value}, got {got[name]}: {WHY[name]}"
+
+
+@exercise(OCCUPANCY, kind="numerics")
+@pytest.mark.parametrize("limit", ORDER)
+def test_each_limit_on_an_h100(run, rng, limit):
+    few = {"warps": {"registers": rng.integers(1, 24)}, "programs": {"registers": rng.integers(1, 24), "warps": 1}}
+    small = {"shared_bytes": rng.integers(0, 300)} if limit in few else {}
+    check(
+        run, sought(lambda: kernel(rng) | few.get(limit, {}) | small, lambda c: counted(c)["limited_by"] == limit, 20)
+    )
+
+
+@exercise(OCCUPANCY, kind="numerics")
+def test_any_multiprocessor(run, rng):
+    check(run, [kernel(rng) | {"limits": multiprocessor(rng)} for _ in range(200)])
+
+
+@exercise(OCCUPANCY, kind="numerics")
+@pytest.mark.parametrize("unit", ["register_unit", "shared_unit", "shared_reserved"])
+def test_registers_and_shared_memory_come_in_units(run, rng, unit):
+    """Cases in which another program would fit if what is handed out were not rounded, or nothing reserved."""
+    finer = {"register_unit": 1, "shared_unit": 1, "shared_reserved": 0}[unit]
+
+    def matters(case: dict) -> bool:
+        return counted(case | {"limits": case["limits"] | {unit: finer}})["programs"] != counted(case)["programs"]
+
+    own = sought(lambda: kernel(rng) | {"limits": H100}, matters, 10)
+    other = sought(lambda: kernel(rng) | {"limits": multiprocessor(rng)}, matters, 10)
+    check(run, own + other)
+
+
+@exercise(OCCUPANCY, kind="numerics")
+def test_a_program_that_fits_to_the_last_byte_and_one_that_does_not(run, rng):
+    """Shared memory and registers that fill the multiprocessor exactly, or exceed it by the least."""
+    programs = rng.integers(2, 7)
+    each = H100["shared_bytes"] // programs // 128 * 128 - 1024
+    cases = [{"registers": 32, "warps": 1, "shared_bytes": each + more} for more in (-1, 0, 1)]
+    warps = rng.choice([2, 4, 8])
+    full = H100["registers"] // (programs * warps) // 256 * 8
+    cases += [{"registers": min(full + more, 255), "warps": warps, "shared_bytes": 0} for more in (-1, 0, 1)]
+    check(run, cases)
+
+
+@exercise(OCCUPANCY, kind="numerics")
+def test_a_program_that_does_not_fit_at_all(run, rng):
+    too_much = [
+        {"registers": rng.integers(10, 60), "warps": 4, "shared_bytes": 227 * 1024 + rng.integers(1, 9000)},
+        {"registers": rng.integers(10, 30), "warps": rng.integers(65, 90), "shared_bytes": 0},
+        {"registers": rng.integers(200, 255), "warps": rng.integers(12, 40), "shared_bytes": 0},
+        {"registers": 255, "warps": rng.integers(65, 90), "shared_bytes": 300_000},
+    ]
+    check(run, too_much)
+    fits = {"registers": rng.integers(10, 60), "warps": 4, "shared_bytes": 227 * 1024}
+    check(run, [fits])
+
+
+@exercise(OCCUPANCY, kind="numerics")
+def test_the_first_of_several_limits_is_named(run, rng):
+    """Two, three and four resources that run out at the same number of programs."""
+    cases = []
+    for _ in range(60):
+        tied = rng.shuffled(ORDER)[: rng.integers(2, 4)]
+        programs, warps, registers = rng.integers(1, 9), rng.integers(1, 8), 8 * rng.integers(1, 30)
+        shared = 1024 * rng.integers(1, 20)
+        more = {n: 1 if n in tied else 2 for n in ORDER}
+        limits = H100 | {
+            "warps": programs * warps * more["warps"], "programs": programs * more["programs"],
+            "registers": programs * warps * 32 * registers * more["registers"],
+            "shared_bytes": programs * (shared + 1024) * more["shared memory"],
+        }  # fmt: skip
+        cases.append({"registers": registers, "warps": warps, "shared_bytes": shared, "limits": limits})
+    check(run, cases)
+
+
+@exercise(OCCUPANCY, kind="numerics")
+def test_what_no_kernel_has_is_refused(run, rng):
+    good = {"registers": rng.integers(1, 255), "shared_bytes": rng.integers(0, 9000), "warps": rng.integers(1, 8)}
+    bad = [{"registers": 0}, {"registers": -rng.integers(1, 9)}, {"registers": 256}, {"registers": 999}]
+    bad += [{"shared_bytes": -1}, {"shared_bytes": -rng.integers(2, 999)}, {"warps": 0}, {"warps": -rng.integers(1, 9)}]
+    for wrong, got in zip(bad, run(probes.occupancies, [good | b | {"refused": True} for b in bad]), strict=True):
+        assert got == "ValueError", f"{wrong}: expected ValueError, got {got}"
+    edges = [good | e for e in ({"registers": 1}, {"registers": 255}, {"shared_bytes": 0}, {"warps": 1})]
+    check(run, edges)

@@ -1,0 +1,145 @@
+"""The statistics of softmax in one pass over tiles.
+
+What must be true: maximum, normaliser and log-sum-exp of each row are those of the whole row, in float32 arithmetic,
+for tiles of any widths, for masked scores and for large ones; each tile is used when it comes, and let go. How it would
+be faked: collect the tiles, then reduce (they come from a generator that sees which of them are alive); go over them
+twice (a generator is empty then); skip the running maximum (logits × 50 and 10,000); start from −10³⁰ or 0
+instead of −inf (rows that are masked as a whole).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_steps as probes
+
+ONLINE = "flash_attention.online_softmax"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def statistics(x, in_base_2: bool) -> dict:
+    """Of whole rows; in base 2 as kernels do it, with a rounding more: the yardstick in float32."""
+    factor = math.log2(math.e) if in_base_2 else 1.0
+    exp, log = (torch.exp2, torch.log2) if in_base_2 else (torch.exp, torch.log)
+    x = x * factor
+    m = x.amax(-1)
+    normaliser = exp(x - m.masked_fill(m == -math.inf, 0.0)[..., None]).sum(-1)
+    return {"maximum": m / factor, "normaliser": normaliser, "lse": (m + log(normaliser)) / factor}
+
+
+def pieces(x, widths: list[int]) -> list[torch.Tensor]:
+    return [t.contiguous() for t in x.split(widths, dim=-1)]
+
+
+def widths(rng, count: int, most: int) -> list[int]:
+    return [rng.integers(1, most) for _ in range(count)]
+
+
+def check(run, tensors: list[torch.Tensor], splits: list[list[int]], generator: bool = True) -> None:
+    cases = [{"tiles": pieces(x, split), "generator": generator} for x, split in zip(tensors, splits, strict=True)]
+    for x, split, got in zip(tensors, splits, run(probes.softmax_statistics, cases), strict=True):
+        what = f"of {tuple(x.shape)} {x.dtype} in tiles of {', '.join(map(str, split))} columns"
+        masked = x.amax(-1) == -math.inf
+        want, yardstick = statistics(x.double(), False), statistics(x.float(), True)
+        assert not got["changed"], f"a tile {what} was modified: tiles are the caller's"
+        for name, nothing in (("maximum", -math.inf), ("normaliser", 0.0), ("lse", -math.inf)):
+            assert got[name].dtype == torch.float32, f"{name} {what} is {got[name].dtype}, expected float32"
+            assert got[name].shape == masked.shape, (
+                f"{name} {what}: expected shape {tuple(masked.shape)}, got {tuple(got[name].shape)}"
+            )
+            wrong = got[name][masked][got[name][masked] != nothing]
+            assert not wrong.numel(), (
+                f"{name} {what}: a row of −inf alone gives {wrong[0].item()}, expected {nothing}: "
+                "−inf − (−inf) is NaN, and any other start than −inf shows"
+            )
+            close(got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}")
+
+
+@exercise(ONLINE, kind="numerics")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_those_of_whole_rows(run, rng, dtype):
+    """Many columns: a sum in 16 bits would have drifted."""
+    split = widths(rng, 12, 200)
+    x = rng.normal(rng.integers(3, 20), sum(split), dtype=DTYPES[dtype])
+    check(run, [x], [split])
+
+
+@exercise(ONLINE, kind="numerics")
+def test_tiles_may_be_of_any_widths_and_a_single_column(run, rng):
+    splits = [[1], [1] * rng.integers(2, 9), [rng.integers(2, 90)], widths(rng, 5, 40), [1, rng.integers(20, 60), 1]]
+    check(run, [rng.normal(rng.integers(1, 9), sum(s)) for s in splits], splits)
+
+
+@exercise(ONLINE, kind="numerics")
+def test_any_leading_dimensions_and_any_iterable(run, rng):
+    splits = [widths(rng, 4, 30) for _ in range(4)]
+    shapes = [[rng.integers(1, 4) for _ in range(dims)] for dims in range(4)]
+    tensors = [rng.normal(*shape, rng.integers(5, 9), sum(s)) for shape, s in zip(shapes, splits, strict=True)]
+    check(run, tensors, splits)
+    check(run, tensors, splits, generator=False)
+
+
+@exercise(ONLINE, kind="numerics")
+def test_large_logits_in_any_order(run, rng):
+    """The maximum rises with each tile, falls with each tile, or comes anywhere."""
+    splits = [widths(rng, 6, 30) for _ in range(6)]
+    rows = rng.integers(3, 9)
+    tensors = [rng.normal(rows, sum(s)) * (50.0 if i < 3 else 1e4) for i, s in enumerate(splits)]
+    for i in (0, 3):
+        tensors[i], tensors[i + 1] = tensors[i].sort(-1).values, tensors[i + 1].sort(-1, descending=True).values
+    check(run, tensors, splits)
+
+
+@exercise(ONLINE, kind="numerics")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masked_scores(run, rng, dtype):
+    """−inf in the first tiles, between, in the last, here and there, and in all of a row."""
+    split = widths(rng, 5, 20)
+    ends = torch.tensor([0, *split]).cumsum(0).tolist()
+    x = rng.normal(7, sum(split), dtype=DTYPES[dtype])
+    x[0, : ends[rng.integers(1, 3)]] = -math.inf
+    x[1, ends[2] : ends[rng.integers(3, 4)]] = -math.inf
+    x[2, ends[4] :] = -math.inf
+    x[3, rng.normal(sum(split)) > 0] = -math.inf
+    x[4] = -math.inf
+    x[5, :-1] = -math.inf
+    hidden = torch.full((2, 3, sum(split)), -math.inf, dtype=DTYPES[dtype])
+    check(run, [x, hidden], [split, split])
+
+
+@exercise(ONLINE, kind="numerics")
+def test_no_tiles_are_refused(run):
+    for given, got in zip(("an empty list", "an empty generator"), run(probes.softmax_of_nothing), strict=True):
+        assert got == "ValueError", f"{given}: expected ValueError, got {got}"
+
+
+@exercise(ONLINE, kind="property")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_each_tile_is_used_when_it_comes_and_not_kept(run, rng, dtype):
+    count, rows, columns = rng.integers(15, 25), rng.integers(20, 40), rng.integers(90, 120)
+    seeds = rng.normal(rows, columns, dtype=DTYPES[dtype])
+    got = run(probes.softmax_consumption, seeds, count)
+    assert got["iterations"] == 1, f"the tiles were gone through {got['iterations']} times: a generator gives them once"
+    assert got["taken"] == count, f"{got['taken']} of {count} tiles were taken"
+    assert not max(got["kept"]), (
+        f"when tile {got['kept'].index(max(got['kept'])) + 1} was asked for, {max(got['kept'])} tiles before the last "
+        "one were alive: let each go before the next comes"
+    )
+    tile = 4 * rows * columns  # in float32
+    grown = got["live_bytes"][-1] - got["live_bytes"][2]
+    assert grown < tile // 2, (
+        f"between tile 3 and tile {count} {grown:,} bytes were made and kept; a tile in float32 has {tile:,}: all that "
+        "is needed of what was seen are a maximum and a sum a row"
+    )
+    assert got["largest_elements"] <= 2 * rows * columns, (
+        f"{got['largest_op']} made a storage of {got['largest_elements']:,} elements, a tile has {rows * columns:,}"
+    )
+    x = torch.cat([seeds * (n + 1) for n in range(count)], -1)
+    want, yardstick = statistics(x.double(), False)["lse"], statistics(x.float(), True)["lse"]
+    close(got["lse"], want, yardstick, f"lse of {count} tiles from a generator", dims="row")
