@@ -293,7 +293,7 @@ FLASH = [
             axes.legend()
             plt.show()"""),
     ("md", """
-        *A line that rises to the ridge at 295 FLOPs a byte. Naive attention lies at 60 to 64 whatever N is: every score is
+        *A line that rises to the ridge at 295 FLOPs a byte. Naive attention lies at 57 to 63 whatever N is: every score is
         written and read. Flash attention with tiles of 128 queries lies at 114 to 126, if k and v came from memory each time;
         in truth the programs of one head read them from the L2 cache, and the kernel is bound by arithmetic.*"""),
 ]  # fmt: skip
