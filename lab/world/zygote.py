@@ -27,6 +27,11 @@ from .child import Job, answer
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
+# The last one is imported by the first launch that is given a descriptor, and takes longer than most launches.
+_TRITON = (
+    "triton.language", "triton.runtime.interpreter", "triton.tools.tensor_descriptor",
+    "triton.experimental.gluon.nvidia.hopper",
+)  # fmt: skip
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 
 
@@ -100,8 +105,9 @@ def _warm() -> None:
     from . import group  # noqa: F401
 
     torch.set_num_threads(1)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("triton.language")
+    for name in _TRITON:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # children must not copy these pages just to count references
 
