@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
     config.stash[RESULTS] = []
     implementation(config)
+    if config.option.inline:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import what imports Triton
     try:
         known = assignments.default()
     except AssignmentError as error:

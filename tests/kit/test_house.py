@@ -130,8 +130,13 @@ def test_every_failure_on_stubs_names_its_exercise_and_hint():
 
 
 def test_inline_runs_what_it_can_and_refuses_the_rest_by_name():
-    code, out, _ = said("pytest", "tests/flash_attention", "--impl", "reference", "--inline")
+    some = [a for e in ("tiled_forward", "triton_forward") for a in ("--exercise", f"flash_attention.{e}")]
+    code, out, _ = said("pytest", "tests/flash_attention", "--impl", "reference", "--inline", *some)
     assert code == 0, out
+    more = ("--exercise", "flash_attention.compiles_for_hopper", "--tb=short")
+    code, out, _ = said("pytest", "tests/flash_attention", "--impl", "reference", "--inline", *more)
+    assert code == 1
+    assert "triton='native'" in out
     code, out, _ = said("pytest", "tests/ddp", "--impl", "reference", "--inline", "--tb=short", "-x")
     assert code == 1
     assert "world=1" in out
