@@ -52,7 +52,7 @@ def occupancy(
         "warps": m.warps // warps,
         "programs": m.programs,
         "registers": m.registers // (warps * _up(32 * registers, m.register_unit)),
-        "shared memory": m.shared_bytes // _up(shared_bytes + m.shared_reserved, m.shared_unit),
+        "shared memory": m.shared_bytes // max(1, _up(shared_bytes + m.shared_reserved, m.shared_unit)),
     }
     limited_by = min(room, key=room.__getitem__)
     programs = room[limited_by]
