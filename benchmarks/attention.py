@@ -77,7 +77,7 @@ def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str,
         mask = None
         if is_causal:
             mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device="cuda")
-        compiled = torch.compile(flex_attention)
+        compiled = torch.compile(flex_attention, dynamic=False)
         return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
     ours = load(ROOT / "reference").flash_attention.speed.flash_attention
@@ -86,7 +86,7 @@ def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str,
         "flash2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
         "flex": flex,
-        "compiled": lambda: torch.compile(naive),
+        "compiled": lambda: torch.compile(naive, dynamic=False),
     }
     if n > 4096:
         made.pop("compiled")  # the matrix would fill the memory
@@ -97,6 +97,7 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
     """One size: a row for forward, backward and both."""
     q, k, v = inputs(n, dim)
     do = torch.randn_like(q)
+    torch.compiler.reset()  # or a size after the eighth would not be compiled
     calls = candidates(options.peers, is_causal, n, dim)
     rows = []
     for direction, products in (("forward", 2), ("backward", 5), ("both", 7)):

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .triton_backward_dkdv import attention_backward_dkdv
 from .triton_backward_dq import attention_backward_dq
@@ -26,6 +27,7 @@ class FlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """dq, dk, dv, and nothing for is_causal."""
         q, k, v, o, lse = ctx.saved_tensors
