@@ -116,3 +116,8 @@ def test_points_are_never_made_or_lost(results):
     earned, possible, not_run = totals(score(load(), results, ["ddp.naive"]))
     assert -1e-9 <= earned <= possible + 1e-9
     assert possible + not_run == pytest.approx(10)
+
+
+def test_the_core_fits_into_thirty_hours():
+    known = default()
+    assert sum(known.exercise(id).hours for id in known.profiles["core"]) <= 30

@@ -1,0 +1,21 @@
+"""Everyone's part to everyone, along a ring."""
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def ring_all_gather(output: Tensor, part: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Write the parts of all ranks of `group`, in rank order, into `output`, by sends and receives alone.
+
+    part: (n, …), of one shape and dtype on every rank; output: (W·n, …), contiguous. W − 1 steps: in each, every rank
+    sends one part to its right neighbour and receives one from its left, first its own, then what it received last; so
+    a rank sends (W − 1) · part bytes. Source: Thakur et al. 2005, section 3.1.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    parts = output.chunk(world)
+    parts[rank].copy_(part)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    for step in range(world - 1):
+        sent = dist.isend(parts[(rank - step) % world], group_dst=right, group=group)
+        dist.recv(parts[(rank - step - 1) % world], group_src=left, group=group)
+        sent.wait()  # type: ignore[union-attr]  # in the group, it is a Work

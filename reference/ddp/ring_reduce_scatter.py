@@ -1,0 +1,26 @@
+"""The sum of everyone's tensors, each rank its own part of it, along a ring."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def ring_reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Write this rank's part of the sum over all ranks of `group` into `output`, by sends and receives alone.
+
+    tensor: (W·n, …), contiguous, of one shape and dtype on every rank; not changed. output: (n, …): rank r gets rows
+    r·n … (r + 1)·n of the sum. W − 1 steps: in each, every rank sends one part to its right neighbour, receives one
+    from its left, and adds its own to what came; so a rank sends (W − 1) · part bytes. Beside the output there is room
+    for two parts, whatever W is. Source: Thakur et al. 2005, section 3.3.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    parts = tensor.chunk(world)
+    right, left = (rank + 1) % world, (rank - 1) % world
+    sending, coming = parts[rank - 1].clone(), torch.empty_like(output)  # the part of the left neighbour goes first
+    for step in range(1, world):
+        sent = dist.isend(sending, group_dst=right, group=group)
+        dist.recv(coming, group_src=left, group=group)
+        sent.wait()  # type: ignore[union-attr]  # in the group, it is a Work
+        coming += parts[(rank - step - 1) % world]
+        sending, coming = coming, sending
+    output.copy_(sending)

@@ -1,0 +1,21 @@
+"""Data parallelism with one message a step: all gradients in one buffer."""
+
+from .naive import NaiveDDP
+
+
+class FlatDDP(NaiveDDP):
+    """A replica of `module` on each rank of `group`, kept equal by one all-reduce a step and dtype.
+
+    Built and used as `NaiveDDP`. W messages of S bytes take W latencies; one message of W·S bytes takes one.
+    """
+
+    def finish_gradient_synchronization(self) -> None:
+        """Replace each gradient by its mean over the group, with one all-reduce for each dtype that gradients have.
+
+        Gradients are copied into a buffer that holds nothing else, and become views of it: where they are views of it
+        already, because zero_grad(set_to_none=False) kept them, nothing is copied. Parameters without gradient (on all
+        ranks) send nothing and keep None; a tied parameter is one parameter.
+        """
+        raise NotImplementedError(
+            "ddp.flat: Replace each gradient by its mean over the group, with one all-reduce for each dtype that …"
+        )
