@@ -75,6 +75,7 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
 
         group.join(rank, job.world, dist.FileStore(store, job.world), board)
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
+    forbidden.guard_threads(job.impl)
     forbidden.guard(job.forbidden)  # after the stand-ins: they may be what the exercise forbids
     impl = implementation.load(job.impl, replace)
     module, _, name = job.probe.partition(":")

@@ -210,3 +210,25 @@ def test_ranks_that_may_send_different_amounts_are_no_deadlock():
     assert deadlock([at("all_reduce", 8), at("all_reduce", 64)])
     assert deadlock([at("all_to_all", 8), at("all_reduce", 8)])
     assert not deadlock([at("all_reduce", 8), Stand(state="running")])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "t = threading.Thread(target=print)\n    t.start(); t.join()",
+        "concurrent.futures.ThreadPoolExecutor().submit(print).result()",
+        "_thread.start_new_thread(print, ())",
+    ],
+)
+def test_a_solution_starts_no_threads(implementation, how):
+    runner = implementation(f"import _thread, threading, concurrent.futures\ndef step():\n    {how}\n    return 1\n")
+    error = failure(runner, probes.call)
+    assert error.reason == "forbidden"
+    assert "threads" in error.text
+
+
+def test_what_a_solution_calls_may_start_threads(implementation):
+    code = "import torch\ndef step():\n    torch.set_num_threads(2)\n    a = torch.ones(512, 512, requires_grad=True)\n"
+    code += "    (a @ a).sum().backward()\n    with torch.profiler.profile() as p:\n        a @ a\n"
+    code += "    return len(p.events()) > 0\n"
+    assert implementation(code).run(probes.call) is True
