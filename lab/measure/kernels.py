@@ -65,6 +65,19 @@ class Watch:
     atomics: int = 0
     storages: list[tuple[int, int]] = field(default_factory=list)  # first and last byte of the launch's tensors
 
+    def races(self) -> int:
+        """Addresses that one program stores and another loads or stores: on a GPU nobody knows which comes first."""
+        found = 0
+        for launch in range(len(self.launches)):
+            of = [a for a in self.accesses if a.launch == launch and a.kind != "atomic"]
+            stored = {p: _union(a for a in of if a.program == p and a.kind == "store") for p in {a.program for a in of}}
+            every, counts = np.unique(np.concatenate([*stored.values(), _NOTHING]), return_counts=True)
+            found += int((counts > 1).sum())  # stored by two
+            for program in stored:
+                loaded = _union(a for a in of if a.program == program and a.kind == "load")
+                found += np.intersect1d(loaded, np.setdiff1d(every, stored[program])).size
+        return found
+
     def rows(self, x: Tensor, kind: str) -> list[tuple[int, tuple[int, int, int], list[int], set[int]]]:
         """(launch, program, [i, j …], rows of x[i, j …]) for each access that touched x, (…, rows, columns).
 
@@ -81,6 +94,13 @@ class Watch:
                     matrices.setdefault(place[:-1], set()).add(place[-1])
             found += [(access.launch, access.program, [*m], rows) for m, rows in matrices.items()]
         return found
+
+
+_NOTHING = np.empty(0, dtype=np.uint64)
+
+
+def _union(accesses: Any) -> np.ndarray:
+    return np.unique(np.concatenate([*(a.addresses for a in accesses), _NOTHING]))
 
 
 def _places(x: Tensor) -> dict[int, tuple[int, ...]]:

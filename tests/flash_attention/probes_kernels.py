@@ -115,6 +115,20 @@ def backward_dkdv(impl: Any, given: dict, is_causal: bool, layout: str, where: s
     return {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, **seen_of(seen)}
 
 
+def raced_addresses(impl: Any, given: dict, is_causal: bool, kernel: str) -> int:
+    """Addresses that one program stores and another touches."""
+    stage = impl.flash_attention
+    q, k, v, o, do, lse, delta = (given.get(n) for n in ("q", "k", "v", "o", "do", "lse", "delta"))
+    with watching(keep=True) as seen:
+        if kernel == "forward":
+            stage.triton_forward.attention_forward(q, k, v, is_causal)
+        elif kernel == "dq":
+            stage.triton_backward_dq.attention_backward_dq(q, k, v, o, lse, do, is_causal)
+        else:
+            stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
+    return seen.races()
+
+
 def touched(impl: Any, given: dict, is_causal: bool, kernel: str) -> dict:
     """[program, matrix, first, last row of q or k] for each load of what a backward kernel walks over, by address."""
     stage = impl.flash_attention
@@ -175,12 +189,12 @@ def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: 
     }  # fmt: skip
 
 
-def compiled(impl: Any, arch: int, dim: int, is_causal: bool, queries: int) -> list:
-    """What forward and backward in bfloat16, 16k tokens and 2,048 columns in all, compile to for sm_`arch`."""
+def compiled(impl: Any, arch: int, dim: int, is_causal: bool, queries: int, dtype: str) -> list:
+    """What forward and backward, of 16k tokens and 2,048 columns in all, compile to for sm_`arch`."""
     from lab.measure.kernels import compiling
 
     shape = (16384 // queries, 2048 // dim, queries, dim)
-    q, k, v = (torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3))
     with compiling(arch) as kernels:
         o = impl.flash_attention.attention.FlashAttention.apply(q, k, v, is_causal)
         torch.autograd.grad(o, (q, k, v), torch.empty_like(o))

@@ -55,9 +55,9 @@ def test_what_is_kept_for_backward_grows_with_the_length(run, rng):
     assert saved <= most, f"{saved:,} bytes are kept for backward; q, k, v, o and lse have {most:,}"
 
 
-def check(run, arch: int, dim: int, is_causal: bool, queries: int = 8192):
-    kernels = run(probes.compiled, arch, dim, is_causal, queries, triton="native", timeout=COMPILE_S)
-    where = f"for sm_{arch}, bfloat16, dim {dim}, {queries:,} queries{', causal' * is_causal}"
+def check(run, arch: int, dim: int, is_causal: bool, queries: int = 8192, dtype: str = "bfloat16"):
+    kernels = run(probes.compiled, arch, dim, is_causal, queries, dtype, triton="native", timeout=COMPILE_S)
+    where = f"for sm_{arch}, {dtype}, dim {dim}, {queries:,} queries{', causal' * is_causal}"
     assert len(kernels) == 3, f"{len(kernels)} kernels {where}, expected one forward and two backward"
     for kernel in kernels:
         what = f"{kernel['name']} {where} ({kernel['registers']} registers, {kernel['warps']} warps)"
@@ -93,5 +93,5 @@ def test_on_the_generations_before_and_after(run, rng, arch):
 def test_the_kernels_that_compute_are_those_that_compile(run, rng):
     q, k, v, do = draw(rng, 70, 80, dim=64, dtype="float16")
     ran = run(probes.autograd, q, k, v, do, True, "qkv", "interpret")["sources"]
-    compiled = [kernel["source"] for kernel in check(run, 90, 64, True)]
+    compiled = [kernel["source"] for kernel in check(run, 90, 64, True, 128, "float16")]  # as the interpreter runs it
     assert sorted(ran) == sorted(compiled), "the interpreter ran other kernels than those that compile for a GPU"

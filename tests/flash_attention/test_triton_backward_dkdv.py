@@ -98,6 +98,14 @@ def test_gradients_are_summed_over_the_heads_of_a_group(run, rng, expect, is_cau
 
 
 @exercise(DKDV, kind="numerics")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_long_sequences(run, rng, expect, is_causal, where):
+    n = rng.integers(700, 900)
+    drawn = draw(rng, n + rng.integers(1, 200), n, batch=1, heads=1, dim=16, dtype="float16")
+    check(run, expect, drawn, is_causal, where, cause="walk to the last query")
+
+
+@exercise(DKDV, kind="numerics")
 def test_logits_fifty_times_larger(run, rng, expect, where):
     drawn = draw(rng, rng.integers(40, 100), rng.integers(40, 100), scale=50.0, dim=16)
     check(run, expect, drawn, rng.choice([False, True]), where, cause="p = exp(s − lse) is at most 1")
@@ -133,6 +141,15 @@ def test_delta_and_lse_are_those_that_are_given(run, rng, expect, where):
     got = run(probes.backward_dkdv, given, False, "", where, triton=where)
     for name in ("dk", "dv"):
         close(got[name], want[name], yardstick[name], f"{name} of another lse and delta", factor=8)
+
+
+@exercise(DKDV, kind="numerics")
+def test_no_program_depends_on_another(run, rng, expect, where):
+    """The interpreter runs programs one after another; a GPU does not."""
+    drawn = draw(rng, rng.integers(150, 200), rng.integers(150, 200), batch=1, group=2, dim=16, dtype="float16")
+    given = prepare(expect, drawn, False)
+    raced = run(probes.raced_addresses, given, rng.choice([False, True]), "dkdv")
+    assert raced == 0, f"{raced} addresses are stored by one program and touched by another: on a GPU that is chance"
 
 
 @exercise(DKDV, kind="property")

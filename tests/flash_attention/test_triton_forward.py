@@ -60,6 +60,21 @@ def test_causal_attention(run, rng, expect, dtype, where):
 
 
 @exercise(FORWARD, kind="numerics")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_long_sequences(run, rng, expect, is_causal, where):
+    n = rng.integers(900, 1100)
+    q, k, v, _ = draw(rng, n, n + rng.integers(1, 200), batch=1, heads=1, dim=16, dtype="float16")
+    check(run, expect, q, k, v, is_causal, where, cause="walk to the last key that is seen")
+
+
+@exercise(FORWARD, kind="numerics")
+def test_one_query_one_key(run, rng, expect, where):
+    for dtype in ("float32", "float16"):
+        q, k, v, _ = draw(rng, 1, 1, batch=1, heads=1, dim=rng.choice([20, 33]), dtype=dtype)
+        check(run, expect, q, k, v, rng.choice([False, True]), where, cause="a dimension of one has any stride")
+
+
+@exercise(FORWARD, kind="numerics")
 @pytest.mark.parametrize("dim", [1, 16, 24, 40, 64, 80, 128, 256])
 def test_every_width_of_a_head(run, rng, expect, dim, where):
     q, k, v, _ = draw(
@@ -119,6 +134,15 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
     ):  # fmt: skip
         raised = run(probes.refused, shapes, dtypes)
         assert raised == "ValueError", f"{raised} was raised for {shapes} of {dtypes}, expected ValueError"
+
+
+@exercise(FORWARD, kind="numerics")
+def test_no_program_depends_on_another(run, rng, where):
+    """The interpreter runs programs one after another; a GPU does not."""
+    drawn = draw(rng, rng.integers(150, 200), rng.integers(150, 200), batch=1, group=2, dim=16, dtype="float16")
+    given = dict(zip(("q", "k", "v"), drawn, strict=False))
+    raced = run(probes.raced_addresses, given, rng.choice([False, True]), "forward", replace=[CAUSAL])
+    assert raced == 0, f"{raced} addresses are stored by one program and touched by another: on a GPU that is chance"
 
 
 @exercise(FORWARD, kind="property")
