@@ -1,0 +1,52 @@
+"""The instrument for Triton kernels: what they touch in the interpreter, what they compile to for a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.runner import Room, Runner
+
+from . import probes_triton as probes
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    r = Runner(Room(tmp_path_factory.mktemp("impl")))
+    yield r
+    r.close()
+
+
+def test_loads_and_stores_by_program_and_row(runner):
+    got = runner.run(probes.watched, 40, True)
+    assert torch.equal(got["y"].flatten(), 2 * torch.arange(40.0))
+    rows = [[0, [0, 1, 2, 3]], [1, [4, 5, 6, 7]], [2, [8, 9]]]  # masked ones are not touched
+    assert got["loads"] == got["stores"] == rows
+    assert got["launches"] == [["double", [3]]]
+    assert got["operators"] == ["fill_"], "of torch's, those outside of launches alone"
+    assert got["races"] == 0
+
+
+def test_a_kernel_that_leaves_its_tensors_is_stopped_and_named(runner):
+    got = runner.run(probes.watched, 40, False)
+    assert "program (2, 0, 0) of double: a load leaves the tensors" in got["text"]
+
+
+def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):
+    total, races, atomics = runner.run(probes.added, False)
+    assert (total, atomics) == (64.0, 0)
+    assert races > 0
+    assert runner.run(probes.added, True) == [64.0, 0, 4]
+
+
+@pytest.mark.parametrize(("arch", "used"), [(80, "mma"), (90, "wgmma"), (100, "tcgen05")])
+def test_what_a_kernel_compiles_to(runner, arch, used):
+    plain, dot, y = runner.run(probes.compiled, arch, triton="native", timeout=120)
+    assert (y == -1).all(), "nothing runs"
+    assert plain[0] == "double"
+    assert plain[1] == runner.run(probes.watched, 40, True)["source"], "one kernel, the same digest in both processes"
+    assert not any(plain[-1].values())
+    assert dot[-1][used] > 0
+    for kernel in (plain, dot):
+        assert 0 < kernel[3] <= 255
+        assert kernel[4] == 0
