@@ -39,7 +39,7 @@ def attention_backward_dq(
 
 
 def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps, stages: what fits into registers and shared memory without spilling."""
+    """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
     if itemsize == 4:
         return 32, 32, 4, 1
     if width > 128:

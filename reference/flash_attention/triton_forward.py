@@ -43,7 +43,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
 
 
 def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
-    """BLOCK_M, BLOCK_N, warps, stages: what fits into registers and shared memory without spilling."""
+    """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
     if itemsize == 4:
         return (64, 32, 4, 1) if width <= 64 else (32, 32, 4, 1)
     if width > 128:
