@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lab.measure.device import current
+from lab.measure.roofline import holds
 from lab.model.transformer import Config, Transformer
 
 
@@ -27,6 +28,7 @@ class Watched(Transformer):
             "range": [int(min(tokens.min(), targets.min())), int(max(tokens.max(), targets.max()))],
             "devices": [tokens.device.type, targets.device.type],
             "sum": [int(tokens.sum()), int(targets.sum())],
+            "different": [int(t.unique().numel()) for t in (tokens, targets)],
             "grad": torch.is_grad_enabled(),
             "leftover": sum(p.grad is not None and bool(p.grad.any()) for p in parameters),
             "moved": moved,
@@ -43,6 +45,21 @@ def watched(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup:
     )
     left = sum(p.grad is not None for p in model.parameters())
     return {"calls": model.calls, "samples": len(timing.samples), "left": left}
+
+
+def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:
+    """On the simulated GPU: whether tokens and targets were on it, at each loss."""
+    places = []
+
+    class Placed(Transformer):
+        def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            places.append([holds(tokens), holds(targets)])
+            return super().loss(tokens, targets)
+
+    impl.benchmarking.benchmark_model.benchmark_model(
+        Placed(Config(**sizes)).cuda(), batch=batch, context=context, mode=mode, warmup=1, steps=2
+    )
+    return places
 
 
 def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:

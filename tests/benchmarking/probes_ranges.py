@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
 import types
@@ -115,18 +116,20 @@ def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
     return {"value": count_down(depth), "events": _events(recorder)}
 
 
-def profiled(impl: Any, tree: list) -> list:
-    """[name, start, end] of every range that torch's profiler saw, by start."""
-    _told("neither")
+def profiled(impl: Any, tree: list, backend: str) -> list:
+    """[name, start, end] of every range that torch's profiler saw, by start; some are broken off."""
+    _told(backend)
     annotate = impl.benchmarking.annotate.annotate
     names: set[str] = set()
 
     def visit(nodes: list) -> None:
-        for name, children, _ in nodes:
+        for name, children, broken in nodes:
             names.add(name)
-            with annotate(name):
+            with contextlib.suppress(Interruption), annotate(name):
                 torch.ones(2).sum()
                 visit(children)
+                if broken:
+                    raise Interruption
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         visit(tree)

@@ -75,11 +75,13 @@ def test_a_decorated_function_may_call_itself(run, rng, backend):
 
 
 @exercise(ANNOTATE, kind="numerics")
-def test_the_profiler_sees_the_same_ranges(run, rng):
-    tree = draw(rng, 2, breaks=0)
+@pytest.mark.parametrize("backend", ["package", "neither"])
+def test_the_profiler_sees_the_same_ranges(run, rng, backend):
+    tree = draw(rng, 2)
+    tree[0][2] = True
     tree = [[f"{name} {i}", [[f"{n} {i} {j}", [], b] for j, (n, _, b) in enumerate(c)], b]
             for i, (name, c, b) in enumerate(tree)]  # fmt: skip
-    got = run(probes.profiled, tree)
+    got = run(probes.profiled, tree, backend)
     want = [name for kind, name in expected(tree) if kind == "push"]
     assert [name for name, _, _ in got] == want, f"the profiler saw {[n for n, _, _ in got]}, the ranges were {want}"
     spans = {name: (start, end) for name, start, end in got}

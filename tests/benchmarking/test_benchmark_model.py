@@ -46,6 +46,13 @@ def test_a_sample_is_what_the_mode_costs(run, rng, mode):
 
 
 @exercise(MODEL, kind="numerics")
+def test_tokens_are_where_the_model_is(run, rng):
+    sizes, batch, context = draw(rng)
+    places = run(probes.placed, sizes, batch, context, rng.choice(MODES), device="simulated", replace=[BENCHMARK])
+    assert places == [[True, True]] * 3, f"tokens and targets on the GPU, at each loss: {places}; copying is no step"
+
+
+@exercise(MODEL, kind="numerics")
 @pytest.mark.parametrize("mode", MODES)
 def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
     sizes, batch, context = draw(rng)
@@ -55,6 +62,7 @@ def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
     assert got["samples"] == steps, f"{got['samples']} samples, expected {steps}"
     for call in got["calls"]:
         assert call["shapes"] == [[batch, context]] * 2, f"tokens and targets {call['shapes']}, not {[batch, context]}"
+        assert min(call["different"]) >= 5, f"{call['different']} different ids in {batch * context}: uniform, not alike"
         low, high = call["range"]
         assert 0 <= low <= high < sizes["vocabulary"], f"ids {low} … {high} of a vocabulary of {sizes['vocabulary']}"
 

@@ -58,6 +58,8 @@ def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, l
             x = x + x.tanh()
         elif kind == "function":
             x = Cube.apply(x)
+        elif kind == "index":
+            x = x[torch.arange(len(x)).flip(0)]  # a list of tensors is kept
         elif kind == "nothing":
             x = (x + x).t().t()
     return x, parameters
@@ -108,14 +110,16 @@ def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
 # ---- RMSNorm ----
 
 
-def norm(impl: Any, x: Tensor, weight: Tensor, eps: float, dy: Tensor, needs: tuple[bool, bool], layout: str) -> dict:
-    """y, dx, dweight."""
+def norm(
+    impl: Any, x: Tensor, weight: Tensor, eps: float | None, dy: Tensor, needs: tuple[bool, bool], layout: str
+) -> dict:
+    """y, dx, dweight. eps None: that of the function itself."""
     if layout == "transposed":
         x = x.transpose(0, -1).contiguous().transpose(0, -1)
     elif layout == "strided":
         x = torch.stack([x, x], dim=-1)[..., 0]
     x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
-    y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, eps)
+    y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     y.backward(dy)
     return {"y": y, "dx": x.grad, "dweight": weight.grad}
 

@@ -88,6 +88,15 @@ def test_gradients_are_divided_once_and_in_place(run, rng):
 
 
 @exercise(SCALER, kind="numerics")
+def test_large_values_are_finite_too(run, rng):
+    """Their sum, or the sum of their squares, is not; nor is the difference of two infinite sums."""
+    largest = torch.finfo(torch.float32).max
+    gradients = [torch.full((rng.integers(3, 9),), largest), -torch.full((rng.integers(3, 9),), largest)]
+    got = run(probes.unscaled, gradients, 2.0 ** rng.integers(1, 8))
+    assert got["finite"] is True, "all gradients are finite, if large; unscale said they are not"
+
+
+@exercise(SCALER, kind="numerics")
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
 def test_one_value_that_is_not_finite_is_noticed_wherever_it_is(run, rng, bad):
     for where in range(3):

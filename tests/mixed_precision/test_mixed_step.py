@@ -71,6 +71,10 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     plain = train(drawn, probes.DTYPES[dtype], torch.float32, scale, **options)[-1]
     joined = lambda parameters: torch.cat([p.double().flatten() for p in parameters])  # noqa: E731
     names = "first.weight, first.bias, second.weight, second.bias and unused, one after the other"
+    start = drawn["state"]["unused.weight"].to(probes.DTYPES[dtype]).float()
+    assert torch.equal(got["masters"][-1][-1], start), (
+        "a parameter that received no gradient has moved: no gradient is not a gradient of 0, which decays"
+    )
     assert [str(m.dtype) for m in got["masters"][-1]] == ["torch.float32"] * 5, (
         f"masters are {[str(m.dtype) for m in got['masters'][-1]]}, expected float32"
     )

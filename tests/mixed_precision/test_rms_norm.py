@@ -34,6 +34,7 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
     x = (x.float() * scale).to(DTYPES[dtype])
     weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
     got = run(probes.norm, x, weight, eps, dy, needs, layout)
+    eps = 1e-5 if eps is None else eps
     want, plain = (formula(x, weight, eps, dy, d) for d in (torch.float64, torch.float32))
     for name, like, needed in (("y", x, True), ("dx", x, needs[0]), ("dweight", weight, needs[1])):
         what = f"{name} of x {tuple(shape)}, {dtype}, weight {weight_dtype or dtype}, {layout or 'contiguous'}"
@@ -79,6 +80,7 @@ def test_squares_beyond_float16(run, rng):
 def test_eps_matters_where_x_is_small(run, rng):
     check(run, rng, (rng.integers(4, 9), 24), scale=1e-3, eps=1e-5)
     check(run, rng, (rng.integers(4, 9), 24), eps=0.1)
+    check(run, rng, (rng.integers(4, 9), 24), scale=1e-2, eps=None)  # 1e-5, unless it is said
 
 
 @exercise(NORM, kind="numerics")

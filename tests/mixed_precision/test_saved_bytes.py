@@ -16,7 +16,7 @@ from . import probes_memory as probes
 SAVED = "mixed_precision.saved_bytes"
 KINDS = (
     "linear", "transposed", "exp", "softmax", "relu", "in place", "square", "norm", "view", "residual", "function",
-    "nothing",
+    "nothing", "index",
 )  # fmt: skip
 
 
