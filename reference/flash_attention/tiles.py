@@ -28,7 +28,7 @@ def load_tile(
     else:
         offs, columns = start + tl.arange(0, ROWS), tl.arange(0, WIDTH)
         pointers = x + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
-        pointers += offs[:, None].to(tl.int64) * strides[2] + columns[None, :] * strides[3]
+        pointers += offs[:, None].to(tl.int64) * strides[2] + columns[None, :].to(tl.int64) * strides[3]
         if INSIDE and DIM == WIDTH:
             tile = tl.load(pointers)
         else:
@@ -47,7 +47,7 @@ def store_tile(
     else:
         offs, columns = start + tl.arange(0, ROWS), tl.arange(0, WIDTH)
         pointers = x + b.to(tl.int64) * strides[0] + h.to(tl.int64) * strides[1]
-        pointers += offs[:, None].to(tl.int64) * strides[2] + columns[None, :] * strides[3]
+        pointers += offs[:, None].to(tl.int64) * strides[2] + columns[None, :].to(tl.int64) * strides[3]
         tl.store(pointers, tile.to(x.dtype.element_ty), mask=(offs < rows)[:, None] & (columns < DIM)[None, :])
 
 
@@ -62,7 +62,7 @@ def architecture() -> int:
     """The generation that kernels are compiled for: 90 (Hopper: wgmma), 100 (Blackwell: tcgen05), 80 (all others)."""
     try:
         generation = int(triton.runtime.driver.active.get_current_target().arch) // 10
-    except RuntimeError:  # the interpreter, and no GPU
+    except (RuntimeError, ValueError):  # the interpreter and no GPU; a target that has no number
         generation = 9
     return 10 * generation if generation in (9, 10) else 80
 

@@ -26,7 +26,7 @@ def attention_backward_dkdv(
     width = padded(dim)
     block_m, block_n, warps, stages = _blocks(width, q.element_size())
     tma = fits_tma(q, k, v, do, dk, dv)
-    flash_backward_dkdv[(triton.cdiv(keys, block_n), batch * kv_heads)](
+    flash_backward_dkdv[(triton.cdiv(keys, block_n) * batch * kv_heads,)](
         operand(q, block_m, tma), operand(do, block_m, tma), *(operand(x, block_n, tma) for x in (k, v, dk, dv)),
         lse, delta, q.stride(), do.stride(), k.stride(), v.stride(), dk.stride(), dv.stride(),
         dim**-0.5, kv_heads, heads // kv_heads, queries, keys,
@@ -39,7 +39,7 @@ def attention_backward_dkdv(
 def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
     if itemsize == 4:
-        return 32, 32, 4, 1
+        return (32, 32, 4, 1) if width <= 128 else (16, 16, 4, 1)
     if width > 128:
         return 16, 64, 8, 1
     return {80: (32, 64, 8, 2), 90: (32, 128, 8, 2), 100: (64, 128, 8, 2)}[architecture()]
@@ -52,8 +52,10 @@ def flash_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Key tile program_id(0) of batch entry and key head program_id(1)."""
-    j, b, h = tl.program_id(0), tl.program_id(1) // kv_heads, tl.program_id(1) % kv_heads
+    """Programs of one key head follow each other: they share q and do in the cache."""
+    tiles = tl.cdiv(keys, BLOCK_N)
+    j, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = head // kv_heads, head % kv_heads
     offs_n = j * BLOCK_N + tl.arange(0, BLOCK_N)
     k_j = load_tile(k, stride_k, b, h, j * BLOCK_N, keys, BLOCK_N, DIM, WIDTH, TMA, False)
     v_j = load_tile(v, stride_v, b, h, j * BLOCK_N, keys, BLOCK_N, DIM, WIDTH, TMA, False)
@@ -64,7 +66,7 @@ def flash_backward_dkdv(
         start = j * BLOCK_N // BLOCK_M * BLOCK_M  # the tile of the first query that sees a key of this tile
         full = tl.cdiv((j + 1) * BLOCK_N - 1, BLOCK_M) * BLOCK_M  # from here on every query sees all of them
     for g in range(group):
-        row = (b * kv_heads + h).to(tl.int64) * group + g
+        row = head.to(tl.int64) * group + g
         dk_j, dv_j = _walk(
             dk_j, dv_j, q, do, k_j, v_j, lse + row * queries, delta + row * queries, stride_q, stride_do,
             b, h * group + g, offs_n, start, tl.minimum(full, queries), queries, scale,

@@ -28,7 +28,7 @@ def attention_backward_dq(
     width = padded(dim)
     block_m, block_n, warps, stages = _blocks(width, q.element_size())
     tma = fits_tma(q, k, v, o, do, dq)
-    flash_backward_dq[(triton.cdiv(queries, block_m), batch * heads)](
+    flash_backward_dq[(triton.cdiv(queries, block_m) * batch * heads,)](
         *(operand(x, block_m, tma) for x in (q, o, do, dq)), operand(k, block_n, tma), operand(v, block_n, tma),
         lse, delta, q.stride(), o.stride(), do.stride(), dq.stride(), k.stride(), v.stride(),
         dim**-0.5, heads, heads // kv_heads, queries, keys,
@@ -41,7 +41,7 @@ def attention_backward_dq(
 def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
     """BLOCK_M, BLOCK_N, warps, stages: at 16 bits and dim 64 or 128 nothing spills; float32 and wider heads do."""
     if itemsize == 4:
-        return 32, 32, 4, 1
+        return (32, 32, 4, 1) if width <= 128 else (16, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 1
     return (128, 64, 8, 2) if architecture() >= 90 else (64, 64, 8, 2)
@@ -54,10 +54,12 @@ def flash_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Query tile program_id(0) of batch entry and head program_id(1)."""
-    i, b, h = tl.program_id(0), tl.program_id(1) // heads, tl.program_id(1) % heads
+    """Programs of one head follow each other: they share k and v in the cache."""
+    tiles = tl.cdiv(queries, BLOCK_M)
+    i, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = head // heads, head % heads
     offs_m = i * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = tl.program_id(1).to(tl.int64) * queries
+    row = head.to(tl.int64) * queries
     o_i = load_tile(o, stride_o, b, h, i * BLOCK_M, queries, BLOCK_M, DIM, WIDTH, TMA, False)
     do_i = load_tile(do, stride_do, b, h, i * BLOCK_M, queries, BLOCK_M, DIM, WIDTH, TMA, False)
     delta_i = tl.sum(do_i.to(tl.float32) * o_i.to(tl.float32), 1)  # (BLOCK_M,), line 4

@@ -33,7 +33,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
     width = padded(dim)
     block_m, block_n, warps, stages = _blocks(width, q.element_size())
     tma = fits_tma(q, k, v, o)
-    flash_forward[(triton.cdiv(queries, block_m), batch * heads)](
+    flash_forward[(triton.cdiv(queries, block_m) * batch * heads,)](
         operand(q, block_m, tma), operand(k, block_n, tma), operand(v, block_n, tma), operand(o, block_m, tma), lse,
         q.stride(), k.stride(), v.stride(), o.stride(), dim**-0.5, heads, heads // kv_heads, queries, keys,
         BLOCK_M=block_m, BLOCK_N=block_n, DIM=dim, WIDTH=width, IS_CAUSAL=is_causal, TMA=tma,
@@ -57,10 +57,12 @@ def flash_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Query tile program_id(0) of batch entry and head program_id(1)."""
-    i, b, h = tl.program_id(0), tl.program_id(1) // heads, tl.program_id(1) % heads
+    """Programs of one head follow each other: they share k and v in the cache."""
+    tiles = tl.cdiv(queries, BLOCK_M)
+    i, row = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = row // heads, row % heads
     if IS_CAUSAL:
-        i = tl.num_programs(0) - 1 - i  # the longest rows first: short ones fill the gaps at the end
+        i = tiles - 1 - i  # the longest rows first: short ones fill the gaps at the end
     offs_m = i * BLOCK_M + tl.arange(0, BLOCK_M)
     q_i = load_tile(q, stride_q, b, h, i * BLOCK_M, queries, BLOCK_M, DIM, WIDTH, TMA, False)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum, of scores times log2(e)
@@ -76,8 +78,7 @@ def flash_forward(
         BLOCK_N, DIM, WIDTH, IS_CAUSAL, TMA, False,
     )  # fmt: skip
     store_tile(o, stride_o, b, h, i * BLOCK_M, queries, acc / l_i[:, None], BLOCK_M, DIM, WIDTH, TMA)
-    row = tl.program_id(1).to(tl.int64) * queries
-    tl.store(lse + row + offs_m, (m_i + tl.log2(l_i)) / LOG2E, mask=offs_m < queries)
+    tl.store(lse + row.to(tl.int64) * queries + offs_m, (m_i + tl.log2(l_i)) / LOG2E, mask=offs_m < queries)
 
 
 @triton.jit

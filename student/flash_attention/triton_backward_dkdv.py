@@ -27,5 +27,5 @@ def flash_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Key tile program_id(0) of batch entry and key head program_id(1)."""
+    """Programs of one key head follow each other: they share q and do in the cache."""
     tl.static_assert(False, "flash_attention.triton_backward_dkdv: write this kernel")

@@ -24,5 +24,5 @@ def flash_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Query tile program_id(0) of batch entry and head program_id(1)."""
+    """Programs of one head follow each other: they share k and v in the cache."""
     tl.static_assert(False, "flash_attention.triton_forward: write this kernel")

@@ -62,7 +62,9 @@ def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
     assert got["samples"] == steps, f"{got['samples']} samples, expected {steps}"
     for call in got["calls"]:
         assert call["shapes"] == [[batch, context]] * 2, f"tokens and targets {call['shapes']}, not {[batch, context]}"
-        assert min(call["different"]) >= 5, f"{call['different']} different ids in {batch * context}: uniform, not alike"
+        assert min(call["different"]) >= 5, (
+            f"{call['different']} different ids in {batch * context}: uniform, not alike"
+        )
         low, high = call["range"]
         assert 0 <= low <= high < sizes["vocabulary"], f"ids {low} … {high} of a vocabulary of {sizes['vocabulary']}"
 

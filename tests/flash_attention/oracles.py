@@ -12,6 +12,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
 # Inside a call that launches kernels torch may make tensors, look at them in another way, and cast.
 ALLOWED = {
+    "new_full", "full_like", "ones", "ones_like", "new_ones", "empty_permuted", "split_with_sizes", "_reshape_alias",
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "zeros", "zeros_like",
     "full", "view", "reshape", "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze",
     "as_strided", "detach", "alias", "_unsafe_view", "lift_fresh", "_to_copy", "fill_", "zero_", "unflatten", "unbind",

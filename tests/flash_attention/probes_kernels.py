@@ -130,17 +130,18 @@ def raced_addresses(impl: Any, given: dict, is_causal: bool, kernel: str) -> int
 
 
 def touched(impl: Any, given: dict, is_causal: bool, kernel: str) -> dict:
-    """[program, matrix, first, last row of q or k] for each load of what a backward kernel walks over, by address."""
+    """[program, rows] of each load of what a backward kernel walks over, and of each store of what it writes."""
     stage = impl.flash_attention
     q, k, v, o, do, lse, delta = (given[n] for n in ("q", "k", "v", "o", "do", "lse", "delta"))
     with watching(keep=True) as seen:
         if kernel == "dq":
-            stage.triton_backward_dq.attention_backward_dq(q, k, v, o, lse, do, is_causal)
+            out = stage.triton_backward_dq.attention_backward_dq(q, k, v, o, lse, do, is_causal)
         else:
-            stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
-    walked = k if kernel == "dq" else q
-    loads = [[list(program), matrix, min(rows), max(rows)] for _, program, matrix, rows in seen.rows(walked, "load")]
-    return {"loads": loads, "own": _own(impl)}
+            out = stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
+    walked, written = (k, out[0]) if kernel == "dq" else (q, out[1])
+    loads = [[list(program), sorted(rows)] for _, program, _, rows in seen.rows(walked, "load")]
+    stores = [[list(program), sorted(rows)] for _, program, _, rows in seen.rows(written, "store")]
+    return {"loads": loads, "stores": stores, "own": _own(impl)}
 
 
 def _own(impl: Any) -> bool:

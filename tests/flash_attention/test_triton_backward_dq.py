@@ -168,15 +168,14 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal
 def test_tiles_above_the_diagonal_are_never_read(run, rng, expect, where):
     given = prepare(expect, draw(rng, n := rng.integers(200, 260), n, batch=1, heads=1, dim=16, dtype="float16"), True)
     got = run(probes.touched, given, True, "dq", replace=[CAUSAL])
-    tile = max(last - first + 1 for *_, first, last in got["loads"])
-    tiles = len({(tuple(program), first) for program, _, first, _ in got["loads"]})
-    programs = len({tuple(program) for program, *_ in got["loads"]})
-    every = programs * -(-n // tile)
-    rows = -(-n // programs)  # at most, of a tile of queries
-    most = sum(-(-min((i + 1) * _up(rows), n) // tile) for i in range(programs)) if got["own"] else every
-    assert tiles <= most, f"{programs} programs read {tiles} tiles of {tile} keys, {most} hold all that is seen"
-
-
-def _up(rows: int) -> int:
-    """The power of two that a tile of at least `rows` rows has."""
-    return 1 << (rows - 1).bit_length()
+    tile = max(len(rows) for _, rows in got["loads"])
+    block = max(len(rows) for _, rows in got["stores"])
+    assert max(tile, block) <= 256, f"tiles of {block} × {tile}: whole rows of scores are not tiles"
+    for program in sorted({tuple(p) for p, _ in got["stores"]}):
+        mine = [rows for p, rows in got["stores"] if tuple(p) == program]
+        read = sum(len(rows) for p, rows in got["loads"] if tuple(p) == program)
+        ends = [min((rows[0] // block + 1) * block, n) if got["own"] else n for rows in mine]
+        most = sum(-(-end // tile) * tile for end in ends)
+        assert read <= most, (
+            f"program {program}, rows {mine[0][0]} … of dq, reads {read} rows of k; {most} hold all it sees"
+        )
