@@ -67,16 +67,19 @@ BENCHMARKING = [
             print(f"warm-up counted in:  {1e3 * cold['mean']:.2f} ms (mean), {1e3 * cold['median']:.2f} ms (median)")"""),
     ("code", """
         if yours:
-            figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+            figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3))
             left.hist([1e3 * s for s in yours["samples"]], bins=12, color=BLUE, hatch="//", edgecolor="white")
             left.set(title="warmed up, synchronized", xlabel="ms", ylabel="steps")
-            right.plot([1e3 * s for s in cold["samples"]], marker="o", markersize=3, color=ORANGE)
-            right.set(title="warm-up counted in", xlabel="step", ylabel="ms", yscale="log")
+            middle.hist([1e6 * s for s in hasty], bins=12, range=(0, 12), color=GREEN, hatch="..", edgecolor="white")
+            middle.set(title="never synchronized", xlabel="µs", ylabel="steps")
+            slow = [10 ** (0.7 + i / 8) for i in range(15)]  # ms
+            right.hist([1e3 * s for s in cold["samples"]], bins=slow, color=ORANGE, hatch="xx", edgecolor="white")
+            right.set(title="warm-up counted in", xlabel="ms", ylabel="steps", xscale="log")
             figure.tight_layout()
             plt.show()"""),
     ("md", """
-        *Left, a histogram: samples lie around 10 ms. Right, a line: the first three steps take 200, 80 and 30 ms, all later
-        ones about 10.*
+        *Three histograms. Left, samples lie around 10 ms. In the middle, all lie at 5 µs: the time to ask, not the time it takes.
+        Right, most lie at 10 ms and three far to the right of them, at 30, 80 and 200.*
 
         | timer | what it says of a 10 ms step |
         |---|---|
@@ -147,10 +150,10 @@ PRECISION = [
         print(f"times 2^12: zero {(exponents + 12 < -25).float().mean().item():.2%}, infinite {(exponents + 12 > 16).sum()}")"""),
     ("code", """
         figure, axes = plt.subplots(figsize=(8, 3))
-        bins = range(-40, 8)
+        bins = range(-40, 20)
         axes.hist(exponents.clamp(min=-40).numpy(), bins=bins, color=BLUE, hatch="//", edgecolor="white", label="gradients")
         axes.hist((exponents + 12).numpy(), bins=bins, histtype="step", color=ORANGE, linewidth=2, label="times 2¹²")
-        for x, name in ((-24, "smallest"), (-14, "smallest normal")):
+        for x, name in ((-24, "smallest"), (-14, "smallest normal"), (16, "largest")):
             axes.axvline(x, color="black", linestyle="--")
             axes.annotate(name, (x, axes.get_ylim()[1] * 0.93), xytext=(3, 0), textcoords="offset points", fontsize=8)
         axes.set(xlabel="log₂ |gradient|", ylabel="how many")
@@ -159,7 +162,7 @@ PRECISION = [
     ("md", """
         *Two histograms over powers of two: gradients, filled, lie left of float16's smallest normal number, 2⁻¹⁴, and a part of
         them left of its smallest, 2⁻²⁴; scaled by 2¹², an outline of the same shape twelve steps to the right, they lie
-        around and above the smallest normal.*"""),
+        around and above the smallest normal, and well below the largest, 65,504 or nearly 2¹⁶.*"""),
 ]  # fmt: skip
 
 MEMORY = [

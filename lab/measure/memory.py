@@ -101,7 +101,8 @@ class _Phases(Memory):
         made: dict[int, tuple[str, int]] = {}
         for entry in sorted(history, key=lambda e: e["time_us"]):
             if entry["action"] == "alloc":
-                phase = [p for at, p in self.__dict__["changes"] if at <= entry["time_us"] or p == "forward"][-1]
+                before = [p for at, p in self.__dict__["changes"] if at <= entry["time_us"]]
+                phase = before[-1] if before else "forward"
                 made[entry["addr"]] = phase, entry["size"]
                 self._change(phase, entry["size"])
             elif entry["action"] == "free_completed" and entry["addr"] in made:

@@ -22,7 +22,7 @@ def error_bound(values: Tensor, accumulator: torch.dtype) -> Tensor:
 
     values: (…, n). Returns (…) in float64:
 
-        γ_k Σ|x_i|,    γ_k = k·u / (1 − k·u),    u = 2^−(p)
+        γ_k Σ|x_i|,    γ_k = k·u / (1 − k·u),    u = 2^−p
 
     with p the bits of accumulator's significand (float32: 24, float16: 11, bfloat16: 8). k counts the roundings an
     addend goes through: n − 1 additions, and one more where converting to `accumulator` rounds, that is where the
