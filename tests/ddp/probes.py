@@ -36,8 +36,15 @@ def model(width: int, depth: int, state: dict) -> Model:
     return m
 
 
-def wrap(impl, kind: str, *args):
-    return {"naive": lambda: impl.ddp.naive.NaiveDDP(*args)}[kind]()
+def wrap(impl, kind: str, m: nn.Module, group=None, **options):
+    """The wrapper of this kind around m. options: what only this kind takes."""
+    made = {
+        "naive": lambda: impl.ddp.naive.NaiveDDP,
+        "flat": lambda: impl.ddp.flat.FlatDDP,
+        "overlapped": lambda: impl.ddp.overlapped.OverlappedDDP,
+        "bucketed": lambda: impl.ddp.bucketed.BucketedDDP,
+    }[kind]()
+    return made(m, group=group, **options) if group is not None else made(m, **options)
 
 
 def start(impl, kind: str, width: int, depth: int, states: list) -> dict:

@@ -18,53 +18,10 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes
+from .oracles import STEPS, draw, oracle
 
 NAIVE = "ddp.naive"
 WORLDS = [1, 2, 3, 5]
-STEPS = 3
-
-
-def draw_states(rng, width, depth, world):
-    """A state a rank, every value different on every rank, tied weights tied."""
-    template = probes.Model(width, depth).state_dict()
-    states = []
-    for _ in range(world):
-        state = {
-            n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 99))
-            for n, t in template.items()
-        }
-        state[f"layers.{depth}.weight"] = state["layers.0.weight"]
-        states.append(state)
-    return states
-
-
-def draw_shares(rng, width, world, steps=STEPS):
-    """[rank][step] -> (x, y): this rank's share of each batch."""
-    rows = rng.integers(2, 4)
-    return [[(rng.normal(rows, width), rng.normal(rows, width)) for _ in range(steps)] for _ in range(world)]
-
-
-def draw(rng, world, steps=STEPS):
-    width, depth = rng.integers(3, 6), rng.integers(1, 3)
-    return width, depth, draw_states(rng, width, depth, world), draw_shares(rng, width, world, steps)
-
-
-def oracle(width, depth, state, shares, lr, dtype) -> dict:
-    """One process on the whole batch."""
-    dtype = {"float64": torch.float64, "float32": torch.float32}[dtype]
-    m = probes.Model(width, depth)
-    m.load_state_dict(state)
-    m.to(dtype)
-    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    outputs = []
-    for step in range(len(shares[0])):
-        x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
-        optimizer.zero_grad()
-        out = m(x, shift=0.25)
-        outputs.append(out.detach())
-        ((out - y) ** 2).mean().backward()
-        optimizer.step()
-    return {"state": dict(m.state_dict()), "outputs": outputs}
 
 
 @exercise(NAIVE, kind="numerics")

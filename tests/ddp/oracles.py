@@ -1,0 +1,211 @@
+"""Inputs and float64 oracles of the data-parallel wrappers, and what is asked of every one of them."""
+
+from __future__ import annotations
+
+import torch
+
+from lab.judge import close
+
+from . import probes, probes_wrappers
+
+STEPS = 3
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def draw_states(rng, width, depth, world):
+    """A state a rank, every value different on every rank, tied weights tied."""
+    template = probes.Model(width, depth).state_dict()
+    states = []
+    for _ in range(world):
+        state = {
+            n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 99))
+            for n, t in template.items()
+        }
+        state[f"layers.{depth}.weight"] = state["layers.0.weight"]
+        states.append(state)
+    return states
+
+
+def draw_shares(rng, width, world, steps=STEPS):
+    """[rank][step] -> (x, y): this rank's share of each batch."""
+    rows = rng.integers(2, 4)
+    return [[(rng.normal(rows, width), rng.normal(rows, width)) for _ in range(steps)] for _ in range(world)]
+
+
+def draw(rng, world, steps=STEPS):
+    width, depth = rng.integers(3, 6), rng.integers(1, 3)
+    return width, depth, draw_states(rng, width, depth, world), draw_shares(rng, width, world, steps)
+
+
+def oracle(width, depth, state, shares, lr, dtype) -> dict:
+    """One process on the whole batch."""
+    dtype = {"float64": torch.float64, "float32": torch.float32}[dtype]
+    m = probes.Model(width, depth)
+    m.load_state_dict(state)
+    m.to(dtype)
+    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
+    outputs = []
+    for step in range(len(shares[0])):
+        x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
+        optimizer.zero_grad()
+        out = m(x, shift=0.25)
+        outputs.append(out.detach())
+        ((out - y) ** 2).mean().backward()
+        optimizer.step()
+    return {"state": dict(m.state_dict()), "outputs": outputs}
+
+
+def draw_chain(rng, world, dtypes=("float32",), layers=None):
+    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank."""
+    width = rng.integers(2, 5)
+    count = layers or rng.integers(4, 6)
+    plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
+    states = []
+    for _ in range(world):
+        template = probes_wrappers.Chain(width, plan).state_dict()
+        states.append({n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in template.items()})
+    return width, plan, states
+
+
+def draw_batches(rng, width, world, orders):
+    """[rank][step][micro-batch] -> [x, y, order]; orders: [step][micro-batch] -> the layers it goes through."""
+    rows = rng.integers(2, 4)
+    return [[[[rng.normal(rows, width), rng.normal(rows, width), o] for o in step] for step in orders]
+            for _ in range(world)]  # fmt: skip
+
+
+def whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
+    """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own."""
+    m = probes_wrappers.Chain(width, plan)
+    m.load_state_dict(state)
+    if dtype:
+        m.to(DTYPES[dtype])
+    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
+    gradients = []
+    for step in range(len(batches[0])):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        micro = len(batches[0][step])
+        for i in range(micro):
+            x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
+            if dtype:
+                x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
+            (((m(x, batches[0][step][i][2]) - y) ** 2).mean() / micro).backward()
+        gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
+        optimizer.step()
+    return {"gradients": gradients, "state": dict(m.state_dict())}
+
+
+def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
+    """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
+    width, plan, states = chain
+    world = len(states)
+    batches = draw_batches(rng, width, world, orders)
+    lr = rng.uniform(0.05, 0.15)
+    probe, args = probes_wrappers.steps, (options or {}, width, plan, states, batches, lr, set_to_none)
+    ranks = run(probe, kind, *args, world=world, replace=["ddp.naive"])
+    want = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "float64")
+    plain = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "")
+    for rank, got in enumerate(ranks):
+        for step, gradients in enumerate(got["gradients"]):
+            one_step(f"rank {rank} of {world}, step {step}", gradients, want["gradients"][step],
+                     plain["gradients"][step], orders[step])  # fmt: skip
+        for name, tensor in want["state"].items():
+            what = f"rank {rank} of {world}, {name} after {len(orders)} steps"
+            close(got["state"][name], tensor, plain["state"][name], what, factor=15)
+            assert torch.equal(got["state"][name], ranks[0]["state"][name]), (
+                f"{name} differs between rank 0 and {rank} after {len(orders)} steps: equal gradients keep replicas "
+                "equal to the last bit"
+            )
+
+
+def one_step(what, got, want, plain, order):
+    """Assert that these are the gradients of one process: means, and None where there is none."""
+    for name, tensor in want.items():
+        if tensor is None:
+            assert got[name] is None, (
+                f"{what}: {name} got no gradient on any rank (layers used: {order}), but .grad is not None: "
+                "a gradient of an earlier step, or a zero, would move the parameter"
+            )
+            continue
+        assert got[name] is not None, f"{what}: .grad of {name} is None, expected a mean (layers used: {order})"
+        assert got[name].dtype == plain[name].dtype, (
+            f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
+        )
+        close(
+            got[name], tensor, plain[name], f"{what}, gradient of {name}", factor=15,
+            cause="expected the mean over ranks of all that backward accumulated",
+        )  # fmt: skip
+
+
+def trains_model_as_one(run, rng, expect, kind, world):
+    """The same of the model that has a tied weight, a frozen and an unused parameter, and buffers."""
+    width, depth, states, shares = draw(rng, world)
+    lr = rng.uniform(0.05, 0.2)
+    ranks = run(probes.train, kind, width, depth, states, shares, lr, world=world, replace=["ddp.naive"])
+    want = expect(oracle, width, depth, states[0], shares, lr, "float64")
+    plain = expect(oracle, width, depth, states[0], shares, lr, "float32")
+    for rank, got in enumerate(ranks):
+        for step, none in enumerate(got["without_gradient"]):
+            assert none == ["frozen", "unused"], (
+                f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused"
+            )
+        for name in want["state"]:
+            close(
+                got["state"][name], want["state"][name].double(), plain["state"][name].float(),
+                f"rank {rank} of {world}, {name} after {STEPS} steps", factor=10,
+                cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
+            )  # fmt: skip
+
+
+def averages_its_group(run, rng, kind):
+    """Assert that a wrapper that was given a group takes the mean over that group."""
+    order = rng.shuffled(range(5))
+    groups = [sorted(order[:2]), sorted(order[2:])]
+    shapes = [(rng.integers(1, 5), rng.integers(1, 5)) for _ in range(3)]
+    values = [[rng.normal(*shape) for shape in shapes] for _ in range(5)]
+    ranks = run(probes.gradients, kind, values, groups, world=5, replace=["ddp.naive"])
+    for rank, got in enumerate(ranks):
+        mine = next(g for g in groups if rank in g)
+        for i in range(len(shapes)):
+            stack = torch.stack([values[r][i] for r in mine])
+            close(
+                got["gradients"][i], stack.double().mean(0), stack.mean(0), f"rank {rank} of {mine}, gradient {i}",
+                factor=10, cause="use the group that the wrapper was given, for the sum and for its size",
+            )  # fmt: skip
+
+
+def survives_fp16(run, rng, kind):
+    """Assert that a mean that fits in fp16 is right though the sum does not fit."""
+    world = rng.integers(3, 4)
+    values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
+    for rank, got in enumerate(run(probes.gradients, kind, values, [], world=world, replace=["ddp.naive"])):
+        want = torch.stack([v[0] for v in values]).double().mean(0)
+        finite = torch.isfinite(got["gradients"][0])
+        assert finite.all(), (
+            f"rank {rank}: {int((~finite).sum())} gradients overflow although their mean, {want.max():.0f}, "
+            "fits in fp16: divide before the sum, not after"
+        )
+        close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6)
+
+
+def steps_of(run, rng, kind, chain, orders, set_to_none=True, options=None):
+    """What each rank sent in a few steps, with nothing judged yet."""
+    width, plan, states = chain
+    batches = draw_batches(rng, width, len(states), orders)
+    args = (options or {}, width, plan, states, batches, 0.1, set_to_none)
+    return run(probes_wrappers.steps, kind, *args, world=len(states), replace=["ddp.naive"])
+
+
+def not_waited_in_backward(what, step):
+    """Assert that every all-reduce of a step was waited for, and none before backward had ended."""
+    for row in step["rows"]:
+        if row["op"] != "all_reduce":
+            continue
+        assert row["waited_s"] >= 0, (
+            f"{what}: nobody waited for the all-reduce of {row['elements']} elements: the step may use what has not "
+            "come; call wait() on each Work in finish_gradient_synchronization()"
+        )
+        assert row["waited_s"] >= step["ended_s"], (
+            f"{what}: the all-reduce of {row['elements']} elements was waited for while backward was going on: "
+            "start it with async_op=True, keep the Work, and wait in finish_gradient_synchronization()"
+        )

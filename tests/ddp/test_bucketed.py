@@ -1,0 +1,234 @@
+"""Data parallelism whose gradients travel in buckets.
+
+What must be true: training is that of one process on the whole batch, whatever is unused, frozen, tied, of another
+dtype or accumulated; buckets are those that greedy packing in reverse order gives for the drawn limit, and each is sent
+during backward when it is full, with nobody waiting before backward has ended. How it would be faked: one bucket for
+all, or one a parameter (the sizes are exact for a drawn limit); send all in finish (phases, and how many had been sent
+when backward reached each layer); wait in the hook (when the wait began); count on gradients to come in the order of
+the parameters (layers run in a drawn order); keep what an earlier step left behind (layers rest for a step).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_wrappers
+from .oracles import (
+    averages_its_group,
+    draw_batches,
+    draw_chain,
+    not_waited_in_backward,
+    steps_of,
+    survives_fp16,
+    trains_as_one,
+    trains_model_as_one,
+)
+
+BUCKETED = "ddp.bucketed"
+NEEDS = ["ddp.naive"]
+
+
+def sizes(chain) -> list:
+    """(name, elements, bytes, dtype) of every parameter that wants a gradient, in reverse order."""
+    m = probes_wrappers.Chain(*chain[:2])
+    named = [(n, p) for n, p in m.named_parameters() if p.requires_grad]
+    return [(n, p.numel(), p.numel() * p.element_size(), p.dtype) for n, p in reversed(named)]
+
+
+def packing(chain, limit) -> list[list]:
+    """Buckets of one dtype as greedy packing makes them."""
+    buckets: list[list] = []
+    for entry in sizes(chain):
+        if not buckets or sum(e[2] for e in buckets[-1]) + entry[2] > limit:
+            buckets.append([])
+        buckets[-1].append(entry)
+    return buckets
+
+
+def draw_limit(rng, chain) -> int:
+    """So that there are a few buckets of a few parameters."""
+    total = sum(e[2] for e in sizes(chain))
+    return rng.integers(total // 5, total // 2)
+
+
+def natural(chain, steps=3) -> list:
+    return [[list(range(len(chain[1])))] for _ in range(steps)]
+
+
+@exercise(BUCKETED, kind="numerics")
+@pytest.mark.parametrize(
+    ("world", "order", "set_to_none"),
+    [(1, "drawn", True), (2, "registered", False), (2, "drawn", True), (3, "drawn", False), (5, "registered", True)],
+)
+def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, order, set_to_none):
+    chain = draw_chain(rng, world)
+    orders = natural(chain) if order == "registered" else [[rng.shuffled(o)] for (o,) in natural(chain)]
+    options = {"bucket_bytes": draw_limit(rng, chain)}
+    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, options)
+
+
+@exercise(BUCKETED, kind="numerics")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
+    chain = draw_chain(rng, 2)
+    every = list(range(len(chain[1])))
+    resting = [rng.shuffled(every)[: rng.integers(1, len(every) - 2)] for _ in range(2)]
+    orders = [
+        [every],
+        [[i for i in every if i not in resting[0]]],
+        [[i for i in every if i not in resting[1]]],
+        [every],
+    ]
+    options = {"bucket_bytes": draw_limit(rng, chain)}
+    trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, options)
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_tied_frozen_and_unused_parameters(run, rng, expect):
+    trains_model_as_one(run, rng, expect, "bucketed", 3)
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_dtypes_mixed_in_one_model(run, rng, expect):
+    chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
+    options = {"bucket_bytes": draw_limit(rng, chain) * 2}
+    trains_as_one(run, rng, expect, "bucketed", chain, natural(chain, 2), options=options)
+
+
+@exercise(BUCKETED, kind="numerics")
+@pytest.mark.parametrize("last", ["all", "some"])
+def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
+    chain = draw_chain(rng, 2)
+    every = list(range(len(chain[1])))
+    end = every if last == "all" else rng.shuffled(every)[: len(every) // 2]
+    orders = [[rng.shuffled(every)] * rng.integers(1, 2) + [end], [every], [every, end]]
+    options = {"bucket_bytes": draw_limit(rng, chain)}
+    trains_as_one(run, rng, expect, "bucketed", chain, orders, options=options)
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_only_the_ranks_of_its_group_are_averaged(run, rng):
+    averages_its_group(run, rng, "bucketed")
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_large_fp16_gradients_do_not_overflow(run, rng):
+    survives_fp16(run, rng, "bucketed")
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_in_training_mode_buffers_are_rank_0s(run, rng):
+    world, width = rng.integers(2, 3), rng.integers(2, 5)
+    states = [
+        {"scale": torch.ones(width), "mean": rng.normal(width), "count": torch.tensor(rng.integers(0, 9))}
+        for _ in range(world)
+    ]
+    inputs = [[rng.normal(3, width) for _ in range(2)] for _ in range(world)]
+    mean, count, want = states[0]["mean"].double(), int(states[0]["count"]), []
+    for call in range(2):
+        want.append([inputs[r][call].double() - mean + count for r in range(world)])
+        mean, count = mean * 0.5 + inputs[0][call].double().mean(0), count + 1
+    ranks = run(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world, replace=NEEDS)
+    for rank, got in enumerate(ranks):
+        for call in range(2):
+            close(
+                got["outputs"][call], want[call][rank], want[call][rank].float(),
+                f"rank {rank} of {world}, output of training call {call}", factor=10, dims="row, column",
+                cause="in training mode forward first overwrites every buffer with rank 0's",
+            )  # fmt: skip
+        alone = inputs[rank][0].double() - states[rank]["mean"].double() + int(states[rank]["count"])
+        close(
+            got["evaluated"], alone, alone.float(), f"rank {rank}, output in evaluation mode", factor=10,
+            cause="in evaluation mode each rank uses the buffers it has",
+        )  # fmt: skip
+        assert got["sent_in_eval"] == 0, f"rank {rank}: forward sent {got['sent_in_eval']} messages in evaluation mode"
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_a_limit_below_one_byte_is_refused(run, rng):
+    limits = [0, -rng.integers(1, 99), 1]
+    told = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)[0]["told"]
+    want = ["ValueError", "ValueError", "accepted"]
+    assert told == want, f"bucket_bytes {limits}: got {told}, expected {want}"
+
+
+@exercise(BUCKETED, kind="property")
+@pytest.mark.parametrize("limit", ["drawn", "exact", "tiny", "default"])
+def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
+    chain = draw_chain(rng, 2)
+    exact = sum(e[2] for e in sizes(chain)[: rng.integers(3, 5)])
+    number = {"drawn": draw_limit(rng, chain), "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
+    options = {} if limit == "default" else {"bucket_bytes": number}
+    want = Counter(sum(e[1] for e in bucket) for bucket in packing(chain, number))
+    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
+        for step, told in enumerate(got["steps"]):
+            sent = Counter(r["elements"] for r in told["rows"] if r["op"] == "all_reduce")
+            assert sent == want, (
+                f"rank {rank}, step {step}: all-reduces by number of elements {dict(sorted(sent.items()))}, expected "
+                f"{dict(sorted(want.items()))}: parameters of {[e[1] for e in sizes(chain)]} elements in reverse, "
+                f"4 bytes each, a new bucket where one more would exceed {number} bytes"
+            )
+
+
+@exercise(BUCKETED, kind="property")
+@pytest.mark.parametrize("resting", [False, True])
+def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
+    chain = draw_chain(rng, 2, layers=6)
+    limit = draw_limit(rng, chain)
+    every = list(range(len(chain[1])))
+    out = rng.integers(1, 4) if resting else None
+    orders = [[rng.shuffled([i for i in every if i != out])] for _ in range(2)]
+    buckets = packing(chain, limit)
+    rests = [any(e[0].startswith(f"layers.{out}.") for e in b) for b in buckets]
+    left = [sum(e[1] for e in b if not e[0].startswith(f"layers.{out}.")) for b in buckets]
+    want = Counter((n, "finish" if r else "backward") for n, r in zip(left, rests, strict=True) if n)
+    options = {"bucket_bytes": limit}
+    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, orders, options=options)):
+        for step, told in enumerate(got["steps"]):
+            what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
+            sent = Counter((r["elements"], r["phase"]) for r in told["rows"] if r["op"] == "all_reduce")
+            assert sent == want, (
+                f"{what}: all-reduces by (elements, phase): {dict(sent)}, expected {dict(want)}: a full bucket leaves "
+                "during backward, one that could not fill up in finish_gradient_synchronization()"
+            )
+            done: set = set()
+            for layer, count in told["marks"]:  # backward has come to this layer's output
+                full = sum(all(int(e[0].split(".")[1]) in done for e in b) for b in buckets)
+                assert count >= full, (
+                    f"{what}: when backward reached layer {layer}, {full} buckets were full and {count} had been sent: "
+                    "send a bucket in the hook of whichever of its gradients comes last"
+                )
+                done.add(layer)
+            not_waited_in_backward(what, told)
+
+
+@exercise(BUCKETED, kind="property")
+def test_nothing_is_sent_within_no_sync(run, rng):
+    chain = draw_chain(rng, 2)
+    limit = draw_limit(rng, chain)
+    (every,) = natural(chain, 1)[0]
+    orders = [[every, every, every], [every, every]]
+    want = [sum(e[1] for e in bucket) for bucket in packing(chain, limit)]
+    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
+        for step, told in enumerate(got["steps"]):
+            assert told["unsent"] == 0, (
+                f"rank {rank}, step {step}: {told['unsent']} messages were sent within no_sync()"
+            )
+            sent = [r["elements"] for r in told["rows"] if r["op"] == "all_reduce"]
+            assert sorted(sent) == sorted(want), (
+                f"rank {rank}, step {step} of {len(orders[step])} micro-batches: all-reduces of {sent} elements, "
+                f"expected {want}: the backward after no_sync() sends the sums, once"
+            )
+            early = [r for r in told["rows"] if r["op"] == "all_reduce" and r["phase"] != "backward"]
+            assert not early, f"rank {rank}, step {step}: {len(early)} buckets were sent outside the last backward"
+    batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
+    for rank, got in enumerate(run(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
+        assert got["phases"], (
+            f"rank {rank}: after no_sync() was left by an exception, backward sent nothing: restore in a finally"
+        )
