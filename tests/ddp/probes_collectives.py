@@ -1,4 +1,4 @@
-"""What runs beside a collective: call it on each rank, say what came out, what was sent, and how much was made for it."""
+"""What runs beside a collective: call it on each rank, say what came out, what was sent, and what was made for it."""
 
 from __future__ import annotations
 

@@ -139,3 +139,20 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
     sent = [r["phase"] for r in ledger.plain() if r["op"] == "all_reduce"]
     wrapped.finish_gradient_synchronization()
     return {"phases": sent}
+
+
+def storages(impl, kind: str, width: int, plan: list, states: list, set_to_none: bool) -> list:
+    """[how many storages hold the gradients after a step, whether one has moved in finish] of three steps."""
+    m = Chain(width, plan)
+    m.load_state_dict(states[dist.get_rank()])
+    wrapped = wrap(impl, kind, m)
+    told = []
+    for _ in range(3):
+        m.zero_grad(set_to_none=set_to_none)
+        wrapped(torch.ones(2, width), [*range(len(plan))]).sum().backward()
+        grads = [p for p in m.parameters() if p.grad is not None]
+        before = [p.grad.data_ptr() for p in grads]
+        wrapped.finish_gradient_synchronization()
+        moved = before != [p.grad.data_ptr() for p in grads]
+        told.append([len({p.grad.untyped_storage().data_ptr() for p in grads}), moved])
+    return told

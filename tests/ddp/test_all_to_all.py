@@ -1,8 +1,8 @@
 """A different part to each.
 
-What must be true: what rank s has for r arrives at r, whatever its size; one message for each pair that has something to
-say, everyone sent to once at a time. How it would be faked: gather everything and pick (bytes); equal sizes only; the
-library's (it would be in the ledger).
+What must be true: what rank s has for r arrives at r, whatever its size; one message for each pair that has something
+to say, everyone sent to once at a time. How it would be faked: gather everything and pick (bytes); equal sizes only;
+the library's (it would be in the ledger).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def check(run, sent, world: int, groups=()):
         ranks = group_of(rank, groups, world)
         for place, other in enumerate(ranks):
             want = sent[other][ranks.index(rank)]
-            assert torch.equal(got[rank]["out"][place], want), (
-                f"rank {rank} of {world}: from rank {other} came {got[rank]['out'][place].tolist()}, expected {want.tolist()}"
+            came = got[rank]["out"][place]
+            assert torch.equal(came, want), (
+                f"rank {rank} of {world}: from rank {other} came {came.tolist()}, expected {want.tolist()}"
             )
         assert not got[rank]["changed"], f"rank {rank}: an input was changed"
     return got

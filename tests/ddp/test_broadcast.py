@@ -1,8 +1,8 @@
 """From one rank to all.
 
-What must be true: every rank ends with the root's tensor, by messages alone, in as many rounds as doubling takes. How it
-would be faked: the root sends to everyone (sends a rank are counted); a tree for powers of two only (worlds of 1 to 5);
-root 0 only; global ranks taken for ranks of the group; the library's broadcast (it would be in the ledger).
+What must be true: every rank ends with the root's tensor, by messages alone, in as many rounds as doubling takes. How
+it would be faked: the root sends to everyone (sends a rank are counted); a tree for powers of two only (worlds of 1 to
+5); root 0 only; global ranks taken for ranks of the group; the library's broadcast (it would be in the ledger).
 """
 
 from __future__ import annotations

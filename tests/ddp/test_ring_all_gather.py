@@ -1,8 +1,8 @@
 """Everyone's part to everyone.
 
-What must be true: the parts of all ranks, in rank order, by W − 1 messages of one part to the right neighbour. How it would
-be faked: sending the own part to everyone (peers are looked at); the library's (it would be in the ledger); a result that
-is right for two ranks.
+What must be true: the parts of all ranks, in rank order, by W − 1 messages of one part to the right neighbour. How it
+would be faked: sending the own part to everyone (peers are looked at); the library's (it would be in the ledger); a
+result that is right for two ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Of the sum, each rank its own part.
 
-What must be true: rank r gets rows r·n … of the sum over ranks; the input stays; W − 1 messages of one part to the right;
-room for two parts. How it would be faked: an all-reduce and a slice (bytes and peers are counted); sums in the input
-(it is compared); a copy of the whole input (storages are metered).
+What must be true: rank r gets rows r·n … of the sum over ranks; the input stays; W − 1 messages of one part to the
+right; room for two parts. How it would be faked: an all-reduce and a slice (bytes and peers are counted); sums in the
+input (it is compared); a copy of the whole input (storages are metered).
 """
 
 from __future__ import annotations
