@@ -1,0 +1,135 @@
+"""Data parallelism with all gradients in one message.
+
+What must be true: training is that of one process on the whole batch; a step issues one all-reduce for each dtype, of
+the gradients there are and nothing else; afterwards gradients are views of that buffer, and where zero_grad kept them
+they are still, without a copy. How it would be faked: the naive wrapper (the ledger counts); a buffer with room for
+every parameter (what rests is not sent); copy the mean back into the gradients (their storages tell); trust that
+gradients which were views once are views for ever (layers rest and come back).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_wrappers
+from .oracles import (
+    averages_its_group,
+    draw_batches,
+    draw_chain,
+    steps_of,
+    survives_fp16,
+    trains_as_one,
+    trains_model_as_one,
+)
+
+FLAT = "ddp.flat"
+MIXED = ("float32", "float64")
+
+
+def wanted(chain, order) -> Counter:
+    """Elements of all gradients of these layers, by dtype."""
+    m, total = probes_wrappers.Chain(*chain[:2]), Counter()
+    for i in order:
+        for p in m.layers[i].parameters():
+            total[str(p.dtype).removeprefix("torch.")] += p.numel() if p.requires_grad else 0
+    return total
+
+
+@exercise(FLAT, kind="numerics")
+@pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (3, True), (5, False)])
+def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
+    chain = draw_chain(rng, world)
+    trains_as_one(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 3, set_to_none)
+
+
+@exercise(FLAT, kind="numerics")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
+    chain = draw_chain(rng, 2, dtypes=rng.choice([MIXED, ("float32",)]))
+    every = list(range(len(chain[1])))
+    other = rng.shuffled(every)[: rng.integers(1, len(every) - 1)]
+    orders = [[every[: rng.integers(1, 2)]], [every], [other], [every]]
+    trains_as_one(run, rng, expect, "flat", chain, orders, set_to_none)
+
+
+@exercise(FLAT, kind="numerics")
+def test_tied_frozen_and_unused_parameters(run, rng, expect):
+    trains_model_as_one(run, rng, expect, "flat", 3)
+
+
+@exercise(FLAT, kind="numerics")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_dtypes_mixed_in_one_model(run, rng, expect, set_to_none):
+    chain = draw_chain(rng, 2, dtypes=MIXED)
+    trains_as_one(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 2, set_to_none)
+
+
+@exercise(FLAT, kind="numerics")
+def test_only_the_ranks_of_its_group_are_averaged(run, rng):
+    averages_its_group(run, rng, "flat")
+
+
+@exercise(FLAT, kind="numerics")
+def test_large_fp16_gradients_do_not_overflow(run, rng):
+    survives_fp16(run, rng, "flat")
+
+
+@exercise(FLAT, kind="property")
+@pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
+def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
+    chain = draw_chain(rng, 2, dtypes=dtypes)
+    every = list(range(len(chain[1])))
+    orders = [[every], [rng.shuffled(every)[: len(every) - 1]]]
+    for rank, got in enumerate(steps_of(run, rng, "flat", chain, orders)):
+        for step, told in enumerate(got["steps"]):
+            what = f"rank {rank}, step {step}, layers {orders[step][0]}"
+            want = sorted((d, n, "all_reduce", "finish") for d, n in wanted(chain, orders[step][0]).items())
+            sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in told["rows"])
+            assert sent == want, (
+                f"{what}: sent (dtype, elements, what, when) {sent[:6]}, expected {want}: one message a dtype, of all "
+                "gradients that exist, in finish_gradient_synchronization()"
+            )
+
+
+@exercise(FLAT, kind="property")
+@pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
+def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
+    chain = draw_chain(rng, 2, dtypes=dtypes)
+    every = list(range(len(chain[1])))
+    batches = draw_batches(rng, chain[0], 2, [[every], [rng.shuffled(every)[:-1]]])
+    ranks = run(probes_wrappers.storages, *chain, batches, True, world=2, replace=["ddp.naive"])
+    for rank, got in enumerate(ranks):
+        for step, rows in enumerate(got["steps"]):
+            for dtype, count in wanted(chain, batches[0][step][0][2]).items():
+                mine = [r for r in rows if r[1] == dtype]
+                what = f"rank {rank}, step {step}"
+                assert len({r[2] for r in mine}) == 1, (
+                    f"{what}: {len(mine)} gradients of {dtype} lie in {len({r[2] for r in mine})} storages, expected "
+                    "one: let each gradient be the piece of the buffer, not a copy of it"
+                )
+                size = mine[0][3] // {"float32": 4, "float64": 8}[dtype]
+                assert size == count, (
+                    f"{what}: the buffer of {dtype} has {size} elements, its gradients {count}: it holds nothing else"
+                )
+                place = 0
+                for name, _, _, _, offset, elements in sorted(mine, key=lambda r: r[4]):
+                    assert offset == place, f"{what}: {name} lies at {offset} in the buffer, expected {place}"
+                    place += elements
+
+
+@exercise(FLAT, kind="property")
+def test_gradients_that_are_views_already_are_not_copied(run, rng):
+    chain = draw_chain(rng, 2, dtypes=MIXED)
+    batches = draw_batches(rng, chain[0], 2, [[list(range(len(chain[1])))]] * 3)
+    ranks = run(probes_wrappers.storages, *chain, batches, False, world=2, replace=["ddp.naive"])
+    for rank, got in enumerate(ranks):
+        for step, rows in enumerate(got["steps"]):
+            moved = [now[0] for before, now in zip(got["steps"][0], rows, strict=True) if before[2] != now[2]]
+            assert not moved, (
+                f"rank {rank}, step {step}: {len(moved)} gradients, {moved[0]} first, moved to another buffer although "
+                "zero_grad(set_to_none=False) kept the views: reduce the buffer they are views of"
+            )
