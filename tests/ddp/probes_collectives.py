@@ -1,0 +1,63 @@
+"""Call a collective written by hand on each rank, for a few cases, and say what was sent for each."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lab.measure.memory import meter
+from lab.world.group import ledger
+
+
+def collect(impl, op: str, cases: list, members: list) -> list:
+    """cases: [rank][case], with tensors of this rank. members: the group's global ranks; [] for the world's default."""
+    rank = dist.get_rank()
+    options = {"group": dist.new_group(members)} if members else {}
+    if members and rank not in members:
+        return []
+    told = []
+    for case in cases[rank]:
+        tensors, call = prepared(impl, op, case)
+        first = len(ledger.rows)
+        call(options)
+        told.append({**tensors, "rows": [r.plain() for r in ledger.rows[first:]]})
+    return told
+
+
+def metered(impl, op: str, cases: list) -> list:
+    """The storages that each call makes, in elements of its tensors."""
+    told = []
+    for case in cases[dist.get_rank()]:
+        tensors, call = prepared(impl, op, case)
+        flat = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
+        with meter(flat) as memory:
+            call({})
+        told.append({
+            "largest": memory.largest_elements, "op": memory.largest_op,
+            "peak": memory.peak_bytes // flat[0].element_size(),
+        })  # fmt: skip
+    return told
+
+
+def prepared(impl, op: str, case: dict):
+    """The tensors of a case, by name, and a function that makes the call with them; what is to be written is rubbish
+    before."""
+    if op == "ring_all_reduce":
+        t = case["tensor"].clone()
+        return {"tensor": t}, lambda o: impl.ddp.ring_all_reduce.ring_all_reduce(t, **o)
+    if op == "ring_reduce_scatter":
+        t, out = case["tensor"].clone(), rubbish(case["shape"], case["tensor"].dtype)
+        return {"output": out, "tensor": t}, lambda o: impl.ddp.ring_reduce_scatter.ring_reduce_scatter(out, t, **o)
+    if op == "ring_all_gather":
+        part, out = case["part"].clone(), rubbish(case["shape"], case["part"].dtype)
+        return {"output": out, "part": part}, lambda o: impl.ddp.ring_all_gather.ring_all_gather(out, part, **o)
+    if op == "broadcast":
+        t, src = case["tensor"].clone(), case["src"]
+        return {"tensor": t}, lambda o: impl.ddp.broadcast.broadcast(t, **({"src": src} if src else {}), **o)
+    ins = [t.clone() for t in case["inputs"]]
+    outs = [rubbish(shape, ins[0].dtype) for shape in case["shapes"]]
+    return {"outputs": outs, "inputs": ins}, lambda o: impl.ddp.all_to_all.all_to_all(list(outs), list(ins), **o)
+
+
+def rubbish(shape: list, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, float("nan") if dtype.is_floating_point else -77777, dtype=dtype)

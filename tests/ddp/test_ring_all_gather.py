@@ -1,0 +1,85 @@
+"""Everyone's part to everyone, along a ring.
+
+What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to its right neighbour.
+How it would be faked: send one's own part to everyone (peers); through rank 0 (counts); the order of arrival (every
+part is different); leave out one's own part (outputs hold rubbish before).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_collectives
+from .collectives import draw_dtypes, draw_members, draw_values, same, sends, to_one_neighbour
+
+RING = "ddp.ring_all_gather"
+
+
+def call(run, cases, world, members=()):
+    return run(probes_collectives.collect, "ring_all_gather", cases, list(members), world=world)
+
+
+def draw(rng, ranks, world, parts, dtypes):
+    """parts: the shape of a part, for each case. world: of the group."""
+    return [
+        [{"part": draw_values(rng, d, *s), "shape": [world * s[0], *s[1:]]} for s, d in zip(parts, dtypes, strict=True)]
+        for _ in range(ranks)
+    ]
+
+
+def draw_parts(rng):
+    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3]]
+
+
+def judge(ranks, cases, members):
+    for place, rank in enumerate(members):
+        for i, told in enumerate(ranks[rank]):
+            want = torch.cat([cases[r][i]["part"] for r in members])
+            what = f"rank {place} of {len(members)}, output of shape {tuple(want.shape)}"
+            same(told["output"], want, what, "all parts, in rank order")
+
+
+@exercise(RING, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_every_rank_ends_with_all_parts_in_order(run, rng, world):
+    cases = draw(rng, world, world, draw_parts(rng), draw_dtypes(rng, 4))
+    judge(call(run, cases, world), cases, list(range(world)))
+
+
+@exercise(RING, kind="numerics")
+def test_a_group_that_is_a_part_of_the_world(run, rng):
+    members = draw_members(rng)
+    cases = draw(rng, 5, len(members), draw_parts(rng), draw_dtypes(rng, 4))
+    judge(call(run, cases, 5, members), cases, members)
+
+
+@exercise(RING, kind="numerics")
+def test_the_part_is_not_changed(run, rng):
+    cases = draw(rng, 3, 3, draw_parts(rng), draw_dtypes(rng, 4))
+    for rank, got in enumerate(call(run, cases, 3)):
+        for i, told in enumerate(got):
+            same(told["part"], cases[rank][i]["part"], f"rank {rank}, its part", "it is not to be changed")
+
+
+@exercise(RING, kind="property")
+@pytest.mark.parametrize("world", [2, 4, 5])
+def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
+    parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
+    ranks = call(run, draw(rng, world, world, parts, [torch.float32, torch.int64]), world)
+    for i, shape in enumerate(parts):
+        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}"
+        to_one_neighbour(told, list(range(world)), what, world - 1)
+        size = torch.Size(shape).numel()
+        wrong = {r["elements"] for rows in told for r in sends(rows, what)} - {size}
+        assert not wrong, f"{what}: messages of {sorted(wrong)} elements, expected {size}: one part each"
+
+
+@exercise(RING, kind="property")
+def test_in_a_group_neighbours_are_the_groups(run, rng):
+    members = draw_members(rng)
+    cases = draw(rng, 5, 3, [[rng.integers(2, 9)]], [torch.float32])
+    ranks = call(run, cases, 5, members)
+    to_one_neighbour([ranks[r][0]["rows"] for r in members], members, f"group {members}", len(members) - 1)
