@@ -73,7 +73,7 @@ def test_inputs_are_not_changed(run, rng):
     for rank, got in enumerate(call(run, cases, 3)):
         for i, told in enumerate(got):
             for r in range(3):
-                same(told["inputs"][r], cases[rank][i]["inputs"][r], f"rank {rank}, inputs[{r}]", "not to be changed")
+                same(told["inputs"][r], cases[rank][i]["inputs"][r], f"rank {rank}, inputs[{r}]", "not to change")
 
 
 @exercise(ALL_TO_ALL, kind="numerics")

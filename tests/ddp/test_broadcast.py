@@ -102,7 +102,7 @@ def test_rounds_are_as_few_as_doubling_takes(run, rng, world):
         for rank, rows in enumerate(told):
             count = len(sends(rows, f"rank {rank} of {world}"))
             assert count <= most, (
-                f"rank {rank} of {world}, src {src}: sent {count} messages, at most ⌈log₂ W⌉ = {most} expected: whoever "
+                f"rank {rank} of {world}, src {src}: sent {count} messages, at most ⌈log₂ W⌉ = {most} expected: who "
                 "has the tensor sends it on"
             )
         took = rounds(told, list(range(world)), src)

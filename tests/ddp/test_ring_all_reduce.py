@@ -104,7 +104,7 @@ def test_short_tensors_are_not_padded(run, rng):
     for i, n in enumerate(lengths):
         total = sum(r["elements"] for got in ranks for r in sends(got[i]["rows"], f"{n} elements"))
         assert total == 2 * (world - 1) * n, (
-            f"{n} elements: all {world} ranks together sent {total}, expected {2 * (world - 1) * n}: chunks may be empty"
+            f"{n} elements: all {world} ranks together sent {total}, expected {2 * (world - 1) * n}: no padding"
         )
 
 
