@@ -96,7 +96,7 @@ def test_one_message_to_each_other_rank(run, rng, world):
             sizes = [t.numel() for t in cases[rank][i]["inputs"]]
             want = [(r, n) for r, n in enumerate(sizes) if n and r != rank]
             assert sorted(out) == want, (
-                f"{what}: sent (peer, elements) {sorted(out)}, expected {want}: one message to each other rank, its own "
+                f"{what}: sent (peer, elements) {sorted(out)}, expected {want}: one message to each other, and its own "
                 "part is copied"
             )
 
