@@ -1,32 +1,77 @@
-"""What the tests of collectives share: drawn tensors, groups that are not the world, and what a ledger may hold."""
+"""What is drawn for the collectives, and what is asked of all of them."""
 
 from __future__ import annotations
 
 import torch
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "int64": torch.int64}
-P2P = {"send", "recv"}
+from lab.judge import close
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.float16]
 
 
-def draw(rng, *shape: int, dtype: str = "float32") -> torch.Tensor:
-    """Small whole numbers: their sums are exact in every dtype, in any order."""
-    return (rng.normal(*shape) * 4).round().to(DTYPES[dtype])
+def draw_dtypes(rng, count) -> list:
+    """Every dtype as often as there is room for."""
+    return [t for _ in range(count) for t in rng.shuffled(DTYPES)][:count]
 
 
-def halves(rng, world: int) -> list[list[int]]:
-    """Two groups that share the ranks, in an order of their own."""
-    order = rng.shuffled(range(world))
-    return [sorted(order[:2]), sorted(order[2:])]
+def draw_values(rng, dtype, *shape) -> torch.Tensor:
+    values = rng.normal(*shape)
+    return values.to(dtype) if dtype.is_floating_point else (values * 1000).to(dtype)
 
 
-def group_of(rank: int, groups: list[list[int]], world: int) -> list[int]:
-    return next((g for g in groups if rank in g), [*range(world)])
+def draw_lengths(rng, world) -> list:
+    """One, shorter than the world, a multiple of it, and others."""
+    return [1, max(1, world - 1), world * rng.integers(1, 3), world + 1, world * rng.integers(3, 6) + world // 2]
 
 
-def only_messages(rank: int, rows: list[dict]) -> None:
-    other = sorted({r["op"] for r in rows} - P2P)
-    assert not other, f"rank {rank} issued {', '.join(other)}: sends and receives are all there is"
+def draw_members(rng, size=3, world=5) -> list:
+    """A group in which group ranks are not global ranks."""
+    return sorted(rng.shuffled(range(1, world))[:size])
 
 
-def sends(rows: list[dict]) -> list[dict]:
+def same_sum(got, parts, what, cause="") -> None:
+    """Assert that got is the sum of parts."""
+    stack = torch.stack(parts)
+    assert got.dtype == stack.dtype, f"{what}: got {got.dtype}, expected {stack.dtype}"
+    if not got.dtype.is_floating_point:
+        assert torch.equal(got, stack.sum(0)), f"{what}: got {got.tolist()}, expected the sum {stack.sum(0).tolist()}"
+        return
+    plain = parts[0].clone()
+    for part in parts[1:]:
+        plain = plain + part
+    close(got, stack.double().sum(0), plain, what, factor=10, cause=cause)
+
+
+def same(got, want, what, cause) -> None:
+    """Assert that got is a copy of want."""
+    assert got.shape == want.shape, f"{what}: got shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    assert torch.equal(got, want), f"{what}: got {brief(got)}, expected {brief(want)}: {cause}"
+
+
+def brief(tensor) -> str:
+    return f"{tensor.flatten()[:6].tolist()}{'…' if tensor.numel() > 6 else ''}"
+
+
+def sends(rows, what) -> list:
+    """The sends among these rows; fails if there is anything but sends and receives."""
+    other = sorted({r["op"] for r in rows} - {"send", "recv"})
+    assert not other, f"{what}: issued {', '.join(other)}; expected sends and receives alone"
     return [r for r in rows if r["op"] == "send"]
+
+
+def to_one_neighbour(told, members, what, counts, either=False) -> None:
+    """Assert that every rank sent so many messages, all to its right neighbour (or all ranks to their left)."""
+    world, directions = len(members), set()
+    for place, rows in enumerate(told):
+        name = f"{what}, rank {place} of {world}"
+        out = sends(rows, name)
+        assert len(out) == counts, f"{name}: sent {len(out)} messages, expected {counts}"
+        right, left = members[(place + 1) % world], members[(place - 1) % world]
+        peers = sorted({r["peer"] for r in out})
+        allowed = ([right], [left]) if either else ([right],)
+        assert peers in allowed, (
+            f"{name} (global rank {members[place]}): sent to global ranks {peers}, expected {right} alone, its right "
+            "neighbour in the ring"
+        )
+        directions.add(peers == [right])
+    assert len(directions) == 1, f"{what}: some ranks sent to their right neighbour, others to their left"

@@ -1,73 +1,63 @@
-"""What runs beside a collective: call it on each rank, say what came out, what was sent, and what was made for it."""
+"""Call a collective written by hand on each rank, for a few cases, and say what was sent for each."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from lab.measure.memory import meter
 from lab.world.group import ledger
 
 
-def _mine(groups: list[list[int]]) -> Any:
-    """The group this rank is in; the world where there are none. Every rank makes every group."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    return next((g for g, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
+def collect(impl, op: str, cases: list, members: list) -> list:
+    """cases: [rank][case], with tensors of this rank. members: the group's global ranks; [] for the world's default."""
+    rank = dist.get_rank()
+    options = {"group": dist.new_group(members)} if members else {}
+    if members and rank not in members:
+        return []
+    told = []
+    for case in cases[rank]:
+        tensors, call = prepared(impl, op, case)
+        first = len(ledger.rows)
+        call(options)
+        told.append({**tensors, "rows": [r.plain() for r in ledger.rows[first:]]})
+    return told
 
 
-def _seen(start: int, measured: Any) -> dict:
-    rows = [{"op": r["op"], "elements": r["elements"], "peer": r["peer"]} for r in ledger.plain()[start:]]
-    return {"rows": rows, "largest": measured.largest_elements, "made": measured.peak_bytes}
+def metered(impl, op: str, cases: list) -> list:
+    """The storages that each call makes, in elements of its tensors."""
+    told = []
+    for case in cases[dist.get_rank()]:
+        tensors, call = prepared(impl, op, case)
+        flat = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
+        with meter(flat) as memory:
+            call({})
+        told.append({
+            "largest": memory.largest_elements, "op": memory.largest_op,
+            "peak": memory.peak_bytes // flat[0].element_size(),
+        })  # fmt: skip
+    return told
 
 
-def broadcast(impl: Any, tensors: list[Tensor], src: int, groups: list) -> dict:
-    group, tensor = _mine(groups), tensors[dist.get_rank()]
-    start = len(ledger.plain())
-    with meter(inputs=(tensor,)) as measured:
-        impl.ddp.broadcast.broadcast(tensor, src, group)
-    return {"out": tensor, **_seen(start, measured)}
+def prepared(impl, op: str, case: dict):
+    """The tensors of a case, by name, and a function that makes the call with them; what is to be written is rubbish
+    before."""
+    if op == "ring_all_reduce":
+        t = case["tensor"].clone()
+        return {"tensor": t}, lambda o: impl.ddp.ring_all_reduce.ring_all_reduce(t, **o)
+    if op == "ring_reduce_scatter":
+        t, out = case["tensor"].clone(), rubbish(case["shape"], case["tensor"].dtype)
+        return {"output": out, "tensor": t}, lambda o: impl.ddp.ring_reduce_scatter.ring_reduce_scatter(out, t, **o)
+    if op == "ring_all_gather":
+        part, out = case["part"].clone(), rubbish(case["shape"], case["part"].dtype)
+        return {"output": out, "part": part}, lambda o: impl.ddp.ring_all_gather.ring_all_gather(out, part, **o)
+    if op == "broadcast":
+        t, src = case["tensor"].clone(), case["src"]
+        return {"tensor": t}, lambda o: impl.ddp.broadcast.broadcast(t, **({"src": src} if src else {}), **o)
+    ins = [t.clone() for t in case["inputs"]]
+    outs = [rubbish(shape, ins[0].dtype) for shape in case["shapes"]]
+    return {"outputs": outs, "inputs": ins}, lambda o: impl.ddp.all_to_all.all_to_all(list(outs), list(ins), **o)
 
 
-def all_gather(impl: Any, parts: list[Tensor], groups: list) -> dict:
-    group, part = _mine(groups), parts[dist.get_rank()]
-    before = part.clone()
-    out = torch.full((dist.get_world_size(group) * part.shape[0], *part.shape[1:]), -7).to(part.dtype)
-    start = len(ledger.plain())
-    with meter(inputs=(part, out)) as measured:
-        impl.ddp.ring_all_gather.ring_all_gather(out, part, group)
-    return {"out": out, "changed": not torch.equal(part, before), **_seen(start, measured)}
-
-
-def reduce_scatter(impl: Any, tensors: list[Tensor], groups: list) -> dict:
-    group, tensor = _mine(groups), tensors[dist.get_rank()]
-    before, rows = tensor.clone(), tensor.shape[0] // dist.get_world_size(group)
-    out = torch.full((rows, *tensor.shape[1:]), -7).to(tensor.dtype)
-    start = len(ledger.plain())
-    with meter(inputs=(tensor, out)) as measured:
-        impl.ddp.ring_reduce_scatter.ring_reduce_scatter(out, tensor, group)
-    return {"out": out, "changed": not torch.equal(tensor, before), **_seen(start, measured)}
-
-
-def all_reduce(impl: Any, tensors: list[Tensor], groups: list) -> dict:
-    group, tensor = _mine(groups), tensors[dist.get_rank()]
-    start = len(ledger.plain())
-    with meter(inputs=(tensor,)) as measured:
-        impl.ddp.ring_all_reduce.ring_all_reduce(tensor, group)
-    return {"out": tensor, **_seen(start, measured)}
-
-
-def all_to_all(impl: Any, sent: list[list[Tensor]], groups: list) -> dict:
-    """sent: [global rank][rank in its group]."""
-    group, rank = _mine(groups), dist.get_rank()
-    ranks = dist.get_process_group_ranks(group) if group is not None else [*range(dist.get_world_size())]
-    place = ranks.index(rank)
-    out = [torch.full_like(sent[r][place], -7) for r in ranks]
-    before = [t.clone() for t in sent[rank]]
-    start = len(ledger.plain())
-    with meter(inputs=(*sent[rank], *out)) as measured:
-        impl.ddp.all_to_all.all_to_all(out, sent[rank], group)
-    changed = any(not torch.equal(a, b) for a, b in zip(sent[rank], before, strict=True))
-    return {"out": out, "changed": changed, **_seen(start, measured)}
+def rubbish(shape: list, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, float("nan") if dtype.is_floating_point else -77777, dtype=dtype)

@@ -141,18 +141,21 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
     return {"phases": sent}
 
 
-def storages(impl, kind: str, width: int, plan: list, states: list, set_to_none: bool) -> list:
-    """[how many storages hold the gradients after a step, whether one has moved in finish] of three steps."""
+def storages(impl, width: int, plan: list, states: list, batches: list, set_to_none: bool) -> dict:
+    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]."""
+    rank = dist.get_rank()
     m = Chain(width, plan)
-    m.load_state_dict(states[dist.get_rank()])
-    wrapped = wrap(impl, kind, m)
-    told = []
-    for _ in range(3):
-        m.zero_grad(set_to_none=set_to_none)
-        wrapped(torch.ones(2, width), [*range(len(plan))]).sum().backward()
-        grads = [p for p in m.parameters() if p.grad is not None]
-        before = [p.grad.data_ptr() for p in grads]
+    m.load_state_dict(states[rank])
+    wrapped = wrap(impl, "flat", m)
+    told, kept = [], []
+    for ((x, y, order),) in batches[rank]:
+        wrapped.zero_grad(set_to_none=set_to_none)
+        ((wrapped(x, order) - y) ** 2).mean().backward()
         wrapped.finish_gradient_synchronization()
-        moved = before != [p.grad.data_ptr() for p in grads]
-        told.append([len({p.grad.untyped_storage().data_ptr() for p in grads}), moved])
-    return told
+        present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
+        kept.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
+        told.append([
+            [n, str(g.dtype).removeprefix("torch."), g.untyped_storage().data_ptr(), g.untyped_storage().nbytes(),
+             g.storage_offset(), g.numel()] for n, g in present
+        ])  # fmt: skip
+    return {"steps": told}

@@ -1,8 +1,9 @@
-"""A different part to each.
+"""A different part from each rank to each.
 
-What must be true: what rank s has for r arrives at r, whatever its size; one message for each pair that has something
-to say, everyone sent to once at a time. How it would be faked: gather everything and pick (bytes); equal sizes only;
-the library's (it would be in the ledger).
+What must be true: outputs[s] on rank r is inputs[r] of rank s, uneven and empty parts too; a rank sends one message to
+each other, in step i to the one i places to its right. How it would be faked: equal parts only (shapes are drawn by
+pair); everyone sends to rank 0 first (the order of peers); replace the list's tensors instead of filling them (the
+probe keeps its own); all parts to everyone (bytes); leave out one's own part (outputs hold rubbish before).
 """
 
 from __future__ import annotations
@@ -12,70 +13,103 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives as probes
-from .collectives import draw, group_of, halves, only_messages, sends
+from . import probes_collectives
+from .collectives import draw_dtypes, draw_members, draw_values, same, sends
 
-ALL = "ddp.all_to_all"
-
-
-def table(rng, ranks: list[list[int]], dtype: str = "float32", sizes=(0, 4)) -> list:
-    """[global rank][rank in its group]."""
-    world = sum(len(g) for g in ranks)
-    rows: list = [None] * world
-    for group in ranks:
-        for r in group:
-            rows[r] = [draw(rng, rng.integers(*sizes), dtype=dtype) for _ in group]
-    return rows
+ALL_TO_ALL = "ddp.all_to_all"
+KINDS = ["equal", "uneven", "empty", "dimensions"]
 
 
-def check(run, sent, world: int, groups=()):
-    got = run(probes.all_to_all, sent, [*groups], world=world)
-    for rank in range(world):
-        ranks = group_of(rank, groups, world)
-        for place, other in enumerate(ranks):
-            want = sent[other][ranks.index(rank)]
-            came = got[rank]["out"][place]
-            assert torch.equal(came, want), (
-                f"rank {rank} of {world}: from rank {other} came {came.tolist()}, expected {want.tolist()}"
+def call(run, cases, world, members=()):
+    return run(probes_collectives.collect, "all_to_all", cases, list(members), world=world)
+
+
+def draw_shape(rng, kind, n) -> list:
+    if kind == "dimensions":
+        return [[rng.integers(1, 3), rng.integers(1, 3)], [rng.integers(1, 3)], [2, 1, rng.integers(1, 2)]][
+            rng.integers(0, 2)
+        ]
+    low = {"equal": n, "uneven": 1, "empty": 0}[kind]
+    return [0 if kind == "empty" and rng.integers(0, 1) else rng.integers(low, n)]
+
+
+def draw(rng, ranks, members, kinds=KINDS):
+    """[rank][case]; ranks outside the group have nothing."""
+    world, cases = len(members), [[] for _ in range(ranks)]
+    for kind, dtype in zip(kinds, draw_dtypes(rng, len(kinds)), strict=True):
+        n = rng.integers(2, 6)
+        shapes = [[draw_shape(rng, kind, n) for _ in range(world)] for _ in range(world)]  # [from][to]
+        for place, rank in enumerate(members):
+            inputs = [draw_values(rng, dtype, *s) for s in shapes[place]]
+            cases[rank].append({"inputs": inputs, "shapes": [shapes[s][place] for s in range(world)]})
+    return cases
+
+
+def judge(ranks, cases, members, kinds=KINDS):
+    for place, rank in enumerate(members):
+        for i, told in enumerate(ranks[rank]):
+            for s, other in enumerate(members):
+                what = f"rank {place} of {len(members)}, {kinds[i]} parts, outputs[{s}]"
+                same(told["outputs"][s], cases[other][i]["inputs"][place], what, f"it is inputs[{place}] of rank {s}")
+
+
+@exercise(ALL_TO_ALL, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_each_rank_gets_its_part_from_each(run, rng, world):
+    cases = draw(rng, world, list(range(world)))
+    judge(call(run, cases, world), cases, list(range(world)))
+
+
+@exercise(ALL_TO_ALL, kind="numerics")
+def test_a_group_that_is_a_part_of_the_world(run, rng):
+    members = draw_members(rng)
+    cases = draw(rng, 5, members)
+    judge(call(run, cases, 5, members), cases, members)
+
+
+@exercise(ALL_TO_ALL, kind="numerics")
+def test_inputs_are_not_changed(run, rng):
+    cases = draw(rng, 3, [0, 1, 2])
+    for rank, got in enumerate(call(run, cases, 3)):
+        for i, told in enumerate(got):
+            for r in range(3):
+                same(told["inputs"][r], cases[rank][i]["inputs"][r], f"rank {rank}, inputs[{r}]", "not to change")
+
+
+@exercise(ALL_TO_ALL, kind="numerics")
+def test_nothing_for_anyone(run, rng):
+    world = rng.integers(2, 3)
+    cases = [[{"inputs": [torch.zeros(0)] * world, "shapes": [[0]] * world}] for _ in range(world)]
+    for rank, (told,) in enumerate(call(run, cases, world)):
+        sizes = [t.numel() for t in told["outputs"]]
+        assert sizes == [0] * world, f"rank {rank} of {world}: outputs of {sizes} elements, expected none"
+
+
+@exercise(ALL_TO_ALL, kind="property")
+@pytest.mark.parametrize("world", [2, 4, 5])
+def test_one_message_to_each_other_rank(run, rng, world):
+    cases = draw(rng, world, list(range(world)))
+    for rank, got in enumerate(call(run, cases, world)):
+        for i, told in enumerate(got):
+            what = f"rank {rank} of {world}, {KINDS[i]} parts"
+            out = [(r["peer"], r["elements"]) for r in sends(told["rows"], what) if r["elements"]]
+            sizes = [t.numel() for t in cases[rank][i]["inputs"]]
+            want = [(r, n) for r, n in enumerate(sizes) if n and r != rank]
+            assert sorted(out) == want, (
+                f"{what}: sent (peer, elements) {sorted(out)}, expected {want}: one message to each other, and its own "
+                "part is copied"
             )
-        assert not got[rank]["changed"], f"rank {rank}: an input was changed"
-    return got
 
 
-@exercise(ALL, kind="numerics")
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_each_part_arrives_where_it_is_meant(run, rng, world):
-    check(run, table(rng, [[*range(world)]], sizes=(1, 4)), world)
-
-
-@exercise(ALL, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float64", "int64"])
-def test_parts_may_be_empty(run, rng, dtype):
-    check(run, table(rng, [[0, 1, 2]], dtype, sizes=(0, 2)), 3)
-
-
-@exercise(ALL, kind="numerics")
-def test_ranks_are_those_of_the_group(run, rng):
-    groups = halves(rng, 4)
-    check(run, table(rng, groups, sizes=(1, 3)), 4, groups)
-
-
-@exercise(ALL, kind="property")
-@pytest.mark.parametrize("world", [3, 5])
-def test_one_message_for_each_other_rank(run, rng, world):
-    sent = table(rng, [[*range(world)]])
-    got = check(run, sent, world)
-    for rank in range(world):
-        only_messages(rank, got[rank]["rows"])
-        messages = [(r["peer"], r["elements"]) for r in sends(got[rank]["rows"])]
-        want = [(r, sent[rank][r].numel()) for r in range(world) if r != rank and sent[rank][r].numel()]
-        assert sorted(messages) == want, f"rank {rank} sends (to, elements) {sorted(messages)}, expected {want}"
-
-
-@exercise(ALL, kind="property")
-def test_nobody_is_sent_to_twice_at_a_time(run, rng):
-    world = 5
-    got = check(run, table(rng, [[*range(world)]], sizes=(1, 3)), world)
-    orders = [[r["peer"] for r in sends(g["rows"])] for g in got]
-    for step, targets in enumerate(zip(*orders, strict=True)):
-        assert len(set(targets)) == world, f"in step {step} the ranks send to {targets}: some of them to the same one"
+@exercise(ALL_TO_ALL, kind="property")
+def test_in_each_step_everyone_sends_to_another(run, rng):
+    members = draw_members(rng, size=4, world=6)
+    cases = draw(rng, 6, members, ["uneven"])
+    ranks = call(run, cases, 6, members)
+    for place, rank in enumerate(members):
+        peers = [r["peer"] for r in sends(ranks[rank][0]["rows"], f"rank {place} of {members}")]
+        want = [members[(place + i) % 4] for i in range(1, 4)]
+        assert peers == want, (
+            f"rank {place} of group {members} (global {rank}): sent to global ranks {peers} in this order, expected "
+            f"{want}: in step i to the one i places to the right, so that nobody is sent to twice at a time"
+        )

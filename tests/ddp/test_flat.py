@@ -1,52 +1,71 @@
-"""Data parallelism with one message a step and dtype.
+"""Data parallelism with all gradients in one message.
 
 What must be true: training is that of one process on the whole batch; a step issues one all-reduce for each dtype, of
-all gradients there are and nothing else, after backward; gradients are views of what was sent. How it would be faked:
-one message a parameter (they are counted); a buffer with room for gradients that do not exist (elements); copies in
-place of views (storages are compared); gradients of an earlier step (layers rest for a step).
+the gradients there are and nothing else; afterwards gradients are views of that buffer, and where zero_grad kept them
+they are still, without a copy. How it would be faked: the naive wrapper (the ledger counts); a buffer with room for
+every parameter (what rests is not sent); copy the mean back into the gradients (their storages tell); trust that
+gradients which were views once are views for ever (layers rest and come back).
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 
 from lab.pytest_plugin import exercise
 
 from . import probes_wrappers
-from .oracles import averages_its_group, draw_chain, steps_of, survives_fp16, trains_as_one, trains_model_as_one
+from .oracles import (
+    averages_its_group,
+    draw_batches,
+    draw_chain,
+    steps_of,
+    survives_fp16,
+    trains_as_one,
+    trains_model_as_one,
+)
 
 FLAT = "ddp.flat"
+MIXED = ("float32", "float64")
 
 
-def natural(chain, steps=3) -> list:
-    return [[[*range(len(chain[1]))]] for _ in range(steps)]
+def wanted(chain, order) -> Counter:
+    """Elements of all gradients of these layers, by dtype."""
+    m, total = probes_wrappers.Chain(*chain[:2]), Counter()
+    for i in order:
+        for p in m.layers[i].parameters():
+            total[str(p.dtype).removeprefix("torch.")] += p.numel() if p.requires_grad else 0
+    return total
 
 
 @exercise(FLAT, kind="numerics")
-@pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (3, True), (3, False)])
+@pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (3, True), (5, False)])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
     chain = draw_chain(rng, world)
-    trains_as_one(run, rng, expect, "flat", chain, natural(chain), set_to_none)
+    trains_as_one(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 3, set_to_none)
 
 
 @exercise(FLAT, kind="numerics")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
-    chain = draw_chain(rng, 2)
-    every = [*range(len(chain[1]))]
-    orders = [[rng.shuffled(every)[:3]], [rng.shuffled(every)[:2]], [every], [every[1:]]]
+    chain = draw_chain(rng, 2, dtypes=rng.choice([MIXED, ("float32",)]))
+    every = list(range(len(chain[1])))
+    other = rng.shuffled(every)[: rng.integers(1, len(every) - 1)]
+    orders = [[every[: rng.integers(1, 2)]], [every], [other], [every]]
     trains_as_one(run, rng, expect, "flat", chain, orders, set_to_none)
-
-
-@exercise(FLAT, kind="numerics")
-def test_dtypes_mixed_in_one_model(run, rng, expect):
-    chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
-    trains_as_one(run, rng, expect, "flat", chain, natural(chain, 2), False)
 
 
 @exercise(FLAT, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
     trains_model_as_one(run, rng, expect, "flat", 3)
+
+
+@exercise(FLAT, kind="numerics")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_dtypes_mixed_in_one_model(run, rng, expect, set_to_none):
+    chain = draw_chain(rng, 2, dtypes=MIXED)
+    trains_as_one(run, rng, expect, "flat", chain, [[list(range(len(chain[1])))]] * 2, set_to_none)
 
 
 @exercise(FLAT, kind="numerics")
@@ -60,33 +79,57 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 
 
 @exercise(FLAT, kind="property")
-@pytest.mark.parametrize("dtypes", [("float32",), ("float32", "float64")], ids=["one dtype", "two dtypes"])
-def test_one_message_a_step_and_dtype(run, rng, dtypes):
+@pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
+def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
-    width, plan, _ = chain
-    resting = rng.integers(0, len(plan) - 1)
-    orders = [[[*range(len(plan))]], [[i for i in range(len(plan)) if i != resting]]]
+    every = list(range(len(chain[1])))
+    orders = [[every], [rng.shuffled(every)[: len(every) - 1]]]
     for rank, got in enumerate(steps_of(run, rng, "flat", chain, orders)):
         for step, told in enumerate(got["steps"]):
-            used = [plan[i] for i in orders[step][0]]
-            want = sorted(sum((2 * h + 1) * width for h, d in used if d == dtype) for dtype in dtypes)
-            sent = [(r["op"], r["phase"]) for r in told["rows"]]
-            assert sent == [("all_reduce", "finish")] * len(dtypes), (
-                f"rank {rank}, step {step}: messages (op, phase) {sent}, expected {len(dtypes)} all-reduces in finish"
-            )
-            elements = sorted(r["elements"] for r in told["rows"])
-            assert elements == want, (
-                f"rank {rank}, step {step}: of {elements} elements, the gradients there are: {want}"
+            what = f"rank {rank}, step {step}, layers {orders[step][0]}"
+            want = sorted((d, n, "all_reduce", "finish") for d, n in wanted(chain, orders[step][0]).items())
+            sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in told["rows"])
+            assert sent == want, (
+                f"{what}: sent (dtype, elements, what, when) {sent[:6]}, expected {want}: one message a dtype, of all "
+                "gradients that exist, in finish_gradient_synchronization()"
             )
 
 
 @exercise(FLAT, kind="property")
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_are_views_of_one_buffer(run, rng, set_to_none):
-    width, plan, states = draw_chain(rng, 2)
-    got = run(probes_wrappers.storages, "flat", width, plan, states, set_to_none, world=2, replace=["ddp.naive"])
-    for rank, steps in enumerate(got):
-        for step, (storages, copied) in enumerate(steps):
-            assert storages == 1, f"rank {rank}, step {step}: gradients lie in {storages} storages, expected one"
-            if step and not set_to_none:
-                assert not copied, f"rank {rank}, step {step}: gradients were views already, and have moved"
+@pytest.mark.parametrize("dtypes", [MIXED[:1], MIXED])
+def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
+    chain = draw_chain(rng, 2, dtypes=dtypes)
+    every = list(range(len(chain[1])))
+    batches = draw_batches(rng, chain[0], 2, [[every], [rng.shuffled(every)[:-1]]])
+    ranks = run(probes_wrappers.storages, *chain, batches, True, world=2, replace=["ddp.naive"])
+    for rank, got in enumerate(ranks):
+        for step, rows in enumerate(got["steps"]):
+            for dtype, count in wanted(chain, batches[0][step][0][2]).items():
+                mine = [r for r in rows if r[1] == dtype]
+                what = f"rank {rank}, step {step}"
+                assert len({r[2] for r in mine}) == 1, (
+                    f"{what}: {len(mine)} gradients of {dtype} lie in {len({r[2] for r in mine})} storages, expected "
+                    "one: let each gradient be the piece of the buffer, not a copy of it"
+                )
+                size = mine[0][3] // {"float32": 4, "float64": 8}[dtype]
+                assert size == count, (
+                    f"{what}: the buffer of {dtype} has {size} elements, its gradients {count}: it holds nothing else"
+                )
+                place = 0
+                for name, _, _, _, offset, elements in sorted(mine, key=lambda r: r[4]):
+                    assert offset == place, f"{what}: {name} lies at {offset} in the buffer, expected {place}"
+                    place += elements
+
+
+@exercise(FLAT, kind="property")
+def test_gradients_that_are_views_already_are_not_copied(run, rng):
+    chain = draw_chain(rng, 2, dtypes=MIXED)
+    batches = draw_batches(rng, chain[0], 2, [[list(range(len(chain[1])))]] * 3)
+    ranks = run(probes_wrappers.storages, *chain, batches, False, world=2, replace=["ddp.naive"])
+    for rank, got in enumerate(ranks):
+        for step, rows in enumerate(got["steps"]):
+            moved = [now[0] for before, now in zip(got["steps"][0], rows, strict=True) if before[2] != now[2]]
+            assert not moved, (
+                f"rank {rank}, step {step}: {len(moved)} gradients, {moved[0]} first, moved to another buffer although "
+                "zero_grad(set_to_none=False) kept the views: reduce the buffer they are views of"
+            )

@@ -1,9 +1,10 @@
-"""Data parallelism in which each gradient leaves as soon as it exists.
+"""Data parallelism that sends each gradient while backward goes on.
 
-What must be true: training is that of one process on the whole batch; each gradient has one all-reduce, issued during
-backward as soon as backward has reached it, and every wait comes after backward. How it would be faked: all sent after
-backward (phases); a wait in the hook (when the wait began); hooks on some parameters, or on modules (layers run in a
-drawn order, and the ledger's length is compared with how far backward has come).
+What must be true: training is that of one process on the whole batch, each gradient is sent by one all-reduce as soon
+as backward has accumulated it, and nobody waits before finish_gradient_synchronization(). How it would be faked: the
+naive wrapper (all is sent in finish); a blocking all-reduce in the hook (the wait begins before backward has ended);
+all sent by a callback at the end of backward (too few had been sent when backward reached each layer); never wait (the
+ledger knows); a hook that reduces the parameter (the gradients tell).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 
 from lab.pytest_plugin import exercise
 
+from . import probes_wrappers
 from .oracles import (
     averages_its_group,
     draw_chain,
@@ -27,28 +29,32 @@ from .oracles import (
 OVERLAPPED = "ddp.overlapped"
 
 
-def orders_of(rng, chain, steps=3) -> list:
-    return [[rng.shuffled(range(len(chain[1])))] for _ in range(steps)]
-
-
 @exercise(OVERLAPPED, kind="numerics")
-@pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (3, True)])
+@pytest.mark.parametrize(("world", "set_to_none"), [(1, True), (2, False), (3, True), (5, False)])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, set_to_none):
     chain = draw_chain(rng, world)
-    trains_as_one(run, rng, expect, "overlapped", chain, orders_of(rng, chain), set_to_none)
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(3)]
+    trains_as_one(run, rng, expect, "overlapped", chain, orders, set_to_none)
 
 
 @exercise(OVERLAPPED, kind="numerics")
-def test_layers_that_rest_for_a_step(run, rng, expect):
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2)
-    every = [*range(len(chain[1]))]
-    orders = [[every], [rng.shuffled(every)[:2]], [every]]
-    trains_as_one(run, rng, expect, "overlapped", chain, orders)
+    every = list(range(len(chain[1])))
+    parts = [rng.shuffled(every)[: rng.integers(1, len(every) - 1)] for _ in range(2)]
+    trains_as_one(run, rng, expect, "overlapped", chain, [[every], [parts[0]], [parts[1]], [every]], set_to_none)
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
     trains_model_as_one(run, rng, expect, "overlapped", 3)
+
+
+@exercise(OVERLAPPED, kind="numerics")
+def test_dtypes_mixed_in_one_model(run, rng, expect):
+    chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
+    trains_as_one(run, rng, expect, "overlapped", chain, [[list(range(len(chain[1])))]] * 2)
 
 
 @exercise(OVERLAPPED, kind="numerics")
@@ -62,39 +68,52 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 
 
 @exercise(OVERLAPPED, kind="property")
-def test_each_gradient_is_sent_by_itself_and_during_backward(run, rng):
-    chain = draw_chain(rng, 2)
-    hidden, width = [h for h, _ in chain[1]], chain[0]
-    want = Counter({"backward": 3 * len(hidden)})
-    sizes = Counter(n for h in hidden for n in (h * width, h * width, width))
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders_of(rng, chain, 2))):
+@pytest.mark.parametrize("world", [2, 3])
+def test_each_gradient_is_sent_once_and_during_backward(run, rng, world):
+    chain = draw_chain(rng, world)
+    every = list(range(len(chain[1])))
+    orders = [[every], [rng.shuffled(every)[:-1]]]
+    m = probes_wrappers.Chain(*chain[:2])
+    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
         for step, told in enumerate(got["steps"]):
-            rows = [r for r in told["rows"] if r["op"] == "all_reduce"]
-            phases = Counter(r["phase"] for r in rows)
-            assert phases == want, (
-                f"rank {rank}, step {step}: all-reduces by phase {dict(phases)}, expected {dict(want)}"
+            what = f"rank {rank} of {world}, step {step}, layers {orders[step][0]}"
+            want = Counter(
+                p.numel() for i in orders[step][0] for p in m.layers[i].parameters() if p.requires_grad
+            )  # fmt: skip
+            other = {r["op"] for r in told["rows"]} - {"all_reduce"}
+            assert not other, (
+                f"{what}: a step should issue all-reduces alone, it also issued {', '.join(sorted(other))}"
             )
-            got_sizes = Counter(r["elements"] for r in rows)
-            assert got_sizes == sizes, (
-                f"rank {rank}, step {step}: {dict(got_sizes)} by elements, expected {dict(sizes)}"
+            sent = Counter(r["elements"] for r in told["rows"])
+            assert sent == want, (
+                f"{what}: all-reduces by number of elements {dict(sorted(sent.items()))}, expected "
+                f"{dict(sorted(want.items()))}: one for each gradient, of its size"
+            )
+            late = [r["phase"] for r in told["rows"] if r["phase"] != "backward"]
+            assert not late, (
+                f"{what}: {len(late)} of {len(told['rows'])} all-reduces were issued in {late[0]}, expected all during "
+                "backward: register_post_accumulate_grad_hook tells of each gradient"
             )
 
 
 @exercise(OVERLAPPED, kind="property")
 def test_a_gradient_leaves_before_backward_goes_on(run, rng):
     chain = draw_chain(rng, 2)
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders_of(rng, chain, 2))):
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
+    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
         for step, told in enumerate(got["steps"]):
-            for done, (layer, count) in enumerate(told["marks"]):
-                assert count >= 3 * done, (
-                    f"rank {rank}, step {step}: when backward reached layer {layer}, {done} layers were done and "
-                    f"{count} of their {3 * done} gradients had been sent"
+            for place, (layer, count) in enumerate(told["marks"]):  # backward has come to this layer's output
+                assert count >= 3 * place, (
+                    f"rank {rank}, step {step}: when backward reached layer {layer}, {place} layers with 3 gradients "
+                    f"each were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook"
                 )
 
 
 @exercise(OVERLAPPED, kind="property")
-def test_every_wait_comes_after_backward(run, rng):
+def test_nobody_waits_during_backward(run, rng):
     chain = draw_chain(rng, 2)
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders_of(rng, chain, 2))):
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
+    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
         for step, told in enumerate(got["steps"]):
+            assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
             not_waited_in_backward(f"rank {rank}, step {step}", told)

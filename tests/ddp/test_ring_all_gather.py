@@ -1,8 +1,8 @@
-"""Everyone's part to everyone.
+"""Everyone's part to everyone, along a ring.
 
-What must be true: the parts of all ranks, in rank order, by W − 1 messages of one part to the right neighbour. How it
-would be faked: sending the own part to everyone (peers are looked at); the library's (it would be in the ledger); a
-result that is right for two ranks.
+What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to its right neighbour.
+How it would be faked: send one's own part to everyone (peers); through rank 0 (counts); the order of arrival (every
+part is different); leave out one's own part (outputs hold rubbish before).
 """
 
 from __future__ import annotations
@@ -12,56 +12,74 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives as probes
-from .collectives import draw, group_of, halves, only_messages, sends
+from . import probes_collectives
+from .collectives import draw_dtypes, draw_members, draw_values, same, sends, to_one_neighbour
 
-GATHER = "ddp.ring_all_gather"
-
-
-def check(run, parts, world: int, groups=()):
-    got = run(probes.all_gather, parts, [*groups], world=world)
-    for rank in range(world):
-        want = torch.cat([parts[r] for r in group_of(rank, groups, world)])
-        assert torch.equal(got[rank]["out"], want), (
-            f"rank {rank} of {world}: got {got[rank]['out'].flatten()[:8].tolist()} …, expected "
-            f"{want.flatten()[:8].tolist()} …: the parts in rank order"
-        )
-        assert not got[rank]["changed"], f"rank {rank}: its own part was changed"
-    return got
+RING = "ddp.ring_all_gather"
 
 
-@exercise(GATHER, kind="numerics")
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_parts_are_in_rank_order(run, rng, world):
-    rows = rng.integers(1, 4)
-    check(run, [draw(rng, rows, 2) for _ in range(world)], world)
+def call(run, cases, world, members=()):
+    return run(probes_collectives.collect, "ring_all_gather", cases, list(members), world=world)
 
 
-@exercise(GATHER, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64"])
-def test_any_dtype(run, rng, dtype):
-    check(run, [draw(rng, 3, dtype=dtype) for _ in range(3)], 3)
+def draw(rng, ranks, world, parts, dtypes):
+    """parts: the shape of a part, for each case. world: of the group."""
+    return [
+        [{"part": draw_values(rng, d, *s), "shape": [world * s[0], *s[1:]]} for s, d in zip(parts, dtypes, strict=True)]
+        for _ in range(ranks)
+    ]
 
 
-@exercise(GATHER, kind="numerics")
-def test_ranks_are_those_of_the_group(run, rng):
-    check(run, [draw(rng, 2, 3) for _ in range(4)], 4, halves(rng, 4))
+def draw_parts(rng):
+    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3]]
 
 
-@exercise(GATHER, kind="property")
+def judge(ranks, cases, members):
+    for place, rank in enumerate(members):
+        for i, told in enumerate(ranks[rank]):
+            want = torch.cat([cases[r][i]["part"] for r in members])
+            what = f"rank {place} of {len(members)}, output of shape {tuple(want.shape)}"
+            same(told["output"], want, what, "all parts, in rank order")
+
+
+@exercise(RING, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_every_rank_ends_with_all_parts_in_order(run, rng, world):
+    cases = draw(rng, world, world, draw_parts(rng), draw_dtypes(rng, 4))
+    judge(call(run, cases, world), cases, list(range(world)))
+
+
+@exercise(RING, kind="numerics")
+def test_a_group_that_is_a_part_of_the_world(run, rng):
+    members = draw_members(rng)
+    cases = draw(rng, 5, len(members), draw_parts(rng), draw_dtypes(rng, 4))
+    judge(call(run, cases, 5, members), cases, members)
+
+
+@exercise(RING, kind="numerics")
+def test_the_part_is_not_changed(run, rng):
+    cases = draw(rng, 3, 3, draw_parts(rng), draw_dtypes(rng, 4))
+    for rank, got in enumerate(call(run, cases, 3)):
+        for i, told in enumerate(got):
+            same(told["part"], cases[rank][i]["part"], f"rank {rank}, its part", "it is not to be changed")
+
+
+@exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_one_part_a_step_to_the_right_neighbour(run, rng, world):
-    n = rng.integers(2, 5)
-    got = check(run, [draw(rng, n) for _ in range(world)], world)
-    for rank in range(world):
-        only_messages(rank, got[rank]["rows"])
-        sent = [(r["elements"], r["peer"]) for r in sends(got[rank]["rows"])]
-        want = [(n, (rank + 1) % world)] * (world - 1)
-        assert sent == want, f"rank {rank} sends (elements, to) {sent}, expected {want}: W − 1 parts to the right"
+def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
+    parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
+    ranks = call(run, draw(rng, world, world, parts, [torch.float32, torch.int64]), world)
+    for i, shape in enumerate(parts):
+        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}"
+        to_one_neighbour(told, list(range(world)), what, world - 1)
+        size = torch.Size(shape).numel()
+        wrong = {r["elements"] for rows in told for r in sends(rows, what)} - {size}
+        assert not wrong, f"{what}: messages of {sorted(wrong)} elements, expected {size}: one part each"
 
 
-@exercise(GATHER, kind="property")
-def test_nothing_is_made_beside_the_output(run, rng):
-    got = check(run, [draw(rng, 600) for _ in range(3)], 3)
-    for rank, g in enumerate(got):
-        assert g["made"] <= 4 * 600, f"rank {rank}: {g['made']:,} bytes were made, a part has {4 * 600:,}"
+@exercise(RING, kind="property")
+def test_in_a_group_neighbours_are_the_groups(run, rng):
+    members = draw_members(rng)
+    cases = draw(rng, 5, 3, [[rng.integers(2, 9)]], [torch.float32])
+    ranks = call(run, cases, 5, members)
+    to_one_neighbour([ranks[r][0]["rows"] for r in members], members, f"group {members}", len(members) - 1)

@@ -1,8 +1,9 @@
-"""The sum, to everyone.
+"""The sum of all ranks' tensors, around a ring.
 
-What must be true: sums over ranks for any length, the same bits on all of them; 2(W − 1) messages a rank to the right
-neighbour, 2(W − 1)·S bytes in all; room for one chunk. How it would be faked: gather everything and add (bytes); to and
-from rank 0 (peers); whole tensors round the ring (elements); only lengths that W divides (they are drawn otherwise).
+What must be true: every rank ends with the sum, all with the same bits, for any world, length, dtype and group, by
+2(W − 1) messages a rank that are W-ths of the tensor. How it would be faked: pass whole tensors round (bytes); gather
+all and add (bytes, memory); pad to a multiple of W, or forget the rest (lengths are odd, and shorter than W); global
+ranks where the group's are meant (the group is a part of the world); torch's all_reduce (forbidden, and in the ledger).
 """
 
 from __future__ import annotations
@@ -12,86 +13,112 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives as probes
-from .collectives import draw, group_of, halves, only_messages, sends
+from . import probes_collectives
+from .collectives import draw_dtypes, draw_lengths, draw_members, draw_values, same_sum, sends, to_one_neighbour
 
-REDUCE = "ddp.ring_all_reduce"
-
-
-def check(run, tensors, world: int, groups=()):
-    got = run(probes.all_reduce, tensors, [*groups], world=world)
-    for rank in range(world):
-        want = sum(tensors[r] for r in group_of(rank, groups, world))
-        assert torch.equal(got[rank]["out"], want), (
-            f"rank {rank} of {world}, {tensors[0].numel()} elements: got {got[rank]['out'].flatten()[:8].tolist()} …, "
-            f"the sum is {want.flatten()[:8].tolist()} …"
-        )
-    return got
+RING = "ddp.ring_all_reduce"
 
 
-@exercise(REDUCE, kind="numerics")
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_sums_over_ranks(run, rng, world):
-    n = world * rng.integers(2, 4) + rng.integers(0, 1)
-    check(run, [draw(rng, n) for _ in range(world)], world)
+def call(run, cases, world, members=()):
+    return run(probes_collectives.collect, "ring_all_reduce", cases, list(members), world=world)
 
 
-@exercise(REDUCE, kind="numerics")
-def test_lengths_that_the_ranks_do_not_divide(run, rng):
-    for n in (1, 2, 3, rng.integers(5, 7), rng.integers(9, 11)):
-        check(run, [draw(rng, n) for _ in range(4)], 4)
+def draw(rng, world, shapes, dtypes):
+    return [
+        [{"tensor": draw_values(rng, d, *s)} for s, d in zip(shapes, dtypes, strict=True)] for _ in range(world)
+    ]  # fmt: skip
 
 
-@exercise(REDUCE, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64"])
-def test_any_dtype_and_shape(run, rng, dtype):
-    shape = [rng.integers(1, 4) for _ in range(rng.integers(2, 3))]
-    check(run, [draw(rng, *shape, dtype=dtype) for _ in range(3)], 3)
+@exercise(RING, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_every_rank_ends_with_the_sum(run, rng, world):
+    shapes = [[n] for n in draw_lengths(rng, world)]
+    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes)))
+    for rank, got in enumerate(call(run, cases, world)):
+        for i, told in enumerate(got):
+            parts = [cases[r][i]["tensor"] for r in range(world)]
+            what = f"rank {rank} of {world}, {shapes[i][0]} elements of {parts[0].dtype}"
+            same_sum(told["tensor"], parts, what, "the sum over ranks is expected in place")
 
 
-@exercise(REDUCE, kind="numerics")
-def test_ranks_are_those_of_the_group(run, rng):
-    check(run, [draw(rng, 7) for _ in range(4)], 4, halves(rng, 4))
+@exercise(RING, kind="numerics")
+@pytest.mark.parametrize("world", [2, 3])
+def test_tensors_of_several_dimensions(run, rng, world):
+    shapes = [[rng.integers(1, 4), rng.integers(2, 5)], [2, rng.integers(1, 3), 3], [1, 1], []]
+    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes)))
+    for rank, got in enumerate(call(run, cases, world)):
+        for i, told in enumerate(got):
+            same_sum(told["tensor"], [c[i]["tensor"] for c in cases], f"rank {rank} of {world}, shape {shapes[i]}")
 
 
-@exercise(REDUCE, kind="numerics")
-def test_all_ranks_end_with_the_same_bits(run, rng):
-    tensors = [rng.normal(50) for _ in range(5)]
-    got = run(probes.all_reduce, tensors, [], world=5)
-    for rank in range(5):
-        assert torch.equal(got[rank]["out"], got[0]["out"]), f"ranks 0 and {rank} differ: each chunk is added up once"
-    assert torch.allclose(got[0]["out"], sum(tensors), rtol=1e-5, atol=1e-5)
+@exercise(RING, kind="numerics")
+def test_every_rank_ends_with_the_same_bits(run, rng):
+    world = rng.integers(4, 5)
+    shapes = [[rng.integers(50, 99)], [rng.integers(50, 99)]]
+    ranks = call(run, draw(rng, world, shapes, [torch.float32, torch.float16]), world)
+    for rank, got in enumerate(ranks):
+        for i in range(len(shapes)):
+            differ = int((got[i]["tensor"] != ranks[0][i]["tensor"]).sum())
+            assert not differ, (
+                f"{differ} of {shapes[i][0]} sums differ in bits between rank 0 and {rank} of {world}: a sum is made "
+                "once, on one rank, and then passed on"
+            )
 
 
-@exercise(REDUCE, kind="property")
+@exercise(RING, kind="numerics")
+def test_a_group_that_is_a_part_of_the_world(run, rng):
+    members = draw_members(rng)
+    shapes = [[n] for n in draw_lengths(rng, len(members))]
+    cases = draw(rng, 5, shapes, draw_dtypes(rng, len(shapes)))
+    ranks = call(run, cases, 5, members)
+    for rank in members:
+        for i, told in enumerate(ranks[rank]):
+            parts = [cases[r][i]["tensor"] for r in members]
+            same_sum(told["tensor"], parts, f"global rank {rank} of group {members}, {shapes[i][0]} elements")
+
+
+@exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_twice_the_tensor_around_the_ring(run, rng, world):
-    n = world * rng.integers(2, 4) + rng.integers(1, world - 1)
-    got = check(run, [draw(rng, n) for _ in range(world)], world)
-    total = 0
-    for rank in range(world):
-        only_messages(rank, got[rank]["rows"])
-        sent = sends(got[rank]["rows"])
-        peers = {r["peer"] for r in sent}
-        assert peers == {(rank + 1) % world}, (
-            f"rank {rank} sends to {sorted(peers)}, expected its right neighbour alone"
+def test_messages_go_round_the_ring_in_pieces(run, rng, world):
+    lengths = [world * rng.integers(2, 6), world * rng.integers(3, 6) + rng.integers(1, world - 1)]
+    ranks = call(run, draw(rng, world, [[n] for n in lengths], [torch.float32, torch.float64]), world)
+    for i, n in enumerate(lengths):
+        told = [got[i]["rows"] for got in ranks]
+        what = f"{n} elements"
+        to_one_neighbour(told, list(range(world)), what, 2 * (world - 1), either=True)
+        total = sum(r["elements"] for rows in told for r in sends(rows, what))
+        assert total == 2 * (world - 1) * n, (
+            f"{what}: all {world} ranks together sent {total} elements, expected 2(W − 1) · {n} = {2 * (world - 1) * n}"
         )
-        assert len(sent) == 2 * (world - 1), (
-            f"rank {rank} sends {len(sent)} times, expected 2(W − 1) = {2 * (world - 1)}"
-        )
-        largest = max(r["elements"] for r in sent)
+        largest = max(r["elements"] for rows in told for r in sends(rows, what))
         assert largest <= -(-n // world), (
-            f"rank {rank} sends {largest} of {n} elements at once, a chunk has {-(-n // world)}"
+            f"{what}: a message of {largest} elements, expected at most {-(-n // world)}: chunks differ by at most one"
         )
-        total += sum(r["elements"] for r in sent)
-    assert total == 2 * (world - 1) * n, (
-        f"{total} elements were sent in all, expected 2(W − 1)·{n} = {2 * (world - 1) * n}"
-    )
 
 
-@exercise(REDUCE, kind="property")
+@exercise(RING, kind="property")
+def test_short_tensors_are_not_padded(run, rng):
+    world = 4
+    lengths = [1, rng.integers(2, 3), 5]
+    ranks = call(run, draw(rng, world, [[n] for n in lengths], [torch.float32] * 3), world)
+    for i, n in enumerate(lengths):
+        total = sum(r["elements"] for got in ranks for r in sends(got[i]["rows"], f"{n} elements"))
+        assert total == 2 * (world - 1) * n, (
+            f"{n} elements: all {world} ranks together sent {total}, expected {2 * (world - 1) * n}: no padding"
+        )
+
+
+@exercise(RING, kind="property")
 def test_there_is_room_for_one_chunk(run, rng):
-    world, n = 5, 2001
-    for rank, g in enumerate(check(run, [draw(rng, n) for _ in range(world)], world)):
-        chunk = 4 * -(-n // world)
-        assert g["made"] <= chunk + 64, f"rank {rank}: {g['made']:,} bytes were made, a chunk has {chunk:,}"
+    world, n = 5, rng.integers(400, 900)
+    cases = draw(rng, world, [[n]], [torch.float32])
+    for rank, (got,) in enumerate(run(probes_collectives.metered, "ring_all_reduce", cases, world=world)):
+        chunk = -(-n // world)
+        assert got["largest"] <= chunk + 1, (
+            f"rank {rank} of {world}: {got['op']} made a storage of {got['largest']} elements for a tensor of {n}, "
+            f"expected at most a chunk, {chunk}"
+        )
+        assert got["peak"] <= 2 * (chunk + 1), (
+            f"rank {rank} of {world}: {got['peak']} elements were held at once beside the tensor of {n}, "
+            f"expected a chunk, {chunk}"
+        )

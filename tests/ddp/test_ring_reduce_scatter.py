@@ -1,8 +1,8 @@
-"""Of the sum, each rank its own part.
+"""The sum of all ranks' tensors, a part to each rank.
 
-What must be true: rank r gets rows r·n … of the sum over ranks; the input stays; W − 1 messages of one part to the
-right; room for two parts. How it would be faked: an all-reduce and a slice (bytes and peers are counted); sums in the
-input (it is compared); a copy of the whole input (storages are metered).
+What must be true: rank r ends with rows r·n … (r + 1)·n of the sum, the input is as it was, and each rank has sent
+W − 1 parts to its right neighbour. How it would be faked: all-reduce and keep a part (bytes); add up in the input
+(it is compared); a copy of the input (memory); end one place off (every part is different).
 """
 
 from __future__ import annotations
@@ -12,60 +12,83 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives as probes
-from .collectives import draw, group_of, halves, only_messages, sends
+from . import probes_collectives
+from .collectives import draw_dtypes, draw_members, draw_values, same, same_sum, sends, to_one_neighbour
 
-SCATTER = "ddp.ring_reduce_scatter"
-
-
-def check(run, tensors, world: int, groups=()):
-    got = run(probes.reduce_scatter, tensors, [*groups], world=world)
-    for rank in range(world):
-        ranks = group_of(rank, groups, world)
-        want = sum(tensors[r] for r in ranks).chunk(len(ranks))[ranks.index(rank)]
-        assert torch.equal(got[rank]["out"], want), (
-            f"rank {rank} of {world}: got {got[rank]['out'].flatten()[:6].tolist()} …, expected "
-            f"{want.flatten()[:6].tolist()} …: part {ranks.index(rank)} of the sum"
-        )
-        assert not got[rank]["changed"], f"rank {rank}: the input was changed"
-    return got
+RING = "ddp.ring_reduce_scatter"
 
 
-@exercise(SCATTER, kind="numerics")
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_each_rank_gets_its_part_of_the_sum(run, rng, world):
-    rows = rng.integers(1, 3)
-    check(run, [draw(rng, world * rows, 2) for _ in range(world)], world)
+def call(run, cases, world, members=()):
+    return run(probes_collectives.collect, "ring_reduce_scatter", cases, list(members), world=world)
 
 
-@exercise(SCATTER, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64"])
-def test_any_dtype(run, rng, dtype):
-    check(run, [draw(rng, 6, dtype=dtype) for _ in range(3)], 3)
+def draw(rng, ranks, world, parts, dtypes):
+    """parts: the shape of a part, for each case. world: of the group."""
+    return [
+        [{"tensor": draw_values(rng, d, world * s[0], *s[1:]), "shape": s} for s, d in zip(parts, dtypes, strict=True)]
+        for _ in range(ranks)
+    ]
 
 
-@exercise(SCATTER, kind="numerics")
-def test_ranks_are_those_of_the_group(run, rng):
-    check(run, [draw(rng, 4, 3) for _ in range(4)], 4, halves(rng, 4))
+def draw_parts(rng):
+    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3]]
 
 
-@exercise(SCATTER, kind="property")
+def judge(ranks, cases, members):
+    for place, rank in enumerate(members):
+        for i, told in enumerate(ranks[rank]):
+            n = cases[rank][i]["shape"][0]
+            what = f"rank {place} of {len(members)}, part of shape {cases[rank][i]['shape']}"
+            mine = [cases[r][i]["tensor"][place * n : (place + 1) * n] for r in members]
+            same_sum(told["output"], mine, what, f"rank {place} gets part {place} of the sum")
+
+
+@exercise(RING, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_each_rank_ends_with_its_part_of_the_sum(run, rng, world):
+    cases = draw(rng, world, world, draw_parts(rng), draw_dtypes(rng, 4))
+    judge(call(run, cases, world), cases, list(range(world)))
+
+
+@exercise(RING, kind="numerics")
+def test_a_group_that_is_a_part_of_the_world(run, rng):
+    members = draw_members(rng)
+    cases = draw(rng, 5, len(members), draw_parts(rng), draw_dtypes(rng, 4))
+    judge(call(run, cases, 5, members), cases, members)
+
+
+@exercise(RING, kind="numerics")
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_input_is_not_changed(run, rng, world):
+    cases = draw(rng, world, world, draw_parts(rng), draw_dtypes(rng, 4))
+    for rank, got in enumerate(call(run, cases, world)):
+        for i, told in enumerate(got):
+            same(told["tensor"], cases[rank][i]["tensor"], f"rank {rank} of {world}, input", "it is not to be changed")
+
+
+@exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_one_part_a_step_to_the_right_neighbour(run, rng, world):
-    n = rng.integers(2, 5)
-    got = check(run, [draw(rng, world * n) for _ in range(world)], world)
-    for rank in range(world):
-        only_messages(rank, got[rank]["rows"])
-        sent = [(r["elements"], r["peer"]) for r in sends(got[rank]["rows"])]
-        want = [(n, (rank + 1) % world)] * (world - 1)
-        assert sent == want, f"rank {rank} sends (elements, to) {sent}, expected {want}: W − 1 parts to the right"
+def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
+    parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
+    ranks = call(run, draw(rng, world, world, parts, [torch.float32, torch.int64]), world)
+    for i, shape in enumerate(parts):
+        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}"
+        to_one_neighbour(told, list(range(world)), what, world - 1)
+        size = torch.Size(shape).numel()
+        wrong = {r["elements"] for rows in told for r in sends(rows, what)} - {size}
+        assert not wrong, f"{what}: messages of {sorted(wrong)} elements, expected {size}: one part each"
 
 
-@exercise(SCATTER, kind="property")
+@exercise(RING, kind="property")
 def test_there_is_room_for_two_parts(run, rng):
-    world, n = 5, 400
-    got = check(run, [draw(rng, world * n) for _ in range(world)], world)
-    for rank, g in enumerate(got):
-        assert g["made"] <= 2 * 4 * n + 64, (
-            f"rank {rank}: {g['made']:,} bytes were made, two parts have {2 * 4 * n:,}, the input {world * 4 * n:,}"
+    world, n = 5, rng.integers(100, 200)
+    cases = draw(rng, world, world, [[n]], [torch.float32])
+    for rank, (got,) in enumerate(run(probes_collectives.metered, "ring_reduce_scatter", cases, world=world)):
+        assert got["largest"] <= 2 * n, (
+            f"rank {rank} of {world}: {got['op']} made a storage of {got['largest']} elements, expected at most two "
+            f"parts, {2 * n}"
+        )
+        assert got["peak"] <= 3 * n, (
+            f"rank {rank} of {world}: {got['peak']} elements were held at once beside input and output, expected two "
+            f"parts, {2 * n}, whatever W is"
         )
