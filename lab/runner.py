@@ -21,12 +21,13 @@ from typing import Any
 
 from . import wire
 from .assignment import ROOT
+from .scoring import REASONS
 from .world import framing
 from .world.child import Job
 
 START_S = 120.0  # a cold disk and two busy cores
 PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
-TOLD = ("raised", "import", "unwritten", "forbidden", "crashed", "hung", "refused")  # reasons that a room may give
+TOLD = frozenset(REASONS) - {"assertion", "kit"}  # reasons that a room may give: it neither judges nor knows the kit
 GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
 
 

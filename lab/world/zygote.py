@@ -27,12 +27,12 @@ from .child import Job, answer
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
+STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 # The last one is imported by the first launch that is given a descriptor, and takes longer than most launches.
 _TRITON = (
     "triton.language", "triton.runtime.interpreter", "triton.tools.tensor_descriptor",
     "triton.experimental.gluon.nvidia.hopper",
 )  # fmt: skip
-STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 
 
 def main() -> None:
@@ -70,21 +70,24 @@ def main() -> None:
 
 
 def _left_behind() -> bool:
-    """Empty the box's own folders; whether anything is left there that the next probe would find, or lack room for."""
+    """Empty the scratch folders of what is this user's; whether the next probe would find any of it, or lack its room.
+
+    What is others' is not touched: the box is made of it, or with the weaker isolations other boxes are.
+    """
     left = []
     for folder in ("/tmp", "/dev/shm"):
         for entry in os.scandir(folder):
-            if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue  # what the box was made of
-            if entry.is_dir(follow_symlinks=False):
-                with contextlib.suppress(RecursionError):
+            with contextlib.suppress(OSError, RecursionError):
+                if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                    continue
+                if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
+                else:
                     os.unlink(entry.path)
             left += [entry.path] if os.path.lexists(entry.path) else []
     with contextlib.suppress(OSError), open("/proc/sysvipc/shm") as segments:
-        left += segments.readlines()[1:]
+        owner = next(segments).split().index("uid")
+        left += [s for s in segments if s.split()[owner] == str(os.geteuid())]
     return bool(left)
 
 
