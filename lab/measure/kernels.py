@@ -2,7 +2,7 @@
 
 with watching() as seen:  # in a process that interprets
     o = attention(q, k, v)
-seen.launches, seen.operators, seen.touched(k, "load")
+seen.launches, seen.operators, seen.rows(k, "load"), seen.races()
 
 with compiling(90) as kernels:  # in a process that does not: every launch compiles for sm_90, and runs nothing
     attention(q, k, v)
@@ -65,6 +65,10 @@ class Watch:
     atomics: int = 0
     storages: list[tuple[int, int]] = field(default_factory=list)  # first and last byte of the launch's tensors
 
+    def touched(self, *kinds: str) -> set[int]:
+        """Every address that accesses of these kinds touched."""
+        return set(_union(a for a in self.accesses if a.kind in kinds).tolist())
+
     def races(self) -> int:
         """Addresses that one program stores and another loads or stores: on a GPU nobody knows which comes first."""
         found = 0
@@ -103,18 +107,17 @@ def _union(accesses: Any) -> np.ndarray:
     return np.unique(np.concatenate([*(a.addresses for a in accesses), _NOTHING]))
 
 
-def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
-    """Index (…, row) by address of every element of x."""
+def addresses(x: Tensor) -> Tensor:
+    """Of every element's first byte, int64, in x's shape."""
     offsets = torch.zeros((), dtype=torch.int64)
     for dim, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
-        shape = [1] * x.ndim
-        shape[dim] = length
-        offsets = offsets + (torch.arange(length) * stride).view(shape)
-    index = torch.arange(x[..., 0].numel()).view(*x.shape[:-1], 1).expand(x.shape)
-    leading = x.shape[:-1]
-    addresses = (x.data_ptr() + offsets * x.element_size()).flatten().tolist()
-    rows = [tuple(int(i) for i in np.unravel_index(n, leading)) for n in range(x[..., 0].numel())]
-    return {a: rows[n] for a, n in zip(addresses, index.flatten().tolist(), strict=True)}
+        offsets = offsets + (torch.arange(length) * stride).view([length if d == dim else 1 for d in range(x.ndim)])
+    return x.data_ptr() + offsets * x.element_size()
+
+
+def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
+    """Index (…, row) by address of every element of x."""
+    return dict(zip(addresses(x).flatten().tolist(), (i[:-1] for i in np.ndindex(*x.shape)), strict=True))
 
 
 class _Operators(TorchDispatchMode):

@@ -8,6 +8,7 @@ import torch
 
 from lab.measure import clock
 from lab.measure.device import current
+from lab.raising import raised
 
 
 def timed_steps(
@@ -71,13 +72,9 @@ def busy_host(impl: Any, host_s: list[float], warmup: int, steps: int) -> dict:
 def refused(impl: Any, warmup: int, steps: int) -> dict:
     """How `benchmark` answers counts that make no sense."""
     calls = []
-    try:
-        impl.benchmarking.benchmark.benchmark(lambda: calls.append(1), warmup=warmup, steps=steps)
-    except ValueError:
-        return {"raised": "ValueError", "calls": len(calls)}
-    except (TypeError, ArithmeticError, LookupError) as error:
-        return {"raised": type(error).__name__, "calls": len(calls)}
-    return {"raised": "nothing", "calls": len(calls)}
+    benchmark = impl.benchmarking.benchmark.benchmark
+    error = raised(lambda: benchmark(lambda: calls.append(1), warmup=warmup, steps=steps))
+    return {"raised": error, "calls": len(calls)}
 
 
 def plain(timing: Any) -> dict:

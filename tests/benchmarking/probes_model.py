@@ -10,6 +10,7 @@ from torch import Tensor
 from lab.measure.device import current
 from lab.measure.roofline import holds
 from lab.model.transformer import Config, Transformer
+from lab.raising import raised
 
 
 class Watched(Transformer):
@@ -97,10 +98,5 @@ def refused(impl: Any, sizes: dict, options: dict) -> list:
     """How it answers what makes no sense: the exception's name, and how often the model was called."""
     model = Watched(Config(**sizes))
     model.watch()
-    try:
-        impl.benchmarking.benchmark_model.benchmark_model(model, warmup=0, steps=1, **options)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return [type(error).__name__, len(model.calls)]
-    return ["nothing", len(model.calls)]
+    benchmark_model = impl.benchmarking.benchmark_model.benchmark_model
+    return [raised(lambda: benchmark_model(model, warmup=0, steps=1, **options)), len(model.calls)]

@@ -40,6 +40,24 @@ def gradients(q, k, v, do, is_causal, dtype: str) -> dict:
     return {"dq": dq, "dk": dk, "dv": dv, "o": o, "lse": lse, "delta": delta}
 
 
+def given_to_backward(expect, q, k, v, do, is_causal) -> dict:
+    """What a backward kernel is handed: o, lse and delta are attention's, in float64 and then rounded."""
+    out = expect(attention, q, k, v, is_causal, "float64")
+    o = out["o"].to(q.dtype)
+    delta = (do.double() * o.double()).sum(-1).float()
+    return {"q": q, "k": k, "v": v, "do": do, "o": o, "lse": out["lse"].float(), "delta": delta}
+
+
+def expected(expect, given: dict, is_causal: bool) -> tuple[dict, dict]:
+    """Gradients in float64, and in the inputs' dtype as a yardstick."""
+    want, plain = (expect(recomputed, given, is_causal, d) for d in ("float64", str(given["q"].dtype)[6:]))
+    return want, plain
+
+
+def described(q, k, is_causal, layout="") -> str:
+    return f"{tuple(q.shape)} queries, {tuple(k.shape)} keys{', causal' * is_causal}{layout and ', ' + layout}"
+
+
 def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
     """dq, dk and dv from the o, lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta)."""
     wanted = getattr(torch, dtype)

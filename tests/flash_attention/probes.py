@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
+from lab.measure import process
 from lab.measure.memory import meter
 
 
@@ -40,23 +39,7 @@ def memory(impl, q, k, v, is_causal) -> dict:
 
 
 def grown(impl, small, large, is_causal) -> int:
-    """Bytes by which the process grew at most in one forward pass; one with `small` is made first.
-
-    Counted by the kernel, so by whatever library and thread it was done; Linux alone tells. -1: it does not.
-    """
+    """Bytes by which the process grew at most in one forward pass, after one with `small`. -1: nobody can tell."""
     attend = impl.flash_attention.tiled_forward.TiledAttention.apply
     attend(*small, is_causal)
-    gc.collect()
-    try:
-        with open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")  # the highest that the resident memory was is forgotten
-    except OSError:
-        return -1
-    before = _resident("VmRSS")
-    attend(*large, is_causal)
-    return _resident("VmHWM") - before
-
-
-def _resident(name: str) -> int:
-    with open("/proc/self/status") as status:
-        return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
+    return process.grown(lambda: attend(*large, is_causal))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lab.measure.kernels import Watch, watching
+from lab.measure.process import poisoned
+from lab.raising import raised
 
 LAYOUTS = ["heads inside", "columns first", "every other row", "broadcast", "odd offset"]
 
@@ -33,18 +33,6 @@ def lay(x: Tensor, layout: str) -> Tensor:
         flat[1:] = x.flatten()
         return flat[1:].view(x.shape)
     return x
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """torch.empty gives NaN, not what happens to lie there."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def place(where: str, *tensors: Tensor) -> list[Tensor]:
@@ -74,11 +62,7 @@ def forward(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layout:
 def refused(impl: Any, shapes: list, dtypes: list) -> str:
     """The name of what is raised."""
     tensors = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    try:
-        impl.flash_attention.triton_forward.attention_forward(*tensors)
-    except Exception as error:
-        return type(error).__name__
-    return "nothing"
+    return raised(lambda: impl.flash_attention.triton_forward.attention_forward(*tensors))
 
 
 def visits(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from lab.measure.kernels import watching
+from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
+from lab.measure.process import grown, poisoned
+from lab.raising import raised
 
-from .probes import _lay, _resident
-
-
-def refused(call: Callable[[], Any]) -> str:
-    """The name of what the call raises; "nothing" where it returns."""
-    try:
-        call()
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
-    return "nothing"
-
+from .probes import _lay
 
 # ---- weighted sums ----
 
@@ -34,10 +22,9 @@ def weighted_sums(impl, cases: list[dict]) -> list:
 
     A case: x, weight, perhaps dy, and layout: how the three lie in memory when they arrive.
     """
-    poison()
     results = []
     for case in cases:
-        with watching():
+        with poisoned(), watching():
             out = _weighted_sum(impl, *_arguments(case))
         results.append({"dx": out[0], "dweight": out[1]} if "dy" in case else out)
     return results
@@ -45,29 +32,22 @@ def weighted_sums(impl, cases: list[dict]) -> list:
 
 def weighted_sum_kernels(impl, case: dict) -> dict:
     """What one call launches and what its kernels touch, and whether a second call is equal to the last bit."""
-    poison()
     arguments = _arguments(case)
-    with watching(keep=True) as seen:
-        out = _weighted_sum(impl, *arguments)
-    again = _weighted_sum(impl, *arguments)
+    with poisoned():
+        with watching(keep=True) as seen:
+            out = _weighted_sum(impl, *arguments)
+        again = _weighted_sum(impl, *arguments)
     out, again = (o if isinstance(o, tuple) else (o,) for o in (out, again))
-    by_program: dict[str, dict[int, set]] = {"load": {}, "store": {}, "atomic": {}}
-    for access in seen.accesses:
-        for address in access.addresses.tolist():
-            by_program[access.kind].setdefault(address, set()).add((access.launch, access.program))
-    read, written = set(by_program["load"]), set(by_program["store"]) | set(by_program["atomic"])
+    read, written = seen.touched("load"), seen.touched("store", "atomic")
+    of = {name: [set(addresses(t).flatten().tolist()) for t in ts] for name, ts in (("in", arguments), ("out", out))}
     return {
         "launches": [launch.kernel for launch in seen.launches],
         "operators": seen.operators,
         "atomics": seen.atomics,
-        "unread": [len(addresses(t) - read) for t in arguments],
-        "unwritten": [len(addresses(t) - written) for t in out],
-        "written_inputs": sum(len(addresses(t) & written) for t in arguments),
-        "raced": sum(
-            len(by_program["load"].get(address, writers) | writers) > 1
-            for address, writers in by_program["store"].items()
-            if address in by_program["load"]
-        ),
+        "unread": [len(each - read) for each in of["in"]],
+        "unwritten": [len(each - written) for each in of["out"]],
+        "written_inputs": sum(len(each & written) for each in of["in"]),
+        "raced": seen.races(),
         "contiguous": all(o.is_contiguous() for o in out),
         "equal": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
     }
@@ -76,21 +56,7 @@ def weighted_sum_kernels(impl, case: dict) -> dict:
 def refused_shapes(impl, shapes: list) -> list[str]:
     """What weighted_sum_forward raises for each (shape of x, shape of weight)."""
     function = impl.flash_attention.weighted_sum_forward.weighted_sum_forward
-    return [refused(lambda x=x, w=w: function(torch.zeros(x), torch.zeros(w))) for x, w in shapes]
-
-
-def poison() -> None:
-    """From here on torch.empty gives NaN: what nobody wrote shows."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-
-
-def addresses(t: torch.Tensor) -> set[int]:
-    """Of each element's first byte."""
-    offsets = torch.zeros((), dtype=torch.int64)
-    for dim, (length, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
-        offsets = offsets + (torch.arange(length) * stride).view([length if d == dim else 1 for d in range(t.ndim)])
-    return set((t.data_ptr() + offsets * t.element_size()).flatten().tolist())
+    return [raised(lambda x=x, w=w: function(torch.zeros(x), torch.zeros(w))) for x, w in shapes]
 
 
 def _weighted_sum(impl, x, weight, dy=None):
@@ -139,7 +105,7 @@ def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
 def softmax_of_nothing(impl) -> list[str]:
     """What is raised for an empty list and for an empty generator."""
     function = impl.flash_attention.online_softmax.online_softmax
-    return [refused(lambda: function([])), refused(lambda: function(t for t in ()))]
+    return [raised(lambda: function([])), raised(lambda: function(t for t in ()))]
 
 
 def softmax_consumption(impl, seeds: torch.Tensor, count: int) -> dict:
@@ -200,15 +166,7 @@ def backward_grown(impl, small: list, large: list, is_causal) -> int:
     """Bytes by which the process grew at most in one call; one with `small` is made first. -1: nobody can tell."""
     call = impl.flash_attention.tiled_backward.tiled_backward
     call(*small, is_causal)
-    gc.collect()
-    try:
-        with open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")  # the highest that the resident memory was is forgotten
-    except OSError:
-        return -1
-    before = _resident("VmRSS")
-    call(*large, is_causal)
-    return _resident("VmHWM") - before
+    return grown(lambda: call(*large, is_causal))
 
 
 # ---- counting ----
@@ -221,7 +179,7 @@ def occupancies(impl, cases: list[dict]) -> list:
     for case in cases:
         kernel = (case["registers"], case["shared_bytes"], case["warps"])
         if case.get("refused"):
-            found.append(refused(lambda k=kernel: module.occupancy(*k)))
+            found.append(raised(lambda k=kernel: module.occupancy(*k)))
             continue
         limits = (module.Multiprocessor(**case["limits"]),) if "limits" in case else ()
         got = module.occupancy(*kernel, *limits)
@@ -259,7 +217,7 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
 def fused_refusals(impl, x, weight, targets, chunks: list[int]) -> list[str]:
     """What is raised for each chunk."""
     function = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy
-    return [refused(lambda c=c: function.apply(x, weight, targets, c)) for c in chunks]
+    return [raised(lambda c=c: function.apply(x, weight, targets, c)) for c in chunks]
 
 
 def fused_memory(impl, x, weight, targets, chunk) -> dict:

@@ -15,31 +15,18 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, draw, needs_triton, recomputed
+from .oracles import ALLOWED, WHERE, described, draw, expected, given_to_backward, needs_triton
 
 DKDV = "flash_attention.triton_backward_dkdv"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
-def prepare(expect, drawn, is_causal) -> dict:
-    """What the probe is given: o, lse and delta are attention's, in float64 and then rounded."""
-    q, k, v, do = drawn
-    out = expect(attention, q, k, v, is_causal, "float64")
-    given = {"q": q, "k": k, "v": v, "do": do, "o": out["o"].to(q.dtype), "lse": out["lse"].float()}
-    return {**given, "delta": (do.double() * given["o"].double()).sum(-1).float()}
-
-
-def expected(expect, given, is_causal) -> tuple[dict, dict]:
-    """In float64, and the yardstick in the inputs' dtype."""
-    return tuple(expect(recomputed, given, is_causal, d) for d in ("float64", str(given["q"].dtype)[6:]))
-
-
 def check(run, expect, drawn, is_causal, where, layout="", cause=""):
-    given = prepare(expect, drawn, is_causal)
+    given = given_to_backward(expect, *drawn, is_causal)
     want, yardstick = expected(expect, given, is_causal)
     got = run(probes.backward_dkdv, given, is_causal, layout, where, triton=where)
     q, k = given["q"], given["k"]
-    what = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys{', causal' * is_causal}{layout and ', ' + layout}"
+    what = described(q, k, is_causal, layout)
     for name in ("dk", "dv"):
         assert got[name].dtype == k.dtype, f"{name} is {got[name].dtype}, k is {k.dtype}"
         close(
@@ -124,7 +111,7 @@ def test_thousands_of_queries_are_summed_in_float32(run, rng, expect, where):
     q, k, v, do = draw(rng, 2500, 8, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
     drawn = (q, k, v, do + 1)
     got = check(run, expect, drawn, False, where, cause="keep dk and dv in float32 until the last tile")
-    want = expected(expect, prepare(expect, drawn, False), False)[0]["dv"]
+    want = expected(expect, given_to_backward(expect, *drawn, False), False)[0]["dv"]
     worst = ((got["dv"].double() - want) / want).abs().max().item()
     assert worst <= 0.8 * 2**-10, (
         f"dv of 2,500 queries is off by {worst:.2g} of its value; rounded to float16 once it is by {0.5 * 2**-10:.2g}"
@@ -134,7 +121,7 @@ def test_thousands_of_queries_are_summed_in_float32(run, rng, expect, where):
 @exercise(DKDV, kind="numerics")
 def test_delta_and_lse_are_those_that_are_given(run, rng, expect, where):
     drawn = draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16)
-    given = prepare(expect, drawn, False)
+    given = given_to_backward(expect, *drawn, False)
     given["lse"] = given["lse"] + rng.uniform(0.5, 1.5)  # every probability is smaller than it was
     given["delta"] = rng.normal(*given["delta"].shape)
     want, yardstick = expected(expect, given, False)
@@ -147,7 +134,7 @@ def test_delta_and_lse_are_those_that_are_given(run, rng, expect, where):
 def test_no_program_depends_on_another(run, rng, expect, where):
     """The interpreter runs programs one after another; a GPU does not."""
     drawn = draw(rng, rng.integers(150, 200), rng.integers(150, 200), batch=1, group=2, dim=16, dtype="float16")
-    given = prepare(expect, drawn, False)
+    given = given_to_backward(expect, *drawn, False)
     raced = run(probes.raced_addresses, given, rng.choice([False, True]), "dkdv")
     assert raced == 0, f"{raced} addresses are stored by one program and touched by another: on a GPU that is chance"
 
@@ -155,7 +142,9 @@ def test_no_program_depends_on_another(run, rng, expect, where):
 @exercise(DKDV, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal, where):
-    given = prepare(expect, draw(rng, rng.integers(70, 130), rng.integers(70, 130), group=2, dim=24), is_causal)
+    given = given_to_backward(
+        expect, *draw(rng, rng.integers(70, 130), rng.integers(70, 130), group=2, dim=24), is_causal
+    )
     layout = rng.choice(["heads inside", "columns first", "every other row"])
     got = run(probes.backward_dkdv, given, is_causal, layout, where, triton=where)
     other = sorted({*got["operators"]} - ALLOWED)
@@ -168,7 +157,7 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal
 @exercise(DKDV, kind="property")
 def test_queries_before_the_diagonal_are_never_read(run, rng, expect, where):
     n = rng.integers(260, 330)
-    given = prepare(expect, draw(rng, n, n, batch=1, heads=1, dim=16, dtype="float16"), True)
+    given = given_to_backward(expect, *draw(rng, n, n, batch=1, heads=1, dim=16, dtype="float16"), True)
     got = run(probes.touched, given, True, "dkdv")
     tile = max(len(rows) for _, rows in got["loads"])
     block = max(len(rows) for _, rows in got["stores"])

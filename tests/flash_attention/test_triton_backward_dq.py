@@ -15,32 +15,19 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, draw, needs_triton, recomputed
+from .oracles import ALLOWED, WHERE, described, draw, expected, given_to_backward, needs_triton
 
 DQ = "flash_attention.triton_backward_dq"
 CAUSAL = "flash_attention.causal"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
-def prepare(expect, drawn, is_causal) -> dict:
-    """What the probe is given: o, lse and delta are attention's, in float64 and then rounded."""
-    q, k, v, do = drawn
-    out = expect(attention, q, k, v, is_causal, "float64")
-    given = {"q": q, "k": k, "v": v, "do": do, "o": out["o"].to(q.dtype), "lse": out["lse"].float()}
-    return {**given, "delta": (do.double() * given["o"].double()).sum(-1).float()}
-
-
-def expected(expect, given, is_causal) -> tuple[dict, dict]:
-    """In float64, and the yardstick in the inputs' dtype."""
-    return tuple(expect(recomputed, given, is_causal, d) for d in ("float64", str(given["q"].dtype)[6:]))
-
-
 def check(run, expect, drawn, is_causal, where, layout="", cause=""):
-    given = prepare(expect, drawn, is_causal)
+    given = given_to_backward(expect, *drawn, is_causal)
     want, yardstick = expected(expect, given, is_causal)
     got = run(probes.backward_dq, given, is_causal, layout, where, triton=where, replace=[CAUSAL])
     q, k = given["q"], given["k"]
-    what = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys{', causal' * is_causal}{layout and ', ' + layout}"
+    what = described(q, k, is_causal, layout)
     assert got["dq"].dtype == q.dtype, f"dq is {got['dq'].dtype}, q is {q.dtype}"
     delta = (given["do"].double() * given["o"].double()).sum(-1)
     close(got["delta"], delta, (given["do"].float() * given["o"].float()).sum(-1), f"delta of {what}", factor=12)
@@ -103,7 +90,7 @@ def test_long_sequences(run, rng, expect, is_causal, where):
 def test_thousands_of_keys_are_summed_in_float32(run, rng, expect, where):
     """Keys nearly alike: dq is a sum of thousands of terms of one sign, and grows slowly."""
     q, k, v, do = draw(rng, 8, 3000, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
-    given = prepare(expect, (q, k + 4, v, do), False)
+    given = given_to_backward(expect, q, k + 4, v, do, False)
     given["delta"], given["o"] = given["delta"] * 0, given["o"] * 0  # dS = P ∘ dP
     given["v"], given["do"] = (given["v"] + 2).abs(), given["do"].abs() + 1
     want, _ = expected(expect, given, False)
@@ -133,7 +120,7 @@ def test_keys_that_are_not_there_add_nothing(run, rng, expect, where):
 @exercise(DQ, kind="numerics")
 def test_probabilities_come_from_the_lse_that_is_given(run, rng, expect, where):
     drawn = draw(rng, rng.integers(20, 70), rng.integers(20, 70), dim=16)
-    given = prepare(expect, drawn, False)
+    given = given_to_backward(expect, *drawn, False)
     given["lse"] = given["lse"] + rng.uniform(0.5, 1.5)  # every probability is smaller than it was
     given["o"] = torch.zeros_like(given["o"])
     given["delta"] = torch.zeros_like(given["delta"])
@@ -146,7 +133,7 @@ def test_probabilities_come_from_the_lse_that_is_given(run, rng, expect, where):
 def test_no_program_depends_on_another(run, rng, expect, where):
     """The interpreter runs programs one after another; a GPU does not."""
     drawn = draw(rng, rng.integers(150, 200), rng.integers(150, 200), batch=1, group=2, dim=16, dtype="float16")
-    given = prepare(expect, drawn, False)
+    given = given_to_backward(expect, *drawn, False)
     raced = run(probes.raced_addresses, given, rng.choice([False, True]), "dq", replace=[CAUSAL])
     assert raced == 0, f"{raced} addresses are stored by one program and touched by another: on a GPU that is chance"
 
@@ -154,7 +141,7 @@ def test_no_program_depends_on_another(run, rng, expect, where):
 @exercise(DQ, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal, where):
-    given = prepare(expect, draw(rng, rng.integers(70, 130), rng.integers(70, 130), dim=24), is_causal)
+    given = given_to_backward(expect, *draw(rng, rng.integers(70, 130), rng.integers(70, 130), dim=24), is_causal)
     layout = rng.choice(["heads inside", "columns first", "every other row"])
     got = run(probes.backward_dq, given, is_causal, layout, where, triton=where, replace=[CAUSAL])
     other = sorted({*got["operators"]} - ALLOWED)
@@ -166,7 +153,9 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal
 
 @exercise(DQ, kind="property")
 def test_tiles_above_the_diagonal_are_never_read(run, rng, expect, where):
-    given = prepare(expect, draw(rng, n := rng.integers(200, 260), n, batch=1, heads=1, dim=16, dtype="float16"), True)
+    given = given_to_backward(
+        expect, *draw(rng, n := rng.integers(200, 260), n, batch=1, heads=1, dim=16, dtype="float16"), True
+    )
     got = run(probes.touched, given, True, "dq", replace=[CAUSAL])
     tile = max(len(rows) for _, rows in got["loads"])
     block = max(len(rows) for _, rows in got["stores"])

@@ -17,7 +17,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, draw, needs_triton
+from .oracles import ALLOWED, WHERE, attention, described, draw, needs_triton
 
 FORWARD = "flash_attention.triton_forward"
 CAUSAL = "flash_attention.causal"
@@ -28,15 +28,15 @@ def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
     got = run(probes.forward, q, k, v, is_causal, layout, where, triton=where, replace=[CAUSAL])
     want = expect(attention, q, k, v, is_causal, "float64")
     yardstick = expect(attention, q, k, v, is_causal, str(q.dtype).removeprefix("torch."))
-    what = f"{tuple(q.shape)} queries, {tuple(k.shape)} keys, {'causal' if is_causal else 'full'}"
+    what = described(q, k, is_causal, layout)
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}"
     close(
-        got["o"], want["o"], yardstick["o"], f"o of {what}{layout and ', ' + layout}", factor=6,
+        got["o"], want["o"], yardstick["o"], f"o of {what}", factor=6,
         dims="batch, head, query, dim", cause=cause,
     )  # fmt: skip
     assert got["lse"].dtype == torch.float32, f"lse is {got['lse'].dtype}, expected float32"
     close(
-        got["lse"], want["lse"], yardstick["lse"].float(), f"lse of {what}{layout and ', ' + layout}", factor=12,
+        got["lse"], want["lse"], yardstick["lse"].float(), f"lse of {what}", factor=12,
         dims="batch, head, query", cause="natural log of the sum of exp of the scaled scores",
     )  # fmt: skip
     return got

@@ -16,15 +16,11 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
+from .oracles import ALLOWED
 
 BACKWARD = "flash_attention.weighted_sum_backward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
 LAYOUTS = ["transposed", "strided", "rows apart", "broadcast rows", "broadcast columns"]
-HARMLESS = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_zeros", "zeros", "zeros_like", "full", "view", "reshape",
-    "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze", "as_strided", "detach", "alias",
-    "_unsafe_view", "lift_fresh", "_to_copy", "fill_",
-}  # fmt: skip  # allocation, views and casts
 
 
 def draw(rng, rows, columns, dtype=torch.float32, layout="contiguous") -> dict:
@@ -107,7 +103,7 @@ def test_products_may_be_larger_than_float16(run, rng):
 def test_it_is_one_launch_and_nothing_beside_it(run, rng):
     got = run(probes.weighted_sum_kernels, draw(rng, rng.integers(20, 50), rng.integers(70, 150), layout="strided"))
     assert len(got["launches"]) == 1, f"expected one kernel launch, saw {len(got['launches'])}: {got['launches']}"
-    beside = sorted(set(got["operators"]) - HARMLESS)
+    beside = sorted(set(got["operators"]) - ALLOWED)
     assert not beside, (
         f"beside the launch torch computed {', '.join(beside)}: each is a kernel of its own on a GPU; allocation, "
         "views and casts are not"
@@ -133,7 +129,7 @@ def test_no_program_depends_on_another(run, rng):
         f"{got['atomics']} atomic operations: in which order they come differs from run to run, so do last bits"
     )
     assert not got["raced"], (
-        f"{got['raced']} elements are stored by one program and loaded by another: programs run at the same time on a "
+        f"{got['raced']} elements are stored by one program and touched by another: programs run at the same time on a "
         "GPU, so that additions are lost; let one program own each column of dweight"
     )
     assert got["equal"], "two runs on the same inputs differ"

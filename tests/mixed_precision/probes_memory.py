@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from lab.measure.memory import meter
 from lab.model.transformer import Config, Transformer
+from lab.raising import raised
 
 from .probes_precision import Kept
 
@@ -225,13 +226,7 @@ def bound(impl: Any, layers: list[int]) -> list[list[int]]:
 
 
 def plan_refused(impl: Any, inputs: list[int], saved: list[int]) -> str:
-    try:
-        impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
-    return "nothing"
+    return raised(lambda: impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved))
 
 
 class Layer(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.model.transformer import Config, Transformer
+from lab.raising import raised
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
@@ -163,15 +164,7 @@ def unscaled(impl: Any, gradients: list, scale: float) -> dict:
 
 
 def refused(impl: Any, options: dict) -> str:
-    try:
-        impl.mixed_precision.loss_scaler.LossScaler(**options)
-    except ValueError:
-        return "ValueError"
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
-    return "nothing"
+    return raised(lambda: impl.mixed_precision.loss_scaler.LossScaler(**options))
 
 
 # ---- steps ----

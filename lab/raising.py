@@ -1,0 +1,16 @@
+"""What a call raises, for probes that ask how an implementation answers bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def raised(call: Callable[[], object]) -> str:
+    """The name of what `call` raises, "nothing" where it returns. What is not written yet is raised on."""
+    try:
+        call()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
