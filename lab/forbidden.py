@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import _thread
 import ast
+import functools
 import os
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,37 +68,55 @@ def _refusal(name: str) -> Any:
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
     """Where `file`, or what it imports relatively, names something forbidden: ["ddp/naive.py:3: torch.…"]."""
     names, found = [*names, *INSTRUMENTS], []
-    for path, tree in _parsed(root, file).items():
+    for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
-        found += [f"{relative}:{line}: {name}" for line, name in sorted(_mentions(tree, names))]
+        lines = {(at, n) for at, m in source.mentions for n in names if m == n or m.startswith(f"{n}.")}
+        found += [f"{relative}:{line}: {name}" for line, name in sorted(lines)]
     return found
 
 
 def reachable(root: Path, file: str) -> list[Path]:
     """`file` and what it imports relatively, directly or not, as far as it can be read."""
-    return [*_parsed(root, file)]
+    return [*_sources(root, file)]
 
 
-def _parsed(root: Path, file: str) -> dict[Path, ast.AST]:
-    trees: dict[Path, ast.AST] = {}
+@dataclass(frozen=True)
+class _Source:
+    mentions: list[tuple[int, str]]  # (line, dotted name) of every import and access
+    imports: list[tuple[int, str, list[str]]]  # (level, module, names) of every relative import
+
+
+def _sources(root: Path, file: str) -> dict[Path, _Source]:
+    sources: dict[Path, _Source] = {}
     todo = [root / file]
     while todo:
         path = todo.pop()
-        if path in trees or not path.is_file():
+        if path in sources or not path.is_file():
             continue
-        try:
-            trees[path] = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):
-            trees[path] = ast.Module([], [])  # it does not load either, and says so itself
-        todo += _relative_imports(trees[path], path, root)
-    return trees
+        sources[path] = _read(path.read_bytes())
+        for level, module, names in sources[path].imports:
+            if (base := path.parents[level - 1]).is_relative_to(root):
+                base = base.joinpath(*module.split("."))
+                todo += [base.with_suffix(".py"), *(base / f"{name}.py" for name in names)]
+    return sources
 
 
-def _mentions(tree: ast.AST, names: list[str]) -> set[tuple[int, str]]:
-    """(line, forbidden name) of every import or dotted access that reaches one, through renamed imports too."""
+@functools.lru_cache(maxsize=512)  # every test asks this of the same few files
+def _read(text: bytes) -> _Source:
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return _Source([], [])  # it does not load either, and says so itself
+    froms = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    relative = [(n.level, n.module or "", [a.name for a in n.names]) for n in froms if n.level]
+    return _Source(_mentions(nodes), relative)
+
+
+def _mentions(nodes: list[ast.AST]) -> list[tuple[int, str]]:
+    """(line, dotted name) of every absolute import and dotted access, through renamed imports too."""
     known: dict[str, str] = {}  # local name -> what it stands for
     mentions = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for a in node.names:
                 known[a.asname or a.name.partition(".")[0]] = a.name if a.asname else a.name.partition(".")[0]
@@ -105,13 +125,13 @@ def _mentions(tree: ast.AST, names: list[str]) -> set[tuple[int, str]]:
             for a in node.names:
                 known[a.asname or a.name] = f"{node.module}.{a.name}"
                 mentions.append((node.lineno, f"{node.module}.{a.name}"))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and (dotted := _dotted(node.value, known)):
             known.update({t.id: dotted for t in node.targets if isinstance(t, ast.Name)})
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name) and (dotted := _dotted(node, known)):
             mentions.append((node.lineno, dotted))
-    return {(line, n) for line, m in mentions for n in names if m == n or m.startswith(f"{n}.")}
+    return mentions
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
@@ -121,15 +141,3 @@ def _dotted(node: ast.AST, known: dict[str, str]) -> str:
     if isinstance(node, ast.Attribute) and (base := _dotted(node.value, known)):
         return f"{base}.{node.attr}"
     return ""
-
-
-def _relative_imports(tree: ast.AST, path: Path, root: Path) -> list[Path]:
-    paths = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = path.parents[node.level - 1]
-            if not base.is_relative_to(root):
-                continue
-            base = base.joinpath(*(node.module or "").split("."))
-            paths += [base.with_suffix(".py"), *(base / f"{a.name}.py" for a in node.names)]
-    return paths

@@ -35,9 +35,12 @@ VERDICTS = pytest.StashKey[Verdicts]()
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
 
-def exercise(id: str, kind: str) -> pytest.MarkDecorator:
-    """Say which exercise a test judges, and what of it: "numerics", "property" or "timing"."""
-    return pytest.mark.exercise(id, kind=kind)
+def exercise(id: str, kind: str, triton: str = "interpret") -> pytest.MarkDecorator:
+    """Say which exercise a test judges, and what of it: "numerics", "property" or "timing".
+
+    triton: the mode its probes run in, so that their zygote can start before it is asked.
+    """
+    return pytest.mark.exercise(id, kind=kind, triton=triton)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,8 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
         if not _picks(config):
             verdicts.judging = Counter(_id(i) for i in items if _kind(i) == "numerics")
-    if any(_id(i) for i in items) and not config.option.collectonly and not config.option.inline:
-        _runner(config).warm()  # imports torch while pytest goes on
+    if not config.option.collectonly and not config.option.inline:
+        for mode in sorted({m.kwargs["triton"] for i in items if (m := i.get_closest_marker("exercise"))}):
+            _runner(config).warm(mode)  # imports torch while pytest goes on
 
 
 def _id(item: pytest.Item) -> str:

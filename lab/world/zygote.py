@@ -28,8 +28,9 @@ from .child import Job, answer
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
-# The last one is imported by the first launch that is given a descriptor, and takes longer than most launches.
-_TRITON = (
+# What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
+_PROBES = (
+    "lab.measure.clock", "lab.measure.kernels", "lab.measure.memory", "lab.measure.process", "lab.model.transformer",
     "triton.language", "triton.runtime.interpreter", "triton.tools.tensor_descriptor",
     "triton.experimental.gluon.nvidia.hopper",
 )  # fmt: skip
@@ -105,12 +106,16 @@ def _warm() -> None:
     import torch.utils._python_dispatch
 
     from .. import impl, wire  # noqa: F401
+    from ..measure.interpreter import patch_once
     from . import group  # noqa: F401
 
     torch.set_num_threads(1)
-    for name in _TRITON:
+    for name in _PROBES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with contextlib.suppress(ImportError, AttributeError):
+            patch_once()
     gc.collect()
     gc.freeze()  # children must not copy these pages just to count references
 

@@ -72,24 +72,24 @@ def check(run, arch: int, dim: int, is_causal: bool, queries: int = 8192, dtype:
     return kernels
 
 
-@exercise(COMPILES, kind="property")
+@exercise(COMPILES, kind="property", triton="native")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_on_hopper_at_dim_128(run, is_causal):
     check(run, 90, 128, is_causal)
 
 
-@exercise(COMPILES, kind="property")
+@exercise(COMPILES, kind="property", triton="native")
 def test_on_hopper_at_dim_64(run, rng):
     check(run, 90, 64, rng.choice([False, True]))
 
 
-@exercise(COMPILES, kind="property")
+@exercise(COMPILES, kind="property", triton="native")
 @pytest.mark.parametrize("arch", [80, 100])
 def test_on_the_generations_before_and_after(run, rng, arch):
     check(run, arch, rng.choice([64, 128]), rng.choice([False, True]))
 
 
-@exercise(COMPILES, kind="property")
+@exercise(COMPILES, kind="property", triton="native")
 def test_the_kernels_that_compute_are_those_that_compile(run, rng):
     q, k, v, do = draw(rng, 70, 80, dim=64, dtype="float16")
     ran = run(probes.autograd, q, k, v, do, True, "qkv", "interpret")["sources"]

@@ -31,21 +31,21 @@ def ratio(run, direction: str, is_causal: bool) -> float:
     return got["peer_s"] / got["own_s"]
 
 
-@exercise(SPEED, kind="timing")
+@exercise(SPEED, kind="timing", triton="native")
 def test_half_as_fast_as_flash_attention_2(run, direction, is_causal):
     assert (r := ratio(run, direction, is_causal)) >= 0.5, f"{direction}: {r:.2f} times the peer, expected 0.5"
 
 
-@exercise(SPEED, kind="timing")
+@exercise(SPEED, kind="timing", triton="native")
 def test_three_quarters_as_fast(run, direction, is_causal):
     assert (r := ratio(run, direction, is_causal)) >= 0.75, f"{direction}: {r:.2f} times the peer, expected 0.75"
 
 
-@exercise(SPEED, kind="timing")
+@exercise(SPEED, kind="timing", triton="native")
 def test_as_fast(run, direction, is_causal):
     assert (r := ratio(run, direction, is_causal)) >= 0.95, f"{direction}: {r:.2f} times the peer, expected 0.95"
 
 
-@exercise(SPEED, kind="timing")
+@exercise(SPEED, kind="timing", triton="native")
 def test_faster(run, direction, is_causal):
     assert (r := ratio(run, direction, is_causal)) >= 1.1, f"{direction}: {r:.2f} times the peer, expected 1.1"
