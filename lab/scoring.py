@@ -8,7 +8,7 @@ What was not run leaves the denominator: it is neither earned nor lost, and is s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .assignment import KINDS, Assignment, Exercise
@@ -78,14 +78,24 @@ class ExerciseScore:
         return any(k.passed for k in self.kinds) and not any(k.failed for k in self.kinds)
 
 
-def score(assignment: Assignment, results: Iterable[Result], ids: Iterable[str] | None = None) -> list[ExerciseScore]:
-    """Points of each exercise in ids (default: all), in the handout's order."""
+def score(
+    assignment: Assignment,
+    results: Iterable[Result],
+    ids: Iterable[str] | None = None,
+    passes: Callable[[str], bool] | None = None,
+) -> list[ExerciseScore]:
+    """Points of each exercise in ids (default: all), in the handout's order.
+
+    passes: whether an exercise passes that others need and of which results say nothing.
+    """
     outcomes: dict[str, dict[str, dict[str, list[str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for r in results:
         outcomes[r.exercise][r.kind][r.test].append(r.outcome)
     wanted = set(assignment.exercises if ids is None else ids)
     return [
-        _score(assignment, exercise, outcomes) for exercise in assignment.exercises.values() if exercise.id in wanted
+        _score(assignment, exercise, outcomes, passes or (lambda id: False))
+        for exercise in assignment.exercises.values()
+        if exercise.id in wanted
     ]
 
 
@@ -95,11 +105,10 @@ def totals(scores: Iterable[ExerciseScore]) -> tuple[float, float, float]:
     return sum(s.earned for s in scores), sum(s.possible for s in scores), sum(s.not_run for s in scores)
 
 
-def _score(assignment: Assignment, exercise: Exercise, outcomes: dict) -> ExerciseScore:
+def _score(assignment: Assignment, exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> ExerciseScore:
     of_kind = {kind: outcomes[exercise.id][kind] for kind in KINDS if outcomes[exercise.id][kind]}
     weight = sum(assignment.split[kind] for kind in of_kind)
     result = ExerciseScore(exercise)
-    open_gate = _gate(exercise, outcomes)
     for kind, functions in of_kind.items():
         share = assignment.split[kind] / weight if weight else 1 / len(of_kind)
         k = KindScore(kind, exercise.points * share)
@@ -108,7 +117,7 @@ def _score(assignment: Assignment, exercise: Exercise, outcomes: dict) -> Exerci
             points = k.points / len(functions)
             if verdict == "passed":
                 k.passed += 1
-                if kind == "numerics" or open_gate:
+                if kind == "numerics" or _gate(exercise, outcomes, passes):
                     k.earned += points
                 else:
                     result.gated = True
@@ -128,9 +137,13 @@ def _function(cases: list[str]) -> str:
     return "passed" if "passed" in cases else "not_run"
 
 
-def _gate(exercise: Exercise, outcomes: dict) -> bool:
+def _gate(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> bool:
     """Whether property and timing count: the exercise's own numerics pass, or those of all it needs."""
-    own = outcomes[exercise.id]["numerics"]
-    judged = [own] if own else [outcomes[need]["numerics"] for need in exercise.needs]
-    verdicts = [_function(cases) for functions in judged for cases in functions.values()]
-    return "failed" not in verdicts and ("passed" in verdicts or not judged)
+    if own := outcomes[exercise.id]["numerics"]:
+        return _all_pass(own)
+    return all(_all_pass(n) if (n := outcomes[id]["numerics"]) else passes(id) for id in exercise.needs)
+
+
+def _all_pass(functions: dict[str, list[str]]) -> bool:
+    verdicts = [_function(cases) for cases in functions.values()]
+    return "passed" in verdicts and "failed" not in verdicts

@@ -6,6 +6,7 @@ from typing import Any
 
 from . import assignment as assignments
 from .assignment import Exercise
+from .pytest_plugin import VERDICTS
 from .scoring import ExerciseScore, Result, score, totals
 
 MESSAGE_LINES = 14
@@ -14,7 +15,7 @@ MESSAGE_LINES = 14
 def write(terminal: Any, results: list[Result], config: Any) -> None:
     """Append the summary to pytest's report."""
     known = assignments.default()
-    scores = [s for s in score(known, results) if s.kinds]
+    scores = [s for s in score(known, results, passes=config.stash[VERDICTS].passes) if s.kinds]
     ids = {s.exercise.id for s in scores}
     unwritten = {r.exercise for r in results if r.reason == "unwritten"}
     terminal.write_line("")
@@ -59,7 +60,9 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> N
         elif not s.possible:
             mark, colour = "–", {}
         elif s.gated:
-            note = "property and timing count once all numerics pass"
+            mark, colour = "✗", {"red": True}
+            own = any(k.kind == "numerics" for k in s.kinds)
+            note = f"property and timing count once {'all numerics pass' if own else 'all that it needs passes'}"
         away = f"{_points(s.not_run) if s.not_run else '':>7}"
         terminal.write_line(
             f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour

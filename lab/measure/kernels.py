@@ -251,6 +251,7 @@ class Kernel:
 
     name: str
     source: str  # the digest of its text
+    program: str  # the digest of what Triton made of it, the same for both 16-bit dtypes
     warps: int
     registers: int  # a thread
     spilled_bytes: int
@@ -332,6 +333,13 @@ def _kernel(function: Any, compiled: Any, arch: int) -> Kernel:
     for name, pattern in (("registers", r"Used (\d+) registers"), ("spilled", r"(\d+) bytes spill (?:stores|loads)")):
         numbers[name] = max(map(int, re.findall(pattern, said.stderr)), default=0)
     return Kernel(
-        function.__name__, digest(function), compiled.metadata.num_warps, numbers["registers"], numbers["spilled"],
-        compiled.metadata.shared, {name: ptx.count(text) for name, text in INSTRUCTIONS.items()},
+        function.__name__, digest(function), _program(compiled.asm["ttir"]), compiled.metadata.num_warps,
+        numbers["registers"], numbers["spilled"], compiled.metadata.shared,
+        {name: ptx.count(text) for name, text in INSTRUCTIONS.items()},
     )  # fmt: skip
+
+
+def _program(ttir: str) -> str:
+    """Without the names of lines and variables, and with one name for both 16-bit dtypes."""
+    text = re.sub(r"#loc.*|loc\(.*?\)+", "", ttir).replace("bf16", "f16")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

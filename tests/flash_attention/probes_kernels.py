@@ -184,8 +184,8 @@ def compiled(impl: Any, arch: int, dim: int, is_causal: bool, queries: int, dtyp
         o = impl.flash_attention.attention.FlashAttention.apply(q, k, v, is_causal)
         torch.autograd.grad(o, (q, k, v), torch.empty_like(o))
     return [
-        {"name": kernel.name, "source": kernel.source, "registers": kernel.registers, "spilled": kernel.spilled_bytes,
-         "shared": kernel.shared_bytes, "warps": kernel.warps, **kernel.instructions}
+        {"name": kernel.name, "source": kernel.source, "program": kernel.program, "registers": kernel.registers,
+         "spilled": kernel.spilled_bytes, "shared": kernel.shared_bytes, "warps": kernel.warps, **kernel.instructions}
         for kernel in kernels
     ]  # fmt: skip
 

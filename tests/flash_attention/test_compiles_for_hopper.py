@@ -3,8 +3,9 @@
 What must be true: gradients through autograd are those of attention; little is kept for backward; the same kernels that
 give these numbers compile at the benchmark's shapes in bfloat16, for sm_80, sm_90 and the newest generation, without
 spilling registers and with tensor-core instructions. How it would be faked: other kernels for compiling than for
-computing (their sources are compared); tiles so small that nothing spills and no tensor core is used (instructions are
-counted in the PTX); torch's attention in backward (operators are noted).
+computing (their sources are compared, and what they become in bfloat16 with what they become in float16); tiles so
+small that nothing spills and no tensor core is used (instructions are counted in the PTX); torch's attention in
+backward (operators are noted).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def test_on_hopper_at_dim_128(run, is_causal):
 
 @exercise(COMPILES, kind="property", triton="native")
 def test_on_hopper_at_dim_64(run, rng):
-    check(run, 90, 64, rng.choice([False, True]))
+    check(run, 90, 64, rng.choice([False, True]), 2 ** rng.integers(9, 14))
 
 
 @exercise(COMPILES, kind="property", triton="native")
@@ -92,6 +93,13 @@ def test_on_the_generations_before_and_after(run, rng, arch):
 @exercise(COMPILES, kind="property", triton="native")
 def test_the_kernels_that_compute_are_those_that_compile(run, rng):
     q, k, v, do = draw(rng, 70, 80, dim=64, dtype="float16")
-    ran = run(probes.autograd, q, k, v, do, True, "qkv", "interpret")["sources"]
-    compiled = [kernel["source"] for kernel in check(run, 90, 64, True, 128, "float16")]  # as the interpreter runs it
-    assert sorted(ran) == sorted(compiled), "the interpreter ran other kernels than those that compile for a GPU"
+    ran = sorted(run(probes.autograd, q, k, v, do, True, "qkv", "interpret")["sources"])
+    in_float16, in_bfloat16 = (check(run, 90, 64, True, 8192, dtype) for dtype in ("float16", "bfloat16"))
+    for kernels in (in_float16, in_bfloat16):
+        compiled = sorted(kernel["source"] for kernel in kernels)
+        assert ran == compiled, "the interpreter ran other kernels than those that compile for a GPU"
+    other = {kernel["program"] for kernel in in_bfloat16} - {kernel["program"] for kernel in in_float16}
+    names = [kernel["name"] for kernel in in_bfloat16 if kernel["program"] in other]
+    assert not names, (
+        f"{', '.join(names)}: another program in bfloat16 than in float16, the dtype in which its numbers are judged"
+    )
