@@ -8,6 +8,7 @@ fresh inputs after timing. bfloat16, batch · N = 16,384, heads · dim = 2,048.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import statistics
 from collections.abc import Callable
@@ -65,12 +66,6 @@ def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str,
 
         return attend
 
-    def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        s = q @ k.mT * q.shape[-1] ** -0.5
-        if is_causal:
-            s = s.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), -math.inf)
-        return s.softmax(-1) @ v
-
     def flex() -> Attend:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -86,11 +81,19 @@ def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str,
         "flash2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
         "flex": flex,
-        "compiled": lambda: torch.compile(naive, dynamic=False),
+        "compiled": lambda: functools.partial(torch.compile(naive, dynamic=False), is_causal=is_causal),
     }
     if n > 4096:
         made.pop("compiled")  # the matrix would fill the memory
     return {name: make() for name, make in made.items() if name in names}
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Attention with the whole matrix."""
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if is_causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1), -math.inf)
+    return s.softmax(-1) @ v
 
 
 def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> list[dict]:
@@ -141,17 +144,23 @@ def inputs(n: int, dim: int) -> list[Tensor]:
 
 
 def seconds(attend: Attend, direction: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> float:
-    """One call, by events around it, after the device has finished everything else."""
+    """One call."""
+    if direction == "forward":
+        with torch.no_grad():
+            return timed(lambda: attend(q, k, v))
+    if direction == "both":
+        return timed(lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), do))
+    o = attend(q, k, v)
+    return timed(lambda: torch.autograd.grad(o, (q, k, v), do))
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of the device's time, by events around the call, after it has finished everything else."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    o = attend(q, k, v) if direction == "backward" else None
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000)  # half a millisecond, in which the host prepares the launch
     begin.record()
-    if direction == "forward":
-        with torch.no_grad():
-            attend(q, k, v)
-    else:
-        torch.autograd.grad(attend(q, k, v) if o is None else o, (q, k, v), do)
+    call()
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end) / 1e3
@@ -167,10 +176,7 @@ def error_ratio(calls: dict[str, Attend], dim: int, n: int, is_causal: bool) -> 
     x = [t.detach()[:1, :1].clone().requires_grad_() for t in inputs(n, dim)]
     do = torch.randn_like(x[0])
     wide = [t.detach().float().requires_grad_() for t in x]
-    s = wide[0] @ wide[1].mT * dim**-0.5
-    if is_causal:
-        s = s.masked_fill(torch.ones(n, n, dtype=torch.bool, device=s.device).triu(1), -math.inf)
-    want = s.softmax(-1) @ wide[2]
+    want = naive(*wide, is_causal)
     expected = [want, *torch.autograd.grad(want, wide, do.float())]
     errors = {}
     for name in ("ours", "flash2"):
@@ -188,26 +194,16 @@ def error_ratio(calls: dict[str, Attend], dim: int, n: int, is_causal: bool) -> 
 def matrix_ceiling() -> float:
     """FLOP/s of large products in bfloat16."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(5):
-        a @ b
-    times = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        a @ b
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * 8192**3 / statistics.median(times)
+    times = [timed(lambda: a @ b) for _ in range(25)]
+    return 2 * 8192**3 / statistics.median(times[5:])
 
 
 def smoke() -> None:
     """Ours in the interpreter, if TRITON_INTERPRET=1 is set: that it runs, and is right."""
     attend = candidates(["ours"], True, 64, 32)["ours"]
     q, k, v = (torch.randn(1, 2, 64, 32, requires_grad=True) for _ in range(3))
-    o = attend(q, k, v)
-    s = (q @ k.mT * 32**-0.5).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -math.inf)
-    print(f"a CPU: nothing is kept; largest difference {(o - s.softmax(-1) @ v).abs().max().item():.1e}")
+    error = (attend(q, k, v) - naive(q, k, v, True)).abs().max().item()
+    print(f"a CPU: nothing is kept; largest difference {error:.1e}")
 
 
 def plot(rows: list[dict]) -> None:

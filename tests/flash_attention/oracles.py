@@ -10,6 +10,8 @@ import torch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WHERE = ["interpret", *(["native"] if torch.cuda.is_available() else [])]
+# The interpreter multiplies the bit patterns of bfloat16: that dtype is judged where there is a GPU.
+PRECISIONS = ["float32", "float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
 # Inside a call that launches kernels torch may make tensors, look at them in another way, and cast.
 ALLOWED = {
     "new_full", "full_like", "ones", "ones_like", "new_ones", "empty_permuted", "split_with_sizes", "_reshape_alias",
@@ -52,6 +54,11 @@ def expected(expect, given: dict, is_causal: bool) -> tuple[dict, dict]:
     """Gradients in float64, and in the inputs' dtype as a yardstick."""
     want, plain = (expect(recomputed, given, is_causal, d) for d in ("float64", str(given["q"].dtype)[6:]))
     return want, plain
+
+
+def room(q, where: str) -> str:
+    """Where this case can run."""
+    return "native" if q.dtype is torch.bfloat16 else where
 
 
 def described(q, k, is_causal, layout="") -> str:

@@ -25,8 +25,8 @@ pytestmark = [
 
 def ratio(run, direction: str, is_causal: bool) -> float:
     got = run(probes.raced, direction, is_causal, triton="native", timeout=120.0)
-    assert got["error"] <= got["allowed"], (
-        f"after timing, on fresh inputs, the result is off by {got['error']:.2g}, allowed {got['allowed']:.2g}"
+    assert got["error"] <= 2, (
+        f"after timing, on fresh inputs, results are {got['error']:.2g} times as far off as the peer's, allowed: 2"
     )
     return got["peer_s"] / got["own_s"]
 

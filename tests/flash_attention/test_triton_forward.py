@@ -17,7 +17,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, described, draw, needs_triton
+from .oracles import ALLOWED, PRECISIONS, WHERE, attention, described, draw, needs_triton, room
 
 FORWARD = "flash_attention.triton_forward"
 CAUSAL = "flash_attention.causal"
@@ -25,6 +25,7 @@ pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
 def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
+    where = room(q, where)
     got = run(probes.forward, q, k, v, is_causal, layout, where, triton=where, replace=[CAUSAL])
     want = expect(attention, q, k, v, is_causal, "float64")
     yardstick = expect(attention, q, k, v, is_causal, str(q.dtype).removeprefix("torch."))
@@ -43,7 +44,7 @@ def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
 
 
 @exercise(FORWARD, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_lengths_that_fit_no_tile(run, rng, expect, dtype, where):
     for low, high in ((1, 15), (17, 60), (65, 127), (129, 200)):
         q, k, v, _ = draw(rng, rng.integers(low, high), rng.integers(low, high), dtype=dtype)
@@ -51,7 +52,7 @@ def test_lengths_that_fit_no_tile(run, rng, expect, dtype, where):
 
 
 @exercise(FORWARD, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_causal_attention(run, rng, expect, dtype, where):
     n = rng.integers(130, 190)
     for queries, keys in ((n, n), (n, n + rng.integers(5, 90)), (n + rng.integers(5, 90), n), (7, 150), (150, 7)):
@@ -85,7 +86,7 @@ def test_every_width_of_a_head(run, rng, expect, dim, where):
 
 @exercise(FORWARD, kind="numerics")
 @pytest.mark.parametrize("layout", probes.LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_any_strides(run, rng, expect, layout, dtype, where):
     q, k, v, _ = draw(rng, rng.integers(40, 90), rng.integers(40, 90), batch=2, heads=2, dtype=dtype)
     if layout == "broadcast":
@@ -109,7 +110,7 @@ def test_each_batch_entry_and_head_has_its_own(run, rng, expect, batch, where):
 
 
 @exercise(FORWARD, kind="numerics")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_logits_fifty_times_larger(run, rng, expect, dtype, where):
     q, k, v, _ = draw(rng, rng.integers(60, 140), rng.integers(60, 140), dtype=dtype, scale=50.0, dim=16)
     check(run, expect, q, k, v, rng.choice([False, True]), where, cause="subtract the running maximum")
