@@ -21,7 +21,10 @@ from lab.runner import Room, Runner
 
 from .results import earlier, write
 
-NOTE = "Each exercise of the reference, and each variant's own, on secret seeds, with busy loops beside them."
+NOTE = (
+    "Each exercise of the reference, and each variant's own, on secret seeds, while the cores are busy with something "
+    "else: loops of its own, or whatever the machine was doing. load: processes that wanted a core, on average."
+)
 
 
 def busy() -> None:
@@ -50,25 +53,28 @@ def main() -> None:
             variants = read("variant", stage)
             judged = [("reference", ROOT / "reference", ids)]
             judged += [(v.name, apply(v, Path(folder)), [v.exercise]) for v in variants]
-            start, wrong, verdicts = time.monotonic(), [], 0
+            start, wrong, verdicts, loads = time.monotonic(), [], 0, []
             for seed in range(options.first, options.first + options.seeds):
                 for name, impl, asked in judged:
                     runner.room = Room(impl)
                     runner.forget()
                     results = run_tests(runner, asked, f"secret-{seed}", Path(folder) / "expected")
                     verdicts += len(asked)
+                    loads.append(os.getloadavg()[0])
                     wrong += [
                         f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"
                     ]
             rows.append({
                 "stage": stage, "exercises": len(ids), "variants": len(variants), "seeds": options.seeds,
                 "verdicts": verdicts, "wrong": len(wrong), "busy loops": len(burners),
+                "load": f"{sum(loads) / len(loads):.1f}",
                 "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
             })  # fmt: skip
             print(rows[-1], *wrong, sep="\n", flush=True)
     runner.close()
     fresh = {row["stage"] for row in rows}
-    rows += [row for row in earlier("verdicts") if row["stage"] not in fresh]
+    blank = dict.fromkeys(rows[0], "")  # what earlier rows did not tell
+    rows += [{**blank, **row} for row in earlier("verdicts") if row["stage"] not in fresh]
     order = [s.name for s in default().stages]
     print(write("verdicts", sorted(rows, key=lambda row: order.index(row["stage"])), NOTE))
     raise SystemExit(any(row["wrong"] for row in rows))
