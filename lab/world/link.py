@@ -138,9 +138,7 @@ class Carrier:
             self.timetable.collective(name, row.op, row.bytes, ranks)
         else:
             lane = (row.op, row.peer, tag)
-            name = ""
-            if row.peer >= 0:
-                name = self._message(row, group, tag)
+            name = self._message(row, group, tag) if row.peer >= 0 else ""
             if row.op == "send":
                 self.timetable.message(name, row.bytes)
 
@@ -158,7 +156,7 @@ class Carrier:
 
         future: torch.futures.Future = torch.futures.Future()
         self.lanes.setdefault(lane, _Lane(self.threads)).put(lambda: future.set_result(_tried(finish)))
-        # An exception set on a Future is raised by its Python half alone; one raised in `then` by the Work too.
+        # What set_exception sets is known to Python alone; what `then` raises is the Future's own error, in C++ too.
         return _create_work_from_future(future.then(lambda done: _returned(done.value())))
 
     def _message(self, row: Row, group: str, tag: int) -> str:
