@@ -19,7 +19,8 @@ from typing import Any
 
 # An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
 INSTRUMENTS = (
-    "lab.measure", "lab.standins", "lab.world.group", "lab.world.ledger", "lab.world.board", "lab.wire", "lab.runner",
+    "lab.measure", "lab.standins", "lab.world.group", "lab.world.ledger", "lab.world.board", "lab.world.link",
+    "lab.wire", "lab.runner",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from .assignment import ROOT
 from .scoring import REASONS
 from .world import framing
 from .world.child import Job
+from .world.cluster import Link
 
 START_S = 120.0  # a cold disk and two busy cores
 PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
@@ -138,7 +139,7 @@ class Runner:
         probe: Callable[..., Any],
         *args: Any,
         world: int | None = None,
-        link: Any = None,
+        link: Link | None = None,
         triton: str = "interpret",
         device: str = "real",
         replace: dict[str, str] | None = None,
@@ -149,14 +150,13 @@ class Runner:
         """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n.
 
         probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.wire can carry.
+        link: the latency and bandwidth that each rank's messages take, lab.world.cluster.Link; None: as fast as Gloo.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
         in a test, the ids of needed exercises, of which those are replaced that do not pass.
         timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again. Raises ProbeFailed.
         """
-        if link is not None:
-            raise ValueError("link: no link yet; it comes with the timed exercises of the ddp stage")
         self._still_worth_it(exercise)
-        job = self.job(probe, world, triton, device, replace, timeout, forbidden)
+        job = self.job(probe, world, triton, device, replace, timeout, forbidden, link)
         start = time.monotonic()
         try:
             values = _values(*self._ask(triton, job, wire.pack(args)), max(job.world, 1))
@@ -191,16 +191,27 @@ class Runner:
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
         forbidden: Sequence[str] = (),
+        link: Link | None = None,
     ) -> Job:
         """The request as the zygote gets it. Raises ValueError for an option it does not know."""
         if triton not in ("interpret", "native") or device not in ("real", "simulated"):
             raise ValueError(
                 f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}"
             )
+        if link is not None and (type(link) is not Link or not world):
+            raise ValueError(f"link: expected a lab.world.cluster.Link, and world=n ranks to join, got {link!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         return Job(
-            name, self.room.impl, world or 0, device, replace or {}, list(forbidden), timeout or self.timeout_s, seed
+            name,
+            self.room.impl,
+            world or 0,
+            device,
+            replace or {},
+            list(forbidden),
+            timeout or self.timeout_s,
+            seed,
+            (link.alpha_s, link.bytes_per_s) if link else None,
         )
 
     def _ask(self, triton: str, job: Job, args: bytes) -> tuple[dict, list[bytes]]:

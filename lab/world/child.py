@@ -12,6 +12,7 @@ import random
 import select
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Job:
     forbidden: list[str]  # dotted names that raise when called
     timeout_s: float
     seed: int
+    link: Sequence[float] | None = None  # latency in seconds, bytes a second
 
 
 def answer(job: Job, args: bytes, rank: int, reply: int, board: Board, store: str) -> None:
@@ -72,8 +74,10 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
         import torch.distributed as dist
 
         from . import group
+        from .cluster import Link
 
-        group.join(rank, job.world, dist.FileStore(store, job.world), board)
+        link = Link(*job.link) if job.link else None
+        group.join(rank, job.world, dist.FileStore(store, job.world), board, link=link)
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
     forbidden.guard_threads(job.impl)
     forbidden.guard(job.forbidden)  # after the stand-ins: they may be what the exercise forbids

@@ -3,7 +3,7 @@
 """One process group for all that ranks say to each other: Gloo underneath, a ledger and a hang report on top.
 
 `dist.init_process_group("lab")` and `dist.new_group` make it; torch's own DDP, DeviceMesh and subgroups run on it
-unchanged. It never replaces a Work: what Gloo returns is what the caller gets.
+unchanged. Without a link what Gloo returns is what the caller gets; on a link it is a Work that is done later.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from .board import Board, Stand, group_key
+from .cluster import Link
 from .ledger import Ledger, Row, _now
+from .link import Carrier, Timetable
 
 BACKEND = "lab"
 ledger = Ledger()  # of this process; a fresh child a rank makes it fresh
@@ -26,16 +29,27 @@ _rank = 0
 _board: Board | None = None
 _stand = Stand()
 _rows: weakref.WeakKeyDictionary[Any, tuple[Row, int]] = weakref.WeakKeyDictionary()
+_timetable: Timetable | None = None
 _wait: Any = dist.Work.wait
+_source: Any = dist.Work._source_rank
 
 
-def join(rank: int, world: int, store: dist.Store, board: Board | None = None, timeout_s: float = 600.0) -> None:
-    """Make this process one of `world` ranks, over the loopback interface."""
-    global _rank, _board
-    _rank, _board = rank, board
+def join(
+    rank: int,
+    world: int,
+    store: dist.FileStore,
+    board: Board | None = None,
+    timeout_s: float = 600.0,
+    link: Link | None = None,
+) -> None:
+    """Make this process one of `world` ranks, over the loopback interface; link: what it is made to look like."""
+    global _rank, _board, _timetable
+    _rank, _board, ledger.rank = rank, board, rank
+    _timetable = Timetable(f"{store.path}.link", rank, world, link) if link and not link.free else None
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
         dist.Work.wait = _recorded_wait  # type: ignore[method-assign]
+        dist.Work._source_rank = _known_source  # type: ignore[method-assign]
     dist.init_process_group(
         BACKEND, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout_s)
     )
@@ -71,11 +85,25 @@ def _recorded_wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
     )  # fmt: skip
     _publish()
     result = _wait(work, *args, **kwargs)
-    row.done_s = _now()
+    row.returned_s = _now()
+    if row.done_s < 0:
+        row.done_s = row.returned_s
     _stand.state = "running"
     _stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence = before
     _publish()
+    if _timetable is not None and len(row.group) > 1:
+        work.get_future().value()  # a Work made from a future waits for it, but does not raise what it holds
     return result
+
+
+def _known_source(work: dist.Work) -> int:
+    """Work._source_rank, noted in the ledger; on the link it has been already, and the Work itself does not know."""
+    row, _ = _rows.get(work, (None, 0))
+    if row is None:
+        return _source(work)
+    if row.peer < 0:
+        row.peer = row.group[_source(work)]
+    return row.group.index(row.peer)
 
 
 class LedgerGroup(dist.ProcessGroup):
@@ -88,6 +116,7 @@ class LedgerGroup(dist.ProcessGroup):
         options._timeout = timeout
         options._threads = 2
         self.gloo = dist.ProcessGroupGloo(store, rank, size, options)
+        self.carrier = Carrier(_timetable) if _timetable and size > 1 else None
         self.name_ = ""
         self.ranks_: list[int] | None = None
 
@@ -111,8 +140,8 @@ class LedgerGroup(dist.ProcessGroup):
             self.ranks_ = dist.get_process_group_ranks(self)
         return self.ranks_
 
-    def record(self, op: str, tensors: Any, call: Any, peer: int = -1) -> dist.Work:
-        """Write the row, say so on the board, then let Gloo do it."""
+    def record(self, op: str, tensors: Any, call: Any, peer: int = -1, tag: int = 0) -> dist.Work:
+        """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
         key = group_key(ranks)
@@ -122,6 +151,8 @@ class LedgerGroup(dist.ProcessGroup):
         _stand.group, _stand.sequence = ranks, sequence
         _publish()
         work = call()
+        if self.carrier is not None:
+            work = self.carrier.carry(work, row, self.name_, ranks, tag, tensors)
         _rows[work] = (row, sequence)
         return work
 
@@ -133,7 +164,7 @@ class Method:
     op: str
     arguments: int  # before the options
     payload: int | None  # which argument holds the tensors that are sent
-    options: str = ""  # the class of its options in torch.distributed; "" if it takes none
+    options: str = ""  # the class of its options; "" if it takes none
     peer: int | None = None  # which argument names the peer; the options' rootRank if they have one
 
 
@@ -174,10 +205,12 @@ def _recorded(name: str, method: Method) -> Any:
         args, given = args[: method.arguments], args[method.arguments :]
         options = []
         if method.options:
-            options = [opts or (given[0] if given and given[0] is not None else getattr(dist, method.options)())]
+            opts = opts or (given[0] if given else None)
+            options = [getattr(_distributed_c10d, method.options)() if opts is None else opts]
         peer = args[method.peer] if method.peer is not None else getattr(options[0], "rootRank", -1) if options else -1
         tensors = [] if method.payload is None else args[method.payload]
-        return self.record(method.op, tensors, lambda: getattr(self.gloo, name)(*args, *options), peer)
+        tag = args[-1] if method.op in ("send", "recv") else 0
+        return self.record(method.op, tensors, lambda: getattr(self.gloo, name)(*args, *options), peer, tag)
 
     return call
 

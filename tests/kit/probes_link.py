@@ -1,0 +1,186 @@
+"""What runs on a link: every operation, torch's own DDP, a ring by hand, and what is to overlap."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+from lab.raising import raised
+from lab.world.group import METHODS, ledger
+
+
+def every_method(impl, elements: int, times: int) -> dict:
+    """Each method that Gloo has, so often after another: by name, the tensors it wrote and the rows."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    told = {}
+    for name in (n for n in METHODS if hasattr(dist.ProcessGroupGloo, n)):
+        first = len(ledger.rows)
+        for _ in range(times):
+            x = torch.full((elements,), float(rank + 1))
+            parts = [torch.full((elements,), 10.0 * (rank + 1) + r) for r in range(world)]
+            written = {"x": x, "part": torch.zeros(elements), "wide": torch.zeros(world * elements)}
+            into = [written["wide"][r * elements : (r + 1) * elements] for r in range(world)]
+            for work in _issue(name, parts, into, **written):
+                work.wait()
+        if name == "reduce" and rank != world - 1:
+            written.pop("x")  # Gloo's scratch
+        told[name] = {"written": written, "rows": plain_since(first)}
+    return told
+
+
+def _issue(name: str, parts: list, into: list, x, part, wide) -> list[dist.Work]:
+    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    if name in ("send", "recv", "recv_anysource"):
+        works = [group.send([x], (rank + 1) % world, 7)]
+        if name == "recv_anysource":
+            return [*works, group.recv_anysource([part], 7)]
+        return [*works, group.recv([part], (rank - 1) % world, 7)]
+    options = getattr(_distributed_c10d, METHODS[name].options)()
+    if hasattr(options, "rootRank"):
+        options.rootRank = world - 1
+    at_root = rank == world - 1
+    arguments = {
+        "allgather": ([into], [x]),
+        "_allgather_base": (wide, x),
+        "gather": ([into] if at_root else [], [x]),
+        "scatter": ([part], [parts] if at_root else []),
+        "reduce_scatter": ([part], [parts]),
+        "_reduce_scatter_base": (part, torch.cat(parts)),
+        "alltoall_base": (wide, torch.cat(parts), [], []),
+        "alltoall": (into, parts),
+        "barrier": (),
+    }.get(name, ([x],))
+    return [getattr(group, name)(*arguments, options)]
+
+
+def plain_since(first: int) -> list[dict]:
+    return [row.plain() for row in ledger.rows[first:]]
+
+
+def burst(impl, count: int, elements: int) -> list[dict]:
+    """Rank 1 comes late to a heap of collectives in two groups, and to messages round the ring between them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([0, 1]), dist.new_group(list(range(2, world)))]
+    first = len(ledger.rows)
+    time.sleep(0.05 * (rank == 1))
+    works = []
+    for _ in range(count):
+        works.append(dist.all_reduce(torch.ones(elements), async_op=True))
+        works.append(dist.isend(torch.ones(elements), (rank + 1) % world))
+        works.append(dist.irecv(torch.ones(elements), (rank - 1) % world))
+        works.append(dist.all_reduce(torch.ones(elements), group=pairs[rank > 1], async_op=True))
+    for work in works:
+        work.wait()
+    return plain_since(first)
+
+
+def crossed(impl) -> list[float]:
+    """Operations that two ranks issue in different orders, as Gloo allows."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    tensors = [torch.ones(4), torch.ones(4)]
+    order = [0, 1] if rank == 0 else [1, 0]
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
+    x = torch.full((4,), float(rank))
+    if rank == 0:  # its all-reduce waits for rank 1, which waits for its message
+        works.append(dist.all_reduce(x, async_op=True))
+        dist.send(torch.ones(4), 1)
+    else:
+        dist.recv(x, 0)
+        works.append(dist.all_reduce(x, async_op=True))
+    for work in works:
+        work.wait()
+    return [float(t[0]) for t in (*tensors, x)]
+
+
+def overlap(impl, count: int, compute_s: float) -> dict:
+    """Seconds of collectives and of a rest beside them, one after the other and at once."""
+    took = {}
+    for name, at_once in (("after", False), ("at once", True)):
+        dist.barrier()
+        start = time.perf_counter()
+        works = []
+        for _ in range(count):
+            works.append(dist.all_reduce(torch.ones(4), async_op=True))
+            if not at_once:
+                works[-1].wait()
+        issued = time.perf_counter() - start
+        done_early = works[-1].is_completed()
+        time.sleep(compute_s)
+        for work in works:
+            work.wait()
+        took[name] = {"s": time.perf_counter() - start, "issued_s": issued, "done_early": done_early}
+    return took
+
+
+def futures(impl) -> dict:
+    """When a Work's future is done, what it holds, and when what follows it ran."""
+    ran = []
+    x = torch.full((4,), dist.get_rank() + 1.0)
+    dist.barrier()
+    start = time.perf_counter()
+    future = dist.all_reduce(x, async_op=True).get_future()
+    after = future.then(lambda f: ran.append(time.perf_counter() - start))
+    value = future.wait()
+    waited = time.perf_counter() - start
+    after.wait()
+    row = ledger.rows[-1]
+    return {"waited_s": waited, "ran_s": ran[0], "value": list(value), "row": row.plain()}
+
+
+def late_wait(impl, seconds: float) -> dict:
+    """The row of an all-reduce that is long done when it is waited for."""
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    time.sleep(seconds)
+    work.wait()
+    return ledger.rows[-1].plain()
+
+
+def torch_ddp(impl, steps: int) -> dict:
+    """Train with torch's own DistributedDataParallel, small buckets, each rank on other data."""
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    first = len(ledger.rows)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ddp(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+    return {"weights": [p.detach() for p in model.parameters()], "rows": plain_since(first)}
+
+
+def ring(impl, elements: int, times: int) -> dict:
+    """The implementation's all-reduce by sends and receives, so often."""
+    took = []
+    for _ in range(times):
+        x = torch.full((elements,), dist.get_rank() + 1.0)
+        dist.barrier()
+        start = time.perf_counter()
+        impl.ddp.ring_all_reduce.ring_all_reduce(x)
+        took.append([start, time.perf_counter()])
+    return {"sum": x, "took": took}
+
+
+def lose_a_peer(impl) -> None:
+    """Rank 1 is gone in the middle of it; rank 0 tells what its wait raised."""
+    dist.all_reduce(torch.ones(4))
+    work = dist.all_reduce(torch.ones(4), async_op=True) if dist.get_rank() == 0 else os._exit(3)
+    raise ValueError(f"the wait raised {raised(work.wait)}")
+
+
+def precision(impl, op: str, elements: int, times: int) -> list[dict]:
+    """Rows of one operation, so often, with nothing else going on."""
+    first = len(ledger.rows)
+    for _ in range(times):
+        if op == "all_reduce":
+            dist.all_reduce(torch.ones(elements))
+        elif dist.get_rank() == 0:
+            dist.send(torch.ones(elements), 1)
+        elif dist.get_rank() == 1:
+            dist.recv(torch.ones(elements), 0)
+    return plain_since(first)

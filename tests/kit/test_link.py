@@ -1,0 +1,243 @@
+"""Messages on a link: what they cost by the formula, that none is done sooner, and that all of Gloo runs on it.
+
+Times are told by the ranks' own clock, one for all of them. Asserted is what may not be sooner, which no busy core can
+break, and one ratio that sleeping makes large.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+
+import pytest
+import torch
+
+from grader.judge import SandboxRoom
+from grader.sandbox import Sandbox, choose
+from lab.assignment import ROOT
+from lab.inline import InlineRunner
+from lab.runner import ProbeFailed, Room, Runner
+from lab.world.cluster import Link, ring_cost, sent_bytes
+from lab.world.ledger import diff
+
+from . import probes, probes_link
+
+SLOW = Link(alpha_s=2e-3, bytes_per_s=1e6)
+CLOCK_S = 1e-6  # what adding floats of this size may lose
+
+
+@pytest.fixture(scope="module")
+def runner():
+    r = Runner(Room(ROOT / "reference"))
+    yield r
+    r.close()
+
+
+@pytest.mark.parametrize(
+    ("op", "bytes", "cost_ms", "sent"),
+    [
+        ("all_reduce", 1e6, 21, 1.5e6),
+        ("reduce_scatter", 0.25e6, 10.5, 0.75e6),
+        ("all_gather", 0.25e6, 10.5, 0.75e6),
+        ("all_to_all", 1e6, 10.5, 0.75e6),
+        ("broadcast", 1e6, 22, 2e6),
+        ("reduce", 1e6, 22, 1e6),
+        ("scatter", 1e6, 33, 3e6),
+        ("gather", 1e6, 33, 1e6),
+        ("send", 1e6, 11, 1e6),
+        ("recv", 1e6, 11, 0),
+        ("barrier", 0, 2, 0),
+    ],
+)
+def test_costs_are_those_of_the_formulas(op, bytes, cost_ms, sent):
+    assert ring_cost(op, bytes, 4, 1e-3, 1 / 100e6) == pytest.approx(cost_ms / 1e3)
+    assert Link(1e-3, 100e6).cost_s(op, bytes, 4) == pytest.approx(cost_ms / 1e3)
+    assert sent_bytes(op, bytes, 4) == sent
+    if op not in ("send", "recv"):
+        assert ring_cost(op, bytes, 1, 1e-3, 1e-8) == sent_bytes(op, bytes, 1) == 0
+
+
+def test_an_all_reduce_costs_its_two_halves():
+    for world in range(1, 9):
+        halves = [ring_cost(op, 840 / world, world, 3.0, 5.0) for op in ("reduce_scatter", "all_gather")]
+        assert ring_cost("all_reduce", 840, world, 3.0, 5.0) == pytest.approx(sum(halves))
+        assert ring_cost("broadcast", 0, world, 1.0, 0.0) == math.ceil(math.log2(world))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Link(-1e-3, 1e6), "alpha_s: expected"),
+        (lambda: Link(math.nan, 1e6), "alpha_s: expected"),
+        (lambda: Link(math.inf, 1e6), "alpha_s: expected"),
+        (lambda: Link(0, 0), "bytes_per_s: expected"),
+        (lambda: Link(0, math.nan), "bytes_per_s: expected"),
+        (lambda: Link(0, "1 Gbit/s"), "bytes_per_s: expected"),
+        (lambda: Link(True, 1), "alpha_s: expected"),
+        (lambda: ring_cost("allreduce", 8, 2, 0, 0), "expected an op among all_reduce"),
+        (lambda: ring_cost("all_reduce", 8, 0, 0, 0), "world >= 1"),
+        (lambda: sent_bytes("all_reduce", -8, 2), "bytes >= 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(call, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"link": SLOW}, {"link": (1e-3, 1e6), "world": 2}, {"link": 1e-3, "world": 2}])
+def test_a_link_is_a_link_and_joins_ranks(runner, options):
+    with pytest.raises(ValueError, match="link: expected"):
+        runner.run(probes.who, **options)
+
+
+def test_inline_refuses_a_link_by_name():
+    with pytest.raises(ProbeFailed, match=r"link=Link\("):
+        InlineRunner(Room(ROOT / "reference")).run(probes.who, link=SLOW)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, world):
+    elements, times = 250, 3
+    plain = runner.run(probes_link.every_method, elements, times, world=world)
+    linked = runner.run(probes_link.every_method, elements, times, world=world, link=SLOW)
+    assert len(plain[0]) >= 15
+    for name in plain[0]:
+        for rank in range(world):
+            want, got = plain[rank][name]["written"], linked[rank][name]["written"]
+            for what in want:
+                assert torch.equal(got[what], want[what]), f"{name}, rank {rank}: {what} is {got[what]}"
+        nothing_is_sooner([linked[rank][name]["rows"] for rank in range(world)], SLOW)
+    for a, b in itertools.combinations(range(world), 2):
+        assert diff(*([row for m in linked[r].values() for row in m["rows"]] for r in (a, b))) == ""
+
+
+def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
+    """Assert that what these rows tell, each rank's, took at least what it costs, one after the other."""
+    for rows in ranks:
+        for row in rows:
+            said = f"rank {row['rank']}, {row['op']} #{row['number']}: {row}"
+            assert row["started_s"] >= 0, said
+            cost = link.cost_s(row["op"], row["bytes"], len(row["group"]))
+            assert row["done_s"] >= row["started_s"] + cost - CLOCK_S, said
+            assert row["returned_s"] >= max(row["waited_s"], row["done_s"]), said
+            begun = [other["issued_s"] for other in counterparts(row, rows, ranks)]
+            assert row["started_s"] >= max(begun), f"{said} began before all had issued it"
+            assert row["done_s"] >= max(begun) + cost - CLOCK_S, said
+        busy = sorted(
+            (r["started_s"], link.cost_s(r["op"], r["bytes"], len(r["group"]))) for r in rows if r["op"] != "recv"
+        )
+        for (start, cost), (following, _) in itertools.pairwise(busy):
+            assert following >= start + cost - CLOCK_S, f"rank {rows[0]['rank']} sends two at a time: {busy}"
+
+
+def counterparts(row: dict, rows: list[dict], ranks: list[list[dict]]) -> list[dict]:
+    """The rows that must be there before it can start: its own, those of its collective, the send of a recv."""
+    if row["op"] == "send":
+        return [row]
+    if row["op"] == "recv":
+        mine = [r for r in rows if (r["op"], r["peer"]) == ("recv", row["peer"])]
+        sends = [r for r in ranks[row["peer"]] if (r["op"], r["peer"]) == ("send", row["rank"])]
+        return [sends[mine.index(row)]]
+    place = [r for r in rows if r["group"] == row["group"] and r["op"] not in ("send", "recv")].index(row)
+    return [
+        [r for r in ranks[member] if r["group"] == row["group"] and r["op"] not in ("send", "recv")][place]
+        for member in row["group"]
+    ]
+
+
+def test_a_rank_sends_one_message_after_the_other_in_whatever_group(runner):
+    nothing_is_sooner(runner.run(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
+
+
+def test_a_collective_begins_and_ends_on_all_its_ranks_at_once(runner):
+    ranks = runner.run(probes_link.burst, 6, 250, world=4, link=SLOW)
+    for members in ([0, 1, 2, 3], [0, 1], [2, 3]):
+        starts = [
+            [r["started_s"] for r in ranks[m] if r["group"] == members and r["op"] == "all_reduce"] for m in members
+        ]
+        assert len(starts[0]) == 6
+        assert all(s == starts[0] for s in starts)
+
+
+def test_what_gets_through_on_gloo_gets_through_on_a_link(runner):
+    assert runner.run(probes_link.crossed, world=2, link=SLOW) == [[2.0, 2.0, 1.0]] * 2
+
+
+def test_messages_and_work_beside_them_overlap(runner):
+    link, count, compute = Link(alpha_s=0.03), 4, 0.24
+    costs = count * link.cost_s("all_reduce", 16, 2)
+    for took in runner.run(probes_link.overlap, count, compute, world=2, link=link):
+        assert took["after"]["issued_s"] >= costs
+        assert took["after"]["s"] >= costs + compute
+        assert took["at once"]["s"] >= max(costs, compute)
+        assert not took["at once"]["done_early"]
+        assert took["at once"]["s"] < 0.85 * took["after"]["s"], "0.24 s beside 0.24 s should take little more than one"
+
+
+def test_a_future_is_done_when_its_work_is(runner):
+    cost = SLOW.cost_s("all_reduce", 16, 2)
+    for got in runner.run(probes_link.futures, world=2, link=SLOW):
+        assert got["waited_s"] >= cost
+        assert got["ran_s"] >= cost
+        assert got["value"][0].tolist() == [3.0] * 4
+        assert got["row"]["waited_s"] == -1 < got["row"]["done_s"]
+
+
+def test_done_is_when_it_was_done_however_late_it_is_waited_for(runner):
+    for row in runner.run(probes_link.late_wait, 0.3, world=2, link=SLOW):
+        assert row["issued_s"] < row["started_s"] < row["done_s"] < row["waited_s"] <= row["returned_s"]
+
+
+def test_torch_ddp_trains_on_it_as_on_gloo(runner):
+    plain = runner.run(probes_link.torch_ddp, 3, world=2)
+    linked = runner.run(probes_link.torch_ddp, 3, world=2, link=SLOW)
+    for i, want in enumerate(plain[0]["weights"]):
+        assert torch.equal(linked[0]["weights"][i], linked[1]["weights"][i])
+        assert torch.equal(linked[0]["weights"][i], want)
+    rows = [row for row in linked[0]["rows"] if row["phase"] == "backward"]
+    assert len(rows) >= 3
+    for row in rows:
+        assert row["done_s"] >= row["started_s"] + SLOW.cost_s(row["op"], row["bytes"], 2) - CLOCK_S
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_ring_by_hand_costs_what_the_formula_says(runner, world):
+    elements, times = 1000 * world, 5
+    cost = SLOW.cost_s("all_reduce", 4 * elements, world)
+    ranks = runner.run(probes_link.ring, elements, times, world=world, link=SLOW)
+    for got in ranks:
+        assert got["sum"].tolist() == [world * (world + 1) / 2] * elements
+        assert min(end - start for start, end in got["took"]) >= cost - CLOCK_S
+
+
+def test_a_link_that_costs_nothing_is_none(runner):
+    for rows in runner.run(probes_link.burst, 2, 10, world=4, link=Link(0)):
+        assert {row["started_s"] for row in rows} == {-1}
+
+
+def test_ranks_that_will_never_meet_are_named_on_a_link_too(runner):
+    with pytest.raises(ProbeFailed, match=r"rank 0 waits in broadcast #1 \(4 KiB\)") as caught:
+        runner.run(probes.mismatch, world=2, timeout=60, link=SLOW)
+    assert "rank 1 waits in all_reduce #1 (4 KiB)" in caught.value.text
+    assert "mismatch" in caught.value.stacks
+    with pytest.raises(ProbeFailed, match="rank 0 finished after 0 collectives"):
+        runner.run(probes.leave_early, world=2, timeout=60, link=SLOW)
+
+
+@pytest.mark.parametrize("link", [None, SLOW])
+def test_a_wait_for_a_peer_that_is_gone_raises(runner, link):
+    with pytest.raises(ProbeFailed, match="the wait raised RuntimeError"):
+        runner.run(probes_link.lose_a_peer, world=2, link=link)
+
+
+def test_a_link_works_in_the_graders_room(tmp_path):
+    (tmp_path / "alice").mkdir()
+    kit = tmp_path / "kit"
+    for package in ("lab", "tests"):
+        shutil.copytree(ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with Sandbox(choose(None), tmp_path / "alice", kit) as box:
+        r = Runner(SandboxRoom(box, tmp_path / "alice"))
+        nothing_is_sooner(r.run(probes_link.burst, 2, 100, world=4, link=SLOW), SLOW)
+        r.close()
