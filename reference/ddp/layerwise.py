@@ -1,0 +1,125 @@
+"""Optimizers for very large batches: each layer moves by a share of its own length."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LARS(torch.optim.Optimizer):
+    """Momentum SGD whose learning rate, layer by layer, is in proportion to ‖w‖ / ‖g‖.
+
+    For each parameter w with gradient g, a layer of its own:
+
+        λ = η ‖w‖ / (‖g‖ + β ‖w‖),    v ← m v + γ λ (g + β w),    w ← w − v
+
+    with γ = lr, m = momentum, β = weight_decay, η = trust; v starts at 0. λ, η included, is 1 where ‖w‖ or ‖g‖ is 0.
+    With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and β = 0.
+
+    Norms are taken in float32 at least. A parameter without gradient is left alone. Every hyperparameter may differ by
+    parameter group; state is v alone. Nothing is read back to the host; nothing is sent, since gradients are equal.
+    Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks", arXiv 1708.03888,
+    algorithm 1.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float, *, momentum: float = 0.9, weight_decay: float = 0.0,
+        trust: float = 0.001, exclude_1d: bool = False,
+    ):  # fmt: skip
+        """Raises ValueError unless lr, weight_decay ≥ 0, 0 ≤ momentum < 1 and trust > 0."""
+        if not (lr >= 0 and weight_decay >= 0 and 0 <= momentum < 1 and trust > 0):
+            raise ValueError(
+                f"expected lr >= 0, weight_decay >= 0, 0 <= momentum < 1 and trust > 0, "
+                f"got {lr}, {weight_decay}, {momentum} and {trust}"
+            )
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, {**defaults, "exclude_1d": exclude_1d})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Move every parameter that has a gradient; return what `closure`, called first with autograd on, returns."""
+        loss = _called(closure)
+        for group in self.param_groups:
+            for w in group["params"]:
+                if w.grad is None:
+                    continue
+                excluded = group["exclude_1d"] and w.dim() < 2
+                decay = 0.0 if excluded else group["weight_decay"]
+                w_norm, g_norm = _norm(w), _norm(w.grad)
+                ratio = group["trust"] * w_norm / (g_norm + decay * w_norm)
+                local_rate = 1.0 if excluded else torch.where((w_norm > 0) & (g_norm > 0), ratio, 1.0)
+                state = self.state[w]
+                if not state:
+                    state["velocity"] = torch.zeros_like(w)
+                velocity = state["velocity"].mul_(group["momentum"])
+                velocity += (w.grad + decay * w) * (group["lr"] * local_rate)
+                w -= velocity
+        return loss
+
+
+class LAMB(torch.optim.Optimizer):
+    """Adam whose step, layer by layer, is as long as lr · ‖w‖.
+
+    For each parameter w with gradient g, a layer of its own, at its t-th step:
+
+        m ← β₁ m + (1 − β₁) g,    v ← β₂ v + (1 − β₂) g²,    m̂ = m / (1 − β₁ᵗ),    v̂ = v / (1 − β₂ᵗ)
+        u = m̂ / (√v̂ + ε) + λ w,    w ← w − lr · (‖w‖ / ‖u‖) · u
+
+    with (β₁, β₂) = betas, ε = eps, λ = weight_decay; m and v start at 0. The ratio of norms is 1 where either is 0.
+    With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and λ = 0.
+
+    Norms are taken in float32 at least. A parameter without gradient is left alone. Every hyperparameter may differ by
+    parameter group; state is m, v and t. Nothing is read back to the host, and nothing is sent.
+    Source: You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
+    1904.00962, algorithm 2 with φ(z) = z.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        weight_decay: float = 0.0, exclude_1d: bool = False,
+    ):  # fmt: skip
+        """Raises ValueError unless lr, weight_decay, eps ≥ 0 and 0 ≤ betas < 1."""
+        if not (lr >= 0 and weight_decay >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(
+                f"expected lr, weight_decay, eps >= 0 and 0 <= betas < 1, got {lr}, {weight_decay}, {eps} and {betas}"
+            )
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "exclude_1d": exclude_1d}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Move every parameter that has a gradient; return what `closure`, called first with autograd on, returns."""
+        loss = _called(closure)
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for w in group["params"]:
+                if w.grad is None:
+                    continue
+                excluded = group["exclude_1d"] and w.dim() < 2
+                state = self.state[w]
+                if not state:
+                    state.update(t=0, m=torch.zeros_like(w), v=torch.zeros_like(w))
+                state["t"] += 1
+                m = state["m"].lerp_(w.grad, 1 - beta1)
+                v = state["v"].mul_(beta2).addcmul_(w.grad, w.grad, value=1 - beta2)
+                m_hat, v_hat = m / (1 - beta1 ** state["t"]), v / (1 - beta2 ** state["t"])
+                u = m_hat / (v_hat.sqrt() + group["eps"])
+                if not excluded:
+                    u += group["weight_decay"] * w
+                w_norm, u_norm = _norm(w), _norm(u)
+                ratio = 1.0 if excluded else torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0)
+                w -= group["lr"] * ratio * u
+        return loss
+
+
+def _called(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """(), in float32 at least: the squares of a float16 tensor overflow, and underflow."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))

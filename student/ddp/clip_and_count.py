@@ -1,0 +1,67 @@
+"""What a step must know of all ranks: how long the gradient is, and how much data it was computed from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lab.provided import provided
+
+
+@provided
+@dataclass(frozen=True)
+class StepCount:
+    """What one step was computed from; `global_…` is over all ranks of the group, the others over this one alone.
+
+    Shares that differ in tokens are averaged right where each micro-batch's *summed* loss is multiplied by
+    world / global_tokens: the mean over ranks is then the mean over tokens.
+    """
+
+    samples: int
+    tokens: int
+    global_batch: int  # samples of all ranks
+    global_tokens: int
+
+
+def clip_gradient_norm(
+    parameters: Iterable[Tensor],
+    max_norm: float,
+    *,
+    sharded: Iterable[Tensor] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Scale all gradients so that their norm, as one vector, is at most `max_norm`; return the norm before.
+
+    Call it between finish_gradient_synchronization() and the optimizer's step: only means have the norm that matters.
+    parameters: those whose gradient is whole and equal on every rank; nothing is sent for them. sharded: None, or those
+    of which each rank of `group` holds other pieces, perhaps none; then their squares are summed over the group, by one
+    all-reduce of one number that every rank takes part in. In both, a parameter whose .grad is None counts for nothing,
+    and one that is named twice counts once. The dtypes may differ.
+
+    Every .grad is multiplied by min(1, max_norm / norm) in place: wrappers keep views of it. Where the norm is infinite
+    or NaN all stay as they are, and the caller, who sees it, skips the step. Squares are summed in float64: those of
+    float16 gradients, and of large or small float32 ones, over- or underflow. Returns a float64 tensor of shape (), on
+    the gradients' device, the same bits on every rank; 0 where there is no gradient. Nothing is read back to the host,
+    which would wait for the device.
+
+    Raises ValueError unless max_norm > 0; infinity measures and clips nothing.
+    Source: Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+    """
+    raise NotImplementedError(
+        "ddp.clip_and_count: Scale all gradients so that their norm, as one vector, is at most `max_norm`"
+    )
+
+
+def count_step(
+    targets: Sequence[Tensor], *, ignore_index: int = -100, group: dist.ProcessGroup | None = None
+) -> StepCount:
+    """Count what one step is computed from, by one all-reduce of two numbers.
+
+    targets: of each micro-batch that this rank accumulates, (batch, context) int64; ranks may have other shapes and
+    other numbers of them, even none. Tokens are the targets that are not `ignore_index`: padding is no work done.
+    Samples are the rows that have at least one: a row of padding only fills up a batch.
+    """
+    raise NotImplementedError(
+        "ddp.clip_and_count: Count what one step is computed from, by one all-reduce of two numbers"
+    )

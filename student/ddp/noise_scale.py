@@ -1,0 +1,84 @@
+"""How large a batch is worth its cost: the noise of gradients against their length, from two batch sizes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lab.provided import provided
+
+
+@provided
+@dataclass(frozen=True)
+class Noise:
+    """Estimates of |G|², of tr(Σ), and of their ratio tr(Σ) / |G|², a number of samples."""
+
+    gradient_squared: float
+    trace: float
+    noise_scale: float
+
+
+def two_batch_estimates(
+    small_squared: float, big_squared: float, small_batch: int, big_batch: int
+) -> tuple[float, float]:
+    """Unbiased estimates of |G|² and tr(Σ), from squared lengths of gradients of two batch sizes.
+
+    The gradient of B samples has E|G_B|² = |G|² + tr(Σ) / B, with G the true gradient and Σ the covariance of one
+    sample's. Two sizes give two equations:
+
+        |G|² ≈ (B_big |G_big|² − B_small |G_small|²) / (B_big − B_small)
+        tr(Σ) ≈ (|G_small|² − |G_big|²) / (1 / B_small − 1 / B_big)
+
+    Either can be negative: an estimate cut off at 0 is no longer unbiased. With 1 and 4 samples, 10 and 4: 2 and 8.
+    Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1.
+    """
+    raise NotImplementedError(
+        "ddp.noise_scale: Unbiased estimates of |G|² and tr(Σ), from squared lengths of gradients of two batch sizes"
+    )
+
+
+class NoiseScale:
+    """Measures the gradient noise scale while a model trains on the ranks of `group`. A step is
+
+        loss(ddp(x), y).backward()
+        noise.before(model.parameters())
+        ddp.finish_gradient_synchronization()
+        noise.after(model.parameters())
+
+    with a wrapper that sends in finish_gradient_synchronization() alone. The small batch is a rank's, the big one that
+    of all W ranks. One all-reduce of one number a step; all ranks get the same estimates.
+    Source: McCandlish et al. 2018, arXiv 1812.06162, appendix A.1.
+    """
+
+    def __init__(self, samples: int, *, decay: float = 1.0, group: dist.ProcessGroup | None = None):
+        """samples: that one rank's gradient is the mean of. decay: what a step weighs against the one after it.
+
+        Raises ValueError unless samples ≥ 1, 0 < decay ≤ 1 and the group has more than one rank: one batch size tells
+        nothing.
+        """
+        raise NotImplementedError("ddp.noise_scale: samples")
+
+    def before(self, parameters: Iterable[Tensor]) -> None:
+        """Measure this rank's own gradients: its share's mean, not yet averaged over ranks. Nothing of them is kept."""
+        raise NotImplementedError("ddp.noise_scale: Measure this rank's own gradients")
+
+    def after(self, parameters: Iterable[Tensor]) -> None:
+        """Measure the averaged gradients, which all ranks have alike, and take the step into the averages.
+
+        |G_small|² is the mean over ranks. Parameters whose .grad is None count for nothing; dtypes may differ.
+        """
+        raise NotImplementedError(
+            "ddp.noise_scale: Measure the averaged gradients, which all ranks have alike, and take the step into the …"
+        )
+
+    def estimate(self) -> Noise:
+        """The means over all steps, k steps ago weighing decayᵏ, and the ratio *of the means*.
+
+        The ratio of one step's estimates is biased, and may have no mean at all: its denominator comes close to 0. The
+        ratio is infinite where the mean of |G|² is not above 0: the noise hides the gradient. Raises RuntimeError
+        before the first step.
+        """
+        raise NotImplementedError(
+            "ddp.noise_scale: The means over all steps, k steps ago weighing decayᵏ, and the ratio *of the means*"
+        )

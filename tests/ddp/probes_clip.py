@@ -1,0 +1,93 @@
+"""Clip gradients that are given, and count targets that are given, on each rank; say what was sent and read back."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lab.measure.memory import meter
+from lab.raising import raised
+from lab.world.group import ledger
+
+READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "allclose")  # the host waits for the device
+
+
+def clip(impl, cases: list) -> list:
+    """Clip whole gradients, in a process without ranks. case: max_norm, gradients (None: none), and "given" as."""
+    return [_clipped(impl, case["max_norm"], case["gradients"], None, {}, case.get("given", "list")) for case in cases]
+
+
+def clip_sharded(impl, cases: list, groups: list) -> list:
+    """case: [rank] -> max_norm, gradients, sharded. groups: [[ranks], …]; [] for the world's default."""
+    rank = dist.get_rank()
+    options = group_of(rank, groups)
+    mine = cases[rank]
+    return [_clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options) for case in mine]
+
+
+def group_of(rank: int, groups: list) -> dict:
+    """The group among these that the rank is in, as an argument; none where there are no groups."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    return {"group": mine[0]} if mine else {}
+
+
+def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: dict, given: str = "list") -> dict:
+    """Gradients are views of one buffer a dtype, as wrappers leave them."""
+    everything = _parameters([*whole, *(sharded or [])])
+    before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
+    parameters, pieces = everything[: len(whole)], everything[len(whole) :]
+    if sharded is not None:
+        options = {**options, "sharded": pieces}
+    passed = {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[given]
+    first = len(ledger.rows)
+    with meter() as memory:
+        norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, max_norm, **options)
+    after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
+    return {
+        "norm": norm if isinstance(norm, torch.Tensor) else torch.tensor(float(norm)),
+        "returned": f"{norm.dtype} {tuple(norm.shape)}" if isinstance(norm, torch.Tensor) else type(norm).__name__,
+        "gradients": [None if p.grad is None else p.grad.clone() for p in everything],
+        "in_place": before == after,
+        "reads": sorted(op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)),
+        "rows": [row.plain() for row in ledger.rows[first:]],
+    }
+
+
+def _parameters(gradients: list) -> list:
+    buffers = {
+        dtype: torch.cat([g.flatten() for g in gradients if g is not None and g.dtype == dtype])
+        for dtype in {g.dtype for g in gradients if g is not None}
+    }
+    parameters, places = [], dict.fromkeys(buffers, 0)
+    for g in gradients:
+        p = torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g))
+        if g is not None:
+            p.grad = buffers[g.dtype][places[g.dtype] : places[g.dtype] + g.numel()].view_as(g)
+            places[g.dtype] += g.numel()
+        parameters.append(p)
+    return parameters
+
+
+def refused(impl, limits: list) -> list:
+    """What each max_norm raises."""
+    function = impl.ddp.clip_and_count.clip_gradient_norm
+    return [raised(lambda limit=limit: function(_parameters([torch.ones(2)]), limit)) for limit in limits]
+
+
+def count(impl, cases: list, groups: list) -> list:
+    """case: [rank] -> targets (a list), and ignore_index or None for the default."""
+    rank = dist.get_rank()
+    options = group_of(rank, groups)
+    told = []
+    for case in cases[rank]:
+        more = {} if case["ignore_index"] is None else {"ignore_index": case["ignore_index"]}
+        first = len(ledger.rows)
+        got = impl.ddp.clip_and_count.count_step(case["targets"], **more, **options)
+        fields = ("samples", "tokens", "global_batch", "global_tokens")
+        told.append({
+            **{name: int(getattr(got, name)) for name in fields},
+            "types": [type(getattr(got, name)).__name__ for name in fields],
+            "rows": [row.plain() for row in ledger.rows[first:]],
+        })  # fmt: skip
+    return told

@@ -1,0 +1,122 @@
+"""Step a layerwise optimizer with gradients that are given, and measure noise of gradients that are given."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lab.measure.memory import meter
+from lab.raising import raised
+from lab.world.group import ledger
+
+from .probes_clip import READS, group_of
+
+
+def _built(impl, kind: str, weights: list, groups: list, options: dict):
+    """groups: [[indices], own options]; everything in one group where there are none."""
+    parameters = [torch.nn.Parameter(w.clone()) for w in weights]
+    given = [{"params": [parameters[i] for i in indices], **own} for indices, own in groups] or parameters
+    return parameters, getattr(impl.ddp.layerwise, kind)(given, **options)
+
+
+def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1) -> dict:
+    """The weights after each step. gradients: [step][parameter], None: none. resume: the step before which everything
+    is built anew, from the state."""
+    parameters, made = _built(impl, kind, weights, groups, options)
+    trajectory, reads = [], set()
+    for step, gradient in enumerate(gradients):
+        if step == resume:
+            kept, now = made.state_dict(), [p.detach() for p in parameters]
+            parameters, made = _built(impl, kind, now, groups, options)
+            made.load_state_dict(kept)
+        for p, g in zip(parameters, gradient, strict=True):
+            p.grad = None if g is None else g.clone()
+        with meter() as memory:
+            made.step()
+        reads |= {op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)}
+        trajectory.append([p.detach().clone() for p in parameters])
+    held = [v.numel() for s in made.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    return {"weights": trajectory, "reads": sorted(reads), "state": sum(held)}
+
+
+def closure(impl, kind: str, weights: list, options: dict) -> dict:
+    """A step with a closure that computes ½‖w‖² of each and its gradient, in a place where autograd is off."""
+    parameters, made = _built(impl, kind, weights, [], options)
+    calls = []
+
+    def evaluate() -> float:
+        made.zero_grad()
+        calls.append(torch.is_grad_enabled())
+        loss = sum(p.square().sum() / 2 for p in parameters)
+        loss.backward()
+        return float(loss)
+
+    with torch.no_grad():
+        loss = made.step(evaluate)
+    return {"loss": float("nan") if loss is None else float(loss), "calls": calls,
+            "weights": [p.detach() for p in parameters]}  # fmt: skip
+
+
+def refused(impl, kind: str, options: list) -> list:
+    weights = [torch.ones(2)]
+    return [raised(lambda o=o: _built(impl, kind, weights, [], {"lr": 0.1, **o})) for o in options]
+
+
+def noise(impl, options: dict, values: list, groups: list) -> list:
+    """values: [rank][step][parameter], None: none. The mean over ranks is taken here."""
+    rank = dist.get_rank()
+    group = group_of(rank, groups)
+    made = impl.ddp.noise_scale.NoiseScale(**options, **group)
+    told = []
+    for step in values[rank]:
+        parameters = [torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in step]
+        for p, g in zip(parameters, step, strict=True):
+            p.grad = None if g is None else g.clone()
+        first = len(ledger.rows)
+        made.before(iter(parameters))
+        before = len(ledger.rows)
+        _average(parameters, group)
+        after = len(ledger.rows)
+        made.after(iter(parameters))
+        rows = [r.plain() for r in (*ledger.rows[first:before], *ledger.rows[after:])]
+        told.append({**_estimate(made), "sent": [f"{r['op']} of {r['elements']}" for r in rows]})
+    return told
+
+
+def train(impl, samples: int, points: list, start: torch.Tensor) -> dict:
+    """Gradients of ½‖w − x‖², the mean over this rank's samples; w is two parameters. points: [rank] (n, dim)."""
+    made = impl.ddp.noise_scale.NoiseScale(samples)
+    half = len(start) // 2
+    parameters = [torch.nn.Parameter(start[:half].clone()), torch.nn.Parameter(start[half:].clone())]
+    for x in points[dist.get_rank()].split(samples):
+        for p in parameters:
+            p.grad = None
+        ((torch.cat(parameters) - x).square().sum(dim=1) / 2).mean().backward()
+        made.before(parameters)
+        _average(parameters, {})
+        made.after(parameters)
+    return _estimate(made)
+
+
+def _average(parameters: list, group: dict) -> None:
+    for p in parameters:
+        if p.grad is not None:
+            p.grad /= dist.get_world_size(**group)
+            dist.all_reduce(p.grad, **group)
+
+
+def _estimate(made) -> dict:
+    got = made.estimate()
+    return {n: float(getattr(got, n)) for n in ("gradient_squared", "trace", "noise_scale")}
+
+
+def two_batches(impl, cases: list) -> list:
+    return [[float(v) for v in impl.ddp.noise_scale.two_batch_estimates(*case)] for case in cases]
+
+
+def refused_noise(impl, options: list) -> list:
+    """What each raises when it is built, and what estimate() raises before the first step."""
+    build = impl.ddp.noise_scale.NoiseScale
+    told = [raised(lambda o=o: build(**o)) for o in options]
+    early = raised(lambda: build(4).estimate()) if dist.get_world_size() > 1 else "alone"
+    return [*told, early]

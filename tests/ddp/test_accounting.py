@@ -1,0 +1,329 @@
+"""What data parallelism costs, counted on paper.
+
+What must be true: times are those of messages that follow each other on one network, each not before its gradients
+are there, for any sizes, worlds and links. How it would be faked or got wrong: the lower bound for the step (it is
+passed where buckets in the middle queue); hiding all communication, or none; a bucket too many or too few; a rule of
+thumb for the best bucket. The oracle plays the step, event by event, and knows no formula: a ring is its messages.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_cost as probes
+
+ACCOUNTING = "ddp.accounting"
+VARIANTS = ["naive", "flat", "overlapped", "bucketed"]
+ISSUED = {
+    "naive": "one for each parameter, after backward",
+    "flat": "one, after backward",
+    "overlapped": "one for each parameter, when its gradient is ready",
+    "bucketed": "one for each bucket, when its last gradient is ready; buckets are filled from the last parameter on",
+}
+RELATIVE = 1e-9
+
+
+def ring(size: float, world: int, case: dict) -> float:
+    """Message by message: in each of W − 1 steps, twice, every rank sends one of W chunks."""
+    clock = 0.0
+    for _half in ("reduce", "gather"):
+        for _step in range(world - 1):
+            clock += case["alpha_s"] + (size / world) / case["bytes_per_s"]
+    return clock
+
+
+def played(case: dict) -> dict:
+    """Backward and the network as events: (when, in which order, what)."""
+    sizes, world = case["sizes"], case["world"]
+    o = {"forward_s": 0.0, "optimizer_s": 0.0, "bucket_bytes": 25 * 2**20, **case["options"]}
+    events: list[tuple[float, int, str, float]] = []
+    clock, held, last = 0.0, [], len(sizes) - 1
+    for i, size in enumerate(reversed(sizes)):
+        if o["variant"] == "bucketed" and held and sum(held) + size > o["bucket_bytes"]:
+            heapq.heappush(events, (clock, i, "issue", float(sum(held))))
+            held = []
+        clock += o["backward_s"] * size / sum(sizes)
+        held.append(size)
+        if o["variant"] in ("naive", "overlapped") or i == last:
+            when = clock if o["variant"] in ("overlapped", "bucketed") else o["backward_s"]
+            heapq.heappush(events, (when, i + 1, "issue", float(sum(held))))
+            held = []
+    waiting, free, ended, costs, issued = [], True, 0.0, [], []
+    while events:
+        now, order, what, size = heapq.heappop(events)
+        if what == "issue":
+            issued.append(now)
+            waiting.append(size)
+        else:
+            free, ended = True, now
+        if free and waiting:
+            costs.append(ring(waiting.pop(0), world, case))
+            heapq.heappush(events, (now + costs[-1], order, "arrive", 0.0))
+            free = False
+    backward = o["backward_s"]
+    bound = max(backward, issued[0] + sum(costs), issued[-1] + costs[-1])
+    around = o["forward_s"] + o["optimizer_s"]
+    return {
+        "all_reduces": len(costs), "communication_s": sum(costs), "exposed_s": max(0.0, ended - backward),
+        "step_s": around + max(backward, ended), "bound_s": around + bound,
+    }  # fmt: skip
+
+
+def draw(rng, variant: str = "", world: int = 0, **options) -> dict:
+    """A model, and a link on which communication takes between a tenth of backward and ten times as long."""
+    sizes = [4 * rng.integers(1, 10 ** rng.integers(2, 6)) for _ in range(rng.integers(2, 12))]
+    world = world or rng.integers(2, 40)
+    backward = 10 ** rng.uniform(-3, 0)
+    transfer, latency = (backward * 10 ** rng.uniform(-1, 1) for _ in range(2))
+    case = {
+        "sizes": sizes, "world": world, "bytes_per_s": 2 * sum(sizes) / transfer,
+        "alpha_s": latency / (2 * max(1, world - 1) * len(sizes)) * rng.choice([0.0, 0.1, 1.0]),
+    }  # fmt: skip
+    if variant:
+        case["options"] = {"variant": variant, "backward_s": backward, **options}
+    else:
+        case["backward_s"] = backward
+    return case
+
+
+def check(run, cases: list[dict], cause: str = "") -> None:
+    for case, got in zip(cases, run(probes.steps, cases), strict=True):
+        want = played(case)
+        for name, value in want.items():
+            slack = RELATIVE * (want["step_s"] if name == "exposed_s" else value)
+            assert abs(got[name] - value) <= slack, (
+                f"{name} of {case}: expected {value:.9g}, got {got[name]:.9g}: "
+                f"{cause or ISSUED[case['options']['variant']]}"
+            )
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_a_ring_is_its_messages(run, rng):
+    cases = [
+        {"bytes": rng.integers(0, 10**9), "world": w, "alpha_s": rng.uniform(0, 1e-3),
+         "bytes_per_s": 10 ** rng.uniform(6, 11)}
+        for w in (1, 2, 3, 4, 7, 64, rng.integers(100, 1000))
+    ]  # fmt: skip
+    for case, got in zip(cases, run(probes.rings, cases), strict=True):
+        want = ring(case["bytes"], case["world"], case)
+        assert abs(got - want) <= RELATIVE * want, (
+            f"all-reduce of {case}: expected {want:.6g} s, got {got:.6g}: 2(W − 1) messages of size / W bytes, each "
+            "with a latency of its own"
+        )
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_is_as_long_as_one_that_is_played(run, rng, variant):
+    cases = []
+    for _ in range(40):
+        case = draw(rng, variant, forward_s=rng.uniform(0, 1), optimizer_s=rng.uniform(0, 0.1))
+        case["options"]["bucket_bytes"] = rng.integers(1, sum(case["sizes"]))
+        cases.append(case)
+    check(run, cases)
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_parameter_and_one_rank(run, rng, variant):
+    alone = draw(rng, variant)
+    alone["sizes"] = alone["sizes"][:1]
+    check(run, [alone, draw(rng, variant, world=1)])
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_buckets_at_their_limits(run, rng):
+    """Exactly full, one byte less, smaller than any parameter, larger than all; 25 MiB, nothing around by default."""
+    cases = []
+    for _ in range(5):
+        case = draw(rng, "bucketed")
+        sizes = case["sizes"]
+        end = rng.integers(2, len(sizes))
+        for limit in (sum(sizes[-end:]), sum(sizes[-end:]) - 1, 1, max(sizes), sum(sizes), 2 * sum(sizes)):
+            cases.append({**case, "options": {**case["options"], "bucket_bytes": limit}})
+    default = draw(rng, "bucketed")
+    default["sizes"] = [13_000_000] * 4  # two are more than 25 MB, and less than 25 MiB
+    check(run, [*cases, default], "a bucket holds at most bucket_bytes, but a larger parameter has one of its own")
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_the_best_bucket_is_the_best_of_all(run, rng):
+    """Of all that differ: every sum of neighbours is tried."""
+    cases = [draw(rng) for _ in range(25)]
+    for case in cases[:5]:
+        case["sizes"] = [case["sizes"][0]] * len(case["sizes"])  # many sizes give the same buckets
+    for case, (got, kind) in zip(cases, run(probes.best, cases), strict=True):
+        sizes = case["sizes"]
+        tried = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
+        steps = {size: bucketed_s(case, size) for size in tried}
+        shortest = min(steps.values())
+        assert kind == "int", f"bucket_bytes is a {kind}, expected int"
+        found = bucketed_s(case, got) if got >= 1 else math.inf
+        assert found <= shortest * (1 + 2 * RELATIVE), (
+            f"{case}: a step with buckets of {got} bytes takes {found:.9g} s, "
+            f"with {min(steps, key=steps.get)} {shortest:.9g}"
+        )
+        smaller = [s for s in tried if s < got and steps[s] <= shortest * (1 + RELATIVE / 2)]
+        assert not smaller, f"{case}: {got} bytes, but {min(smaller)} give as short a step: of several the smallest"
+        assert got in tried, f"{case}: {got} bytes, but buckets are the same with fewer: 1, or a sum of neighbours"
+
+
+def bucketed_s(case: dict, bucket_bytes: int) -> float:
+    options = {"variant": "bucketed", "backward_s": case["backward_s"], "bucket_bytes": bucket_bytes}
+    return played({**case, "options": options})["step_s"]
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_limits_are_where_communication_is_just_hidden(run, rng):
+    """Judged at the limit and one step beyond it."""
+    cases = []
+    for i in range(30):
+        case = draw(rng)
+        case = {**case, "bytes": sum(case["sizes"]), "samples": rng.integers(1, 64)}
+        if i % 3 == 1:
+            case["backward_s"] *= 100  # hidden by far
+        if i % 3 == 2:
+            case["world"] = 1
+        if i % 5 == 1:
+            case["alpha_s"] = 0.0
+        cases.append(case)
+    cases[0]["alpha_s"] = cases[0]["backward_s"]  # the latencies alone outlast it
+    for case, got in zip(cases, run(probes.limits, cases), strict=True):
+        judge_samples(case, got["samples"])
+        judge_bandwidth(case, got["bytes_per_s"])
+        judge_world(case, got["world"])
+
+
+def judge_samples(case: dict, samples: int) -> None:
+    needed = ring(case["bytes"], case["world"], case)
+    one = case["backward_s"] / case["samples"]
+    assert samples >= 1, f"{case}: {samples} samples a rank, expected at least 1"
+    assert samples * one >= needed * (1 - RELATIVE), (
+        f"{case}: {samples} samples a rank take {samples * one:.6g} s of backward, and communication {needed:.6g} s"
+    )
+    assert samples == 1 or (samples - 1) * one <= needed * (1 + RELATIVE), (
+        f"{case}: {samples} samples a rank, but {samples - 1} hide communication too"
+    )
+
+
+def judge_bandwidth(case: dict, least: float) -> None:
+    world = case["world"]
+    if world == 1:
+        assert least == 0, f"{case}: one rank sends nothing, and needs {least} bytes/s"
+        return
+    if 2 * (world - 1) * case["alpha_s"] >= case["backward_s"]:
+        assert least == math.inf, f"{case}: the latencies alone outlast backward, and {least} bytes/s shall do"
+        return
+    needed = ring(case["bytes"], world, {**case, "bytes_per_s": least}) if least > 0 else math.inf
+    # The time left for bytes is a difference: where latencies take nearly all of backward, it loses digits.
+    assert abs(needed - case["backward_s"]) <= RELATIVE * case["backward_s"], (
+        f"{case}: at {least:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
+        f"{case['backward_s']:.6g}: latencies take their part of it"
+    )
+
+
+def judge_world(case: dict, most: int) -> None:
+    def spare(world: int) -> float:
+        """Backward over communication, of the same global batch."""
+        needed = 2 * (world - 1) * (case["alpha_s"] + case["bytes"] / world / case["bytes_per_s"])
+        return math.inf if needed == 0 else case["backward_s"] * case["world"] / world / needed
+
+    assert most >= 1, f"{case}: {most} ranks at most, but one has nothing to wait for"
+    assert spare(most) >= 1 - RELATIVE, (
+        f"{case}: with {most} ranks backward is {spare(most):.6g} of communication: not hidden"
+    )
+    assert spare(most + 1) <= 1 + RELATIVE, (
+        f"{case}: {most} ranks at most, but with {most + 1} communication is hidden too: backward is "
+        f"{spare(most + 1):.6g} of it; the global batch is samples · world, shared by all"
+    )
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_the_examples_by_hand(run):
+    link = {"alpha_s": 1e-4, "bytes_per_s": 1e9, "world": 4}
+    (ring_s,) = run(probes.rings, [{"bytes": 10**6, **link}])
+    assert abs(ring_s - 2.1e-3) < 1e-12, f"1 MB over 4 ranks: expected 2.1 ms, got {ring_s * 1e3:.6g}"
+    cases = [
+        {"sizes": [10**6] * 2, **link, "options": {"variant": v, "backward_s": 6e-3, "bucket_bytes": 2 * 10**6}}
+        for v in VARIANTS
+    ]
+    want = [(2, 4.2, 4.2, 10.2), (1, 3.6, 3.6, 9.6), (2, 4.2, 2.1, 8.1), (1, 3.6, 3.6, 9.6)]
+    for variant, got, (count, *times) in zip(VARIANTS, run(probes.steps, cases), want, strict=True):
+        have = [got[n] * 1e3 for n in ("communication_s", "exposed_s", "step_s")]
+        same = got["all_reduces"] == count and all(abs(h - t) < 1e-9 for h, t in zip(have, times, strict=True))
+        assert same, (
+            f"{variant}: expected {count} all-reduces and communication, exposed and step of {times} ms, "
+            f"got {got['all_reduces']} and {have}"
+        )
+
+
+@exercise(ACCOUNTING, kind="property")
+def test_no_step_is_shorter_than_its_bound_and_overlap_costs_nothing(run, rng):
+    cases = [draw(rng) for _ in range(20)]
+    sizes = [size for size, _ in run(probes.best, cases)]
+    asked = [
+        {**c, "options": {"variant": v, "backward_s": c["backward_s"], "bucket_bytes": size}}
+        for c, size in zip(cases, sizes, strict=True)
+        for v in VARIANTS
+    ]
+    told = run(probes.steps, asked)
+    for i, case in enumerate(cases):
+        naive, flat, overlapped, bucketed = (t["step_s"] for t in told[4 * i : 4 * i + 4])
+        for variant, t in zip(VARIANTS, told[4 * i : 4 * i + 4], strict=True):
+            assert t["step_s"] >= t["bound_s"] * (1 - RELATIVE), f"{case}, {variant}: shorter than its bound: {t}"
+            assert t["exposed_s"] <= t["communication_s"] * (1 + RELATIVE), (
+                f"{case}, {variant}: exposes more than it sends"
+            )
+        assert overlapped <= naive * (1 + RELATIVE), f"{case}: the same messages, sent earlier, take longer"
+        assert bucketed <= min(overlapped, flat) * (1 + 2 * RELATIVE), (
+            f"{case}: buckets of {sizes[i]} bytes take {bucketed:.6g} s; one a parameter {overlapped:.6g}, one for all "
+            f"{flat:.6g}: both are buckets too"
+        )
+
+
+@exercise(ACCOUNTING, kind="property")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_better_link_is_never_slower_and_units_do_not_matter(run, rng, variant):
+    cases, changes = [draw(rng, variant) for _ in range(8)], []
+    k = rng.integers(2, 9)
+    for case in cases:
+        case["options"]["bucket_bytes"] = limit = rng.integers(1, sum(case["sizes"]))
+        changes += [
+            case,
+            {**case, "bytes_per_s": 2 * case["bytes_per_s"]},
+            {**case, "alpha_s": case["alpha_s"] / 2},
+            {**case, "sizes": [k * s for s in case["sizes"]], "bytes_per_s": k * case["bytes_per_s"],
+             "options": {**case["options"], "bucket_bytes": k * limit}},
+            {**case, "alpha_s": k * case["alpha_s"], "bytes_per_s": case["bytes_per_s"] / k,
+             "options": {**case["options"], "backward_s": k * case["options"]["backward_s"]}},
+        ]  # fmt: skip
+    told = [t["step_s"] for t in run(probes.steps, changes)]
+    for i, case in enumerate(cases):
+        step, faster, sooner, smaller_unit, slower_clock = told[5 * i : 5 * i + 5]
+        assert max(faster, sooner) <= step * (1 + RELATIVE), f"{case}: a better link makes the step longer"
+        assert abs(smaller_unit - step) <= RELATIVE * step, f"{case}: {k} times the bytes at {k} times the rate differ"
+        assert abs(slower_clock - k * step) <= RELATIVE * k * step, f"{case}: all times {k} times as long, the step not"
+
+
+@exercise(ACCOUNTING, kind="property")
+def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run, rng):
+    free, dear = [draw(rng) for _ in range(5)], [draw(rng) for _ in range(5)]
+    for case in free:
+        case["alpha_s"] = 0.0
+    for case in dear:
+        case["alpha_s"] = rng.uniform(0.6, 2) * case["backward_s"]  # 2(W − 1)α outlasts backward
+    best = [got for got, _ in run(probes.best, [*free, *dear])]
+    assert best[:5] == [1] * 5, f"buckets of {best[:5]} bytes on links without latency: small messages leave sooner"
+    asked = [
+        {**c, "options": {"variant": "bucketed", "backward_s": c["backward_s"], "bucket_bytes": size}}
+        for c, size in zip(dear, best[5:], strict=True)
+    ]
+    for case, got in zip(dear, run(probes.steps, asked), strict=True):
+        assert got["all_reduces"] == 1, (
+            f"{case}: {got['all_reduces']} buckets, though one latency outlasts backward: send everything at once"
+        )

@@ -1,0 +1,272 @@
+"""Clipping by the global norm, and counting what a step was computed from.
+
+What must be true: the norm is that of all gradients as one vector, whatever their dtypes and however they are spread
+over ranks, it is the same bits everywhere, and only what has to be sent is sent. How it would be faked or got wrong: a
+norm a parameter, or of this rank's pieces alone; squares in the gradient's dtype (float16 values overflow and underflow
+here, float32 ones too); a collective for replicated gradients, which would count W times; a Python number read back
+for each parameter; new gradient tensors, which wrappers do not know of; counts that forget padding, accumulation or the
+other ranks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_clip as probes
+
+CLIP = "ddp.clip_and_count"
+
+
+def oracle(gradients: list, max_norm: float) -> tuple[float, list]:
+    """The norm of one long vector, and every gradient scaled, in float64."""
+    norm = math.sqrt(math.fsum(float(x) ** 2 for g in gradients if g is not None for x in g.double().flatten()))
+    scale = min(1.0, max_norm / norm) if norm else 1.0
+    return norm, [None if g is None else g.double() * scale for g in gradients]
+
+
+def draw(rng, scale: float = 1.0, dtype: torch.dtype = torch.float32, parameters: int = 4) -> list:
+    shapes = [[rng.integers(1, 6) for _ in range(rng.integers(0, 3))] for _ in range(parameters)]
+    return [(rng.normal(*shape, dtype=torch.float64) * scale).to(dtype) for shape in shapes]
+
+
+def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | None = None, cause: str = "") -> None:
+    """whole: what the norm is of, where that is more than `gradients`."""
+    norm, _ = oracle(gradients if whole is None else whole, max_norm)
+    assert got["returned"] == "torch.float64 ()", f"{what}: returned {got['returned']}, expected a float64 tensor ()"
+    assert abs(float(got["norm"]) - norm) <= 1e-6 * norm, (
+        f"{what}: the norm is {norm:.7g}, got {float(got['norm']):.7g}: {cause or 'of all gradients, before clipping'}"
+    )
+    scale = min(1.0, max_norm / norm) if norm else 1.0
+    for i, (g, have) in enumerate(zip(gradients, got["gradients"], strict=True)):
+        if g is None:
+            assert have is None, f"{what}: gradient {i} was None and is not now"
+            continue
+        assert have.dtype == g.dtype, f"{what}: gradient {i} was {g.dtype} and is {have.dtype}"
+        want = g.double() * scale
+        close(have, want, want.to(g.dtype), f"{what}, gradient {i}", cause=f"each is multiplied by {scale:.4g}")
+
+
+@exercise(CLIP, kind="numerics")
+def test_the_norm_is_of_all_gradients_as_one_vector(run, rng):
+    cases = []
+    for share in (0.01, 0.3, 0.999, 1.001, 5.0):
+        gradients = draw(rng)
+        gradients.insert(rng.integers(0, 4), None)
+        cases.append({"gradients": gradients, "max_norm": share * oracle(gradients, 1.0)[0]})
+    for case, got in zip(cases, run(probes.clip, cases), strict=True):
+        check(got, case["gradients"], case["max_norm"], f"max_norm {case['max_norm']:.4g}")
+
+
+@exercise(CLIP, kind="numerics")
+def test_what_is_short_enough_keeps_its_bits(run, rng):
+    cases = [{"gradients": draw(rng, scale), "max_norm": m} for scale in (1.0, 1e-20) for m in (1e3, math.inf)]
+    for case, got in zip(cases, run(probes.clip, cases), strict=True):
+        for g, have in zip(case["gradients"], got["gradients"], strict=True):
+            assert torch.equal(g, have), (
+                f"a gradient of norm {oracle([g], 1.0)[0]:.3g} was changed, though max_norm is {case['max_norm']}: "
+                "the factor is min(1, max_norm / norm)"
+            )
+        check(got, case["gradients"], case["max_norm"], f"max_norm {case['max_norm']}")
+
+
+@exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        (2e4, torch.float16),
+        (1e-4, torch.float16),
+        (300.0, torch.bfloat16),
+        (1e25, torch.float32),
+        (1e-30, torch.float32),
+    ],
+)
+def test_squares_neither_overflow_nor_vanish(run, rng, scale, dtype):
+    gradients = [g.clamp(-3 * scale, 3 * scale) for g in [*draw(rng, scale, dtype), rng.normal(40).to(dtype) * scale]]
+    norm, _ = oracle(gradients, 1.0)
+    cases = [{"gradients": gradients, "max_norm": share * norm} for share in (0.3, 1e-7 if scale == 2e4 else 0.6)]
+    for case, got in zip(cases, run(probes.clip, cases), strict=True):
+        check(
+            got, gradients, case["max_norm"], f"{dtype} values of about {scale:g}",
+            cause="squares are summed in float64, whatever the gradients' dtype",
+        )  # fmt: skip
+
+
+@exercise(CLIP, kind="numerics")
+def test_dtypes_may_differ(run, rng):
+    dtypes = rng.shuffled([torch.float32, torch.float16, torch.bfloat16, torch.float64])
+    gradients = [g for dtype in dtypes for g in draw(rng, 1.0, dtype, 2)]
+    cases = [{"gradients": gradients, "max_norm": rng.uniform(0.1, 0.5)}]
+    check(run(probes.clip, cases)[0], gradients, cases[0]["max_norm"], "four dtypes")
+
+
+@exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize("given", ["generator", "twice"])
+def test_parameters_come_once_or_are_named_twice(run, rng, given):
+    gradients = draw(rng)
+    cases = [{"gradients": gradients, "max_norm": 0.1, "given": given}]
+    check(
+        run(probes.clip, cases)[0], gradients, 0.1, f"parameters given as {given}",
+        cause="a generator is used up after one pass; a tied parameter is one parameter",
+    )  # fmt: skip
+
+
+@exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_norm_that_is_not_finite_changes_nothing(run, rng, bad):
+    gradients = draw(rng)
+    gradients[rng.integers(0, 3)].view(-1)[0] = bad
+    (got,) = run(probes.clip, [{"gradients": gradients, "max_norm": 0.1}])
+    assert not math.isfinite(float(got["norm"])), f"a gradient holds {bad}, and the norm is {float(got['norm'])}"
+    for i, (g, have) in enumerate(zip(gradients, got["gradients"], strict=True)):
+        assert torch.equal(g.nan_to_num(7.0), have.nan_to_num(7.0)), (
+            f"one gradient holds {bad}, and gradient {i} was changed: {g.flatten()[:3]} became {have.flatten()[:3]}"
+        )
+
+
+@exercise(CLIP, kind="numerics")
+def test_nothing_to_clip(run):
+    cases = [{"gradients": g, "max_norm": 0.5} for g in ([], [None, None], [torch.zeros(3), None, torch.zeros(2, 2)])]
+    for case, got in zip(cases, run(probes.clip, cases), strict=True):
+        check(got, case["gradients"], 0.5, f"gradients {case['gradients']}")
+
+
+@exercise(CLIP, kind="numerics")
+def test_a_max_norm_that_is_not_above_0_is_refused(run):
+    limits = [0.0, -1.0, math.nan]
+    for limit, told in zip(limits, run(probes.refused, limits), strict=True):
+        assert told == "ValueError", f"max_norm {limit}: expected ValueError, got {told}"
+
+
+def shards(rng, world: int) -> tuple[list, list]:
+    """A whole gradient, and pieces of each rank; with more than two ranks one of them has none."""
+    whole = draw(rng, parameters=2)
+    pieces = [draw(rng, scale=rank + 1.0, parameters=rng.integers(1, 3)) for rank in range(world)]
+    if world > 2:
+        pieces[rng.integers(0, world - 1)] = rng.choice([[], [None]])
+    return whole, pieces
+
+
+@exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_pieces_of_all_ranks_are_one_vector(run, rng, world):
+    """The first case has whole gradients too, the second pieces alone."""
+    drawn = [shards(rng, world), ([], shards(rng, world)[1])]
+    cases = [[{"gradients": w, "sharded": p[r], "max_norm": 0.25} for w, p in drawn] for r in range(world)]
+    ranks = run(probes.clip_sharded, cases, [], world=world)
+    for i, (whole, pieces) in enumerate(drawn):
+        everything = [*whole, *(g for p in pieces for g in p)]
+        for rank in range(world):
+            check(
+                ranks[rank][i], [*whole, *pieces[rank]], 0.25, f"rank {rank} of {world}, {len(whole)} whole gradients",
+                everything, cause="the squares of pieces are summed over ranks, those of whole gradients are not",
+            )  # fmt: skip
+            assert torch.equal(ranks[rank][i]["norm"], ranks[0][i]["norm"]), (
+                f"the norm differs between rank 0 and rank {rank}: replicas drift apart"
+            )
+
+
+@exercise(CLIP, kind="numerics")
+def test_pieces_are_those_of_the_group(run, rng):
+    groups = [[0, 2], [1, 3]]
+    whole, pieces = shards(rng, 4)
+    pieces = [p or draw(rng) for p in pieces]
+    cases = [[{"gradients": whole, "sharded": pieces[r], "max_norm": 0.25}] for r in range(4)]
+    ranks = run(probes.clip_sharded, cases, groups, world=4)
+    for members in groups:
+        everything = [*whole, *(g for r in members for g in pieces[r])]
+        for rank in members:
+            check(
+                ranks[rank][0], [*whole, *pieces[rank]], 0.25, f"rank {rank} of the group {members}", everything,
+                cause="sum over the group that was given",
+            )  # fmt: skip
+
+
+@exercise(CLIP, kind="property")
+def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
+    world = 3
+    whole, pieces = shards(rng, world)
+    cases = [
+        [{"gradients": whole, "sharded": s, "max_norm": 0.25} for s in (None, pieces[r], [])] for r in range(world)
+    ]
+    for rank, told in enumerate(run(probes.clip_sharded, cases, [], world=world)):
+        for got, want in zip(told, (0, 1, 1), strict=True):
+            sent = [f"{row['op']} of {row['elements']}" for row in got["rows"]]
+            assert sent == ["all_reduce of 1"] * want, (
+                f"rank {rank} sent {sent or 'nothing'}, expected "
+                f"{'one all_reduce of 1, whatever it holds' if want else 'nothing'}: whole gradients are equal on all "
+                "ranks already; of pieces, one sum of squares is what the others need"
+            )
+
+
+@exercise(CLIP, kind="property")
+def test_nothing_is_read_back_to_the_host(run, rng):
+    (got,) = run(probes.clip, [{"gradients": draw(rng), "max_norm": 0.1}])
+    assert not got["reads"], (
+        f"{', '.join(got['reads'])} was called: the host waits for the device. Keep the norm a tensor, and choose the "
+        "factor by torch.where and clamp, not by if"
+    )
+
+
+@exercise(CLIP, kind="property")
+def test_gradients_are_scaled_where_they_lie(run, rng):
+    (got,) = run(probes.clip, [{"gradients": [*draw(rng), None], "max_norm": 0.1}])
+    assert got["in_place"], "a gradient is a new tensor: the wrapper's buffer, of which it was a view, is left behind"
+
+
+def targets(rng, ignore_index: int, micro_batches: int) -> list:
+    """Rows of any length, padded at the end; some of padding alone."""
+    made = []
+    for _ in range(micro_batches):
+        batch, context = rng.integers(1, 4), rng.integers(2, 9)
+        t = rng.tokens(batch, context, vocabulary=50)
+        for row in range(batch):
+            t[row, rng.integers(0, context) :] = ignore_index
+        made.append(t)
+    made.append(torch.full((1, 3), ignore_index))
+    return rng.shuffled(made)
+
+
+def counted(micro_batches: list, ignore_index: int) -> tuple[int, int]:
+    rows = [[t for t in row if t != ignore_index] for m in micro_batches for row in m.tolist()]
+    return sum(bool(row) for row in rows), sum(len(row) for row in rows)
+
+
+@exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize(("world", "groups"), [(1, []), (2, []), (3, []), (4, [[0, 3], [1, 2]])])
+def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups):
+    cases = []
+    for _ in range(world):
+        mine = [{"targets": targets(rng, i or -100, rng.integers(1, 3)), "ignore_index": i} for i in (None, -1)]
+        cases.append([*mine, {"targets": [], "ignore_index": None}])
+    for case in cases[:1]:  # one rank alone has something
+        case[2]["targets"] = targets(rng, -100, 2)
+    ranks = run(probes.count, cases, groups, world=world)
+    for members in groups or [list(range(world))]:
+        for i in range(3):
+            here = {r: counted(cases[r][i]["targets"], cases[r][i]["ignore_index"] or -100) for r in members}
+            total = tuple(map(sum, zip(*here.values(), strict=True)))
+            for r in members:
+                got, want = ranks[r][i], (*here[r], *total)
+                have = tuple(got[n] for n in ("samples", "tokens", "global_batch", "global_tokens"))
+                assert have == want, (
+                    f"rank {r} of {members}, {len(cases[r][i]['targets'])} micro-batches: (samples, tokens, "
+                    f"global_batch, global_tokens) are {want}, got {have}: padding is not counted, rows of nothing "
+                    "else neither; micro-batches and the ranks of the group all are"
+                )
+                assert got["types"] == ["int"] * 4, f"counts are {got['types']}, expected int"
+
+
+@exercise(CLIP, kind="property")
+def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
+    cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in (1, 4)]
+    for rank, ((got,), _) in enumerate(zip(run(probes.count, cases, [], world=2), cases, strict=True)):
+        sent = [f"{row['op']} of {row['elements']}" for row in got["rows"]]
+        assert sent == ["all_reduce of 2"], (
+            f"rank {rank} sent {sent}, expected one all_reduce of 2, however many micro-batches: sum here first"
+        )

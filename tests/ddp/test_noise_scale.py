@@ -1,0 +1,164 @@
+"""The gradient noise scale: how large a batch is worth its cost.
+
+What must be true: both estimates are unbiased, step by step, and it is their means whose ratio is taken. How it would
+be faked or got wrong: the variance over ranks of the wrong thing, the big batch's size off by W, estimates cut off at
+0, a mean of ratios, the gradients themselves gathered. Numbers are judged against the formulas; the formulas against a
+problem whose true G and Σ are known, at eight standard errors of the mean that is judged.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_large_batch as probes
+
+NOISE = "ddp.noise_scale"
+
+
+def squared(gradients: list) -> float:
+    return math.fsum(float(x) ** 2 for g in gradients if g is not None for x in g.double().flatten())
+
+
+def estimates(shares: list, samples: int) -> tuple[float, float]:
+    """|G|² and tr(Σ) of one step from the gradients of the ranks: solves E|G_B|² = |G|² + tr(Σ) / B for both."""
+    world = len(shares)
+    small = sum(map(squared, shares)) / world
+    means = [
+        torch.stack([s.double() for s in column]).mean(0)
+        for column in zip(*shares, strict=True)
+        if column[0] is not None
+    ]
+    big = squared(means)
+    system = torch.tensor([[1.0, 1 / samples], [1.0, 1 / (world * samples)]], dtype=torch.float64)
+    solved = torch.linalg.solve(system, torch.tensor([small, big], dtype=torch.float64))
+    return float(solved[0]), float(solved[1])
+
+
+def draw(rng, world: int, steps: int = 4) -> list:
+    """[rank][step][parameter]: a common part and noise, one parameter of four without gradient."""
+    shapes = [(rng.integers(1, 5), rng.integers(1, 5)), (rng.integers(1, 5),), ()]
+    common = [rng.normal(*shape) for shape in shapes]
+    return [
+        [[*(c + rng.normal(*c.shape) * rng.uniform(0.2, 1) for c in common), None] for _ in range(steps)]
+        for _ in range(world)
+    ]
+
+
+def check(told: list, shares: list, samples: int, decay: float, who: str) -> None:
+    """shares: [step][rank][parameter]."""
+    g, trace, weight = 0.0, 0.0, 0.0
+    for step, (got, share) in enumerate(zip(told, shares, strict=True)):
+        more = estimates(share, samples)
+        g, trace, weight = decay * g + more[0], decay * trace + more[1], decay * weight + 1
+        scale = trace / g if g > 0 else math.inf
+        for name, want in (("gradient_squared", g / weight), ("trace", trace / weight), ("noise_scale", scale)):
+            # The averaged gradient is float32: its square's error, times samples and over what a difference leaves.
+            size = (
+                samples
+                * sum(map(squared, share))
+                * (1 if name != "noise_scale" else (1 + abs(scale)) / max(1e-9, g / weight))
+            )
+            assert abs(got[name] - want) <= 1e-5 * size or got[name] == want, (
+                f"{who}, {name} after step {step + 1}, {samples} samples a rank, decay {decay:.3g}: expected "
+                f"{want:.6g}, got {got[name]:.6g}: means over steps of both estimates, then their ratio"
+            )
+
+
+@exercise(NOISE, kind="numerics")
+def test_two_lengths_give_two_estimates(run, rng):
+    cases = [[10.0, 4.0, 1, 4], [1.0, 3.0, 2, 6]]  # the second has a negative trace: kept as it is
+    for _ in range(8):
+        small = rng.integers(1, 64)
+        cases.append([rng.uniform(1, 9), rng.uniform(0.1, 9), small, small * rng.integers(2, 9)])
+    for case, got in zip(cases, run(probes.two_batches, cases), strict=True):
+        system = torch.tensor([[1.0, 1 / case[2]], [1.0, 1 / case[3]]], dtype=torch.float64)
+        want = torch.linalg.solve(system, torch.tensor(case[:2], dtype=torch.float64)).tolist()
+        for name, w, g in zip(("|G|²", "tr(Σ)"), want, got, strict=True):
+            assert abs(g - w) <= 1e-9 * (1 + abs(w)), (
+                f"{name} from {case} (small and big squared, their batches): expected {w:.9g}, got {g:.9g}"
+            )
+
+
+@exercise(NOISE, kind="numerics")
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_estimates_are_those_of_ranks_and_their_mean(run, rng, world):
+    values, samples, decay = draw(rng, world), rng.integers(1, 16), rng.choice([1.0, rng.uniform(0.3, 0.9)])
+    options = {"samples": samples} if decay == 1.0 else {"samples": samples, "decay": decay}
+    ranks = run(probes.noise, options, values, [], world=world)
+    shares = [list(step) for step in zip(*values, strict=True)]
+    for rank, told in enumerate(ranks):
+        check(told, shares, samples, decay, f"rank {rank} of {world}")
+        for step, (got, first) in enumerate(zip(told, ranks[0], strict=True)):
+            assert all(got[n] == first[n] for n in ("gradient_squared", "trace", "noise_scale")), (
+                f"rank {rank} and rank 0 differ after step {step + 1}: {got}, {first}"
+            )
+
+
+@exercise(NOISE, kind="numerics")
+def test_a_group_measures_itself(run, rng):
+    groups, values = [[0, 2], [1, 3]], draw(rng, 4, steps=2)
+    ranks = run(probes.noise, {"samples": 3}, values, groups, world=4)
+    for members in groups:
+        shares = [[values[r][step] for r in members] for step in range(2)]
+        for rank in members:
+            check(ranks[rank], shares, 3, 1.0, f"rank {rank} of the group {members}")
+
+
+@exercise(NOISE, kind="numerics")
+def test_noise_that_hides_the_gradient_is_infinite(run, rng):
+    g = rng.normal(5)
+    ranks = run(probes.noise, {"samples": 2}, [[[g]], [[-g]]], [], world=2)
+    for told in ranks:
+        got = told[0]
+        assert got["gradient_squared"] < 0, (
+            f"|G|² is {got['gradient_squared']}: opposite gradients have a mean of 0, and the unbiased estimate is "
+            "negative; one that is cut off at 0 is too large on average"
+        )
+        assert got["noise_scale"] == math.inf, f"expected an infinite noise scale, got {got['noise_scale']}"
+
+
+@exercise(NOISE, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_tells_nothing_is_refused(run, world):
+    asked = [{"samples": 0}, {"samples": 4, "decay": 0.0}, {"samples": 4, "decay": 1.5}, {"samples": 4}]
+    want = ["ValueError"] * 3 + (["ValueError", "alone"] if world == 1 else ["nothing", "RuntimeError"])
+    for rank, told in enumerate(run(probes.refused_noise, asked, world=world)):
+        for options, got, expected in zip([*asked, "estimate() before the first step"], told, want, strict=True):
+            assert got == expected, f"rank {rank} of {world}, {options}: expected {expected}, got {got}"
+
+
+@exercise(NOISE, kind="numerics")
+def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
+    """Samples of ½‖w − x‖² have the gradient w − x: G is w − E x, and Σ the covariance of x."""
+    world, samples, steps, dim = rng.integers(2, 3), rng.integers(2, 4), 120, 8
+    spread = torch.tensor([rng.uniform(0.5, 2.0) for _ in range(dim)])
+    start = rng.normal(dim) * 0.5
+    points = [rng.normal(steps * samples, dim) * spread for _ in range(world)]  # their mean is 0, so G is w
+    ranks = run(probes.train, samples, points, start, world=world)
+    per_step = []
+    for step in range(steps):
+        mine = slice(step * samples, (step + 1) * samples)
+        per_step.append(estimates([[(start - p[mine]).mean(0)] for p in points], samples))
+    for i, (name, true) in enumerate((("gradient_squared", squared([start])), ("trace", squared([spread])))):
+        column = torch.tensor([e[i] for e in per_step], dtype=torch.float64)
+        error = float(column.std()) / math.sqrt(steps)
+        for rank, got in enumerate(ranks):
+            assert abs(got[name] - true) <= 8 * error, (
+                f"rank {rank} of {world}, {samples} samples each, {steps} steps: {name} is {true:.4g}, estimated "
+                f"{got[name]:.4g}, more than 8 standard errors of {error:.2g} off: the estimate is biased"
+            )
+
+
+@exercise(NOISE, kind="property")
+def test_one_number_a_step_is_sent(run, rng):
+    for rank, told in enumerate(run(probes.noise, {"samples": 4}, draw(rng, 3), [], world=3)):
+        for step, got in enumerate(told):
+            assert got["sent"] == ["all_reduce of 1"], (
+                f"rank {rank}, step {step + 1}: sent {got['sent'] or 'nothing'}, expected one all_reduce of 1: the "
+                "averaged gradients are the same on every rank, and of the others only the length is needed"
+            )
