@@ -1,0 +1,100 @@
+"""Data parallelism side by side: `python -m benchmarks.ddp`.
+
+The wrappers of the reference and torch's DDP, one step each in turn, in the same ranks of one run: medians, the ratio
+to torch's best, and the lower bound of a step beside them. On plain Gloo ranks share the cores that carry the messages,
+so overlap hides little there; on a *link* a message costs latency and bandwidth and no core; on a loopback that is
+throttled by `tc` (Linux, as root) real traffic queues. NCCL where there are as many GPUs as ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+
+from lab.world.cluster import Link
+
+from lab.assignment import ROOT
+from lab.runner import Room, Runner
+
+from .probes_ddp import VARIANTS, steps
+from .results import write
+
+NOTE = (
+    "A transformer of 20 M parameters, 32 tokens a rank, SGD; medians of interleaved steps, of each the slowest rank. "
+    "bound: forward + max(backward, first bucket + communication, backward + last bucket) + optimizer, each measured "
+    "alone, with buckets of 5 MiB. Goals: the better bucketed at most 1.00 of torch's best, and at most 1.10 of the "
+    "bound where the network is slower than the cores."
+)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--links", nargs="*", default=["1e-4:400e6", "1e-4:1600e6"], help="seconds:bytes a second")
+    parser.add_argument("--mbit", nargs="*", type=int, default=[800, 3200, 12800], help="loopback throttled to these")
+    parser.add_argument("--print", action="store_true", help="measure plain Gloo, print rows as JSON, keep nothing")
+    options = parser.parse_args()
+    if options.print:
+        print(json.dumps([r for n in options.ranks for r in measure("", n, None, options.rounds)]))
+        return
+    rows = []
+    for ranks in options.ranks:
+        links = [Link(*map(float, text.split(":"))) for text in options.links]
+        for link in [None, *links]:
+            name = f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
+            rows += measure(name, ranks, link, options.rounds)
+            print(*rows[-len(VARIANTS) - 1 :], sep="\n", flush=True)
+        for mbit in options.mbit:
+            rows += throttled(mbit, ranks, options.rounds)
+            print(*rows[-len(VARIANTS) - 1 :], sep="\n", flush=True)
+    print(write("ddp", rows, NOTE))
+
+
+def throttled(mbit: int, ranks: int, rounds: int) -> list[dict]:
+    """The same on a loopback of its own, throttled; no rows where that is not allowed."""
+    if not (sys.platform == "linux" and os.geteuid() == 0 and shutil.which("tc") and shutil.which("unshare")):
+        print(f"loopback at {mbit} Mbit/s: not run, it takes root, tc and unshare")
+        return []
+    shape = f"tc qdisc add dev lo root tbf rate {mbit}mbit burst 128kb latency 200ms"
+    again = [sys.executable, "-m", "benchmarks.ddp", "--print", "--ranks", str(ranks), "--rounds", str(rounds)]
+    said = subprocess.run(
+        ["unshare", "-n", "sh", "-c", f'ip link set lo up && {shape} && exec "$@"', "sh", *again],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    if said.returncode:
+        print(f"loopback at {mbit} Mbit/s: not run: {(said.stderr.strip().splitlines() or ['?'])[-1]}")
+        return []
+    return [{**row, "network": f"loopback, {mbit} Mbit/s"} for row in json.loads(said.stdout.splitlines()[-1])]
+
+
+def measure(network: str, ranks: int, link: Link | None, rounds: int) -> list[dict]:
+    """A row a variant."""
+    runner = Runner(Room(ROOT / "reference"))
+    try:
+        said = runner.run(steps, rounds, world=ranks, link=link, timeout=1800.0)
+    finally:
+        runner.close()
+    times = {name: [max(of) for of in zip(*(s["times"][name] for s in said), strict=True)] for name in said[0]["times"]}
+    bound = max(s["bound"] for s in said)
+    best = min(statistics.median(t) for name, t in times.items() if name.startswith("torch"))
+    rows = [{"network": network, "ranks": ranks, "variant": "the bound", "ms": f"{1e3 * bound:.0f}", "spread": "",
+             "over torch's best": "", "over the bound": ""}]  # fmt: skip
+    for name, values in times.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        rows.append({
+            "network": network, "ranks": ranks, "variant": name, "ms": f"{1e3 * median:.0f}",
+            "spread": f"±{100 * (high - low) / 2 / median:.0f} %", "over torch's best": f"{median / best:.2f}",
+            "over the bound": f"{median / bound:.2f}",
+        })  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    main()
