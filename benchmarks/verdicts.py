@@ -1,7 +1,7 @@
 """No wrong verdict on busy cores: `python -m benchmarks.verdicts --seeds 30`.
 
 Reference and variants on secret seeds, while every core is kept busy by something else. A right solution that fails
-once is a wrong verdict, and is named.
+once is a wrong verdict, and is named. What is timed may stay inconclusive, but in no more than 2 % of tests.
 """
 
 from __future__ import annotations
@@ -50,28 +50,31 @@ def main() -> None:
             variants = read("variant", stage)
             judged = [("reference", ROOT / "reference", ids)]
             judged += [(v.name, apply(v, Path(folder)), [v.exercise]) for v in variants]
-            start, wrong, verdicts = time.monotonic(), [], 0
+            start, wrong, verdicts, timed, undecided = time.monotonic(), [], 0, 0, 0
             for seed in range(options.first, options.first + options.seeds):
                 for name, impl, asked in judged:
                     runner.room = Room(impl)
                     runner.forget()
                     results = run_tests(runner, asked, f"secret-{seed}", Path(folder) / "expected")
                     verdicts += len(asked)
+                    timed += sum(r.kind == "timing" and r.outcome != "not_run" for r in results)
+                    undecided += sum(r.outcome == "inconclusive" for r in results)
                     wrong += [
                         f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"
                     ]
             rows.append({
                 "stage": stage, "exercises": len(ids), "variants": len(variants), "seeds": options.seeds,
-                "verdicts": verdicts, "wrong": len(wrong), "busy loops": len(burners),
-                "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
+                "verdicts": verdicts, "wrong": len(wrong), "timed": timed, "inconclusive": undecided,
+                "busy loops": len(burners), "minutes": f"{(time.monotonic() - start) / 60:.1f}",
+                "commit": commit()[:12],
             })  # fmt: skip
             print(rows[-1], *wrong, sep="\n", flush=True)
     runner.close()
     fresh = {row["stage"] for row in rows}
-    rows += [row for row in earlier("verdicts") if row["stage"] not in fresh]
+    rows += [{"timed": 0, "inconclusive": 0, **row} for row in earlier("verdicts") if row["stage"] not in fresh]
     order = [s.name for s in default().stages]
     print(write("verdicts", sorted(rows, key=lambda row: order.index(row["stage"])), NOTE))
-    raise SystemExit(any(row["wrong"] for row in rows))
+    raise SystemExit(any(row["wrong"] or row["inconclusive"] > 0.02 * row["timed"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -54,5 +54,5 @@ class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:
     """Pass where it is "faster", fail where it is "slower", and leave it undecided where the pairs do not tell."""
     if comparison.verdict == "inconclusive":
-        raise Inconclusive(f"{what}: inconclusive: {comparison}")
+        raise Inconclusive(f"inconclusive: {what}: {comparison}")
     assert comparison.verdict == "faster", f"{what}: {comparison}" + (f": {cause}" if cause else "")

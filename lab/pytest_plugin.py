@@ -228,7 +228,7 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
     outcome, reason, message, output = "passed", "", "", ""
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, Inconclusive):
-        outcome, reason = "inconclusive", str(error)
+        outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")
     elif report.skipped:
         outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
     elif isinstance(error, ProbeFailed):
