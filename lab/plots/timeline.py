@@ -192,7 +192,7 @@ def _lanes(all_of_them: Sequence[Span]) -> list[list[Span]]:
 
 
 def _event(s: Span, pid: int, tid: int) -> dict[str, Any]:
-    # Both ends are rounded to Perfetto's nanoseconds: an end and a length rounded apart could overlap with what follows.
+    # Both ends in Perfetto's nanoseconds: an end and a length, each rounded by itself, could overlap with what follows.
     start, end = round(1e9 * s.start_s), round(1e9 * s.end_s)
     times = {"ts": start / 1000, "dur": (end - start) / 1000}
     return {"ph": "X", "name": s.name, "cat": s.kind, "pid": pid, "tid": tid, **times, "args": {"bytes": s.bytes}}
