@@ -214,17 +214,24 @@ def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...])
         table.add_column(id.replace(".", ".\n"), justify="right")
     table.add_column("points", justify="right")
     table.add_column("not run", justify="right")
+    undecided = 0.0
     for name, g in graded.items():
         if g.status == "refused":
             table.add_row(_plain(name), *["–"] * len(ids), "refused", "")
             continue
         scores = g.scores(assignment, ids)
         earned, possible, not_run = totals(scores)
-        cells = [f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "–" for s in scores]
-        table.add_row(
-            _plain(name), *cells, f"{_points(earned)}/{_points(possible)}", _points(not_run) if not_run else ""
-        )
+        cells = [
+            f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"
+            for s in scores
+        ]
+        own = sum(s.inconclusive for s in scores)
+        away = f"{_points(not_run) if not_run else ''}{'?' if own else ''}"
+        table.add_row(_plain(name), *cells, f"{_points(earned)}/{_points(possible)}", away)
+        undecided += own
     out.print(table)
+    if undecided:
+        out.print("? timed, but inconclusive on this machine: neither earned nor lost")
 
 
 def _points(value: float) -> str:

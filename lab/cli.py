@@ -99,6 +99,8 @@ def remember(results: list[Result], path: Path = PROGRESS) -> None:
 
 def _mark(s: ExerciseScore) -> str:
     name = s.exercise.id.partition(".")[2]
+    if s.inconclusive and not s.possible:
+        return f"[dim]? {name}[/dim]"
     return f"[green]✓ {name}[/green]" if s.passed else f"[dim]· {name}[/dim]"
 
 

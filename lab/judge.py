@@ -1,8 +1,11 @@
-"""Compares what came back with what was expected, and says where it is worst."""
+"""Compares what came back with what was expected, and says where it is worst; decides what was timed."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+
+from .measure.compare import Comparison
 
 
 def close(
@@ -42,3 +45,14 @@ def close(
         f"got {got64[index]:.7g}, expected {want64[index]:.7g}, allowed ±{float(allowed[index]):.2g}"
         + (f": {cause}" if cause else "")
     )
+
+
+class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
+    """A timed comparison that could not be decided: no points lost, and no pass. pytest shows it as a skip."""
+
+
+def decide(comparison: Comparison, what: str, cause: str = "") -> None:
+    """Pass where it is "faster", fail where it is "slower", and leave it undecided where the pairs do not tell."""
+    if comparison.verdict == "inconclusive":
+        raise Inconclusive(f"inconclusive: {what}: {comparison}")
+    assert comparison.verdict == "faster", f"{what}: {comparison}" + (f": {cause}" if cause else "")

@@ -22,6 +22,7 @@ import pytest
 from . import assignment as assignments
 from . import forbidden, wire
 from .assignment import KINDS, ROOT, AssignmentError
+from .judge import Inconclusive
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
@@ -230,10 +231,10 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
     base, _, case = item.nodeid.partition("[")
     outcome, reason, message, output = "passed", "", "", ""
     error = call.excinfo.value if call.excinfo else None
-    if report.skipped:
+    if isinstance(error, Inconclusive):
+        outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")
+    elif report.skipped:
         outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
-    elif isinstance(error, Inconclusive):
-        outcome, reason = "inconclusive", str(error)
     elif isinstance(error, ProbeFailed):
         outcome, reason, output = "failed", error.reason, error.output
         message = _explain(error, mark.args[0])
@@ -248,10 +249,6 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
         mark.args[0], mark.kwargs["kind"], base, case.rstrip("]"), outcome, reason, message, report.duration, output,
         instrumented=mark.kwargs["kind"] != "numerics",
     )  # fmt: skip
-
-
-class Inconclusive(Exception):
-    """A timed comparison that could not be decided; it costs no points. pytest shows it as a skip."""
 
 
 def _explain(error: ProbeFailed, id: str) -> str:

@@ -2,7 +2,8 @@
 
 An exercise's points are split over the kinds of test it has (60/30/10, rescaled); within a kind test functions weigh
 equally, and a parametrised one passes whole. Property and timing count only when the exercise's numerics all pass.
-What was not run leaves the denominator: it is neither earned nor lost, and is shown in a column of its own.
+What was not run leaves the denominator: it is neither earned nor lost, and is shown in a column of its own. So is what
+was timed and stayed inconclusive, which says so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Result:
     test: str  # the test function: "tests/ddp/test_naive.py::test_replicas_start_equal"
     case: str  # the parametrised case, "" if there is one alone
     outcome: str  # one of OUTCOMES
-    reason: str = ""  # one of REASONS when failed; free text when not run
+    reason: str = ""  # one of REASONS when failed; free text when not run or inconclusive
     message: str = ""  # for a person: worst index, both values, likely cause
     seconds: float = 0.0
     output: str = ""  # what the code under test printed, cut
@@ -47,6 +48,7 @@ class KindScore:
     points: float
     earned: float = 0.0
     not_run: float = 0.0
+    inconclusive: float = 0.0  # of not_run: timed, and not decided
     passed: int = 0  # test functions
     failed: int = 0
     skipped: int = 0  # not run or inconclusive
@@ -67,6 +69,11 @@ class ExerciseScore:
     @property
     def not_run(self) -> float:
         return sum(k.not_run for k in self.kinds) if self.kinds else self.exercise.points
+
+    @property
+    def inconclusive(self) -> float:
+        """Of not_run, what was timed and not decided."""
+        return sum(k.inconclusive for k in self.kinds)
 
     @property
     def possible(self) -> float:
@@ -113,7 +120,7 @@ def _score(assignment: Assignment, exercise: Exercise, outcomes: dict, passes: C
         share = assignment.split[kind] / weight if weight else 1 / len(of_kind)
         k = KindScore(kind, exercise.points * share)
         for cases in functions.values():
-            verdict = _function(cases)
+            verdict = of_function(cases)
             points = k.points / len(functions)
             if verdict == "passed":
                 k.passed += 1
@@ -126,15 +133,14 @@ def _score(assignment: Assignment, exercise: Exercise, outcomes: dict, passes: C
             else:
                 k.skipped += 1
                 k.not_run += points
+                k.inconclusive += points if verdict == "inconclusive" else 0.0
         result.kinds.append(k)
     return result
 
 
-def _function(cases: list[str]) -> str:
-    """A parametrised test passes whole; cases that were not run do not count against it."""
-    if "failed" in cases:
-        return "failed"
-    return "passed" if "passed" in cases else "not_run"
+def of_function(cases: list[str]) -> str:
+    """A parametrised test passes whole: one case undecided leaves it so; one that was not run does not count."""
+    return next((verdict for verdict in ("failed", "inconclusive", "passed") if verdict in cases), "not_run")
 
 
 def _gate(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> bool:
@@ -145,5 +151,5 @@ def _gate(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> 
 
 
 def _all_pass(functions: dict[str, list[str]]) -> bool:
-    verdicts = [_function(cases) for cases in functions.values()]
+    verdicts = [of_function(cases) for cases in functions.values()]
     return "passed" in verdicts and "failed" not in verdicts

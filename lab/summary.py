@@ -21,6 +21,7 @@ def write(terminal: Any, results: list[Result], config: Any) -> None:
     terminal.write_line("")
     _failures(terminal, [r for r in results if r.outcome == "failed" and r.reason != "unwritten"])
     _table(terminal, scores, unwritten)
+    _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     next_one = next((s.exercise for s in scores if not s.passed and s.possible), None)
     if next_one is not None:
         _next(terminal, next_one, config.option.impl)
@@ -58,12 +59,12 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> N
         if e.id in unwritten:
             mark, colour, note = "·", {}, "not written yet"
         elif not s.possible:
-            mark, colour = "–", {}
+            mark, colour = "?" if s.inconclusive else "–", {}
         elif s.gated:
             mark, colour = "✗", {"red": True}
             own = any(k.kind == "numerics" for k in s.kinds)
             note = f"property and timing count once {'all numerics pass' if own else 'all that it needs passes'}"
-        away = f"{_points(s.not_run) if s.not_run else '':>7}"
+        away = f"{_points(s.not_run) if s.not_run else '':>7}{'?' if s.inconclusive else ''}"
         terminal.write_line(
             f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour
         )
@@ -71,6 +72,19 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> N
     terminal.write_line(
         f"{'total':<{width}}    {_points(earned):>5}/{_points(possible):<5} {_points(not_run):>7}", bold=True
     )
+    terminal.write_line("")
+
+
+def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:
+    """What could not be decided, one line a test, and what that costs: nothing."""
+    if not undecided:
+        return
+    points = _points(sum(s.inconclusive for s in scores))
+    terminal.write_line(
+        f"? inconclusive: {points} points, neither earned nor lost; run it again on a quieter machine", bold=True
+    )
+    for r in undecided:
+        terminal.write_line(f"  {r.id.rpartition('::')[2]}: {r.reason}")
     terminal.write_line("")
 
 

@@ -30,6 +30,10 @@ class ClassRow:
     message: str
 
     @property
+    def inconclusive(self) -> float:
+        return sum(s.inconclusive for s in self.scores)
+
+    @property
     def share(self) -> float | None:
         return self.earned / self.possible if self.possible > 0 else None
 

@@ -60,19 +60,22 @@ def evidence(graded: Graded) -> str:
 
 
 def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> list[list[str | float]]:
-    """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell."""
+    """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell.
+
+    What is inconclusive is a part of what was not run.
+    """
     ids = list(ids)
     shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
     rows: list[list[str | float]] = [
-        ["submission", "status", "earned", "possible", "not_run", *exercises, "flags", "message"]
+        ["submission", "status", "earned", "possible", "not_run", "inconclusive", *exercises, "flags", "message"]
     ]
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         g = graded[name]
         scores = g.scores(assignment, ids)
         cells: list[str | float] = [_number(s.earned) if s.possible > 0 else "" for s in scores]
         head = [_cell(shown[name]), g.status]
-        sums = [_number(value) for value in totals(scores)]
+        sums = [_number(value) for value in (*totals(scores), sum(s.inconclusive for s in scores))]
         rows.append([*head, *sums, *cells, len(g.flags), _cell(one_line(g.message, 500))])
     return rows
 
@@ -110,11 +113,13 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
         "earned": earned,
         "possible": possible,
         "not_run": not_run,
+        "inconclusive": _number(sum(s.inconclusive for s in scores)),
         "exercises": {
             s.exercise.id: {
                 "earned": _number(s.earned),
                 "possible": _number(s.possible),
                 "not_run": _number(s.not_run),
+                "inconclusive": _number(s.inconclusive),
                 "tests": [_test(r) for r in of[s.exercise.id]],
             }
             for s in scores
@@ -139,7 +144,8 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
     for i, k in enumerate(s.kinds, 1):
         of_kind = [r for r in results if r.exercise == name and r.kind == k.kind]
         nothing_ran = not k.passed and not k.failed
-        title = f"{name}: {k.kind}" + (" (not run)" if nothing_ran else "")
+        word = "inconclusive" if k.inconclusive > 0 else "not run"
+        title = f"{name}: {k.kind}" + (f" ({word})" if nothing_ran else "")
         counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
         entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
     return entries
@@ -147,8 +153,9 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
 
 def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
     lines = []
-    if k.not_run > 0:
-        lines.append(f"Not run: {points(k.not_run)} points, neither earned nor lost.")
+    for word, left_out in (("Not run", k.not_run - k.inconclusive), ("Inconclusive", k.inconclusive)):
+        if left_out > 0:
+            lines.append(f"{word}: {points(left_out)} points, neither earned nor lost.")
     if k.passed and k.earned == 0 and k.points > 0:
         lines.append("Passed, but counts only once all numerics of the exercise pass.")
     for r in results:

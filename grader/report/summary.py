@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lab.assignment import Exercise
-from lab.scoring import ExerciseScore, Result
+from lab.scoring import ExerciseScore, Result, of_function
 
 from . import one_line, plain
 
@@ -24,7 +24,7 @@ REASONS = {
     "refused": "returned what cannot be read",
     "kit": "a fault of the kit, not yours: tell the instructor",
 }
-SYMBOLS = {"passed": "✓", "failed": "✗", "partly": "◐", "not_run": "–"}
+SYMBOLS = {"passed": "✓", "failed": "✗", "partly": "◐", "not_run": "–", "inconclusive": "?"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class ExerciseView:
     state: str
     failures: list[Failure]
     more: list[str]  # names of failing tests beyond the limit
-    skipped: dict[str, list[str]]  # why → names of tests
+    skipped: dict[str, list[str]]  # why it was not run → names of tests
+    undecided: dict[str, list[str]]  # why it is inconclusive → names of tests
     tests: list[TestView]
 
     @property
@@ -113,7 +114,7 @@ def state(s: ExerciseScore) -> str:
     if s.passed:
         return "passed"
     if not any(k.passed or k.failed for k in s.kinds):
-        return "not_run"
+        return "inconclusive" if s.inconclusive else "not_run"
     return "partly" if s.earned > 0 else "failed"
 
 
@@ -124,16 +125,22 @@ def readable(test: str) -> str:
 
 def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseView:
     failures = _failures(results, limits)
-    skipped: dict[str, list[str]] = defaultdict(list)
-    for r in results:
-        if r.outcome in ("not_run", "inconclusive"):
-            why = one_line(r.message or r.reason or r.outcome.replace("_", " "), max(100, limits.message // 4))
-            if readable(r.test) not in skipped[why]:
-                skipped[why].append(readable(r.test))
+    skipped, undecided = (_reasons(results, outcome, limits) for outcome in ("not_run", "inconclusive"))
     more = [name for f in failures[limits.failures :] for name in f.names]
     tests = _tests(results) if limits.tests else []
     shown = failures[: limits.failures]
-    return ExerciseView(s.exercise, s, state(s), shown, list(dict.fromkeys(more)), dict(skipped), tests)
+    return ExerciseView(s.exercise, s, state(s), shown, list(dict.fromkeys(more)), skipped, undecided, tests)
+
+
+def _reasons(results: Iterable[Result], outcome: str, limits: Limits) -> dict[str, list[str]]:
+    """Why tests ended so → their names."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for r in results:
+        if r.outcome == outcome:
+            why = one_line(r.message or r.reason or outcome.replace("_", " "), max(100, limits.message // 4))
+            if readable(r.test) not in found[why]:
+                found[why].append(readable(r.test))
+    return dict(found)
 
 
 def _failures(results: Iterable[Result], limits: Limits) -> list[Failure]:
@@ -159,8 +166,7 @@ def _tests(results: Iterable[Result]) -> list[TestView]:
         found[r.test].append(r)
     views = []
     for test, cases in found.items():
-        outcomes = {r.outcome for r in cases}
-        worst = "failed" if "failed" in outcomes else "passed" if "passed" in outcomes else "not_run"
+        verdict = of_function([r.outcome for r in cases])
         spent, inside = sum(r.seconds for r in cases), any(r.instrumented for r in cases)
-        views.append(TestView(readable(test), test, cases[0].kind, worst, len(cases), spent, inside))
+        views.append(TestView(readable(test), test, cases[0].kind, verdict, len(cases), spent, inside))
     return views

@@ -80,6 +80,8 @@ def test_kinds_share_the_points_60_30_10_rescaled():
 def test_a_parametrised_test_passes_whole():
     assert points(of("numerics", "passed", case="1"), of("numerics", "failed", case="2")) == (0, 10, 0)
     assert points(of("numerics", "passed", case="1"), of("numerics", "not_run", case="2")) == (10, 10, 0)
+    assert points(of("timing", "passed", case="1"), of("timing", "inconclusive", case="2")) == (0, 0, 10)
+    assert points(of("timing", "failed", case="1"), of("timing", "inconclusive", case="2"))[1:] == (10, 0)
 
 
 def test_property_counts_only_when_all_numerics_pass():
@@ -113,7 +115,9 @@ RESULTS = st.lists(
 @given(RESULTS)
 @settings(max_examples=200, deadline=None)
 def test_points_are_never_made_or_lost(results):
-    earned, possible, not_run = totals(score(load(), results, ["ddp.naive"]))
+    (s,) = score(load(), results, ["ddp.naive"])
+    earned, possible, not_run = totals([s])
+    assert 0 <= s.inconclusive <= not_run + 1e-9
     assert -1e-9 <= earned <= possible + 1e-9
     assert possible + not_run == pytest.approx(10)
 

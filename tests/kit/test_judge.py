@@ -31,6 +31,12 @@ def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypat
     assert [r.outcome for r in got] == ["passed", "failed", "failed", "failed"], "the secret seed decides"
 
 
+def test_what_was_slow_is_not_timed_again(monkeypatch):
+    slow = Result("ddp.naive", "timing", "slow", "", "failed", "assertion")
+    monkeypatch.setattr(judge, "run_tests", lambda runner, ids, seed, cache, **more: [slow])
+    assert judge.judge(None, ["ddp.naive"], "s3cret", Path("cache")) == [slow]  # type: ignore[arg-type]
+
+
 def test_the_public_seed_is_not_run_twice(monkeypatch):
     asked = []
 

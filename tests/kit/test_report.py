@@ -316,6 +316,41 @@ def test_gradescope_never_passes_what_was_not_run_or_did_not_count() -> None:
     assert "needs a GPU" in tests["flash_attention.tiled_forward: numerics (not run)"]["output"]
 
 
+def test_what_is_inconclusive_is_said_so_everywhere_and_never_passes() -> None:
+    why = "a beside b: 1.02 times (0.90 to 1.20, 192 pairs), asked for 1.10 times"
+    g = Graded("ada", results=[
+        result(outcome="passed"),
+        result(kind="timing", test="test_overlap", outcome="inconclusive", reason=why),
+        result("flash_attention.tiled_forward", "timing", "test_fast", "inconclusive", reason=why),
+        result("benchmarking.benchmark", outcome="passed"),
+        result("benchmarking.benchmark", "timing", "test_t", "not_run", reason="needs a GPU"),
+    ])  # fmt: skip
+    naive = 10 * 10 / 70
+    page = submission_page(g, A, RUN, IDS)
+    text = visible(page)
+    assert f"not run ({naive + 15:.2f} inconclusive)" in text
+    assert "Inconclusive Timed, but the machine was too restless to tell. No points lost" in text
+    assert f"overlap: {why}" in text
+    assert text.count("needs a GPU") == 1
+    assert page.count('class="mark inconclusive"') == 3, "the exercise that was timed alone, and two tests"
+    (row,) = exports.csv_rows({"ada": g}, A, IDS)[1:]
+    assert row[5] == pytest.approx(naive + 15, abs=1e-3)
+    assert exports.csv_rows({}, A, IDS)[0][5] == "inconclusive"
+    tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
+    for name, points in (("ddp.naive", f"{naive:.2f}"), ("flash_attention.tiled_forward", "15")):
+        entry = tests[f"{name}: timing (inconclusive)"]
+        assert (entry["score"], entry["max_score"], entry["status"]) == (0.0, 0.0, "failed")
+        assert f"Inconclusive: {points} points, neither earned nor lost." in entry["output"]
+        assert f"inconclusive, {why}" in entry["output"]
+    assert "benchmarking.benchmark: timing (not run)" in tests
+    one = exports.as_json(RUN, {"ada": g}, A, IDS)["submissions"]["ada"]
+    assert one["inconclusive"] == pytest.approx(naive + 15, abs=1e-3)
+    assert one["exercises"]["benchmarking.benchmark"]["inconclusive"] == 0
+    whole = class_page({"ada": g}, A, RUN, IDS)
+    assert 'class="mark inconclusive"' in whole
+    assert f"{naive + 15:.2f} of it inconclusive" in visible(whole)
+
+
 def test_gradescope_scores_a_refused_submission_zero_of_all() -> None:
     (test,) = exports.gradescope(small_class()["dan"], A, IDS)["tests"]
     assert (test["score"], test["max_score"], test["status"]) == (0.0, 35.0, "failed")

@@ -1,0 +1,254 @@
+"""What each rank did when: rows of bars in a picture, and a trace for Perfetto (https://ui.perfetto.dev).
+
+A rank's upper bar is its compute, the lower one its messages: where the lower one has nothing above it, the rank waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..world.board import readable
+from . import COLOURS, HATCHES, Picture
+
+MESSAGE = "message"
+KINDS = ("forward", "backward", "step", MESSAGE)
+_LOOKS = dict(zip(KINDS, zip(COLOURS.values(), HATCHES, strict=True), strict=False))
+_PIXELS = 2  # what is nearer is drawn as one bar, with a tick where each part begins
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something a rank did from one moment to another, in seconds of a clock that all ranks share."""
+
+    kind: str  # one of KINDS
+    name: str
+    start_s: float
+    end_s: float
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or not self.start_s <= self.end_s < float("inf"):
+            raise ValueError(f"expected a kind among {', '.join(KINDS)}, and an end that is no earlier, got {self}")
+
+
+Ranks = Sequence[Sequence[Span]]
+
+
+def spans(rows: Sequence[Iterable[Mapping[str, Any]]], compute: Ranks = ()) -> list[list[Span]]:
+    """Message spans from the ledger's plain rows, one list a rank, with what each computed; the first begins at 0.
+
+    A message lasts from when the link began with it (without a link: from when it was issued) until it was done. One
+    that nobody waited for on a rank without a link has no known end, and no length.
+    """
+    found = [[_message(row) for row in rank] for rank in rows]
+    if compute:
+        found = [[*own, *messages] for own, messages in zip(compute, found, strict=True)]
+    zero = min((s.start_s for rank in found for s in rank), default=0.0)
+    moved = ((replace(s, start_s=s.start_s - zero, end_s=s.end_s - zero) for s in rank) for rank in found)
+    return [sorted(rank, key=lambda s: (s.start_s, s.end_s)) for rank in moved]
+
+
+def timeline(
+    axes: Any, ranks: Ranks, title: str, end_s: float | None = None, legend: bool = True, unit_s: float = 1e-3
+) -> Picture:
+    """Draw one row a rank on matplotlib axes, from 0 to end_s (default: a little after the last end), in unit_s."""
+    unit = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}[unit_s]
+    last = max((s.end_s for rank in ranks for s in rank), default=0.0)
+    width = (1.02 * last if end_s is None else end_s) or unit_s
+    axes.set(
+        title=f"{title}: {last / unit_s:.1f} {unit}",
+        xlabel=unit,
+        xlim=(0, width / unit_s),
+        ylim=(len(ranks) - 0.4, -0.6),
+    )
+    axes.set_yticks(range(len(ranks)), [f"rank {r}" for r in range(len(ranks))])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", linewidth=0.4, color="0.85")
+    axes.set_axisbelow(True)
+    box = axes.get_window_extent()
+    a_pixel, row_pixels = width / max(box.width, 1), box.height / max(len(ranks), 1)
+    for y, rank in enumerate(ranks):
+        for kind in KINDS:
+            bars = _bars([s for s in rank if s.kind == kind], _PIXELS * a_pixel)
+            top, height = (y + 0.06, 0.34) if kind == MESSAGE else (y - 0.4, 0.44)
+            _draw(axes, bars, kind, top, height, a_pixel, unit_s)
+            if kind == MESSAGE and row_pixels >= 40:
+                _label(axes, bars, y + 0.23, a_pixel, unit_s)
+    axes.axvline(last / unit_s, color="black", linewidth=0.8, linestyle="--")
+    if legend:
+        axes.legend(
+            handles=_handles(ranks), loc="lower left", bbox_to_anchor=(0, 1.12), ncols=len(KINDS), frameon=False
+        )
+    return _picture(ranks, title, last, unit_s, unit)
+
+
+def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, dict[str, Picture]]:
+    """A figure with a panel for each, one below the other on one axis of time, and what each shows in words."""
+    from matplotlib import pyplot
+
+    end_s = 1.02 * max((s.end_s for ranks in panels.values() for rank in ranks for s in rank), default=1.0)
+    rows = [max(len(ranks), 1) for ranks in panels.values()]
+    tall = max(0.3, 0.55 - 0.03 * max(rows, default=1))  # inches a rank
+    size = (9, 0.6 + sum(0.45 + tall * n for n in rows))
+    figure, all_axes = pyplot.subplots(
+        len(rows), 1, figsize=size, dpi=100, sharex=True, squeeze=False, height_ratios=rows, layout="constrained"
+    )
+    figure.legend(
+        handles=_handles([rank for ranks in panels.values() for rank in ranks]), loc="outside upper center", ncols=4,
+        frameon=False,
+    )  # fmt: skip
+    figure.draw_without_rendering()  # so that widths in pixels are known
+    pictures = {
+        name: timeline(axes, ranks, name, end_s, legend=False, unit_s=unit_s)
+        for axes, (name, ranks) in zip(all_axes[:, 0], panels.items(), strict=True)
+    }
+    for axes in all_axes[:-1, 0]:
+        axes.set_xlabel("")
+    return figure, pictures
+
+
+def trace(ranks: Ranks, path: str | Path | None = None) -> dict[str, Any]:
+    """The same as Chrome trace events, written to `path` if there is one: a process a rank, in microseconds.
+
+    Its threads are "compute" and "messages"; messages that are under way at once get threads of their own, since
+    Perfetto draws only what is nested on one.
+    """
+    events: list[dict[str, Any]] = []
+    for rank, all_of_them in enumerate(ranks):
+        pid = rank + 1  # 0 is the idle process to Perfetto
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"rank {rank}"}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": rank}})
+        lanes = [
+            (name if not i else f"{name} {i + 1}", lane)
+            for name, mine in (("compute", False), ("messages", True))
+            for i, lane in enumerate(_lanes([s for s in all_of_them if (s.kind == MESSAGE) is mine]))
+        ]
+        for i, (name, lane) in enumerate(lanes):
+            tid = 1000 * pid + i
+            events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
+            events += [_event(s, pid, tid) for s in lane]
+    made = {"traceEvents": events, "displayTimeUnit": "ms"}
+    if path is not None:
+        Path(path).write_text(json.dumps(made), encoding="utf-8")
+    return made
+
+
+def hidden(rank: Sequence[Span]) -> tuple[float, float]:
+    """Seconds in which a rank's messages were under way, and those of them in which it computed nothing."""
+    messages = _union([s for s in rank if s.kind == MESSAGE])
+    compute = _union([s for s in rank if s.kind != MESSAGE])
+    under_way = sum(end - start for start, end in messages)
+    both = sum(
+        max(0.0, min(m_end, c_end) - max(m_start, c_start)) for m_start, m_end in messages for c_start, c_end in compute
+    )
+    return under_way, under_way - both
+
+
+def _message(row: Mapping[str, Any]) -> Span:
+    began = row.get("started_s", -1.0)
+    start = began if began >= 0 else row["issued_s"]
+    name = f"{row['op']} #{row['number']}" + (f", {row['phase']}" if row["phase"] else "")
+    return Span(MESSAGE, name, start, max(start, row["done_s"]), row["bytes"])
+
+
+@dataclass
+class _Bar:
+    """Spans that are drawn as one."""
+
+    start_s: float
+    end_s: float
+    parts: list[Span]
+
+
+def _bars(all_of_them: Iterable[Span], gap_s: float = 0.0) -> list[_Bar]:
+    """Spans that overlap, or have less than gap_s between them, put together."""
+    bars: list[_Bar] = []
+    for span in sorted(all_of_them, key=lambda s: s.start_s):
+        if bars and span.start_s < bars[-1].end_s + gap_s:
+            bars[-1].end_s = max(bars[-1].end_s, span.end_s)
+            bars[-1].parts.append(span)
+        else:
+            bars.append(_Bar(span.start_s, span.end_s, [span]))
+    return bars
+
+
+def _union(all_of_them: Iterable[Span]) -> list[tuple[float, float]]:
+    return [(bar.start_s, bar.end_s) for bar in _bars(all_of_them)]
+
+
+def _lanes(all_of_them: Sequence[Span]) -> list[list[Span]]:
+    """As few sequences as it takes for none to overlap in one; at least one."""
+    lanes: list[list[Span]] = [[]]
+    for span in sorted(all_of_them, key=lambda s: (s.start_s, s.end_s)):
+        free = next((lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s), None)
+        if free is None:
+            lanes.append(free := [])
+        free.append(span)
+    return lanes
+
+
+def _event(s: Span, pid: int, tid: int) -> dict[str, Any]:
+    # Both ends in Perfetto's nanoseconds: an end and a length, each rounded by itself, could overlap with what follows.
+    start, end = round(1e9 * s.start_s), round(1e9 * s.end_s)
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
+    return {"ph": "X", "name": s.name, "cat": s.kind, "pid": pid, "tid": tid, **times, "args": {"bytes": s.bytes}}
+
+
+def _draw(axes: Any, bars: list[_Bar], kind: str, top: float, height: float, a_pixel: float, unit_s: float) -> None:
+    """Bars of one kind, and a tick where each of those begins that were put into one."""
+    colour, hatch = _LOOKS[kind]
+    long = [(b.start_s / unit_s, max(b.end_s - b.start_s, a_pixel) / unit_s) for b in bars]
+    axes.broken_barh(long, (top, height), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+    drawn, ticks = -1.0, []
+    for start in (s.start_s for b in bars if len(b.parts) > 1 for s in b.parts):
+        if drawn < 0 or start - drawn >= 2 * _PIXELS * a_pixel:
+            drawn = start
+            ticks.append(start / unit_s)
+    axes.vlines(ticks, top, top + height, color="black", linewidth=0.5)
+
+
+def _label(axes: Any, bars: list[_Bar], y: float, a_pixel: float, unit_s: float) -> None:
+    for bar in bars:
+        count = len(bar.parts)
+        text = (f"{count} messages, " if count > 1 else "") + readable(sum(s.bytes for s in bar.parts))
+        if (bar.end_s - bar.start_s) / a_pixel >= 7 * len(text):
+            look = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            middle = (bar.start_s + bar.end_s) / 2 / unit_s
+            axes.text(middle, y, text, ha="center", va="center", fontsize=7, bbox=look, clip_on=True)
+
+
+def _handles(ranks: Ranks) -> list[Any]:
+    """Legend entries of the kinds there are."""
+    from matplotlib.patches import Patch
+
+    kinds = [k for k in KINDS if any(s.kind == k for rank in ranks for s in rank)]
+    looks = {k: _LOOKS[k] for k in kinds}
+    return [Patch(facecolor=c, hatch=h, edgecolor="white", label=k) for k, (c, h) in looks.items()]
+
+
+def _picture(ranks: Ranks, title: str, last_s: float, unit_s: float, unit: str) -> Picture:
+    rows, waits = [], []
+    for r, rank in enumerate(ranks):
+        messages = [s for s in rank if s.kind == MESSAGE]
+        under_way, alone = hidden(rank)
+        waits.append(alone)
+        spent = [sum(end - start for start, end in _union([s for s in rank if s.kind == k])) for k in KINDS[:-1]]
+        numbers = " | ".join(f"{t / unit_s:.1f}" for t in (*spent, under_way, alone))
+        rows.append(f"| {r} | {numbers} | {len(messages)} | {readable(sum(s.bytes for s in messages))} |")
+    head = [f"{k}, {unit}" for k in (*KINDS[:-1], "messages under way", "of it not hidden")]
+    table = [f"| rank | {' | '.join(head)} | messages | payload |", "|---|---|---|---|---|---|---|---|", *rows]
+    worst = max(range(len(waits)), key=waits.__getitem__, default=0)
+    alt = (
+        f"{title}: {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks, a row each'}, with bars for compute above bars "
+        f"for messages, until {last_s / unit_s:.1f} {unit}."
+    )
+    if any(s.kind == MESSAGE for rank in ranks for s in rank):
+        alt += (
+            f" Messages are under way with no compute above them for at most {waits[worst] / unit_s:.1f} {unit}, "
+            f"on rank {worst}."
+        )
+    return Picture(alt, "\n".join(table))

@@ -1,0 +1,294 @@
+"""Timed comparisons: how often they err on restless machines, and that an inconclusive one costs and earns nothing.
+
+Noise is simulated, seeded, and worse than what two busy cores were seen to do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import numpy
+import pytest
+
+from grader import judge
+from grader.gradebook import Gradebook
+from grader.graded import Graded
+from lab.assignment import ROOT, default
+from lab.judge import Inconclusive, decide
+from lab.measure import clock
+from lab.measure.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
+from lab.runner import Room, Runner
+from lab.scoring import score
+
+# ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
+
+
+def drifting(n: int, step: float, scale: float, draw: numpy.random.Generator) -> numpy.ndarray:
+    """A first-order autoregression: `step` of it stays from one value to the next."""
+    values = scale * draw.standard_normal(n)
+    for i in range(1, n):
+        values[i] = step * values[i - 1] + math.sqrt(1 - step**2) * values[i]
+    return values
+
+
+def spikes(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+    """A measurement in ten is interrupted, and takes 1.5 to 4 times as long; all jitter by 5 %."""
+    interrupted = draw.random((n, 2)) < 0.1
+    return numpy.where(interrupted, numpy.log(draw.uniform(1.5, 4, (n, 2))), 0) + 0.05 * draw.standard_normal((n, 2))
+
+
+def drift(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+    """The machine slows down and recovers by a third, over some ten pairs."""
+    return drifting(2 * n, 0.95, 0.3, draw).reshape(n, 2) + spikes(n, draw)
+
+
+def bursts(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+    """Somebody else takes half the cores for ten pairs on average, half of the time; then nothing is steady."""
+    switches = draw.random(2 * n) < 1 / 20
+    busy = (numpy.cumsum(switches) + draw.integers(2)) % 2 == 1
+    slow = busy * (math.log(2) + 0.3 * draw.standard_normal(2 * n))
+    return slow.reshape(n, 2) + spikes(n, draw)
+
+
+def sided(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+    """What disturbs a more than b, or b more than a, by 12 %, stays for some pairs: here pairs are not independent."""
+    return numpy.stack([drifting(n, 0.6, 0.12, draw), numpy.zeros(n)], axis=1) + spikes(n, draw)
+
+
+def heavy(n: int, draw: numpy.random.Generator) -> numpy.ndarray:
+    """Student's t with two degrees of freedom: no variance at all."""
+    return numpy.stack([0.1 * draw.standard_t(2, n), numpy.zeros(n)], axis=1)
+
+
+NOISES = [drift, bursts, sided, heavy]
+
+
+def verdicts(noise, ratio: float, times: int, bar: float = 1.3, at_once: int = 1) -> Counter:
+    """Verdicts of `times` comparisons where a takes bar · ratio times as long as b."""
+    found: Counter = Counter()
+    for seed in range(times):
+        draw = numpy.random.default_rng([seed, *noise.__name__.encode()])
+        late = noise(192, draw)
+        swap = draw.random(192) < 0.5 if noise in (drift, bursts) else numpy.zeros(192, bool)  # the order of a pair
+        late[swap] = late[swap, ::-1]
+        a, b = bar * ratio * 0.02 * numpy.exp(late[:, 0]), 0.02 * numpy.exp(late[:, 1])
+        pairs = iter(range(0, 192, at_once))
+
+        def more(a=a, b=b, pairs=pairs):
+            i = next(pairs)
+            return a[i : i + at_once], b[i : i + at_once]
+
+        found[compare(more, bar, seed=seed).verdict] += 1
+    return found
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_ten_per_cent_from_the_bar_no_verdict_is_wrong(noise):
+    assert not verdicts(noise, 1.1, 60)["slower"]
+    assert not verdicts(noise, 1 / 1.1, 60)["faster"]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_well_away_from_the_bar_none_stays_open(noise):
+    assert verdicts(noise, 1.25, 30, at_once=6) == {"faster": 30}
+    assert verdicts(noise, 1 / 1.25, 30, at_once=6) == {"slower": 30}
+
+
+def test_at_the_bar_itself_hardly_any_is_decided():
+    assert verdicts(heavy, 1.0, 60)["inconclusive"] >= 58
+
+
+# ---- the interval ----
+
+
+@pytest.mark.parametrize(("n", "miss"), [(12, 0.01), (24, 0.05), (48, 0.01)])
+def test_the_interval_covers_the_median_as_often_as_it_says(n, miss):
+    draw = numpy.random.default_rng(n)
+    missed = 0
+    for seed in range(400):
+        low, high = interval(draw.exponential(size=n), miss, seed)
+        missed += not low <= math.log(2) <= high
+    assert missed <= 400 * miss
+
+
+def test_the_interval_is_as_wide_as_exact_order_statistics_and_infinite_where_they_do_not_reach():
+    values = numpy.arange(12.0)  # 2 · P(Bin(12, ½) ≤ 1) = 0.0063, 2 · P(Bin(12, ½) ≤ 0) = 0.0005
+    low, high = interval(values[::-1], 0.0064)
+    assert low <= 1
+    assert high >= 10
+    low, high = interval(values, 0.0062)
+    assert (low, high) == (0, 11)
+    assert interval(values, 0.0004) == (-math.inf, math.inf)
+    assert interval(numpy.empty(0), 0.01) == (-math.inf, math.inf)
+
+
+def test_a_machine_that_stays_busy_widens_it():
+    """The same values, once shuffled and once in two long stretches."""
+    draw = numpy.random.default_rng(0)
+    values = numpy.concatenate([draw.normal(0, 0.1, 48), draw.normal(0.3, 0.1, 48)])
+    together, shuffled = interval(values, 0.01), interval(draw.permutation(values), 0.01)
+    assert together[1] - together[0] > 1.3 * (shuffled[1] - shuffled[0])
+
+
+def test_each_look_has_its_share_of_what_may_go_wrong():
+    assert _looks(12, 192) == [12, 24, 48, 96, 192]
+    assert _looks(10, 25) == [10, 20, 25]
+    assert _looks(7, 7) == [7]
+    draw = numpy.random.default_rng(3)
+    values = draw.normal(1, 0.01, 12)
+    first = compare(lambda: (numpy.exp(values), numpy.ones(12)), 1.0, confidence=0.95)
+    assert first.pairs == 12
+    assert (math.log(first.low), math.log(first.high)) == pytest.approx(interval(values, 0.05 / 5))
+    alone = compare_samples(numpy.exp(values), numpy.ones(12), 1.0, confidence=0.95)
+    assert (math.log(alone.low), math.log(alone.high)) == pytest.approx(interval(values, 0.05))
+
+
+# ---- compare ----
+
+
+def test_it_asks_no_further_once_the_bar_is_cleared_and_stops_at_the_limit():
+    calls = []
+    assert compare(lambda: calls.append(1) or (3.0, 2.0), 1.4).verdict == "faster"
+    assert len(calls) == 12
+    assert compare(lambda: (1.0, 1.0), 1.1).verdict == "slower"
+    assert compare(lambda: (1.0, 1.0), 1.0).verdict == "faster", "the bar is met"
+    draw = numpy.random.default_rng(1)
+    found = compare(lambda: (draw.uniform(1, 3, 5), [2.0] * 5), 1.0, pairs=(10, 40))
+    assert (found.verdict, found.pairs) == ("inconclusive", 40)
+    assert found.low < 1 < found.high
+
+
+def test_time_runs_out(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr(clock, "monotonic", lambda: float(next(now)))
+    found = compare(lambda: (2.0, 1.0), 1.5, limit_s=5.5)
+    assert (found.verdict, found.pairs) == ("inconclusive", 5)
+    assert "too few for an interval" in str(found)
+    nothing = compare(lambda: (2.0, 1.0), 1.5, limit_s=0)
+    assert (nothing.verdict, str(nothing)) == ("inconclusive", "no pair was measured; asked for 1.50 times")
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ((1.0, 0.0), "pair 0: expected two times above 0 s, got 1 s and 0 s"),
+        (([1.0, math.nan], [1.0, 1.0]), "pair 1: expected two times above 0 s, got nan s"),
+        ((math.inf, 1.0), "got inf s"),
+        ((-1.0, -1.0), "got -1 s"),
+        (([1.0, 2.0], [1.0]), "as many times of a as of b"),
+        (([], []), "at least one"),
+    ],
+)
+def test_a_time_that_is_none_is_refused(times, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        compare(lambda: times, 1.0)
+
+
+def test_the_order_within_a_pair_is_drawn_and_the_same_on_every_rank():
+    def order(seed: int) -> list[str]:
+        said: list[str] = []
+        taken = interleaved(lambda: said.append("a"), lambda: said.append("b"), 20, seed, lambda: said.append("|"))
+        assert [len(t) for t in taken] == [20, 20]
+        assert min(map(min, taken)) > 0
+        return said
+
+    said = order(5)
+    assert said == order(5)
+    assert said[:2] == ["a", "b"], "one of each is not measured"
+    assert said[2::2] == ["|"] * 40
+    pairs = Counter("".join(said[3::2])[i : i + 2] for i in range(0, 40, 2))
+    assert set(pairs) == {"ab", "ba"}
+
+
+def test_a_world_is_as_slow_as_its_slowest_rank():
+    assert slowest([([1.0, 5.0], [2.0, 2.0]), ([3.0, 4.0], [1.0, 9.0])]) == ([3.0, 5.0], [2.0, 9.0])
+
+
+# ---- what a test makes of it ----
+
+
+def test_a_decision_passes_fails_or_stays_open_and_says_why():
+    decide(Comparison("faster", 1.3, 1.2, 1.4, 1.1, 24), "bucketed")
+    with pytest.raises(AssertionError) as slower:
+        decide(Comparison("slower", 1.01, 0.97, 1.06, 1.1, 24), "bucketed beside naive", "nothing overlaps")
+    assert str(slower.value) == (
+        "bucketed beside naive: 1.01 times (0.97 to 1.06, 24 pairs), asked for 1.10 times: nothing overlaps"
+    )
+    with pytest.raises(Inconclusive) as undecided:
+        decide(Comparison("inconclusive", 1.1, 0.9, 1.3, 1.1, 192), "bucketed")
+    assert str(undecided.value) == (
+        "inconclusive: bucketed: 1.10 times (0.90 to 1.30, 192 pairs), asked for 1.10 times"
+    )
+
+
+TIMED = """
+import pytest
+from lab.judge import decide
+from lab.measure.compare import compare
+from lab.pytest_plugin import exercise
+
+@exercise("ddp.naive", kind="numerics")
+def test_right(): pass
+
+@exercise("ddp.naive", kind="timing")
+def test_clearly_faster(): decide(compare(lambda: (1.2, 1.0), 1.1), "a beside b")
+
+@exercise("ddp.naive", kind="timing")
+@pytest.mark.parametrize("world", [2, 4])
+def test_nobody_knows(rng, world):
+    decide(compare(lambda: (rng.uniform(1, 2) if world == 4 else 9.0, 1.45), 1.0), "a beside b")
+
+@exercise("ddp.flat", kind="timing")
+def test_nobody_knows_either(rng): decide(compare(lambda: (rng.uniform(1, 2), 1.45), 1.0), "c beside d")
+"""
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A folder with tests of two exercises; one test passes in one case and stays open in the other."""
+    (tmp_path / "tests" / "ddp").mkdir(parents=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "ddp" / "test_timed.py").write_text(TIMED)
+    return tmp_path
+
+
+def test_the_student_sees_that_no_points_are_lost(course):
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", str(ROOT / "reference")]
+    run = subprocess.run(
+        command, cwd=course, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines() if line.strip()}
+    half = f"{10 * 10 / 70 / 2:.2f}"  # one of two timing tests
+    assert rows["ddp.naive"] == ["✓", f"{10 - float(half):.2f}/{10 - float(half):.2f}", f"{half}?"]
+    flat = default().exercise("ddp.flat").points
+    assert rows["ddp.flat"] == ["?", "0/0", f"{flat:g}?"]
+    assert f"? inconclusive: {float(half) + flat:g} points, neither earned nor lost" in run.stdout
+    assert "test_nobody_knows[4]: a beside b: 1." in run.stdout
+    assert "2 passed" not in run.stdout
+    assert "3 passed, 2 skipped" in run.stdout
+
+
+def test_the_grader_takes_and_gives_no_points(course, monkeypatch):
+    monkeypatch.setattr(judge, "ROOT", course)
+    runner = Runner(Room(ROOT / "reference"))
+    try:
+        results = judge.judge(runner, ["ddp.naive", "ddp.flat"], "s3cret", course / "expected")
+    finally:
+        runner.close()
+    assert Counter(r.outcome for r in results) == {"passed": 3, "inconclusive": 2}
+    with Gradebook(course / "gradebook.sqlite") as book:
+        run = book.start_run(seed="s3cret", profile="full", isolation="process", assignment="f" * 64)
+        book.record(run, Graded("ada", results=results))
+        (kept,) = book.graded(run).values()
+    naive, flat = score(default(), kept.results, ["ddp.naive", "ddp.flat"])
+    assert [naive.earned, naive.possible] == pytest.approx([10 - 10 * 10 / 70 / 2] * 2)
+    assert [naive.inconclusive, naive.not_run] == pytest.approx([10 * 10 / 70 / 2] * 2)
+    assert (flat.earned, flat.possible, flat.passed) == (0, 0, False)
+    assert flat.inconclusive == flat.exercise.points
