@@ -15,6 +15,7 @@ class BucketedDDP(NaiveDDP):
 
     Built and used as `NaiveDDP`. Buckets are filled with parameters in reverse order, since backward reaches the last
     layer first; all of a bucket have one dtype. A bucket is sent when the last of its gradients has been accumulated.
+    Gradients are views of their bucket's buffer, which lives as long as the wrapper.
     Source: Li et al. 2020, "PyTorch Distributed", sections 3.2.2 to 3.2.4.
     """
 
@@ -33,7 +34,7 @@ class BucketedDDP(NaiveDDP):
                 self.buckets.append(_Bucket(group))
             bucket = self.buckets[-1]
             bucket.parameters.append(parameter)
-            parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._accumulated(bucket))
+            parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._accumulated(bucket, p))
 
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         """What `module` returns; in training mode its buffers are rank 0's first."""
@@ -45,8 +46,8 @@ class BucketedDDP(NaiveDDP):
     def finish_gradient_synchronization(self) -> None:
         """Send what has not been sent, wait for all of it, and let each gradient be its mean over the group.
 
-        A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here with
-        those that did; the others keep None.
+        A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here, with
+        zeros for those that did not; these keep None.
         """
         for bucket in self.buckets:
             if bucket.work is None:
@@ -63,7 +64,8 @@ class BucketedDDP(NaiveDDP):
         finally:
             self.synchronizing = True
 
-    def _accumulated(self, bucket: "_Bucket") -> None:
+    def _accumulated(self, bucket: "_Bucket", parameter: nn.Parameter) -> None:
+        bucket.hold(parameter)
         if self.synchronizing:
             bucket.ready += 1
             if bucket.ready == len(bucket.parameters):
@@ -71,34 +73,44 @@ class BucketedDDP(NaiveDDP):
 
 
 class _Bucket:
-    """Parameters that travel together."""
+    """Parameters whose gradients travel together, in one buffer of which they are views."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self.group, self.parameters = group, list[nn.Parameter]()
+        self.buffer = torch.empty(0)
+        self.places: dict[nn.Parameter, Tensor] = {}  # the part of the buffer that holds its gradient
         self.ready = 0  # gradients accumulated since the last step
         self.work: dist.Work | None = None
-        self.sent: list[tuple[nn.Parameter, Tensor]] = []  # with the view of the buffer that holds its gradient
 
     def fits(self, parameter: nn.Parameter, limit: int) -> bool:
         """Whether one more would still be within the limit."""
         size = sum(p.numel() * p.element_size() for p in [*self.parameters, parameter])
         return parameter.dtype == self.parameters[0].dtype and size <= limit
 
+    def hold(self, parameter: nn.Parameter) -> None:
+        """Move its new gradient to its place; one that lies there was accumulated there."""
+        if not self.places:
+            sizes = [p.numel() for p in self.parameters]
+            self.buffer = self.parameters[0].new_zeros(sum(sizes))
+            pieces = self.buffer.split(sizes)
+            self.places = {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
+        place = self.places[parameter]
+        if parameter.grad is not None and parameter.grad is not place:
+            place.copy_(parameter.grad)
+            parameter.grad = place
+
     def send(self) -> None:
         """Start the mean of what has a gradient."""
-        present = [p for p in self.parameters if p.grad is not None]
-        if not present:
+        if all(p.grad is None for p in self.parameters):
             return
-        buffer = torch.cat([p.grad.flatten() for p in present if p.grad is not None])
-        buffer.div_(dist.get_world_size(self.group))  # before SUM: the sum of large fp16 gradients overflows
-        pieces = buffer.split([p.numel() for p in present])
-        self.sent = [(p, piece.view_as(p)) for p, piece in zip(present, pieces, strict=True)]
-        self.work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                self.places[parameter].zero_()
+        self.buffer.div_(dist.get_world_size(self.group))  # before SUM: the sum of large fp16 gradients overflows
+        self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
     def receive(self) -> None:
-        """Wait for it; gradients are views of the buffer from now on."""
+        """Wait for it."""
         if self.work is not None:
             self.work.wait()
-        for parameter, mean in self.sent:
-            parameter.grad = mean
-        self.ready, self.work, self.sent = 0, None, []
+        self.ready, self.work = 0, None

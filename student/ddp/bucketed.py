@@ -14,6 +14,7 @@ class BucketedDDP(NaiveDDP):
 
     Built and used as `NaiveDDP`. Buckets are filled with parameters in reverse order, since backward reaches the last
     layer first; all of a bucket have one dtype. A bucket is sent when the last of its gradients has been accumulated.
+    Gradients are views of their bucket's buffer, which lives as long as the wrapper.
     Source: Li et al. 2020, "PyTorch Distributed", sections 3.2.2 to 3.2.4.
     """
 
@@ -31,8 +32,8 @@ class BucketedDDP(NaiveDDP):
     def finish_gradient_synchronization(self) -> None:
         """Send what has not been sent, wait for all of it, and let each gradient be its mean over the group.
 
-        A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here with
-        those that did; the others keep None.
+        A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here, with
+        zeros for those that did not; these keep None.
         """
         raise NotImplementedError(
             "ddp.bucketed: Send what has not been sent, wait for all of it, and let each gradient be its mean over …"

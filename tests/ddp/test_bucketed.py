@@ -187,13 +187,18 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     buckets = packing(chain, limit)
     rests = [any(e[0].startswith(f"layers.{out}.") for e in b) for b in buckets]
     left = [sum(e[1] for e in b if not e[0].startswith(f"layers.{out}.")) for b in buckets]
-    want = Counter((n, "finish" if r else "backward") for n, r in zip(left, rests, strict=True) if n)
+    whole = [sum(e[1] for e in b) for b in buckets]
+    # One that could not fill up may be sent with zeros for what is missing, or without it.
+    want, padded = (
+        Counter((n, "finish" if r else "backward") for n, r, m in zip(of, rests, left, strict=True) if m)
+        for of in (left, whole)
+    )
     options = {"bucket_bytes": limit}
     for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, orders, options=options)):
         for step, told in enumerate(got["steps"]):
             what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
             sent = Counter((r["elements"], r["phase"]) for r in told["rows"] if r["op"] == "all_reduce")
-            assert sent == want, (
+            assert sent in (want, padded), (
                 f"{what}: all-reduces by (elements, phase): {dict(sent)}, expected {dict(want)}: a full bucket leaves "
                 "during backward, one that could not fill up in finish_gradient_synchronization()"
             )
