@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from lab.judge import close
+from lab.judge import close, decide
+from lab.measure.compare import compare, slowest
+from lab.world.cluster import Link
 
-from . import probes, probes_wrappers
+from . import probes, probes_timed, probes_wrappers
 
 STEPS = 3
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -210,3 +212,30 @@ def not_waited_in_backward(what, step):
             f"{what}: the all-reduce of {row['elements']} elements was waited for while backward was going on: "
             "start it with async_op=True, keep the Work, and wait in finish_gradient_synchronization()"
         )
+
+
+# ---- timed, on a link ----
+
+
+def beats_naive(run, rng, kind: str, world: int, chain: tuple, link: Link, together: int, **options):
+    """Half of the gain that the cost function predicts, on a logarithmic scale, is asked for.
+
+    chain: layers, elements of each, seconds of backward for each; together: layers whose gradients travel as one.
+    """
+    layers, elements, seconds = chain
+    naive = layers * (seconds + link.cost_s("all_reduce", 4 * elements, world))
+    sent = 0.0  # when the messages so far have come
+    for ready in range(together, layers + 1, together):
+        sent = max(sent, ready * seconds) + link.cost_s("all_reduce", 4 * elements * together, world)
+    predicted = naive / sent
+
+    def more():
+        arguments = (kind, options, chain, 12, rng.integers(0, 10**6))
+        return slowest(run(probes_timed.against_naive, *arguments, world=world, link=link))
+
+    decide(
+        compare(more, predicted**0.5),
+        f"backward of {layers} layers, {1e3 * seconds:g} ms each, and {kind} on {world} ranks, against naive; the cost "
+        f"function predicts {predicted:.2f} times",
+        "communication is not hidden behind backward",
+    )

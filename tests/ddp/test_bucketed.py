@@ -17,10 +17,12 @@ import torch
 
 from lab.judge import close
 from lab.pytest_plugin import exercise
+from lab.world.cluster import Link
 
 from . import probes_wrappers
 from .oracles import (
     averages_its_group,
+    beats_naive,
     draw_batches,
     draw_chain,
     not_waited_in_backward,
@@ -237,3 +239,9 @@ def test_nothing_is_sent_within_no_sync(run, rng):
         assert got["phases"], (
             f"rank {rank}: after no_sync() was left by an exception, backward sent nothing: restore in a finally"
         )
+
+
+@exercise(BUCKETED, kind="timing")
+def test_on_a_link_few_messages_hide_behind_backward(run, rng):
+    options = {"bucket_bytes": 4 * 4 * 10_000}
+    beats_naive(run, rng, "bucketed", rng.integers(2, 3), (16, 10_000, 0.002), Link(2e-3, 100e6), together=4, **options)

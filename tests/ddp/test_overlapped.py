@@ -14,10 +14,12 @@ from collections import Counter
 import pytest
 
 from lab.pytest_plugin import exercise
+from lab.world.cluster import Link
 
 from . import probes_wrappers
 from .oracles import (
     averages_its_group,
+    beats_naive,
     draw_chain,
     not_waited_in_backward,
     steps_of,
@@ -117,3 +119,8 @@ def test_nobody_waits_during_backward(run, rng):
         for step, told in enumerate(got["steps"]):
             assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
             not_waited_in_backward(f"rank {rank}, step {step}", told)
+
+
+@exercise(OVERLAPPED, kind="timing")
+def test_on_a_link_communication_hides_behind_backward(run, rng):
+    beats_naive(run, rng, "overlapped", 2, (6, 150_000, 0.008), Link(1e-3, 100e6), together=1)
