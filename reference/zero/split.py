@@ -14,7 +14,7 @@ class SplitOptimizer(torch.optim.Optimizer):
     """`optimizer_cls`, its state spread evenly over the ranks of `group`, whatever sizes the tensors have.
 
     Used as `ShardedOptimizer`. Each tensor is cut into W pieces that differ by at most one element, and the pieces are
-    shared out as whole tensors are there. That is the step of `optimizer_cls` if it is elementwise: each number's update
+    shared out as whole tensors are there. That is the step of `optimizer_cls` if it is elementwise: a number's update
     depends on that number, its gradient and its state alone. Then it is so bit for bit, but for fused implementations,
     whose vectors begin elsewhere in a piece: within 1 ulp a step. `param_groups` have the whole tensors; `state`, and
     state_dict() with it, is by pieces, and so fits a group of the same size only.
@@ -37,7 +37,7 @@ class SplitOptimizer(torch.optim.Optimizer):
         moving = {**kwargs, "lr": 0.01} if "lr" in defaults else kwargs  # a rate of 0 would tell nothing
         if not _elementwise(optimizer_cls, **moving):
             raise ValueError(
-                f"expected an optimizer that treats each number by itself (AdamW, SGD …), got {optimizer_cls.__name__}: "
+                f"expected an optimizer that treats each number by itself (AdamW, SGD), got {optimizer_cls.__name__}: "
                 "its update of a piece is not the piece of its update; use ShardedOptimizer, which cuts no tensor"
             )
         self.world = dist.get_world_size(group)

@@ -37,8 +37,8 @@ class Checkpoint:
     ) -> None:
         """Save `module` and an `optimizer` of its parameters, whose `state` on each rank has that rank's tensors only.
 
-        gathered=False: every rank writes one file, with the state that it has and a share of the parameters; tensors are
-        not sent. gathered=True: rank 0 receives them and writes one file with all. extra: what else is to come back,
+        gathered=False: every rank writes one file, with the state that it has and a share of the parameters; no tensor
+        is sent. gathered=True: rank 0 receives them and writes one file with all. extra: what else is to come back,
         such as a scheduler's state_dict; anything that JSON can say. Files of earlier saves are removed at the end.
         """
         tensors, plain = self._own(module, optimizer)
@@ -54,7 +54,9 @@ class Checkpoint:
         dist.barrier(group=self.group)  # the index may not name what is not there yet
         if self.rank == 0:
             names = {p: name for name, p in module.named_parameters()}
-            groups = [{**_hyperparameters(g), "params": [names[p] for p in g["params"]]} for g in optimizer.param_groups]
+            groups = [
+                {**_hyperparameters(g), "params": [names[p] for p in g["params"]]} for g in optimizer.param_groups
+            ]
             new = self.folder / "index.json.new"
             new.write_text(json.dumps({"number": number[0], "files": files, "groups": groups, "extra": extra}))
             _flush(new)
@@ -69,8 +71,8 @@ class Checkpoint:
         """Overwrite `module` and `optimizer` with what was saved, by however many ranks; return `extra`.
 
         The optimizer is given the whole state and keeps its own tensors' part. Raises FileNotFoundError where nothing
-        was saved; ValueError, before anything is overwritten, where the names of parameters and buffers, or those in the
-        optimizer's groups, are not the saved ones.
+        was saved; ValueError, before anything is overwritten, where the names of parameters and buffers, or those
+        in the optimizer's groups, are not the saved ones.
         """
         index = self._index()
         if not index:

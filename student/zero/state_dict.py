@@ -32,8 +32,8 @@ class Checkpoint:
     ) -> None:
         """Save `module` and an `optimizer` of its parameters, whose `state` on each rank has that rank's tensors only.
 
-        gathered=False: every rank writes one file, with the state that it has and a share of the parameters; tensors are
-        not sent. gathered=True: rank 0 receives them and writes one file with all. extra: what else is to come back,
+        gathered=False: every rank writes one file, with the state that it has and a share of the parameters; no tensor
+        is sent. gathered=True: rank 0 receives them and writes one file with all. extra: what else is to come back,
         such as a scheduler's state_dict; anything that JSON can say. Files of earlier saves are removed at the end.
         """
         raise NotImplementedError(
@@ -44,8 +44,8 @@ class Checkpoint:
         """Overwrite `module` and `optimizer` with what was saved, by however many ranks; return `extra`.
 
         The optimizer is given the whole state and keeps its own tensors' part. Raises FileNotFoundError where nothing
-        was saved; ValueError, before anything is overwritten, where the names of parameters and buffers, or those in the
-        optimizer's groups, are not the saved ones.
+        was saved; ValueError, before anything is overwritten, where the names of parameters and buffers, or those
+        in the optimizer's groups, are not the saved ones.
         """
         raise NotImplementedError(
             "zero.state_dict: Overwrite `module` and `optimizer` with what was saved, by however many ranks"

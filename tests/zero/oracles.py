@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from . import probes_optimizer as probes
@@ -50,7 +52,7 @@ def draw_groups(rng, plan, count=3) -> list:
     """Every group with hyperparameters of its own; one may be left to the defaults."""
     order = rng.shuffled(range(len(plan["values"])))
     cuts = [0, *sorted(rng.shuffled(range(1, len(order)))[: count - 1]), len(order)]
-    groups = [{"params": order[a:b]} for a, b in zip(cuts, cuts[1:], strict=False)]
+    groups = [{"params": order[a:b]} for a, b in itertools.pairwise(cuts)]
     for group in groups[1:]:
         group.update(lr=rng.uniform(0.01, 0.3), weight_decay=rng.uniform(0, 0.5), eps=rng.uniform(1e-8, 1e-2))
     return groups
@@ -82,8 +84,8 @@ def same_steps(what, got, want) -> None:
                     "hyperparameters of this moment, and sent to all the others"
                 )
         assert got["returned"][step] == want["returned"][step], (
-            f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the closure "
-            "returned, None without one"
+            f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the "
+            "closure returned, None without one"
         )
         assert got["kept"][step] == want["kept"][step], (
             f"{what}: largest gradients after zero_grad in step {step} (-1: None) are {got['kept'][step]}, expected "

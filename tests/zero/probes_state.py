@@ -22,7 +22,7 @@ from .probes_optimizer import optimizer
 
 
 class Model(nn.Module):
-    """A few layers, the last tied to the first, one parameter frozen, a buffer that training moves and one not saved."""
+    """A few layers, the last tied to the first, a parameter frozen, a buffer that training moves and one not saved."""
 
     def __init__(self, width: int, depth: int = 3):
         super().__init__()

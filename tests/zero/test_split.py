@@ -1,10 +1,10 @@
 """The sharded optimizer that cuts tensors.
 
-What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks (fused:
-within an ulp a step); every rank's share of the state is the same within 2 %, though one tensor is nearly all there is;
-optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (one tensor that
+What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks
+(fused: within an ulp a step); every rank's share of the state is the same within 2 %, though one tensor is nearly all
+there is; optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (one that
 outweighs the rest); pieces on every rank, and only the update shared (bytes alive at the dispatcher); gradients copied
-and kept (the same); a list of refused names that lacks some (every optimizer of torch that is not elementwise is tried).
+and kept (the same); a list of refused names that lacks some (all of torch that are not elementwise are tried).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sharded optimizer.
 
 What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks, with
-groups, schedulers, closures, frozen and late tensors; a rank keeps the state of its own tensors alone, and those are its
+groups, schedulers, closures, frozen and late tensors; a rank keeps the state of its own tensors alone, and those are a
 fair share; what is sent is the parameters, once, and nobody waits for one tensor before he has started the next.
 How it would be faked: the plain optimizer on every rank (the bytes that are alive after two steps, counted at the
 dispatcher, wherever they are hidden); state on every rank and only the update sharded (the same); one rank that does it
@@ -165,12 +165,11 @@ def test_each_rank_keeps_one_share_of_the_state(run, rng, world, name):
 
 @exercise(ZERO1, kind="property")
 def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
-    plan = lopsided(rng, 2)
-    order = sorted(range(len(plan["values"])), key=lambda i: -len(plan["values"][i]))
-    for i in order[1:3]:  # two of the largest
-        plan["values"][i] = rng.normal(rng.integers(6000, 8000))
-        plan["steps"][0]["gradients"][i] = None
-    plan["frozen"] = order[1:3]
+    values = [rng.normal(rng.integers(900, 1000)) for _ in range(8)]
+    frozen = rng.integers(0, 7)
+    values[frozen] = rng.normal(9000)  # as much as all the others
+    plan = {**draw_plan(rng, count=3), "values": values, "frozen": [frozen]}
+    plan["steps"] = [{"gradients": draw_gradients(rng, values, [frozen])}]
     fair_share(run, plan, 2)
 
 
