@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 import sys
@@ -155,7 +156,11 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
         watching[0] = False
         if dist.get_rank() == late and not copies:
             clock.sleep(0.15)
-        copies.append((f"{event} {Path(str(args[0])).name}", snapshot(folder, len(copies))))
+        path = Path(str(args[0]))
+        copies.append((f"{event} {path.name}", snapshot(folder, len(copies))))
+        if opened and args[2] & os.O_TRUNC and (copy := snapshot(folder, len(copies))) is not None:
+            (copy / path.relative_to(folder)).write_bytes(b"")  # opened, and nothing written yet
+            copies.append((f"write to {path.name}", copy))
         watching[0] = True
 
     sys.addaudithook(watch)
