@@ -4,8 +4,8 @@ What must be true: training that is saved on 2 ranks, goes on on 4 and then on 3
 that was never interrupted, saved in shards or gathered; whoever is killed while saving leaves the checkpoint before
 it; files are safetensors and JSON. How it would be faked: everybody writes everything (bytes a file, bytes sent);
 moments that begin anew (losses, with a scheduler and groups); each rank its own state_dict (the world changes size);
-the last name taken for the last whole one (the folder is copied before every file operation of every rank, one of them slow to begin,
-and every copy must load; and a disk that is full in the middle of a file).
+the last name taken for the last whole one (the folder is copied before every file operation of every rank, one of
+them slow to begin, and every copy must load; and a disk that is full in the middle of a file).
 """
 
 from __future__ import annotations
