@@ -1,0 +1,124 @@
+"""Inputs of the sharded optimizers, and what is asked of every one of them: the steps of the one they shard."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from . import probes_optimizer as probes
+
+# Options under which each keeps all the state it can.
+OPTIONS = {
+    "AdamW": {"lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
+    "Adam": {"lr": 0.03, "betas": [0.8, 0.95]},
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "RMSprop": {"lr": 0.02, "momentum": 0.5, "centered": True},
+    "Adagrad": {"lr": 0.1, "lr_decay": 0.1},
+    "NAdam": {"lr": 0.02},
+    "Adamax": {"lr": 0.02},
+    "Adafactor": {"lr": 0.05},
+}
+
+
+def draw_shapes(rng, count) -> list:
+    """Matrices, vectors and scalars."""
+    return [
+        rng.choice([(), (rng.integers(1, 9),), (rng.integers(1, 6), rng.integers(2, 6))]) for _ in range(count - 1)
+    ] + [(rng.integers(6, 9), rng.integers(6, 9))]
+
+
+def draw_gradients(rng, values, without=()) -> list:
+    return [None if i in without else rng.normal(*v.shape).to(v.dtype) for i, v in enumerate(values)]
+
+
+def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), **more) -> dict:
+    """A few tensors and a few steps; frozen ones get no gradient."""
+    count = count or rng.integers(5, 9)
+    shapes = rng.shuffled(draw_shapes(rng, count))
+    values = [rng.normal(*s).to(dtypes[i % len(dtypes)]) for i, s in enumerate(shapes)]
+    return {
+        "optimizer": name,
+        "options": OPTIONS[name],
+        "values": values,
+        "groups": ["all"],
+        "frozen": list(frozen),
+        "steps": [{"gradients": draw_gradients(rng, values, frozen)} for _ in range(steps)],
+        **more,
+    }
+
+
+def draw_groups(rng, plan, count=3) -> list:
+    """Every group with hyperparameters of its own; one may be left to the defaults."""
+    order = rng.shuffled(range(len(plan["values"])))
+    cuts = [0, *sorted(rng.shuffled(range(1, len(order)))[: count - 1]), len(order)]
+    groups = [{"params": order[a:b]} for a, b in itertools.pairwise(cuts)]
+    for group in groups[1:]:
+        group.update(lr=rng.uniform(0.01, 0.3), weight_decay=rng.uniform(0, 0.5), eps=rng.uniform(1e-8, 1e-2))
+    return groups
+
+
+def steps_as_the_whole(run, plan, kind, world, needs=()) -> None:
+    """Assert that every rank's tensors are after every step, bit for bit, those of the plain optimizer."""
+    want = run(probes.train, "plain", {**plan, "only": []})
+    ranks = run(probes.train, kind, plan, world=world, replace=[*needs])
+    taking_part = plan.get("only") or range(world)
+    for rank in taking_part:
+        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", ranks[rank], want)
+
+
+def same_steps(what, got, want) -> None:
+    """Assert equal tensors after every step, equal rates, equal groups, equal returns, and gradients cleared alike."""
+    for step, tensors in enumerate(want["values"]):
+        for i, tensor in enumerate(tensors):
+            mine = got["values"][step][i]
+            assert mine.shape == tensor.shape, (
+                f"{what}: tensor {i} became {tuple(mine.shape)}, was {tuple(tensor.shape)}"
+            )
+            if not torch.equal(mine, tensor):
+                worst = int((mine - tensor).abs().nan_to_num(torch.inf).argmax())
+                raise AssertionError(
+                    f"{what}: tensor {i} of shape {tuple(tensor.shape)} differs after step {step}; worst at flat index "
+                    f"{worst}: got {float(mine.flatten()[worst]):.9g}, the unsharded optimizer has "
+                    f"{float(tensor.flatten()[worst]):.9g}: each tensor is updated by its owner, by its own group's "
+                    "hyperparameters of this moment, and sent to all the others"
+                )
+        assert got["returned"][step] == want["returned"][step], (
+            f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the "
+            "closure returned, None without one"
+        )
+        assert got["kept"][step] == want["kept"][step], (
+            f"{what}: largest gradients after zero_grad in step {step} (-1: None) are {got['kept'][step]}, expected "
+            f"{want['kept'][step]}: it clears the gradient of every tensor, whoever owns it"
+        )
+    assert got["rates"] == want["rates"], f"{what}: learning rates at the end {got['rates']}, expected {want['rates']}"
+    assert got["listed"] == want["listed"], (
+        f"{what}: tensors by group {got['listed']}, expected {want['listed']}: param_groups has those of all ranks"
+    )
+    assert got["calls"] == want["calls"], (
+        f"{what}: the closure was called {got['calls']} times, expected {want['calls']}"
+    )
+    assert got["grad_enabled"], f"{what}: the closure was called with gradients disabled: loss.backward() would raise"
+
+
+def sent_bytes(rows, rank, world) -> float:
+    """Bytes that these rows made the rank send, counted as in handout/conventions.md: a broadcast by its root."""
+    total = 0.0
+    for row in rows:
+        share = {
+            "broadcast": (world - 1) * row["bytes"] if row["peer"] == rank else 0,
+            "all_gather": (world - 1) * row["bytes"],
+            "all_reduce": 2 * (world - 1) / world * row["bytes"],
+            "reduce_scatter": (world - 1) / world * row["bytes"],
+            "send": row["bytes"],
+            "recv": 0,
+            "barrier": 0,
+        }
+        total += share.get(row["op"], row["bytes"])
+    return total
+
+
+def turns(rows) -> int:
+    """How often a rank waited for a message before it had started the next."""
+    waited = [r for r in rows if r["waited_s"] >= 0]
+    return sum(any(later["issued_s"] > row["waited_s"] for later in rows) for row in waited)

@@ -1,0 +1,39 @@
+"""What a count says, and what torch's own sharded optimizer keeps and sends."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.world.group import ledger
+
+
+def counted(impl, sizes: list, world: int, method: str, precision: str, activations: int, micro_batches: int) -> dict:
+    share = impl.zero.accounting.accounting(
+        sizes, world, method=method, precision=precision, activations=activations, micro_batches=micro_batches
+    )
+    names = ("parameters", "gradients", "optimizer", "activations", "sent", "total")
+    return {name: float(getattr(share, name)) for name in names}
+
+
+def measured(impl, sizes: list) -> dict:
+    """A step with one all-reduce a gradient and torch's ZeroRedundancyOptimizer: moments kept, bytes by kind."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    ps = [nn.Parameter(torch.randn(n)) for n in sizes]
+    o = ZeroRedundancyOptimizer(ps, torch.optim.AdamW, lr=0.1)
+    before = len(ledger.rows)
+    for p in ps:
+        p.grad = torch.randn(len(p))
+        dist.all_reduce(p.grad)
+    o.step()
+    rows = ledger.rows[before:]
+    kept = sum(t.nbytes for s in o.optim.state.values() for t in s.values() if t.ndim)
+    return {
+        "optimizer": kept,
+        "gradients": sum(p.grad.nbytes for p in ps),
+        "parameters": sum(p.nbytes for p in ps),
+        "all_reduce": sum(r.bytes for r in rows if r.op == "all_reduce"),
+        "broadcast": sum(r.bytes for r in rows if r.op == "broadcast"),
+    }

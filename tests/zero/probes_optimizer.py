@@ -1,0 +1,181 @@
+"""What runs beside a sharded optimizer: let it take steps with given gradients, say what it holds and what was sent."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import lr_scheduler
+
+from lab.measure import clock
+from lab.measure.memory import meter
+from lab.raising import raised
+from lab.world.group import ledger
+
+SCHEDULERS = {
+    "none": lambda o: None,
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, [g["lr"] * 3 for g in o.param_groups], total_steps=9),
+}
+
+
+def optimizer(impl, kind: str, params, name: str, options: dict, group=None):
+    """torch's own optimizer ("plain"), or the sharded one of this kind around it."""
+    cls = getattr(torch.optim, name)
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    if kind == "plain":
+        return cls(params, **options)
+    made = {
+        "zero1": lambda: impl.zero.zero1.ShardedOptimizer,
+        "split": lambda: impl.zero.split.SplitOptimizer,
+    }[kind]()
+    return made(params, cls, **options) if group is None else made(params, cls, group=group, **options)
+
+
+def parameters(plan: dict, seed: int = 0) -> list[nn.Parameter]:
+    """Those of the plan, seed added to every value; the transposed ones are not contiguous."""
+    made = []
+    for i, value in enumerate(plan["values"]):
+        value = (value + seed).mT.contiguous().mT if i in plan.get("transposed", []) else value + seed
+        made.append(nn.Parameter(value, requires_grad=i not in plan.get("frozen", [])))
+    return made
+
+
+def given(plan: dict, ps: list, groups: list):
+    """The first argument of an optimizer: a generator of tensors, or dicts."""
+    if groups == ["all"]:
+        return (p for p in ps)
+    return [{**g, "params": [ps[i] for i in g["params"]]} for g in groups]
+
+
+def train(impl, kind: str, plan: dict) -> dict:
+    """Steps with the plan's gradients. Each step may add a group or thaw tensors first.
+
+    plan: optimizer, options, values, groups; steps: [{gradients, add?, thaw?}]; scheduler?, closure?, set_to_none?,
+    frozen?, transposed?; only?: the global ranks that form the group, others do nothing.
+    """
+    group = None
+    if plan.get("only"):
+        group = dist.new_group(plan["only"])
+        if dist.get_rank() not in plan["only"]:
+            return {}
+    ps = parameters(plan)
+    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], group)
+    assert isinstance(o, torch.optim.Optimizer), f"a {type(o).__name__} is no torch.optim.Optimizer"
+    scheduler = SCHEDULERS[plan.get("scheduler", "none")](o)
+    told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "rows": [], "grad_enabled": True}
+
+    def closure(gradients: list) -> float:
+        told["calls"] += 1
+        told["grad_enabled"] &= torch.is_grad_enabled()
+        fill(ps, gradients)
+        return 0.5 + told["calls"]
+
+    for step in plan["steps"]:
+        for i in step.get("thaw", []):
+            ps[i].requires_grad_(True)
+        for added in given(plan, ps, step.get("add", [])):
+            o.add_param_group(added)
+        before = len(ledger.rows)
+        if plan.get("closure"):
+            returned = o.step(lambda g=step["gradients"]: closure(g))
+        else:
+            fill(ps, step["gradients"])
+            returned = o.step()
+        told["rows"].append([r.plain() for r in ledger.rows[before:]])
+        told["returned"].append(returned if returned is None else float(returned))
+        told["values"].append([p.detach().clone() for p in ps])
+        o.zero_grad(set_to_none=plan.get("set_to_none", True))
+        told["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
+        if scheduler is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scheduler.step()
+    told["rates"] = [float(g["lr"]) for g in o.param_groups]
+    told["listed"] = [[next(i for i, p in enumerate(ps) if p is q) for q in g["params"]] for g in o.param_groups]
+    return told
+
+
+def fill(ps: list, gradients: list) -> None:
+    """Give each tensor its gradient, or None."""
+    for p, g in zip(ps, gradients, strict=True):
+        p.grad = None if g is None else g.clone()
+
+
+def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
+    """Bytes that making the optimizer and two steps of it left behind, and what `state` owns up to.
+
+    most: what is asked for. Gloo's threads let go of a message when they come to it: until then it is not over.
+    """
+    ps = parameters(plan)
+    fill(ps, plan["steps"][0]["gradients"])
+    known = [*ps, *(p.grad for p in ps if p.grad is not None)]
+    gc.collect()
+    with meter(known) as memory:
+        o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
+        for _ in range(2):
+            o.step()
+        for _ in range(40):
+            gc.collect()
+            if memory.live_bytes <= most:
+                break
+            clock.sleep(0.05)
+        live = memory.live_bytes
+    shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
+    moved = sum(not torch.equal(p, v) for p, v in zip(ps, plan["values"], strict=True))
+    return {"live": live, "shown": shown, "moved": moved}
+
+
+def loaded(impl, kind: str, plan: dict, cut: int) -> dict:
+    """Steps of a plain optimizer up to `cut`, its state_dict loaded, and the rest of the steps by this kind."""
+    ps = parameters(plan)
+    before = optimizer(None, "plain", given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
+    for step in plan["steps"][:cut]:
+        fill(ps, step["gradients"])
+        before.step()
+    rates = {**plan["options"], "lr": 0.77}
+    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], rates)
+    o.load_state_dict(before.state_dict())
+    del before
+    for step in plan["steps"][cut:]:
+        fill(ps, step["gradients"])
+        o.step()
+    shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
+    return {"values": [p.detach() for p in ps], "shown": shown}
+
+
+def refused(impl, kind: str, names: list) -> dict:
+    """What each optimizer's wrapper raises for a matrix, and what bad options do."""
+    p = lambda: [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5, 3))]  # noqa: E731
+    told = {name: raised(lambda n=name: optimizer(impl, kind, p(), n, {"lr": 0.1})) for name in names}
+    told["negative rate"] = raised(lambda: optimizer(impl, kind, p(), "AdamW", {"lr": -0.1}))
+    told["no tensors"] = raised(lambda: optimizer(impl, kind, [], "AdamW", {"lr": 0.1}))
+    one = p()
+    o = optimizer(impl, kind, one, "SGD", {"lr": 0.1})
+    told["a tensor twice"] = raised(lambda: o.add_param_group({"params": [one[0]]}))
+    return told
+
+
+def tied(impl, kind: str, weights: list, x: torch.Tensor, name: str, options: dict, world_differs: bool) -> dict:
+    """Train a model whose last layer is tied to its first; a plain optimizer if there is no impl."""
+    width = x.shape[1]
+    layers = [nn.Linear(width, width) for _ in range(3)]
+    for layer, w in zip(layers, weights, strict=True):
+        layer.weight.data.copy_(w)
+        layer.bias.data.copy_(w[0])
+    layers[2].weight = layers[0].weight
+    m = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+    layers[1].bias.requires_grad_(False)
+    o = optimizer(impl, kind, m.parameters(), name, options)
+    losses = []
+    for _ in range(4):
+        o.zero_grad()
+        loss = (m(x) ** 2).mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        o.step()
+    return {"losses": losses, "state": dict(nn.Module.state_dict(m))}

@@ -1,0 +1,256 @@
+"""Save, break, and go on: what runs beside a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.measure import clock
+from lab.raising import raised
+from lab.world.group import ledger
+
+from .probes_optimizer import optimizer
+
+
+class Model(nn.Module):
+    """A few layers, the last tied to the first, a parameter frozen, a buffer that training moves and one not saved."""
+
+    def __init__(self, width: int, depth: int = 3):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.layers.append(nn.Linear(width, width))
+        self.layers[-1].weight = self.layers[0].weight
+        self.frozen = nn.Parameter(torch.randn(width), requires_grad=False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scratch", torch.randn(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x * self.frozen + 0.01 * self.seen
+
+
+def start(impl, width: int, name: str, options: dict, group, state: dict | None = None):
+    """A model, an optimizer with two groups, a scheduler; weights random, or those of `state`."""
+    m = Model(width)
+    if state is not None:
+        m.load_state_dict(state)
+    matrices = [p for p in m.parameters() if p.ndim == 2]
+    others = [p for p in m.parameters() if p.ndim != 2]
+    groups = [{"params": matrices}, {"params": others, "lr": options["lr"] / 2}]
+    o = optimizer(impl, "plain" if impl is None else "zero1", groups, name, options, group)
+    return m, o, torch.optim.lr_scheduler.ExponentialLR(o, 0.8)
+
+
+def steps(m, o, scheduler, batches: list) -> list[float]:
+    """The losses of some steps; every rank sees the whole of each batch."""
+    losses = []
+    for x in batches:
+        o.zero_grad()
+        loss = (m(x) ** 2).mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        o.step()
+        scheduler.step()
+    return losses
+
+
+def oracle(impl, width: int, name: str, options: dict, state: dict, batches: list) -> dict:
+    """One process that is never interrupted."""
+    m, o, scheduler = start(None, width, name, options, None, state)
+    return {"losses": [steps(m, o, scheduler, some) for some in batches], "state": dict(nn.Module.state_dict(m))}
+
+
+def checkpoint(impl, folder, group):
+    return impl.zero.state_dict.Checkpoint(folder, group=group)
+
+
+def shared_folder() -> Path:
+    """One that all ranks know."""
+    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(names, src=0)
+    return Path(names[0]) / "checkpoint"
+
+
+def resume(impl, width, name, options, state, batches: list, stages: list) -> dict:
+    """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered]."""
+    folder = shared_folder()
+    groups = [dist.new_group(ranks) for ranks, _ in stages]
+    told: dict = {"losses": [], "extra": [], "files": [], "sent": [], "state": {}}
+    for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
+        dist.barrier()
+        torch.manual_seed(100 * number + dist.get_rank())  # what is not loaded differs
+        losses, extra, files, sent = [], None, [], 0
+        if dist.get_rank() in ranks:
+            m, o, scheduler = start(impl, width, name, options, group, None if number else state)
+            saved = checkpoint(impl, folder, group)
+            if number:
+                extra = saved.load(m, o)
+                scheduler.load_state_dict(extra["scheduler"])
+            losses = steps(m, o, scheduler, batches[number])
+            before = len(ledger.rows)
+            saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
+            sent = sum(r.bytes for r in ledger.rows[before:] if r.op not in ("recv", "barrier"))
+            files = listing(folder)
+            told["state"] = dict(nn.Module.state_dict(m))
+        told["losses"].append(losses)
+        told["extra"].append(extra and extra["note"])
+        told["files"].append(files)
+        told["sent"].append(sent)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder.parent)
+    return told
+
+
+def listing(folder: Path) -> list:
+    """[name, bytes, what it is]: "json", "safetensors" or "other", by what is in it."""
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        data, kind = path.read_bytes(), "other"
+        with contextlib.suppress(ValueError):
+            length = int.from_bytes(data[:8], "little")
+            binary = len(data) > 8 and length <= len(data)
+            json.loads(data[8 : 8 + length] if binary else data)
+            kind = "safetensors" if binary else "json"
+        found.append([path.name, len(data), kind])
+    return found
+
+
+WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
+
+
+def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
+    """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else].
+
+    Before every file operation of this rank the folder is copied as it is then. Rank `late` is slow to begin.
+    """
+    folder = shared_folder()
+    own = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
+    options = {"lr": 0.1}
+    m, o, scheduler = start(impl, width, "AdamW", options, None, state)
+    saved = checkpoint(impl, folder, None)
+    steps(m, o, scheduler, batches[0])
+    saved.save(m, o, gathered=gathered)
+    old = {n: t.clone() for n, t in m.state_dict().items()}
+    steps(m, o, scheduler, batches[1])
+    dist.barrier()
+    copies: list = []
+    watching = [True]
+
+    def watch(event: str, args: tuple) -> None:
+        opened = event == "open" and isinstance(args[2], int) and args[2] & 3
+        if not watching[0] or not (opened or event in WRITING) or not str(args[0]).startswith(str(folder)):
+            return
+        watching[0] = False
+        if dist.get_rank() == late and not copies:
+            clock.sleep(0.15)
+        path = Path(str(args[0]))
+        copies.append((f"{event} {path.name}", snapshot(folder, len(copies))))
+        if opened and args[2] & os.O_TRUNC and (copy := snapshot(folder, len(copies))) is not None:
+            (copy / path.relative_to(folder)).write_bytes(b"")  # opened, and nothing written yet
+            copies.append((f"write to {path.name}", copy))
+        watching[0] = True
+
+    sys.addaudithook(watch)
+    saved.save(m, o, gathered=gathered)
+    watching[0] = False
+    dist.barrier()
+    new = {n: t.clone() for n, t in m.state_dict().items()}
+    told = []
+    for event, copy in [*copies, ("at the end", folder)]:
+        if copy is not None:
+            told.append([event, loads_as(impl, width, options, own, copy, old, new)])
+    dist.barrier()
+    return {"told": told}
+
+
+def snapshot(folder: Path, number: int) -> Path | None:
+    """A copy of the folder as it was at one moment; None where it never held still."""
+    copy = folder.parent / f"copy-{dist.get_rank()}-{number}"
+    for _ in range(20):
+        shutil.rmtree(copy, ignore_errors=True)
+        with contextlib.suppress(OSError, shutil.Error):
+            before = stamps(folder)
+            shutil.copytree(folder, copy)
+            if stamps(folder) == before:
+                return copy
+        clock.sleep(0.01)
+    return None
+
+
+def stamps(folder: Path) -> list:
+    paths = sorted([folder, *folder.rglob("*")])
+    return [(str(p), p.stat().st_mtime_ns, p.stat().st_size if p.is_file() else 0) for p in paths]
+
+
+def loads_as(impl, width, options, group, folder: Path, old: dict, new: dict) -> str:
+    """ "old", "new", or what came instead."""
+    m, o, _ = start(impl, width, "AdamW", options, group)
+    try:
+        checkpoint(impl, folder, group).load(m, o)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    for name, state in (("old", old), ("new", new)):
+        if all(torch.equal(t, state[n]) for n, t in m.state_dict().items()):
+            return name
+    return "a mixture"
+
+
+def full_disk(impl, width, state, batches, gathered: bool) -> dict:
+    """Saves that cannot write more than so many bytes of a file, then one that can."""
+    folder = shared_folder()
+    options = {"lr": 0.1}
+    m, o, scheduler = start(impl, width, "AdamW", options, None, state)
+    saved = checkpoint(impl, folder, None)
+    steps(m, o, scheduler, batches[0])
+    saved.save(m, o, gathered=gathered)
+    old = {n: t.clone() for n, t in m.state_dict().items()}
+    largest = max(size for _, size, _ in listing(folder))
+    whole = sum(size for _, size, _ in listing(folder))
+    steps(m, o, scheduler, batches[1])
+    new = {n: t.clone() for n, t in m.state_dict().items()}
+    told = []
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 64, largest // 3, largest - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            outcome = raised(lambda: saved.save(m, o, gathered=gathered))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        told.append([limit, outcome != "nothing", loads_as(impl, width, options, None, folder, old, new)])
+    saved.save(m, o, gathered=gathered)
+    last = loads_as(impl, width, options, None, folder, old, new)
+    after = sum(size for _, size, _ in listing(folder))
+    shutil.rmtree(folder.parent)
+    return {"told": told, "last": last, "whole": whole, "after": after, "largest": largest}
+
+
+def refusals(impl, width) -> dict:
+    """What loading from nowhere raises, and loading into another model, and whether that was left alone."""
+    folder = shared_folder()
+    options = {"lr": 0.1}
+    m, o, _ = start(impl, width, "AdamW", options, None)
+    saved = checkpoint(impl, folder, None)
+    told = {"nothing saved": raised(lambda: saved.load(m, o))}
+    saved.save(m, o)
+    other = Model(width, depth=2)
+    before = {n: t.clone() for n, t in other.state_dict().items()}
+    o = optimizer(impl, "zero1", other.parameters(), "AdamW", options)
+    told["another model"] = raised(lambda: saved.load(other, o))
+    told["left alone"] = str(all(torch.equal(t, before[n]) for n, t in other.state_dict().items()))
+    o = optimizer(impl, "zero1", m.parameters(), "AdamW", options)
+    told["other groups"] = raised(lambda: saved.load(m, o))
+    shutil.rmtree(folder.parent)
+    return told

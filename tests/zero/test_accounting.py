@@ -1,0 +1,81 @@
+"""ZeRO on paper.
+
+What must be true: bytes kept and sent, for every stage, precision, size and number of ranks, are those of the paper's
+formulas, to the byte, and those that a run of torch's own sharded optimizer shows. How it would be faked: formulas that
+fit where W divides (sizes are drawn so that it does not); total/W where whole tensors are shared out (one outweighs the
+rest); the paper's example by heart (others are drawn).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_accounting as probes
+
+ACCOUNTING = "zero.accounting"
+METHODS = ("none", "zero1", "p_os", "zero2", "zero3")
+
+
+def draw_sizes(rng) -> list:
+    return [rng.integers(1, 10 ** rng.integers(1, 5)) for _ in range(rng.integers(3, 9))]
+
+
+def bytes_of(sizes, world, method, precision, activations, micro) -> dict:
+    """The formulas of section 5 and 7, in units of a part."""
+    whole, part = sum(sizes), (sum(sizes) + world - 1) // world
+    small, state = (4, 8) if precision == "float32" else (2, 12)
+    shares = [0] * world
+    for size in sorted(sizes, reverse=True):
+        shares[min(range(world), key=lambda r: shares[r])] += size
+    reduced = Fraction(2 * (world - 1), world) * whole
+    kept = {
+        "none": (whole, whole, whole, reduced),
+        "zero1": (whole, whole, max(shares), reduced * Fraction(3, 2)),
+        "p_os": (whole, whole, part, 2 * (world - 1) * part),
+        "zero2": (whole, part, part, (micro + 1) * (world - 1) * part),
+        "zero3": (part, part, part, 3 * micro * (world - 1) * part),
+    }[method]
+    want = {"parameters": kept[0] * small, "gradients": kept[1] * small, "optimizer": kept[2] * state,
+            "activations": activations}  # fmt: skip
+    return {**want, "sent": int(kept[3] * small), "total": sum(want.values())}
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("precision", ["float32", "mixed"])
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_kept_and_sent(run, rng, method, precision):
+    for world in (1, 2, rng.integers(3, 5), rng.integers(6, 70)):
+        args = draw_sizes(rng), world, method, precision, rng.integers(0, 10**6), rng.integers(1, 5)
+        got, want = run(probes.counted, *args), bytes_of(*args)
+        for name, number in want.items():
+            assert got[name] == number, (
+                f"{name} of {args[0]} elements, {world} ranks, {method}, {precision}, {args[5]} micro-batches: "
+                f"{got[name]:,.0f} bytes, expected {number:,}"
+            )
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_the_papers_example(run):
+    want = {"none": 120.0, "p_os": 31.4, "zero2": 16.6, "zero3": 1.9}
+    for method, gigabytes in want.items():
+        got = run(probes.counted, [7_500_000_000], 64, method, "mixed", 0, 1)["total"] / 1e9
+        assert abs(got - gigabytes) < 0.05, f"{method}: {got:.2f} GB a rank, figure 1 of the paper has {gigabytes}"
+
+
+@exercise(ACCOUNTING, kind="property")
+def test_zero1_is_what_torchs_sharded_optimizer_keeps_and_sends(run, rng):
+    world = rng.integers(2, 3)
+    sizes = [rng.integers(2000, 3000), *[rng.integers(10, 900) for _ in range(rng.integers(3, 6))]]
+    got = run(probes.counted, sizes, world, "zero1", "float32", 0, 1)
+    ranks = run(probes.measured, sizes, world=world)
+    for name in ("parameters", "gradients", "optimizer"):
+        most = max(r[name] for r in ranks)
+        assert got[name] == most, (
+            f"{name} of {sizes} on {world} ranks: counted {got[name]:,.0f}, measured {most:,} bytes"
+        )
+    sent = (world - 1) / world * (2 * ranks[0]["all_reduce"] + ranks[0]["broadcast"])
+    assert abs(got["sent"] - sent) <= 1, f"{world} ranks: counted {got['sent']:,.0f} bytes sent, measured {sent:,.0f}"

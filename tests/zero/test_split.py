@@ -1,0 +1,134 @@
+"""The sharded optimizer that cuts tensors.
+
+What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks
+(fused: within an ulp a step); every rank's share of the state is the same within 2 %, though one tensor is nearly all
+there is; optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (one that
+outweighs the rest); pieces on every rank, and only the update shared (bytes alive at the dispatcher); gradients copied
+and kept (the same); a list of refused names that lacks some (all of torch that are not elementwise are tried).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_optimizer as probes
+from .oracles import (
+    OPTIONS,
+    draw_gradients,
+    draw_groups,
+    draw_plan,
+    sent_bytes,
+    steps_as_the_whole,
+)
+
+SPLIT = "zero.split"
+NEEDS = ["zero.zero1"]
+ELEMENTWISE = [n for n in OPTIONS if n != "Adafactor"]
+
+
+@exercise(SPLIT, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
+    steps_as_the_whole(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "split", world, NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "AdamW"])
+def test_elementwise_optimizers(run, rng, name):
+    steps_as_the_whole(run, draw_plan(rng, name), "split", rng.integers(2, 3), NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
+def test_fused_steps_are_off_by_an_ulp_at_most(run, rng):
+    plan = draw_plan(rng, "AdamW", steps=3)
+    plan["options"] = {**plan["options"], "fused": True}
+    want = run(probes.train, "plain", plan)
+    for rank, got in enumerate(run(probes.train, "split", plan, world=2, replace=NEEDS)):
+        for step, tensors in enumerate(want["values"]):
+            for i, tensor in enumerate(tensors):
+                size = tensor.abs() + plan["options"]["lr"]  # an update is about lr large
+                off = ((got["values"][step][i] - tensor).abs() / size).max() / torch.finfo(tensor.dtype).eps
+                assert off <= step + 1, (
+                    f"rank {rank}, tensor {i}, step {step}, fused: {float(off):.1f} ulps from the unsharded optimizer, "
+                    f"at most {step + 1} are expected"
+                )
+
+
+@exercise(SPLIT, kind="numerics")
+def test_frozen_tensors_tensors_without_gradient_and_layouts(run, rng):
+    plan = draw_plan(rng, count=8, frozen=rng.shuffled(range(8))[:2], steps=1, dtypes=(torch.float32, torch.float64))
+    plan["transposed"] = [i for i, v in enumerate(plan["values"]) if v.ndim == 2]
+    for _ in range(3):
+        without = {*plan["frozen"], *rng.shuffled(range(8))[:2]}
+        plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], without)})
+    thawed = plan["frozen"][0]
+    plan["steps"][2]["thaw"] = [thawed]
+    plan["steps"][2]["gradients"][thawed] = torch.ones_like(plan["values"][thawed])
+    steps_as_the_whole(run, plan, "split", 3, NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
+@pytest.mark.parametrize("scheduler", ["lambda", "one cycle"])
+def test_groups_and_schedulers(run, rng, scheduler):
+    plan = draw_plan(rng, "AdamW", count=7, scheduler=scheduler, closure=True)
+    plan["groups"] = draw_groups(rng, plan)
+    steps_as_the_whole(run, plan, "split", rng.integers(2, 4), NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
+def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
+    plan = draw_plan(rng, count=9, only=[0, 2, 3])
+    first, *rest = draw_groups(rng, plan)
+    plan["groups"] = [first]
+    plan["steps"][1]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
+    steps_as_the_whole(run, plan, "split", 4, NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
+def test_what_is_not_elementwise_is_refused(run):
+    names = ["Adafactor", "LBFGS", "Muon", "SparseAdam", *ELEMENTWISE]
+    (got,) = run(probes.refused, "split", names, world=1, replace=NEEDS)
+    for name in names:
+        want = "nothing" if name in ELEMENTWISE else "ValueError"
+        assert got[name] == want, (
+            f"SplitOptimizer of {name} raised {got[name]}, expected {want}: an update of a piece must be the piece of "
+            "the update; Adafactor looks at rows, LBFGS at products of everything, Muon at matrices"
+        )
+    for name in ("negative rate", "no tensors", "a tensor twice"):
+        assert got[name] == "ValueError", f"{name}: raised {got[name]}, torch's optimizers raise ValueError"
+
+
+@exercise(SPLIT, kind="property")
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_shares_of_the_state_are_equal(run, rng, world):
+    sizes = rng.shuffled([rng.integers(30_000, 40_000), rng.integers(40, 900), rng.integers(1, 3), 1])
+    values = [rng.normal(s) for s in sizes]
+    plan = {**draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=3), "values": values}
+    plan["steps"] = [{"gradients": draw_gradients(rng, values)}]
+    total = run(probes.held, "plain", plan)["live"]
+    most = 1.02 * total / world
+    for rank, got in enumerate(run(probes.held, "split", plan, most, world=world, replace=NEEDS)):
+        assert got["moved"] == len(sizes), f"rank {rank}: {got['moved']} of {len(sizes)} tensors moved"
+        assert got["live"] <= most, (
+            f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made for "
+            f"tensors of {sizes} elements; the unsharded state has {total:,}, a share {total / world:,.0f}: cut every "
+            "tensor, and keep neither gradients nor copies"
+        )
+
+
+@exercise(SPLIT, kind="property")
+def test_parameters_are_sent_once(run, rng):
+    world = rng.integers(2, 4)
+    plan = draw_plan(rng, count=20, steps=2)
+    size = sum(v.nbytes for v in plan["values"])
+    ranks = run(probes.train, "split", plan, world=world, replace=NEEDS)
+    for step in range(2):
+        sent = sum(sent_bytes(got["rows"][step], rank, world) for rank, got in enumerate(ranks))
+        most = (world - 1) * (size + 8 * world * len(plan["values"]))  # shares padded by an element a tensor and rank
+        assert sent <= most, (
+            f"step {step}: {world} ranks sent {sent:,.0f} bytes; parameters of {size:,} bytes, each piece sent by its "
+            f"owner to {world - 1} others, take {(world - 1) * size:,}"
+        )

@@ -1,0 +1,121 @@
+"""Checkpoints of a sharded training state.
+
+What must be true: training that is saved on 2 ranks, goes on on 4 and then on 3 has, bit for bit, the losses of one
+that was never interrupted, saved in shards or gathered; whoever is killed while saving leaves the checkpoint before
+it; files are safetensors and JSON. How it would be faked: everybody writes everything (bytes a file, bytes sent);
+moments that begin anew (losses, with a scheduler and groups); each rank its own state_dict (the world changes size);
+the last name taken for the last whole one (the folder is copied before every file operation of every rank, one of
+them slow to begin, and every copy must load; and a disk that is full in the middle of a file).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_state as probes
+from .oracles import OPTIONS
+
+STATE_DICT = "zero.state_dict"
+NEEDS = ["zero.zero1"]
+
+
+def draw(rng, counts) -> tuple:
+    width = rng.integers(4, 8)
+    state = {n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 9))
+             for n, t in probes.Model(width).state_dict().items()}  # fmt: skip
+    state["layers.3.weight"] = state["layers.0.weight"]
+    return width, state, [[rng.normal(3, width) for _ in range(n)] for n in counts]
+
+
+@exercise(STATE_DICT, kind="numerics")
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "NAdam"])
+def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
+    width, state, batches = draw(rng, [rng.integers(1, 3) for _ in range(3)])
+    stages = [[sorted(rng.shuffled(range(4))[:2]), gathered], [[0, 1, 2, 3], gathered],
+              [sorted(rng.shuffled(range(4))[:3]), not gathered]]  # fmt: skip
+    want = run(probes.oracle, width, name, OPTIONS[name], state, batches)
+    args = width, name, OPTIONS[name], state, batches, stages
+    for rank, got in enumerate(run(probes.resume, *args, world=4, replace=NEEDS)):
+        for number, (ranks, _) in enumerate(stages):
+            if rank not in ranks:
+                continue
+            what = f"rank {rank}, {name}, on ranks {ranks} after {[r for r, _ in stages[:number]]}"
+            assert got["losses"][number] == want["losses"][number], (
+                f"{what}: losses {got['losses'][number]}, without interruption {want['losses'][number]}: parameters, "
+                "buffers, state and hyperparameters all come back"
+            )
+            note = [number - 1, "é"] if number else None
+            assert got["extra"][number] == note, f"{what}: extra came back as {got['extra'][number]}, was {note}"
+        for key, tensor in want["state"].items() if rank in stages[-1][0] else ():
+            assert torch.equal(got["state"][key], tensor), f"rank {rank}: {key} differs at the end"
+
+
+@exercise(STATE_DICT, kind="numerics")
+def test_what_does_not_fit_is_refused(run, rng):
+    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, replace=NEEDS)
+    want = {"nothing saved": "FileNotFoundError", "another model": "ValueError", "left alone": "True",
+            "other groups": "ValueError"}  # fmt: skip
+    assert got == want, f"got {got}, expected {want}"
+
+
+@exercise(STATE_DICT, kind="property")
+def test_files_are_shares_in_safetensors_and_json(run, rng):
+    world = 3
+    width, state = 24, None
+    batches = [[rng.normal(3, width) for _ in range(2)] for _ in range(2)]
+    stages = [[[0, 1, 2], False], [[0, 1, 2], True]]
+    ranks = run(probes.resume, width, "AdamW", OPTIONS["AdamW"], state, batches, stages, world=world, replace=NEEDS)
+    for stage, what in enumerate(("sharded", "gathered")):
+        files = ranks[0]["files"][stage]
+        odd = [name for name, _, kind in files if kind == "other"]
+        assert not odd, f"{what}: {odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
+        data = [size for _, size, kind in files if kind == "safetensors"]
+        count = 1 if what == "gathered" else world
+        assert len(data) == count, (
+            f"{what}: {len(data)} safetensors files ({files}), expected {count}, older ones removed"
+        )
+    shares = [s for _, s, k in ranks[0]["files"][0] if k == "safetensors"]
+    whole = sum(s for _, s, k in ranks[0]["files"][1] if k == "safetensors")
+    assert sum(shares) <= 1.2 * whole, f"shares of {shares} bytes for {whole}: each tensor is saved once"
+    assert max(shares) <= 0.6 * whole, f"shares of {shares} bytes for {whole}: each rank writes what it has"
+    for rank, got in enumerate(ranks):
+        assert got["sent"][0] <= 4096, (
+            f"rank {rank}: a sharded save sent {got['sent'][0]:,} bytes; tensors are written by who has them"
+        )
+
+
+@exercise(STATE_DICT, kind="property")
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late):
+    width, state, batches = draw(rng, [1, 1])
+    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, replace=NEEDS)):
+        for event, loaded in got["told"]:
+            assert loaded in ("old", "new"), (
+                f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}: write beside what "
+                "is there, under new names, and let one os.replace, when all have written, make it the checkpoint"
+            )
+        assert got["told"][-1][1] == "new", f"rank {rank}: after the second save loading gave {got['told'][-1][1]}"
+
+
+@exercise(STATE_DICT, kind="property")
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_full_disk_leaves_the_checkpoint_before(run, rng, gathered):
+    width, state, batches = draw(rng, [1, 1])
+    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, replace=NEEDS)
+    for limit, failed, loaded in got["told"]:
+        want = ("old",) if failed else ("old", "new")
+        assert loaded in want, (
+            f"a save that could write {limit} bytes of a file of {got['largest']} "
+            f"{'raised' if failed else 'returned'}, and loading gave {loaded}, expected {' or '.join(want)}"
+        )
+        assert failed, f"a save that could write only {limit} bytes of a file of {got['largest']} raised nothing"
+    assert got["last"] == "new", f"once there was room, save and load gave {got['last']}"
+    assert got["after"] <= 1.3 * got["whole"], (
+        f"after failed saves and a good one the folder has {got['after']:,} bytes, one checkpoint {got['whole']:,}: "
+        "remove what no checkpoint needs"
+    )

@@ -1,0 +1,243 @@
+"""The sharded optimizer.
+
+What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks, with
+groups, schedulers, closures, frozen and late tensors; a rank keeps the state of its own tensors alone, and those are a
+fair share; what is sent is the parameters, once, and nobody waits for one tensor before he has started the next.
+How it would be faked: the plain optimizer on every rank (the bytes that are alive after two steps, counted at the
+dispatcher, wherever they are hidden); state on every rank and only the update sharded (the same); one rank that does it
+all (the same); an all-reduce of everything, or gradients sent once more (the ledger); sharing by number of tensors, or
+round robin (tensors of very different sizes, in an order that is bad for it).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_optimizer as probes
+from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, sent_bytes, steps_as_the_whole, turns
+
+ZERO1 = "zero.zero1"
+
+
+@exercise(ZERO1, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_steps_are_those_of_the_unsharded_optimizer(run, rng, world):
+    steps_as_the_whole(run, draw_plan(rng, set_to_none=rng.choice([True, False])), "zero1", world)
+
+
+@exercise(ZERO1, kind="numerics")
+@pytest.mark.parametrize("name", [n for n in OPTIONS if n != "AdamW"])
+def test_optimizers_of_every_kind(run, rng, name):
+    steps_as_the_whole(run, draw_plan(rng, name), "zero1", rng.integers(2, 3))
+
+
+@exercise(ZERO1, kind="numerics")
+def test_an_optimizer_without_state(run, rng):
+    plan = draw_plan(rng, "SGD")
+    steps_as_the_whole(run, {**plan, "options": {"lr": 0.3}}, "zero1", 3)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_fewer_tensors_than_ranks(run, rng):
+    for count in (1, 2):
+        steps_as_the_whole(run, draw_plan(rng, count=count, steps=2), "zero1", 4)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_frozen_tensors_stay_and_thaw(run, rng):
+    plan = draw_plan(rng, count=7, frozen=rng.shuffled(range(7))[:3], steps=2)
+    thawed = plan["frozen"][:2]
+    for gone in ([plan["frozen"][2]], [plan["frozen"][2], thawed[0]]):
+        plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], gone)})
+    plan["steps"][2]["thaw"] = thawed
+    steps_as_the_whole(run, plan, "zero1", 3)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_tensors_without_gradient_rest(run, rng):
+    plan = draw_plan(rng, count=8, steps=1)
+    for _ in range(3):
+        plan["steps"].append({"gradients": draw_gradients(rng, plan["values"], rng.shuffled(range(8))[:3])})
+    steps_as_the_whole(run, plan, "zero1", 3)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_tied_tensors_are_one(run, rng):
+    width = rng.integers(3, 6)
+    args = [rng.normal(width, width) * 0.5 for _ in range(3)], rng.normal(4, width), "AdamW", {"lr": 0.05}, False
+    want = run(probes.tied, "plain", *args)
+    for rank, got in enumerate(run(probes.tied, "zero1", *args, world=3)):
+        assert got["losses"] == want["losses"], (
+            f"rank {rank}: losses {got['losses']}, unsharded {want['losses']}, of a model whose first and last layer "
+            "share a weight"
+        )
+        for name, tensor in want["state"].items():
+            assert torch.equal(got["state"][name], tensor), f"rank {rank}: {name} is not the unsharded optimizer's"
+
+
+@exercise(ZERO1, kind="numerics")
+def test_dtypes_and_memory_layouts(run, rng):
+    plan = draw_plan(rng, count=8, dtypes=(torch.float32, torch.float64, torch.bfloat16))
+    plan["transposed"] = [i for i, v in enumerate(plan["values"]) if v.ndim == 2]
+    big = (rng.integers(130, 140), rng.integers(130, 140))  # larger than what is worth packing
+    for i, transposed in ((1, True), (4, False)):
+        plan["values"][i] = rng.normal(*big).to(plan["values"][i].dtype)
+        plan["transposed"] = sorted({*plan["transposed"], i} if transposed else {*plan["transposed"]} - {i})
+        for step in plan["steps"]:
+            step["gradients"][i] = rng.normal(*big).to(plan["values"][i].dtype)
+    steps_as_the_whole(run, plan, "zero1", 2)
+
+
+@exercise(ZERO1, kind="numerics")
+@pytest.mark.parametrize("scheduler", ["none", "exponential", "lambda", "one cycle"])
+def test_groups_with_hyperparameters_of_their_own(run, rng, scheduler):
+    plan = draw_plan(rng, rng.choice(["AdamW", "Adam"]), count=7, scheduler=scheduler)
+    plan["groups"] = draw_groups(rng, plan)
+    steps_as_the_whole(run, plan, "zero1", rng.integers(2, 4))
+
+
+@exercise(ZERO1, kind="numerics")
+@pytest.mark.parametrize("moment", ["before training", "in training"])
+def test_groups_that_are_added(run, rng, moment):
+    plan = draw_plan(rng, count=9, scheduler="lambda" if moment == "before training" else "none")
+    first, *rest = draw_groups(rng, plan)
+    plan["groups"] = [first]
+    if moment == "before training":
+        plan["steps"][0]["add"] = rest
+    else:
+        plan["steps"][1]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
+    if plan.get("scheduler") == "lambda":
+        plan["scheduler"] = "none"  # torch's schedulers know the groups there were when they were made
+    steps_as_the_whole(run, plan, "zero1", 3)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_a_closure_is_called_once_and_its_loss_returned(run, rng):
+    steps_as_the_whole(run, draw_plan(rng, closure=True), "zero1", rng.integers(1, 3))
+
+
+@exercise(ZERO1, kind="numerics")
+def test_only_the_ranks_of_its_group_take_part(run, rng):
+    for only in ([1, 3], [0, 2, 3]):
+        steps_as_the_whole(run, draw_plan(rng, only=only, steps=2), "zero1", 4)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
+    plan = draw_plan(rng, count=7)
+    plan["groups"] = draw_groups(rng, plan)
+    want = run(probes.train, "plain", plan)
+    ranks = run(probes.loaded, "zero1", plan, 2, world=3)
+    for rank, got in enumerate(ranks):
+        for i, tensor in enumerate(want["values"][-1]):
+            assert torch.equal(got["values"][i], tensor), (
+                f"rank {rank}: after a plain AdamW's state_dict was loaded, tensor {i} goes another way: moments, "
+                "counts and hyperparameters all come from the state_dict"
+            )
+    total = run(probes.held, "plain", plan)["shown"]
+    shown = sum(got["shown"] for got in ranks)
+    assert shown == total, (
+        f"after loading, the ranks' states have {shown} bytes together, one whole state has {total}: a rank keeps its "
+        "own tensors' part only"
+    )
+
+
+def lopsided(rng, world) -> dict:
+    """Tensors of very different sizes, the large ones where round robin puts them all on one rank."""
+    sizes = []
+    for _ in range(rng.integers(3, 4)):
+        sizes += [rng.integers(2500, 4000)] + [rng.integers(1, 300) for _ in range(world - 1)]
+    values = [rng.normal(s) for s in sizes]
+    return {**draw_plan(rng, count=3), "values": values, "steps": [{"gradients": draw_gradients(rng, values)}],
+            "frozen": []}  # fmt: skip
+
+
+@exercise(ZERO1, kind="property")
+@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_each_rank_keeps_one_share_of_the_state(run, rng, world, name):
+    plan = {**lopsided(rng, world), "optimizer": name, "options": OPTIONS[name]}
+    fair_share(run, plan, world)
+
+
+@exercise(ZERO1, kind="property")
+def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
+    values = [rng.normal(rng.integers(900, 1000)) for _ in range(8)]
+    frozen = rng.integers(0, 7)
+    values[frozen] = rng.normal(9000)  # as much as all the others
+    plan = {**draw_plan(rng, count=3), "values": values, "frozen": [frozen]}
+    plan["steps"] = [{"gradients": draw_gradients(rng, values, [frozen])}]
+    fair_share(run, plan, 2)
+
+
+@exercise(ZERO1, kind="property")
+def test_shares_stay_fair_when_groups_are_added(run, rng):
+    plan = lopsided(rng, 3)
+    order = rng.shuffled(range(len(plan["values"])))
+    plan["groups"] = [{"params": [i], "lr": 0.1} for i in order]
+    fair_share(run, plan, 3)
+
+
+def fair_share(run, plan, world) -> None:
+    """Assert that what a rank holds after two steps is within one tensor of its share."""
+    total = run(probes.held, "plain", plan)["live"]
+    trained = [v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"]]
+    largest = total * max(trained) / sum(trained)
+    slack = 8 * len(trained)  # counts of steps, a few bytes a tensor
+    most = total / world + largest + slack
+    ranks = run(probes.held, "zero1", plan, most, world=world)
+    for rank, got in enumerate(ranks):
+        assert got["moved"] == len(trained), f"rank {rank}: {got['moved']} of {len(trained)} tensors moved"
+        assert abs(got["live"] - total / world) <= largest + slack, (
+            f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made; the "
+            f"unsharded state has {total:,}, a share {total / world:,.0f}, the largest tensor's state {largest:,.0f}: "
+            "a rank keeps the state of its own tensors only, and the largest tensors are given out first, each to the "
+            "rank that has least"
+        )
+
+
+@exercise(ZERO1, kind="property")
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
+    plan = draw_plan(rng, count=24, steps=2, frozen=[0, 5])
+    size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
+    largest = max(v.nbytes for v in plan["values"])
+    ranks = run(probes.train, "zero1", plan, world=world)
+    for step in range(2):
+        sent = sum(sent_bytes(got["rows"][step], rank, world) for rank, got in enumerate(ranks))
+        # An all-gather pads every share to the largest: at most one tensor a rank more.
+        most = (world - 1) * (size + world * largest + 64)
+        ops = sorted({r["op"] for got in ranks for r in got["rows"][step]})
+        assert sent <= most, (
+            f"step {step}: {world} ranks sent {sent:,.0f} bytes ({', '.join(ops)}); parameters of {size:,} bytes, each "
+            f"sent by its owner to {world - 1} others, take {(world - 1) * size:,}"
+        )
+
+
+@exercise(ZERO1, kind="property")
+def test_nobody_waits_for_one_tensor_before_the_next_is_under_way(run, rng):
+    world = 3
+    plan = draw_plan(rng, count=30, steps=2)
+    for rank, got in enumerate(run(probes.train, "zero1", plan, world=world)):
+        for step, rows in enumerate(got["rows"]):
+            waits = turns(rows)
+            assert waits <= 2 * world, (
+                f"rank {rank}, step {step}: {len(rows)} messages for 30 tensors, and {waits} times the rank waited for "
+                "one before it started the next: pack them, or start all with async_op=True and then wait"
+            )
+
+
+@exercise(ZERO1, kind="property")
+def test_one_rank_sends_nothing_worth_the_name(run, rng):
+    (got,) = run(probes.train, "zero1", draw_plan(rng, steps=1), world=1)
+    assert sent_bytes(got["rows"][0], 0, 1) == 0, f"one rank alone sent {[r['op'] for r in got['rows'][0]]}"
+
+
+@exercise(ZERO1, kind="numerics")
+def test_bad_input_is_refused_as_torch_refuses_it(run):
+    want = run(probes.refused, "plain", [])
+    (got,) = run(probes.refused, "zero1", [], world=1)
+    assert got == want, f"raised {got}, torch's optimizer {want}"
