@@ -89,7 +89,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
             found = Counter((r["op"], r["phase"], r["elements"]) for r in step["rows"])
             assert found == want, (
                 f"{what}: {told(found - want) or 'nothing'} too much, {told(want - found) or 'nothing'} missing "
-                "(elements a rank): one reduce-scatter a gradient, in its hook, and one all-gather a parameter, in step()"
+                "(elements a rank): one reduce-scatter a gradient, in its hook, and one all-gather a parameter, in step"
             )
             scattered = [r for r in step["rows"] if r["op"] == "reduce_scatter"]
             for before, after, later in zip(scattered, scattered[1:], [*scattered[2:], None], strict=False):
