@@ -217,12 +217,12 @@ def not_waited_in_backward(what, step):
 # ---- timed, on a link ----
 
 
-def beats_naive(run, rng, kind: str, world: int, chain: tuple, link: Link, together: int, **options):
-    """Half of the gain that the cost function predicts, on a logarithmic scale, is asked for.
+def beats_naive(run, rng, kind: str, chain: tuple, link: Link, together: int, share: float, **options):
+    """Of the gain that the cost function predicts, `share` is asked for, on a logarithmic scale.
 
     chain: layers, elements of each, seconds of backward for each; together: layers whose gradients travel as one.
     """
-    layers, elements, seconds = chain
+    (layers, elements, seconds), world = chain, 2
     naive = layers * (seconds + link.cost_s("all_reduce", 4 * elements, world))
     sent = 0.0  # when the messages so far have come
     for ready in range(together, layers + 1, together):
@@ -234,7 +234,7 @@ def beats_naive(run, rng, kind: str, world: int, chain: tuple, link: Link, toget
         return slowest(run(probes_timed.against_naive, *arguments, world=world, link=link))
 
     decide(
-        compare(more, predicted**0.5),
+        compare(more, predicted**share),
         f"backward of {layers} layers, {1e3 * seconds:g} ms each, and {kind} on {world} ranks, against naive; the cost "
         f"function predicts {predicted:.2f} times",
         "communication is not hidden behind backward",

@@ -244,4 +244,4 @@ def test_nothing_is_sent_within_no_sync(run, rng):
 @exercise(BUCKETED, kind="timing")
 def test_on_a_link_few_messages_hide_behind_backward(run, rng):
     options = {"bucket_bytes": 4 * 4 * 10_000}
-    beats_naive(run, rng, "bucketed", rng.integers(2, 3), (16, 10_000, 0.002), Link(2e-3, 100e6), together=4, **options)
+    beats_naive(run, rng, "bucketed", (16, 10_000, 0.0015), Link(2e-3, 100e6), together=4, share=0.75, **options)

@@ -123,4 +123,4 @@ def test_nobody_waits_during_backward(run, rng):
 
 @exercise(OVERLAPPED, kind="timing")
 def test_on_a_link_communication_hides_behind_backward(run, rng):
-    beats_naive(run, rng, "overlapped", 2, (6, 150_000, 0.008), Link(1e-3, 100e6), together=1)
+    beats_naive(run, rng, "overlapped", (6, 150_000, 0.008), Link(1e-3, 100e6), together=1, share=0.5)

@@ -1,0 +1,67 @@
+"""ZeRO-2: whole parameters, but of gradients and optimizer state each rank keeps a W-th."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.provided import provided
+
+# torch 2.13's names of what 2.11 calls all_gather_into_tensor(whole, part) and reduce_scatter_tensor(part, whole).
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@provided
+class Cut:
+    """A parameter whose storage is `full`, (W·n,), padded with zeros; `shard`, (n,), is this rank's part of it.
+
+    Both are the same memory: what the optimizer does to `shard` is done to the parameter.
+    """
+
+    def __init__(self, parameter: nn.Parameter, group: dist.ProcessGroup | None):
+        world, rank = dist.get_world_size(group), dist.get_rank(group)
+        self.parameter, self.part = parameter, -(-parameter.numel() // world)  # n
+        self.full = parameter.new_zeros(world * self.part).detach()
+        self.full[: parameter.numel()] = parameter.detach().flatten()
+        parameter.data = self.full[: parameter.numel()].view_as(parameter)
+        self.shard = nn.Parameter(self.full[rank * self.part : (rank + 1) * self.part])
+
+
+class ZeRO2:
+    """An optimizer of `module` on each rank of `group`, which keeps gradients and state of its own W-th alone.
+
+        loss(module(x), y).backward()
+        zero.step()
+        zero.zero_grad()
+
+    As soon as backward has accumulated a parameter's gradient, one reduce-scatter of it, padded to W·n elements, is
+    started, and `.grad` is None again; this rank's n elements of the mean add up in `shard.grad`, over several
+    backwards too. A reduce-scatter is waited for when the next one is started, the last in `step()`: so one or two
+    whole gradients are alive at a time. Parameters that no rank has a gradient for are not moved. The optimizer must be
+    elementwise. Source: Rajbhandari et al. 2020, "ZeRO", section 5.2.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_cls: type[torch.optim.Optimizer],
+        group: dist.ProcessGroup | None = None,
+        **defaults: Any,
+    ):
+        """Let the replicas start as the group's rank 0's, buffers too, and cut every parameter that wants a gradient.
+
+        optimizer_cls(shards, **defaults) becomes `self.optimizer`, for schedulers.
+        """
+        raise NotImplementedError(
+            "zero.zero2: Let the replicas start as the group's rank 0's, buffers too, and cut every parameter that …"
+        )
+
+    def step(self) -> None:
+        """Step the shards, then all-gather each parameter that was moved."""
+        raise NotImplementedError("zero.zero2: Step the shards, then all-gather each parameter that was moved")
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        raise NotImplementedError("zero.zero2: Forget the gradients")

@@ -1,0 +1,215 @@
+"""Inputs and float64 oracles of sharded models, and what is asked of every one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from lab.judge import close
+
+from . import probes_fsdp
+from .probes_fsdp import DTYPES, Net
+
+NEEDS = {"gather": [], "prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"]}  # what stands in, by kind
+
+
+def draw_plan(rng, blocks=3, **flags) -> dict:
+    """Sizes of a net; no two layers are equally large, and none divides by the number of ranks on purpose."""
+    hidden = rng.shuffled(range(9, 9 + 2 * blocks, 2))
+    return {"width": rng.integers(5, 7), "hidden": hidden, "vocabulary": rng.integers(11, 17), **flags}
+
+
+def draw_states(rng, plan, world) -> list[dict]:
+    """A state a rank, every value different on every rank, tied weights tied."""
+    states = []
+    for _ in range(world):
+        state = {n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in Net(plan).state_dict().items()}
+        if plan.get("tied"):
+            state["head.weight"] = state["embedding.weight"]
+        states.append(state)
+    return states
+
+
+def draw_batches(rng, plan, world, orders) -> list:
+    """[rank][step][micro-batch] -> [tokens, targets, order]; orders: [step][micro-batch] -> the blocks gone through."""
+    rows = rng.integers(2, 3)
+    return [
+        [[[rng.tokens(rows, vocabulary=plan["vocabulary"]), rng.normal(rows, plan["vocabulary"]), o] for o in step]
+         for step in orders] for _ in range(world)
+    ]  # fmt: skip
+
+
+def natural(plan, steps=3, micro=1) -> list:
+    return [[list(range(len(plan["hidden"])))] * micro for _ in range(steps)]
+
+
+def whole_batch(plan, state, batches, optim, dtype) -> dict:
+    """One process that sees what all ranks see. dtype: of everything; "bfloat16" and "float16" with float32 masters."""
+    m = Net({**plan, "checkpoint": False})
+    m.load_state_dict(state)
+    mixed = dtype in ("bfloat16", "float16")
+    if dtype:
+        m.to(torch.float32 if mixed else DTYPES[dtype])
+    trained = [p for p in m.parameters() if p.requires_grad]
+    optimizer = probes_fsdp.optimizer(optim[0], trained, optim[1])
+    losses: list[list[float]] = [[] for _ in batches]
+    evaluated = []
+    kind = DTYPES[dtype] if mixed else None
+    for step in range(len(batches[0])):
+        optimizer.zero_grad()
+        for i in range(len(batches[0][step])):
+            for rank, told in zip(batches, losses, strict=True):
+                tokens, targets, order = rank[step][i]
+                value = probes_fsdp.loss(_forward(m, tokens, order, kind), targets)
+                told.append(float(value.detach()))
+                (value / len(rank[step]) / len(batches)).backward()
+        optimizer.step()
+        with torch.no_grad():
+            outs = [_forward(m, rank[step][0][0], rank[step][0][2], kind) for rank in batches]
+            evaluated.append([out.double() for out in outs])
+    return {"losses": losses, "state": dict(m.state_dict()), "evaluated": evaluated}
+
+
+def _forward(m, tokens, order, kind):
+    if kind is None:
+        return m(tokens, order)
+    cast = {n: p.to(kind) for n, p in m.named_parameters()}
+    return torch.func.functional_call(m, cast, (tokens, order), tie_weights=True)
+
+
+def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", options=None, reduced=""):
+    """Assert that ranks do what one process does on the whole batch: start, losses, outputs, weights."""
+    states = draw_states(rng, plan, world)
+    batches = draw_batches(rng, plan, world, orders)
+    how = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
+    args = (plan, states, batches, how)
+    if kind == "zero2":
+        ranks = run(probes_fsdp.train2, *args, [], world=world)
+    else:
+        ranks = run(probes_fsdp.train, kind, options or {}, *args, world=world, replace=NEEDS[kind])
+    want = expect(whole_batch, plan, states[0], batches, how, "float64")
+    plain = expect(whole_batch, plan, states[0], batches, how, reduced)
+    factor = 6 if reduced else 15
+    for rank, got in enumerate(ranks):
+        who = f"rank {rank} of {world}"
+        for moment in ("start", "state"):
+            assert sorted(got[moment]) == sorted(want["state"]), (
+                f"{who}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"
+            )
+        for name, tensor in states[0].items():
+            assert torch.equal(got["start"][name], tensor), (
+                f"{who}: {name} starts different from rank 0's: cut and keep what the group's rank 0 has"
+            )
+        close(
+            torch.tensor(got["losses"]), torch.tensor(want["losses"][rank], dtype=torch.float64),
+            torch.tensor(plain["losses"][rank]), f"{who}, losses", factor=factor, dims="micro-batch",
+            cause="weights that are not those of one process on the whole batch, or are not up to date",
+        )  # fmt: skip
+        for step, out in enumerate(got.get("evaluated", [])):
+            close(
+                out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
+                f"{who}, output under no_grad after step {step}", factor=factor,
+                cause="after the optimizer's step a gathered layer is old: it has to be gathered again",
+            )  # fmt: skip
+        for name, tensor in got["state"].items():
+            assert tensor.dtype == states[0][name].dtype, (
+                f"{who}: {name} is {tensor.dtype}, expected {states[0][name].dtype}"
+            )
+            assert torch.equal(tensor, ranks[0]["state"][name]), (
+                f"{name} differs between ranks 0 and {rank} after {len(orders)} steps"
+            )
+        # 16-bit gradients of a few values may all be right by luck: their errors are measured over all weights.
+        for names in [[*want["state"]]] if reduced else [[n] for n in want["state"]]:
+            weights = [torch.cat([x["state"][n].flatten() for n in names]) for x in (got, want, plain)]
+            close(
+                weights[0], weights[1].double(), weights[2].float(),
+                f"{who}, {', '.join(names)} after {len(orders)} steps", factor=factor,
+                cause="expected what one process gets: the mean over ranks of the sum over backwards",
+            )  # fmt: skip
+
+
+def averages_its_group(run, rng, kind, options=None):
+    """Assert that the mean is over the group that was given."""
+    order = rng.shuffled(range(5))
+    groups = [sorted(order[:2]), sorted(order[2:])]
+    values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
+    ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
+    for group in groups:
+        mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+
+
+def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
+    """Assert that a mean that fits in fp16 is right though the sum does not fit."""
+    world = rng.integers(3, 4)
+    values = [(rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000).to(dtype) for _ in range(world)]
+    ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world, replace=NEEDS[kind])
+    mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
+
+
+def mean_of(ranks, group, values, factor, cause, half=False):
+    """Assert that the shards of these ranks together are the mean, and what is whole is on each."""
+    want = torch.stack(values).double().mean(0).flatten()
+    yardstick = want.half() if half else torch.stack(values).mean(0).flatten()
+    cut = torch.cat([ranks[r]["cut"] for r in group])[: want.numel()]
+    for what, got in [
+        ("shards", cut),
+        *((f"whole, rank {r}", ranks[r]["whole"]) for r in group if "whole" in ranks[r]),
+    ]:
+        close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
+
+
+def parts(plan, world, small=0) -> tuple[list, int, int]:
+    """(layer, n) of each layer that is cut, in forward's order; elements of what stays whole; elements of all."""
+    m = Net(plan)
+    layers = [("embedding", m.embedding), *((i, b) for i, b in enumerate(m.blocks)), ("norm", m.norm), ("head", m.head)]
+    sizes = [(name, sum(p.numel() for p in layer.parameters())) for name, layer in layers]
+    cut = [(name, -(-size // world)) for name, size in sizes if size >= small]
+    return cut, sum(size for _, size in sizes if size < small), sum(size for _, size in sizes)
+
+
+def messages(plan, world, small=0, micro=1, backward_dtype="float32", dtype="float32") -> Counter:
+    """What a step sends: (op, phase, elements, dtype)."""
+    cut, _, _ = parts(plan, world, small)
+    want: Counter = Counter()
+    for _, n in cut:
+        want["all_gather", "forward", n, dtype] += micro
+        want["all_gather", "backward", n, dtype] += micro
+        want["reduce_scatter", "backward", n, backward_dtype] += micro
+    for p in Net(plan).norm.parameters() if small else ():
+        want["all_reduce", "finish", p.numel(), "float32"] += 1
+    return want
+
+
+def sends(rows) -> Counter:
+    return Counter((r["op"], r["phase"], r["elements"], r["dtype"]) for r in rows)
+
+
+def told(counter) -> str:
+    return ", ".join(f"{n} x {' '.join(map(str, key))}" for key, n in sorted(counter.items(), key=str))
+
+
+def sends_exactly(ranks, want, cause):
+    for rank, got in enumerate(ranks):
+        for step, what in enumerate(got["steps"]):
+            found = sends(what["rows"])
+            assert found == want, (
+                f"rank {rank}, step {step}: {told(found - want) or 'nothing'} too much, "
+                f"{told(want - found) or 'nothing'} missing (elements a rank): {cause}"
+            )
+
+
+def steps_of(run, rng, kind, plan, orders, world, options=None):
+    """What each rank sent, with nothing judged yet."""
+    states, batches = draw_states(rng, plan, world), draw_batches(rng, plan, world, orders)
+    return run(
+        probes_fsdp.train, kind, options or {}, plan, states, batches, ["sgd", 0.05], world=world, replace=NEEDS[kind]
+    )
+
+
+def big_plan(rng, blocks) -> dict:
+    """Layers that are all one size, and large beside what they compute."""
+    return {"width": 32, "hidden": [64] * blocks, "vocabulary": 128}
+
+
+BLOCK = 4 * (2 * 32 * 64 + 64 + 32)  # bytes of one block of big_plan, and nearly of its embedding and of its head

@@ -1,0 +1,288 @@
+"""What runs beside sharded models: train a net on each rank, and say what was sent, when, and what was held."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from lab.raising import raised
+from lab.world import ledger as ledgers
+from lab.world.group import ledger
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Block(nn.Module):
+    """A residual layer; it notes when it computes, forward and backward."""
+
+    def __init__(self, width: int, hidden: int, double: bool, marks: list):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
+        self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32))
+        self.marks, self.place = marks, -1
+
+    def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
+        self.mark("forward begins")
+        h = torch.tanh(self.up(x))
+        if h.requires_grad:
+            h.register_hook(lambda _: self.mark("backward"))
+        y = x + self.down(h) * gain + self.shift.to(x.dtype)
+        self.mark("forward ends")
+        return {"y": y, "unused": None}
+
+    def mark(self, what: str) -> None:
+        self.marks.append([what, self.place, len(ledger.rows), ledgers._now()])
+
+
+class Net(nn.Module):
+    """Tokens to logits. plan: width, hidden (of each block), vocabulary; perhaps tied, checkpoint, frozen, double."""
+
+    def __init__(self, plan: dict):
+        super().__init__()
+        width, self.checkpoint, self.marks = plan["width"], plan.get("checkpoint", False), []
+        self.embedding = nn.Embedding(plan["vocabulary"], width)
+        self.blocks = nn.ModuleList(Block(width, h, plan.get("double", False), self.marks) for h in plan["hidden"])
+        for place, block in enumerate(self.blocks):
+            block.place = place
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, plan["vocabulary"], bias=False)
+        if plan.get("tied"):
+            self.head.weight = self.embedding.weight
+        if plan.get("frozen"):
+            self.blocks[1].requires_grad_(False)
+            self.blocks[0].up.requires_grad_(False)
+        self.register_buffer("scale", torch.ones(width))
+
+    def forward(self, tokens: torch.Tensor, order: list) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = x * self.scale.to(x.dtype)
+        for i in order:
+            block = self.blocks[i]
+            x = (checkpoint(block, x, gain=0.5, use_reentrant=False) if self.checkpoint else block(x, gain=0.5))["y"]
+        return self.head(self.norm(x))
+
+
+def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean squared distance, in float32 at least."""
+    out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
+    return ((out - targets.to(out.dtype)) ** 2).mean()
+
+
+def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
+    """The sharded model of this kind. Dtypes are given by name."""
+    options = {k: DTYPES[v] if isinstance(v, str) else v for k, v in options.items()}
+    made = {
+        "gather": lambda: impl.zero.fsdp_gather.FSDP,
+        "prefetch": lambda: impl.zero.fsdp_prefetch.FSDPPrefetch,
+        "mixed": lambda: impl.zero.fsdp_mixed.FSDPMixed,
+    }[kind]()
+    return made(m, **options)
+
+
+def optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=lr, eps=1e-3, weight_decay=0.1)
+
+
+def train(impl, kind: str, options: dict, plan: dict, states: list, batches: list, optim: list) -> dict:
+    """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr]."""
+    rank = dist.get_rank()
+    m = Net(plan)
+    m.load_state_dict(states[rank])
+    with ledger.phase("start"):
+        wrapped = wrap(impl, kind, m, **options)
+        start = plain_state(wrapped)
+    stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
+    told, losses, evaluated = [], [], []
+    for step in batches[rank]:
+        stepper.zero_grad()
+        del m.marks[:]
+        first = len(ledger.rows)
+        for tokens, targets, order in step:
+            with ledger.phase("forward"):
+                out = loss(wrapped(tokens, order), targets)
+            losses.append(float(out.detach()))
+            (out / len(step)).backward()
+        ended = ledgers._now()
+        with ledger.phase("finish"):
+            wrapped.finish_gradient_synchronization()
+        dtypes = sorted({str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None})
+        with ledger.phase("step"):
+            stepper.step()
+        told.append({"first": first, "last": len(ledger.rows), "ended_s": ended, "dtypes": dtypes,
+                     "marks": [[w, i, n - first, s] for w, i, n, s in m.marks]})  # fmt: skip
+        with torch.no_grad(), ledger.phase("no_grad"):
+            evaluated.append(wrapped(step[0][0], step[0][2]).float())
+    rows = ledger.plain()
+    for step in told:
+        step["rows"] = rows[step["first"] : step["last"]]
+    unused = [r for r in rows if r["phase"] == "no_grad"]
+    return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "steps": told,
+            "no_grad": unused, "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
+
+
+def plain_state(wrapped: Any) -> dict:
+    return {str(n): t.detach().clone() for n, t in wrapped.full_state().items()}
+
+
+class Dot(nn.Module):
+    def __init__(self, value: torch.Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros_like(value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).sum()
+
+
+def gradients(impl, kind: str, options: dict, values: list, groups: list) -> dict:
+    """Average given gradients, of a layer that is cut and of one that is not; the group is the one this rank is in."""
+    rank = dist.get_rank()
+    made = [dist.new_group(ranks) for ranks in groups]
+    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    group = {"group": mine[0]} if mine else {}
+    told = {}
+    for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
+        m = nn.Sequential(Dot(values[rank]))
+        given = options if small is None else {**options, "small": small}
+        wrapped = wrap(impl, kind, m, **given, **group)
+        wrapped(values[rank]).backward()
+        wrapped.finish_gradient_synchronization()
+        (parameter,) = wrapped.parameters()
+        told[name] = parameter.grad
+    return told
+
+
+def nested(impl, kind: str) -> str:
+    """What layers within each other raise."""
+    m = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3))
+    return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
+
+
+class Held(TorchDispatchMode):
+    """Bytes of all storages that torch operations have made or met, as large as they are when they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, Any] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves((out, args, kwargs)):
+            if isinstance(x, torch.Tensor):
+                storage = x.untyped_storage()
+                key = storage._cdata
+                if key not in self.known:
+                    self.known[key] = weakref.ref(storage, lambda _, key=key: self.known.pop(key, None))
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        storages = [ref() for ref in list(self.known.values())]
+        return sum(s.nbytes() for s in storages if s is not None)
+
+    def restart(self) -> None:
+        self.peak = self.now()
+
+
+def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
+    """Bytes held in the second step: at rest, at most in forward, between, at most in backward, and with gradients."""
+    told = {}
+    order = list(range(len(plan["hidden"])))
+    with Held() as memory:
+        wrapped = wrap(impl, kind, Net(plan), **options)
+        for _ in range(2):
+            for parameter in wrapped.parameters():
+                parameter.grad = None
+            told["rest"] = memory.now()
+            memory.restart()
+            out = wrapped(tokens, order).sum()
+            told["forward"], told["between"] = memory.peak, memory.now()
+            memory.restart()
+            out.backward()
+            told["backward"] = memory.peak
+            del out
+            wrapped.finish_gradient_synchronization()
+            told["gradients"] = memory.now()
+            memory.restart()
+            with torch.no_grad():
+                wrapped(tokens, order)
+            told["no_grad"] = memory.peak
+    return told
+
+
+def train2(impl, plan: dict, states: list, batches: list, optim: list, groups: list) -> dict:
+    """As `train`, of ZeRO2."""
+    rank = dist.get_rank()
+    made = [dist.new_group(ranks) for ranks in groups]
+    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    m = Net(plan)
+    m.load_state_dict(states[rank])
+    kinds = {
+        "sgd": (torch.optim.SGD, {"momentum": 0.9}),
+        "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
+    }
+    cls, defaults = kinds[optim[0]]
+    with ledger.phase("start"):
+        zero = impl.zero.zero2.ZeRO2(m, cls, *mine, lr=optim[1], **defaults)
+    start = {n: t.clone() for n, t in nn.Module.state_dict(m).items()}
+    told, losses = [], []
+    for step in batches[rank]:
+        first = len(ledger.rows)
+        del m.marks[:]
+        for tokens, targets, order in step:
+            out = loss(m(tokens, order), targets)
+            losses.append(float(out.detach()))
+            (out / len(step)).backward()
+            left = sorted(n for n, p in m.named_parameters() if p.grad is not None)
+        ended = ledgers._now()
+        with ledger.phase("step"):
+            zero.step()
+        last = len(ledger.rows)
+        with ledger.phase("zero_grad"):
+            zero.zero_grad()
+        told.append({"first": first, "last": last, "ended_s": ended, "left": left})
+    rows = ledger.plain()
+    for step in told:
+        step["rows"] = rows[step["first"] : step["last"]]
+    return {"state": dict(nn.Module.state_dict(m)), "start": start, "losses": losses, "steps": told}
+
+
+def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
+    """Bytes held by ZeRO2 with AdamW in the second step."""
+    told = {}
+    order = list(range(len(plan["hidden"])))
+    with Held() as memory:
+        m = Net(plan)
+        zero = impl.zero.zero2.ZeRO2(m, torch.optim.AdamW, lr=0.01)
+        told["parameters"] = memory.now()
+        for _ in range(2):
+            out = m(tokens, order).sum()
+            memory.restart()
+            out.backward()
+            told["backward"] = memory.peak
+            del out
+            zero.step()
+            told["gradients"] = memory.now()
+            zero.zero_grad()
+            told["rest"] = memory.now()
+    return told
+
+
+def half(impl, values: list) -> dict:
+    """ZeRO2 on given float16 gradients, by one step of plain SGD with rate 1."""
+    m = Dot(values[dist.get_rank()])
+    zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=1.0)
+    m(values[dist.get_rank()]).backward()
+    with contextlib.suppress(StopIteration):
+        zero.step()
+    return {"mean": -m.weight.detach()}

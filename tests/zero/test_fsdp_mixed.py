@@ -1,0 +1,65 @@
+"""Sharded layers in mixed precision.
+
+What must be true: weights after some steps are those of float32 masters and 16-bit compute, as near to float64 as a
+plain such run is; what travels is in 16 bits, gradients in the dtype that was asked for; shards and their gradients are
+float32. How it would be faked: cast after the gather (dtypes on the ledger); keep 16-bit masters (steps too small for
+them); autocast (forbidden, and its messages are float32); sums in float16 that overflow (large gradients).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from .oracles_fsdp import (
+    averages_its_group,
+    draw_plan,
+    messages,
+    natural,
+    sends_exactly,
+    steps_of,
+    survives_fp16,
+    trains_as_one,
+)
+
+MIXED = "zero.fsdp_mixed"
+
+
+@exercise(MIXED, kind="numerics")
+@pytest.mark.parametrize(
+    ("world", "dtype", "reduce", "case"),
+    [(1, "bfloat16", "float32", "tied"), (2, "float16", "float32", "frozen"), (3, "bfloat16", None, "checkpoint")],
+)  # fmt: skip
+def test_masters_are_those_of_one_process(run, rng, expect, world, dtype, reduce, case):
+    plan = draw_plan(rng, **{case: True})
+    options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
+    orders = natural(plan, 3, rng.integers(1, 2))
+    trains_as_one(run, rng, expect, "mixed", plan, orders, world, "sgd", options, reduced=dtype)
+
+
+@exercise(MIXED, kind="numerics")
+def test_only_the_ranks_of_its_group_are_averaged(run, rng):
+    averages_its_group(run, rng, "mixed", {"compute_dtype": "float32"})
+
+
+@exercise(MIXED, kind="numerics")
+def test_large_fp16_gradients_do_not_overflow(run, rng):
+    survives_fp16(run, rng, "mixed", {"compute_dtype": "float16"})
+
+
+@exercise(MIXED, kind="property")
+@pytest.mark.parametrize(("dtype", "reduce"), [("bfloat16", None), ("float16", "float32"), ("float32", "bfloat16")])
+def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
+    plan, world = draw_plan(rng), rng.integers(2, 3)
+    options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
+    ranks = steps_of(run, rng, "mixed", plan, natural(plan, 2), world, options)
+    sends_exactly(
+        ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
+        "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
+    )  # fmt: skip
+    for rank, got in enumerate(ranks):
+        for step in got["steps"]:
+            assert step["dtypes"] == ["torch.float32"], (
+                f"rank {rank}: the shards' gradients are {step['dtypes']}, expected float32, as the masters are"
+            )

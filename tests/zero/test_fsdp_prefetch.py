@@ -1,0 +1,137 @@
+"""Sharded layers that are fetched ahead.
+
+What must be true: training is that of one process on the whole batch, also where the order of layers changes from step
+to step; exactly the messages of the plain version; from the second step on, the next layer's gather is on its way while
+a layer computes, forward and backward, the one after it is not, and nobody waits for it, nor for a reduce-scatter,
+until that layer has computed. How it would be faked: gather everything at the start (the layer after the next must not
+have been asked for); start a gather and wait for it at once (when the wait began); fetch ahead in forward alone (both
+are judged); gathers that nobody uses (messages are counted).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from .oracles_fsdp import (
+    averages_its_group,
+    draw_plan,
+    messages,
+    natural,
+    parts,
+    sends_exactly,
+    steps_of,
+    survives_fp16,
+    trains_as_one,
+)
+
+PREFETCH = "zero.fsdp_prefetch"
+
+
+@exercise(PREFETCH, kind="numerics")
+@pytest.mark.parametrize(("world", "case"), [(1, "tied"), (2, "frozen"), (3, "checkpoint")])
+def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, case):
+    plan = draw_plan(rng, **{case: True})
+    trains_as_one(run, rng, expect, "prefetch", plan, natural(plan, 3, 2), world, "adamw", {"small": 20})
+
+
+@exercise(PREFETCH, kind="numerics")
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_layers_that_rest_change_places_or_are_used_twice(run, rng, expect, checkpoint):
+    plan = draw_plan(rng, checkpoint=checkpoint, tied=not checkpoint)
+    every = list(range(3))
+    orders = [
+        [every],
+        [rng.shuffled(every)[:2]],
+        [rng.shuffled(every)],
+        [[0, *rng.shuffled(every)]],
+        [[2, 2, 1], every],
+    ]
+    trains_as_one(run, rng, expect, "prefetch", plan, orders, 2, "sgd", {"small": 0})
+
+
+@exercise(PREFETCH, kind="numerics")
+def test_only_the_ranks_of_its_group_are_averaged(run, rng):
+    averages_its_group(run, rng, "prefetch")
+
+
+@exercise(PREFETCH, kind="numerics")
+def test_large_fp16_gradients_do_not_overflow(run, rng):
+    survives_fp16(run, rng, "prefetch")
+
+
+@exercise(PREFETCH, kind="property")
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_nothing_more_is_sent(run, rng, checkpoint):
+    plan = draw_plan(rng, checkpoint=checkpoint)
+    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
+    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none")
+
+
+def by_layer(plan, world, rows, op, phase) -> dict:
+    """block -> its row. Blocks are told apart by their sizes."""
+    sizes = {n: name for name, n in parts(plan, world)[0] if isinstance(name, int)}
+    return {sizes[r["elements"]]: (i, r) for i, r in enumerate(rows)
+            if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
+
+
+def watched(run, rng, blocks=4):
+    """(what, step, marks by block, plan) of the steps in which the order is known."""
+    plan, world = draw_plan(rng, blocks), rng.integers(2, 3)
+    for rank, got in enumerate(steps_of(run, rng, "prefetch", plan, natural(plan, 3), world, {"small": 20})):
+        for number, step in list(enumerate(got["steps"]))[1:]:
+            yield f"rank {rank} of {world}, step {number}", step, plan, world
+
+
+@exercise(PREFETCH, kind="property")
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_one_layer_is_on_its_way_while_another_computes(run, rng, phase):
+    for what, step, plan, world in watched(run, rng):
+        rows = by_layer(plan, world, step["rows"], "all_gather", phase)
+        order = list(range(4)) if phase == "forward" else [3, 2, 1, 0]
+        begins = {
+            i: (n, s) for mark, i, n, s in step["marks"] if mark == ("forward begins", "backward")[phase != "forward"]
+        }
+        ends = {
+            i: (n, s) for mark, i, n, s in step["marks"] if mark == ("forward ends", "backward")[phase != "forward"]
+        }
+        for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
+            place, row = rows[after]
+            assert place < begins[here][0], (
+                f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started: start "
+                "it before the layer computes, once the order of layers is known"
+            )
+            assert row["waited_s"] >= ends[here][1], (
+                f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
+                "wait when the layer is needed" if row["waited_s"] >= 0 else
+                f"{what}, {phase}: nobody waited for the gather of block {after}"
+            )  # fmt: skip
+            assert later is None or rows[later][0] >= ends[here][0], (
+                f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
+                "most two layers may be whole at once"
+            )
+
+
+@exercise(PREFETCH, kind="property")
+def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
+    for what, step, plan, world in watched(run, rng):
+        rows = by_layer(plan, world, step["rows"], "reduce_scatter", "backward")
+        computed = {i: s for mark, i, _, s in step["marks"] if mark == "backward"}
+        for block in range(1, 4):
+            _, row = rows[block]
+            assert row["waited_s"] >= 0, f"{what}: nobody waited for the reduce-scatter of block {block}"
+            assert row["waited_s"] >= computed[block - 1], (
+                f"{what}: the reduce-scatter of block {block} was waited for before block {block - 1} had computed: "
+                "start it with async_op=True, and wait when the next one is started"
+            )
+        scattered = [r for r in step["rows"] if r["op"] == "reduce_scatter"]
+        for before, after in zip(scattered, scattered[2:], strict=False):
+            assert 0 <= before["done_s"] <= after["issued_s"], (
+                f"{what}: three reduce-scatters were under way: each keeps a layer's whole gradient alive until "
+                "it is waited for; wait for one when the next is started"
+            )
+        last = scattered[-1]
+        assert last["waited_s"] >= step["ended_s"], (
+            f"{what}: the last reduce-scatter was waited for in backward: finish_gradient_synchronization() does"
+        )

@@ -1,0 +1,122 @@
+"""Gradients and optimizer state on one rank each.
+
+What must be true: training is that of one process on the whole batch; a gradient is reduce-scattered during backward
+and dropped, so that backward's peak does not grow by whole gradients; state and gradients at rest are a W-th. How it
+would be faked: all-reduces (the ledger); gradients kept until step() (phases, `.grad`, bytes); state of everything
+(bytes); waiting in each hook (when the wait began); parameters brought back by broadcasts, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_fsdp
+from .oracles_fsdp import BLOCK, big_plan, draw_batches, draw_plan, draw_states, natural, told, trains_as_one
+
+ZERO2 = "zero.zero2"
+
+
+@exercise(ZERO2, kind="numerics")
+@pytest.mark.parametrize(
+    ("world", "optim", "case"),
+    [(1, "adamw", "tied"), (2, "sgd", "double"), (3, "adamw", "frozen"), (5, "sgd", "checkpoint")],
+)
+def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim, case):
+    plan = draw_plan(rng, **{case: True})
+    trains_as_one(run, rng, expect, "zero2", plan, natural(plan, 3, rng.integers(1, 2)), world, optim)
+
+
+@exercise(ZERO2, kind="numerics")
+def test_layers_that_rest_are_not_moved(run, rng, expect):
+    plan = draw_plan(rng)
+    every = list(range(3))
+    orders = [[every], [rng.shuffled(every)[:2]], [[2, 2, 1], every], [rng.shuffled(every)[:1]]]
+    trains_as_one(run, rng, expect, "zero2", plan, orders, 2, "adamw")
+
+
+@exercise(ZERO2, kind="numerics")
+def test_only_the_ranks_of_its_group_train_together(run, rng):
+    order = rng.shuffled(range(5))
+    groups = [sorted(order[:2]), sorted(order[2:])]
+    plan = draw_plan(rng, 1)
+    states, batches = draw_states(rng, plan, 5), draw_batches(rng, plan, 5, natural(plan, 2))
+    ranks = run(probes_fsdp.train2, plan, states, batches, ["sgd", 0.05], groups, world=5)
+    for group in groups:
+        alone = run(probes_fsdp.train2, plan, [states[r] for r in group], [batches[r] for r in group], ["sgd", 0.05],
+                    [], world=len(group))  # fmt: skip
+        for rank in group:
+            for name, tensor in ranks[rank]["state"].items():
+                want = alone[0]["state"][name]
+                close(
+                    tensor, want.double(), want, f"rank {rank} of group {group}, {name}",
+                    cause="expected what these ranks get when they are alone: use the group that you were given",
+                )  # fmt: skip
+
+
+@exercise(ZERO2, kind="numerics")
+def test_large_fp16_gradients_do_not_overflow(run, rng):
+    world = rng.integers(3, 4)
+    values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
+    want = torch.stack(values).double().mean(0)
+    for rank, got in enumerate(run(probes_fsdp.half, values, world=world)):
+        close(
+            got["mean"], want, want.half(), f"rank {rank}, weight after one step of rate 1", factor=6,
+            cause="divide before the sum: the mean fits in float16, the sum does not",
+        )  # fmt: skip
+
+
+@exercise(ZERO2, kind="property")
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
+    plan = draw_plan(rng)
+    states, batches = draw_states(rng, plan, world), draw_batches(rng, plan, world, natural(plan, 2))
+    want: Counter = Counter()
+    for p in probes_fsdp.Net(plan).parameters():
+        want["reduce_scatter", "backward", -(-p.numel() // world)] += 1
+        want["all_gather", "step", -(-p.numel() // world)] += 1
+    for rank, got in enumerate(run(probes_fsdp.train2, plan, states, batches, ["adamw", 0.01], [], world=world)):
+        for number, step in enumerate(got["steps"]):
+            what = f"rank {rank} of {world}, step {number}"
+            assert step["left"] == [], (
+                f"{what}: after backward .grad of {step['left']} is not None: drop it in the hook"
+            )
+            found = Counter((r["op"], r["phase"], r["elements"]) for r in step["rows"])
+            assert found == want, (
+                f"{what}: {told(found - want) or 'nothing'} too much, {told(want - found) or 'nothing'} missing "
+                "(elements a rank): one reduce-scatter a gradient, in its hook, and one all-gather a parameter, in step"
+            )
+            scattered = [r for r in step["rows"] if r["op"] == "reduce_scatter"]
+            for before, after, later in zip(scattered, scattered[1:], [*scattered[2:], None], strict=False):
+                assert before["waited_s"] >= 0, f"{what}: nobody waited for a reduce-scatter"
+                assert later is None or before["done_s"] <= later["issued_s"], (
+                    f"{what}: three reduce-scatters were under way, and each keeps a whole gradient alive"
+                )
+                assert after["phase"] == "backward"
+            assert scattered[-1]["waited_s"] >= step["ended_s"], (
+                f"{what}: the last reduce-scatter was waited for in backward: start it asynchronously, wait in step()"
+            )
+
+
+@exercise(ZERO2, kind="property")
+@pytest.mark.parametrize("world", [2, 4])
+def test_gradients_and_state_are_a_share(run, rng, world):
+    plan, fewer, tokens = big_plan(rng, 8), big_plan(rng, 4), rng.tokens(1, vocabulary=128)
+    more, less = (run(probes_fsdp.held2, p, tokens, world=world) for p in (plan, fewer))
+    for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
+        who = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
+        growth = {name: (got[name] - smaller[name]) / 4 / BLOCK for name in got}
+        for name, allowed, why in [
+            ("rest", 1 + 2 / world, "parameters whole, and a W-th of Adam's two moments"),
+            ("gradients", 1 + 3 / world, "and a W-th of the gradients"),
+            ("backward", 1 + 3 / world, "and no whole gradients: drop .grad, and wait for all reduce-scatters but one"),
+        ]:
+            assert growth[name] <= allowed + 0.15, (
+                f"{who}: with each further layer {growth[name]:.2f} layers more are held ({name}), "
+                f"expected {allowed:.2f}: {why}"
+            )
