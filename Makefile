@@ -37,7 +37,7 @@ test: env sandbox lint
 	$(PY) -m grader stubs --check
 	$(PY) -m pytest tests --impl reference
 	$(PY) -m grader mutants --sample
-	$(PY) -m pytest tests/kit
+	$(PY) -m pytest tests/kit -n 2 --dist loadfile
 
 lint: env
 	@$(PY) -m ruff check .

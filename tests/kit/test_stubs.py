@@ -433,7 +433,8 @@ def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
     text = stubs.generate(tmp_path, both)[FILE]
     for message in ("ddp.flat: write FlatDDP.f", "ddp.flat: write flatten", "ddp.naive: write NaiveDDP.f"):
         assert f'"{message}"' in text
-    assert '"zero: write f"' in stub(tmp_path, "def f(): pass\n", "zero/extra.py")
+    none = dataclasses.replace(default(), exercises={})
+    assert '"ddp: write NaiveDDP.f"' in stubs.generate(tmp_path, none)[FILE]
     assert stub(tmp_path, "def f(): _x\n", "ddp/__init__.py") == "def f(): _x\n"
 
 
