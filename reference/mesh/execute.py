@@ -30,9 +30,9 @@ def execute(
     both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
 
     By sends and receives between neighbours alone, in the order of the actions: what an action made is sent before the
-    next begins, and nobody waits for its own send. A graph is freed as soon as its backward has run. Chunks may have
-    collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
-    Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
+    next begins, and nobody waits for its own send. What backward no longer needs is dropped: input, output and graph of
+    a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
+    Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
     micro_batches = len({action.micro_batch for action in actions})
     messages = _Messages(len(chunks), micro_batches, like, group)
@@ -53,7 +53,6 @@ def execute(
             x, output = alive.pop(key)
             torch.autograd.backward(output, arrived)  # of the loss there is no gradient to come
             made = None if x is None else x.grad
-        del output  # or this name would keep the graph until the next action
         arrived = messages.exchange(action, made, following)
     messages.finish()
     if tied is not None:

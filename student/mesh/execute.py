@@ -29,9 +29,9 @@ def execute(
     both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
 
     By sends and receives between neighbours alone, in the order of the actions: what an action made is sent before the
-    next begins, and nobody waits for its own send. A graph is freed as soon as its backward has run. Chunks may have
-    collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
-    Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
+    next begins, and nobody waits for its own send. What backward no longer needs is dropped: input, output and graph of
+    a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
+    Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
     raise NotImplementedError(
         "mesh.execute: Do this rank's actions of any schedule, and return the mean loss on the last rank of `group`, …"

@@ -106,7 +106,8 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: float) -> dict:
-    """Steps of SGD. plan: layers (of each virtual stage), stages, tensor (ranks of a stage), tied, members (of the one
+    """Steps of SGD. plan: layers (of each virtual stage), stages, tensor (ranks of a stage), tied, accumulate
+    (gradients stay from step to step), members (of the one
     pipeline, global ranks; [] for tensor pipelines that fill the world). batches: [step] -> inputs, targets."""
     rank, stages, tensor = dist.get_rank(), plan["stages"], plan["tensor"]
     pipelines = [plan["members"]] if plan["members"] else [
@@ -130,7 +131,7 @@ def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: floa
     losses, gradients, first_row = [], [], len(ledger.rows)
     for inputs, targets in batches:
         for p in parameters.values():
-            p.grad = None
+            p.grad = p.grad if plan["accumulate"] else None
         like = torch.empty(*inputs[0].shape, state["embedding"].shape[1])
         with ledger.phase("step"):
             loss = impl.mesh.execute.execute(
@@ -159,12 +160,12 @@ def chunks_of(plan: dict, state: dict, stage: int, group: Any) -> list[Chunk]:
 
 
 class Clock:
-    """The logical time of one rank, what happened when, and how much is kept for backward."""
+    """The logical time of one rank, what happened when, and what is kept for backward."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events: list[list] = []
-        self.kept = self.most = 0
+        self.saved, self.graphs = Count(), Count()
 
     def work(self, kind: str, micro_batch: int, chunk: int, ready: float, takes: float) -> None:
         start = max(self.now, ready)
@@ -172,16 +173,22 @@ class Clock:
         self.events.append([kind, micro_batch, chunk, start])
 
 
-class Kept:
-    """A tensor that backward will need, counted while it is there."""
+class Count:
+    """How many of something are there, and were at most."""
 
-    def __init__(self, tensor: Tensor, clock: Clock):
-        self.tensor, self.clock = tensor, clock
-        clock.kept += 1
-        clock.most = max(clock.most, clock.kept)
+    now = most = 0
+
+
+class Kept:
+    """Something that is counted while it is there."""
+
+    def __init__(self, count: Count, tensor: Tensor | None = None):
+        self.tensor, self.count = tensor, count
+        count.now += 1
+        count.most = max(count.most, count.now)
 
     def __del__(self) -> None:
-        self.clock.kept -= 1
+        self.count.now -= 1
 
 
 class Tick(torch.autograd.Function):
@@ -193,6 +200,7 @@ class Tick(torch.autograd.Function):
         ctx.stage, ctx.micro_batch = stage, int(x[0, 1])
         stage.clock.work("forward", ctx.micro_batch, stage.chunk, 0.0 if stage.first else float(x[0, 2]), 1.0)
         ctx.save_for_backward(x.clone())
+        ctx.graph = Kept(stage.clock.graphs)
         return x.clone()
 
     @staticmethod
@@ -229,12 +237,13 @@ def clocked(impl, schedule: list, micro_batches: int, chunks: int, rows: int) ->
     inputs = [like.clone() for _ in range(micro_batches)]
     for i, x in enumerate(inputs):
         x[:, 1] = i
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: Kept(t, clock), lambda kept: kept.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: Kept(clock.saved, t), lambda kept: kept.tensor):
         impl.mesh.execute.execute(
             actions_of(schedule, rank), modules, inputs, inputs, lambda output, _: output.sum(), like
         )  # fmt: skip
     return {
-        "events": clock.events, "end": clock.now, "most": clock.most, "left": clock.kept, "rows": ledger.plain(),
+        "events": clock.events, "end": clock.now, "saved": clock.saved.most, "left": clock.saved.now,
+        "graphs": clock.graphs.most, "rows": ledger.plain(),
         "weights": [float(m.weight.grad) for m in modules],
     }  # fmt: skip
 

@@ -52,7 +52,8 @@ def whole(plan, state, batches, lr, dtype) -> dict:
         m.head = m.embedding
     losses, gradients = [], []
     for inputs, targets in batches:
-        m.zero_grad()
+        if not plan["accumulate"]:
+            m.zero_grad()
         total = sum(probes.loss_of(m(x), y) for x, y in zip(inputs, targets, strict=True)) / len(inputs)
         total.backward()
         losses.append(total.detach())
@@ -61,12 +62,21 @@ def whole(plan, state, batches, lr, dtype) -> dict:
     return {"losses": losses, "gradients": gradients}
 
 
-def trains_as_one(run, rng, schedule, stages, micro_batches, chunks, tied=False, tensor=1, members=(), world=None):
+def trains_as_one(
+    run, rng, schedule, stages, micro_batches, chunks, tied=False, accumulate=False, tensor=1, members=(), world=None
+):
     """Assert that a pipeline's losses and gradients are those of one process; what each rank said."""
     count = stages * chunks
     layers = [rng.integers(0, 2) for _ in range(count)]
     layers[rng.integers(0, count - 1)] += 1
-    plan = {"layers": layers, "stages": stages, "tensor": tensor, "tied": tied, "members": list(members)}
+    plan = {
+        "layers": layers,
+        "stages": stages,
+        "tensor": tensor,
+        "tied": tied,
+        "accumulate": accumulate,
+        "members": list(members),
+    }
     state = draw_model(rng, sum(layers))
     if tied:
         state["head"] = state["embedding"].clone()
@@ -118,7 +128,7 @@ def test_losses_and_gradients_are_those_of_one_process(run, rng, stages, kind):
 def test_several_chunks_a_rank(run, rng, stages):
     micro_batches, chunks = stages * rng.integers(1, 2), rng.integers(2, 3)
     schedule = one_forward_one_backward(stages, micro_batches, chunks)
-    trains_as_one(run, rng, schedule, stages, micro_batches, chunks)
+    trains_as_one(run, rng, schedule, stages, micro_batches, chunks, accumulate=stages == 2)
 
 
 @exercise(EXECUTE, kind="numerics")
@@ -154,7 +164,7 @@ def test_a_pipeline_of_some_ranks(run, rng):
 
 @exercise(EXECUTE, kind="numerics")
 def test_two_runs_are_equal_to_the_last_bit(run, rng):
-    plan = {"layers": [1, 1, 0, 1], "stages": 2, "tensor": 1, "tied": True, "members": []}
+    plan = {"layers": [1, 1, 0, 1], "stages": 2, "tensor": 1, "tied": True, "accumulate": False, "members": []}
     state, schedule = draw_model(rng, 3), one_forward_one_backward(2, 4, 2)
     batches = draw_batches(rng, state, 4)
     one, other = (run(probes.train, plan, schedule, state, batches, 0.3, world=2) for _ in range(2))
@@ -170,7 +180,7 @@ def draw_pipeline(rng, kind):
     """(schedule, stages, micro_batches, chunks)"""
     stages = rng.integers(2, 3) if kind == "interleaved" else rng.integers(3, 4)
     chunks = 2 if kind == "interleaved" else 1
-    micro_batches = 2 * stages if kind == "interleaved" else rng.integers(stages, 6)
+    micro_batches = 2 * stages if kind == "interleaved" else rng.integers(stages + 2, 7)
     if kind == "any":
         chunks = 2
         return draw_any(rng, stages, micro_batches, chunks), stages, micro_batches, chunks
@@ -222,12 +232,17 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
 def test_no_more_is_kept_than_the_schedule_keeps(run, rng, kind):
     simulation, (stages, micro_batches, chunks, _), ranks = clocks(run, rng, kind)
     for rank, got in enumerate(ranks):
-        assert got["most"] == simulation.live[rank], (
-            f"{kind}, rank {rank} of {stages}, {micro_batches} micro-batches, {chunks} chunks: tensors saved for "
-            f"backward of {got['most']} forwards were alive at once, expected {simulation.live[rank]}: drop the output "
-            "and its graph when its backward has run"
+        what = f"{kind}, rank {rank} of {stages}, {micro_batches} micro-batches, {chunks} chunks"
+        assert got["saved"] == simulation.live[rank], (
+            f"{what}: tensors saved for backward of {got['saved']} forwards were alive at once, expected "
+            f"{simulation.live[rank]}: follow the schedule, and run each backward once, without retaining its graph"
         )
-        assert got["left"] == 0, f"{kind}, rank {rank}: {got['left']} saved tensors are still alive at the end"
+        most = simulation.live[rank] + 1  # a name may still refer to the last output
+        assert got["graphs"] <= most, (
+            f"{what}: graphs of {got['graphs']} forwards were there at once, expected at most {most}: drop input and "
+            "output of a micro-batch when its backward has run"
+        )
+        assert got["left"] == 0, f"{what}: {got['left']} saved tensors are still alive at the end"
 
 
 @exercise(EXECUTE, kind="property")
@@ -255,7 +270,7 @@ def test_one_message_between_neighbours_for_each_action(run, rng, kind):
 
 @exercise(EXECUTE, kind="property")
 def test_a_tied_weight_costs_one_exchange_of_its_gradient(run, rng):
-    plan = {"layers": [1, 0, 1], "stages": 3, "tensor": 1, "tied": True, "members": []}
+    plan = {"layers": [1, 0, 1], "stages": 3, "tensor": 1, "tied": True, "accumulate": False, "members": []}
     state = draw_model(rng, 2)
     state["head"] = state["embedding"].clone()
     batches = draw_batches(rng, state, 2, steps=1)
@@ -276,9 +291,9 @@ def test_eight_micro_batches_keep_three_stages_busy(run, rng):
     schedules = [one_forward_one_backward(3, m) for m in (1, 8)]
 
     def more():
-        return slowest(run(probes.raced, schedules, [1, 8], 8, 1.5e-3, 16, rng.integers(0, 10**6), world=3))
+        return slowest(run(probes.raced, schedules, [1, 8], 8, 2.5e-3, 12, rng.integers(0, 10**6), world=3))
 
     decide(
-        compare(more, 1.25, pairs=(16, 32), limit_s=4.0), "1F1B over sleeping stages, 8 micro-batches beside 1",
+        compare(more, 1.15, pairs=(12, 12), limit_s=4.0), "1F1B over sleeping stages, 8 micro-batches beside 1",
         "while one rank works on a micro-batch, the others should work on others",
     )  # fmt: skip
