@@ -33,7 +33,7 @@ def schedule_interleaved(rank: int, stages: int, micro_batches: int, chunks: int
     ]
     forwards = [Action("forward", i, chunk) for i, chunk in turns]
     backwards = [Action("backward", i, chunks - 1 - chunk) for i, chunk in turns]
-    # A round for each further chunk; and for each rank after this one a step, and a second so that its messages have the
+    # A round for each further chunk; and for each rank after this one a step, and a second so that messages have the
     # time of an action to arrive. 1F1B does without the second, and waits for them.
     warm_up = (stages - 1 - rank) * (2 if chunks > 1 else 1) + (chunks - 1) * stages
     warm_up = min(warm_up, len(turns))
