@@ -1,0 +1,43 @@
+"""A smaller bubble for more messages: each rank has several chunks of the model, and takes turns."""
+
+from lab.world.schedule import Action
+
+
+def schedule_interleaved(rank: int, stages: int, micro_batches: int, chunks: int) -> list[Action]:
+    """What `rank` of a pipeline of `stages` ranks does, in order, with `chunks` chunks of the model on each rank.
+
+    Chunk c of rank r is virtual stage c · stages + r: micro-batches come round `chunks` times. They go in groups of
+    `stages`: a group forward through chunk 0, then through chunk 1, …; then the next group. Back alike, from the last
+    chunk to the first. After a warm-up, forward and backward in turn. With p stages, m micro-batches and v ≥ 2 chunks a
+    rank keeps the activations of at most min(v·m, 2(p − 1 − rank) + (v − 1)·p + 1) forwards of a chunk, and idle over
+    busy time is (p − 1)/(v·m). With one chunk it is 1F1B, for any micro_batches.
+
+    Raises ValueError unless 0 ≤ rank < stages, micro_batches ≥ 1, chunks ≥ 1 and, where chunks > 1, micro_batches is a
+    multiple of stages. Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters",
+    section 2.2.2 and figure 4.
+    """
+    if not (0 <= rank < stages and micro_batches >= 1 and chunks >= 1):
+        raise ValueError(
+            "expected 0 <= rank < stages, micro_batches >= 1 and chunks >= 1, "
+            f"got {rank}, {stages}, {micro_batches} and {chunks}"
+        )
+    if chunks > 1 and micro_batches % stages:
+        raise ValueError(
+            f"expected micro_batches a multiple of stages: they go round in groups; got {micro_batches} and {stages}"
+        )
+    turns = [
+        (i, chunk)
+        for first in range(0, micro_batches, stages)
+        for chunk in range(chunks)
+        for i in range(first, min(first + stages, micro_batches))
+    ]
+    forwards = [Action("forward", i, chunk) for i, chunk in turns]
+    backwards = [Action("backward", i, chunks - 1 - chunk) for i, chunk in turns]
+    # A round for each further chunk; and for each rank after this one a step, and a second so that messages have the
+    # time of an action to arrive. 1F1B does without the second, and waits for them.
+    warm_up = (stages - 1 - rank) * (2 if chunks > 1 else 1) + (chunks - 1) * stages
+    warm_up = min(warm_up, len(turns))
+    actions = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):  # the steady state
+        actions += [forward, backward]
+    return actions + backwards[len(turns) - warm_up :]  # cool-down

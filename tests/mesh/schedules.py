@@ -1,0 +1,87 @@
+"""Oracles of pipeline schedules, and what is asked of each: actions are [kind, micro-batch, chunk] here."""
+
+from __future__ import annotations
+
+from lab.world.schedule import Action, ScheduleError, Simulation, check
+
+
+def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> list:
+    return [_merged(stages, micro_batches, chunks, micro_batches * chunks) for _ in range(stages)]
+
+
+def one_forward_one_backward(stages: int, micro_batches: int, chunks: int = 1) -> list:
+    """1F1B, interleaved where chunks > 1: forward until as many activations live as may, else backward."""
+    return [_merged(stages, micro_batches, chunks, most_alive(r, stages, chunks)) for r in range(stages)]
+
+
+def most_alive(rank: int, stages: int, chunks: int = 1) -> int:
+    """Activations of a chunk that a rank may keep, of however many micro-batches."""
+    return stages - rank if chunks == 1 else 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1
+
+
+def _merged(stages: int, micro_batches: int, chunks: int, most: int) -> list:
+    groups = [range(i, min(i + stages, micro_batches)) for i in range(0, micro_batches, stages)]
+    forwards = [["forward", i, c] for group in groups for c in range(chunks) for i in group]
+    backwards = [["backward", i, chunks - 1 - c] for _, i, c in forwards]
+    actions, alive = [], 0
+    while backwards:
+        forward = bool(forwards) and alive < most
+        actions.append((forwards if forward else backwards).pop(0))
+        alive += 1 if forward else -1
+    return actions
+
+
+def draw_any(rng, stages: int, micro_batches: int, chunks: int) -> list:
+    """A valid schedule in no sensible order: messages need not be received in the order they are sent."""
+    last, ranks = stages * chunks - 1, [[] for _ in range(stages)]
+    ready = [["forward", i, 0] for i in range(micro_batches)]  # the last of each is its virtual stage
+    while ready:
+        kind, i, stage = ready.pop(rng.integers(0, len(ready) - 1))
+        ranks[stage % stages].append([kind, i, stage // stages])
+        if kind == "forward":
+            ready.append(["forward", i, stage + 1] if stage < last else ["backward", i, stage])
+        elif stage:
+            ready.append(["backward", i, stage - 1])
+    return ranks
+
+
+def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the schedule") -> Simulation:
+    """The simulation of a schedule; an AssertionError where it is none."""
+    try:
+        return check([[Action(*a) for a in rank] for rank in ranks], micro_batches, chunks)
+    except ScheduleError as error:
+        raise AssertionError(f"{what}: {error}") from None
+
+
+def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
+    """[stages, micro-batches] and perhaps chunks: the smallest, fewer micro-batches than stages, and some drawn."""
+    if not chunks:
+        drawn = [[rng.integers(2, 6), rng.integers(1, 9)] for _ in range(count)]
+        return [[1, 1], [1, rng.integers(2, 5)], [rng.integers(3, 6), 2], *drawn]
+    stages = [1, *rng.shuffled([2, 3, 4, 5])]
+    return [[p, p * rng.integers(1, 3), rng.integers(2, 2 + chunks)] for p in stages]
+
+
+def title(case: list) -> str:
+    return f"{case[0]} stages, {case[1]} micro-batches" + (f", {case[2]} chunks" if len(case) > 2 else "")
+
+
+def holds_the_bubble(ranks: list, case: list, cause: str) -> Simulation:
+    """Assert that idle over busy time is (p − 1) / (v·m)."""
+    (p, m), v = case[:2], case[2] if len(case) > 2 else 1
+    simulation, want = played(ranks, m, v, title(case)), (p - 1) / (v * m)
+    assert abs(simulation.bubble - want) < 1e-9, (
+        f"{title(case)}: idle over busy time is {simulation.bubble:.4f}, expected {want:.4f}: {cause}"
+    )
+    return simulation
+
+
+REFUSED = [[-1, 2, 3], [2, 2, 3], [5, 3, 1], [0, 2, 0], [1, 2, -1], [0, 0, 2]]
+
+
+def refuses(run, probe, name: str, more: tuple = (), also: tuple = ()) -> None:
+    """Assert that arguments out of their range raise ValueError, and those in it nothing."""
+    wrong, right = [[*a, *more] for a in REFUSED] + list(also), [[1, 2, 4, *more], [0, 1, 1, *more]]
+    for arguments, told in zip(wrong + right, run(probe, name, wrong + right), strict=True):
+        want = "ValueError" if arguments in wrong else "nothing"
+        assert told == want, f"{name}{tuple(arguments)}: raised {told}, expected {want}"

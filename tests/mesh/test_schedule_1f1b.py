@@ -1,0 +1,59 @@
+"""1F1B: GPipe's bubble, and no more activations than there are stages after a rank.
+
+What must be true: each rank's list has every action once and in order, and all lists together run to the end; idle over
+busy time is (p − 1)/m; rank r keeps at most min(m, p − r) activations, micro-batches come back first in, first out. How
+it would be faked: GPipe under another name (its activations grow with m); no warm-up, one forward and its backward at a
+time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, too many activations).
+"""
+
+from __future__ import annotations
+
+from lab.pytest_plugin import exercise
+
+from . import probes_pipeline as probes
+from .schedules import draw_cases, holds_the_bubble, most_alive, played, refuses, title
+
+ONE = "mesh.schedule_1f1b"
+
+
+@exercise(ONE, kind="numerics")
+def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
+        played(ranks, case[1], what=title(case))
+
+
+@exercise(ONE, kind="numerics")
+def test_what_is_no_pipeline_is_refused(run):
+    refuses(run, probes.refused, "schedule_1f1b")
+
+
+@exercise(ONE, kind="property")
+def test_idle_time_is_that_of_gpipe(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
+        holds_the_bubble(ranks, case, "rank r goes forward p − 1 − r times before forward and backward alternate")
+
+
+@exercise(ONE, kind="property")
+def test_activations_do_not_grow_with_micro_batches(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
+        for rank, live in enumerate(played(ranks, case[1], what=title(case)).live):
+            most = min(case[1], most_alive(rank, case[0]))
+            assert live <= most, (
+                f"{title(case)}, rank {rank}: keeps {live} activations at once, expected at most {most}: as soon as a "
+                "micro-batch is back, its backward comes before the next forward"
+            )
+
+
+@exercise(ONE, kind="property")
+def test_who_goes_first_comes_back_first(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
+        for rank, actions in enumerate(ranks):
+            for kind in ("forward", "backward"):
+                order = [i for k, i, _ in actions if k == kind]
+                assert order == list(range(case[1])), (
+                    f"{title(case)}, rank {rank}: micro-batches go {kind} as {order}, expected 0, 1, …"
+                )

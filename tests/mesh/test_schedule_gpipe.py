@@ -1,0 +1,50 @@
+"""GPipe: all forwards, then all backwards.
+
+What must be true: each rank's list has every action once and in order, and all lists together run to the end; idle over
+busy time is (p − 1)/m; nothing goes back before everything went forward. How it would be faked: 1F1B, whose bubble is
+the same (the first backward comes too early); each rank's backwards in another order (the bubble grows, or nothing
+moves); micro-batches one after the other (the bubble is p − 1).
+"""
+
+from __future__ import annotations
+
+from lab.pytest_plugin import exercise
+
+from . import probes_pipeline as probes
+from .schedules import draw_cases, holds_the_bubble, played, refuses, title
+
+GPIPE = "mesh.schedule_gpipe"
+
+
+@exercise(GPIPE, kind="numerics")
+def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
+        played(ranks, case[1], what=title(case))
+
+
+@exercise(GPIPE, kind="numerics")
+def test_what_is_no_pipeline_is_refused(run):
+    refuses(run, probes.refused, "schedule_gpipe")
+
+
+@exercise(GPIPE, kind="property")
+def test_idle_time_is_that_of_filling_and_emptying_once(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
+        holds_the_bubble(ranks, case, "take micro-batches in the same order on all ranks")
+
+
+@exercise(GPIPE, kind="property")
+def test_everything_goes_forward_before_anything_goes_back(run, rng):
+    cases = draw_cases(rng)
+    for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
+        for rank, actions in enumerate(ranks):
+            kinds = [kind for kind, _, _ in actions]
+            early = kinds.index("backward")
+            assert early == case[1], (
+                f"{title(case)}, rank {rank}: the first backward is action {early}, expected {case[1]}: in GPipe all "
+                "forwards come first, so activations of all micro-batches are alive"
+            )
+            order = [i for kind, i, _ in actions if kind == "forward"]
+            assert order == list(range(case[1])), f"{title(case)}, rank {rank}: micro-batches go forward as {order}"
