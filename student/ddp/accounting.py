@@ -45,8 +45,8 @@ class Limits:
 def all_reduce_s(size: float, world: int, link: Link) -> float:
     """Seconds that a ring all-reduce of `size` bytes takes over `world` ranks.
 
-    2(W − 1) messages after each other, each of size / W bytes: 2(W − 1)·(α + size / W · β), 0 for one rank; β: 1 / bytes_per_s.
-    1 MB over 4 ranks at 100 µs and 1 GB/s: 6 · (100 µs + 250 µs) = 2.1 ms.
+    2(W − 1) messages after each other, each of size / W bytes: 2(W − 1)·(α + size / W · β), with β = 1 / bytes_per_s;
+    0 for one rank. 1 MB over 4 ranks at 100 µs and 1 GB/s: 6 · (100 µs + 250 µs) = 2.1 ms.
     Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations".
     """
     raise NotImplementedError("ddp.accounting: Seconds that a ring all-reduce of `size` bytes takes over `world` ranks")
