@@ -27,6 +27,7 @@ from .child import Job, answer
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
+_HUGE = 2 << 20
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 # What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
 _PROBES = (
@@ -118,6 +119,21 @@ def _warm() -> None:
             patch_once()
     gc.collect()
     gc.freeze()  # children must not copy these pages just to count references
+    _in_huge_pages()
+
+
+def _in_huge_pages() -> None:
+    """Let fewer, larger pages hold what this process has: each fork copies their table, and takes half as long.
+
+    Where the kernel knows nothing of it (before Linux 6.1), nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
+        libc = ctypes.CDLL(None)
+        for line in maps.read().splitlines():
+            span, rights, _, _, _, *name = line.split()
+            first, last = (int(end, 16) for end in span.split("-"))
+            if rights.startswith("rw") and name in ([], ["[heap]"]) and last - first >= _HUGE:
+                libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), 25)  # MADV_COLLAPSE
 
 
 @dataclass
