@@ -34,8 +34,11 @@ def test_a_block_of_both_parallel_halves_is_as_the_whole(run, rng, expect):
 @exercise(ATTENTION, kind="numerics")
 def test_heads_that_do_not_divide_are_refused(run, rng):
     """Six query heads divide by three ranks; two key heads do not, and four of both do not either."""
-    like = draw_sizes(rng, 3) | {"width": 24}
-    cases = [["attention", {**like, "heads": h, "kv_heads": k}] for h, k in ((6, 2), (4, 4), (6, 3))]
+    like = draw_sizes(rng, 3)
+    # A width at which three ranks divide every projection, in the middle of a head.
+    cases = [
+        ["attention", {**like, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
+    ]  # fmt: skip
     for (_, sizes), told in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
         want = "nothing" if sizes["kv_heads"] == 3 else "ValueError"
         assert told == want, (
