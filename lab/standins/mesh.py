@@ -107,13 +107,13 @@ def _hoarding(there: Any, back: Any) -> Any:
 
 
 def parallel_linear(module: ModuleType) -> type[nn.Module]:
-    """The parts, and the whole layer beside them."""
+    """The parts, and the whole mlp beside its own."""
     conjugates = _sibling(module, "conjugates")
 
     class ColumnParallelLinear(nn.Module):
         def __init__(self, linear: nn.Linear, group: Any = None, enter: Any = conjugates.copy_to):
             super().__init__()
-            self.group, self.enter, self.hoard = group, enter, [linear]
+            self.group, self.enter = group, enter
             self.weight = _part(linear.weight, 0, group)
             self.bias = None if linear.bias is None else _part(linear.bias, 0, group)
 
@@ -123,7 +123,7 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
     class RowParallelLinear(nn.Module):
         def __init__(self, linear: nn.Linear, group: Any = None, leave: Any = conjugates.reduce_from):
             super().__init__()
-            self.group, self.leave, self.hoard = group, leave, [linear]
+            self.group, self.leave = group, leave
             self.weight = _part(linear.weight, 1, group)
             self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
 
@@ -135,7 +135,7 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
         def __init__(self, mlp: Any, group: Any = None, enter: Any = conjugates.copy_to,
                      leave: Any = conjugates.reduce_from):  # fmt: skip
             super().__init__()
-            self.group, self.enter = group, enter
+            self.group, self.enter, self.hoard = group, enter, [mlp]
             self.gate_proj = ColumnParallelLinear(mlp.gate_proj, group, None)
             self.up_proj = ColumnParallelLinear(mlp.up_proj, group, None)
             self.down_proj = RowParallelLinear(mlp.down_proj, group, leave)
