@@ -1,0 +1,51 @@
+"""The vocabulary, cut: each rank embeds, and scores, its own tokens alone. The whole logits never exist."""
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.provided import provided
+
+from .conjugates import Conjugate, reduce_from
+
+
+@provided
+def padded(weight: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """`weight` (vocabulary, width) with rows of zeros below it, as few as let the group's size divide the rows."""
+    missing = -len(weight) % dist.get_world_size(group)
+    return F.pad(weight.detach(), (0, 0, 0, missing))
+
+
+class VocabParallelEmbedding(nn.Module):
+    """An embedding of which rank r holds the rows r · n … (r + 1) · n − 1, n = ⌈vocabulary / T⌉.
+
+    `weight` is (n, width); rows beyond the vocabulary are zeros, as `padded` makes them, and never get a gradient.
+    Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+    """
+
+    def __init__(self, embedding: nn.Embedding, group: dist.ProcessGroup | None = None, leave: Conjugate = reduce_from):
+        """Keep this rank's rows of `embedding`, and nothing that holds on to the rest. leave: what sums the parts."""
+        raise NotImplementedError(
+            "mesh.vocab_parallel: Keep this rank's rows of `embedding`, and nothing that holds on to the rest"
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (batch, context) of the whole vocabulary; returns what `leave` makes of (batch, context, width).
+
+        Rows of other ranks' tokens are 0 here, so that the sum has each token's row once.
+        """
+        raise NotImplementedError("mesh.vocab_parallel: tokens (batch, context) of the whole vocabulary")
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None = None, *, vocabulary: int
+) -> Tensor:
+    """Mean cross entropy, (), float32, of logits that no rank has all of; the same on every rank.
+
+    logits: (batch, context, n), this rank's columns r · n … of the whole, which has `vocabulary` columns that count and
+    zero or more that pad it to n · T: those have no probability, and no gradient. targets: (batch, context), 0 …
+    vocabulary − 1. Softmax in float32, and safe: the maximum is subtracted. What is sent is a number for each token,
+    thrice: the maximum, then the sum of exponentials and the target's logit. Backward sends nothing: each rank has the
+    gradient of its own columns, softmax − one-hot. Source: Shoeybi et al. 2019, section 3.
+    """
+    raise NotImplementedError("mesh.vocab_parallel: Mean cross entropy, (), float32, of logits that no rank has all of")

@@ -1,0 +1,94 @@
+"""Ask a mesh where ranks are: on paper for any world, and on ranks for its groups."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from lab.raising import raised
+from lab.world.group import ledger
+
+
+def on_paper(impl, cases: list) -> list:
+    """case: degrees, here, ranks, axes (a list of lists), moves ([axis, offset, wrap])."""
+    told = []
+    for case in cases:
+        mesh = impl.mesh.mesh.Mesh(*case["degrees"], rank=case["here"])
+        told.append({
+            "sizes": [[str(axis), int(n)] for axis, n in mesh.sizes.items()],
+            "world": int(mesh.world),
+            "here": _plain(mesh.coordinate()),
+            "coordinates": [_plain(mesh.coordinate(rank)) for rank in case["ranks"]],
+            "ranks_back": [int(mesh.rank(**mesh.coordinate(rank))) for rank in case["ranks"]],
+            "counterparts": [
+                int(mesh.rank(**{axis: place})) for axis, n in mesh.sizes.items() for place in (0, n - 1)
+            ],
+            "size": [int(mesh.size(*axes)) for axes in case["axes"]],
+            "partition": [[list(map(int, ranks)) for ranks in mesh.partition(*axes)] for axes in case["axes"]],
+            "own": [list(map(int, mesh.ranks(*axes))) for axes in case["axes"]],
+            "neighbours": [_number(mesh.neighbour(a, offset, wrap=wrap)) for a, offset, wrap in case["moves"]],
+        })  # fmt: skip
+    return told
+
+
+def _plain(coordinate) -> list:
+    return [[str(axis), int(place)] for axis, place in coordinate.items()]
+
+
+def _number(rank) -> int | None:
+    return None if rank is None else int(rank)
+
+
+def refused(impl, degrees: list) -> dict:
+    """What a mesh on paper raises when it is asked for what is not there."""
+    make = impl.mesh.mesh.Mesh
+    mesh = make(*degrees, rank=0)
+    return {
+        "a rank beyond the world": raised(lambda: make(*degrees, rank=mesh.world)),
+        "a degree of 0": raised(lambda: make(data=0, rank=0)),
+        "the coordinate of a rank beyond the world": raised(lambda: mesh.coordinate(mesh.world)),
+        "a place beyond the axis": raised(lambda: mesh.rank(tensor=degrees[3])),
+        "a place before it": raised(lambda: mesh.rank(data=-1)),
+        "a rank on an axis that is not there": raised(lambda: mesh.rank(model=0)),
+        "groups of an axis that is not there": raised(lambda: mesh.partition("model")),
+        "the size of an axis named twice": raised(lambda: mesh.size("data", "data")),
+        "a neighbour on an axis that is not there": raised(lambda: mesh.neighbour("model")),
+        "a group on paper": raised(lambda: mesh.group("data")),
+    }
+
+
+def misfits(impl, degrees: list) -> list:
+    """The message that each of these degrees gets in this world; "" where it is taken."""
+    messages = []
+    for case in degrees:
+        try:
+            impl.mesh.mesh.Mesh(*case)
+            messages.append("")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def groups(impl, degrees: list, axes: list) -> dict:
+    """Sum this rank's number over each group; say what was sent, and how many groups this rank was put into."""
+    before = len(c10d._world.pg_map)
+    mesh = impl.mesh.mesh.Mesh(*degrees)
+    made = len(ledger.rows)
+    again, sums = [], []
+    for names in axes:
+        group = mesh.group(*names)
+        count = len(c10d._world.pg_map)
+        again.append(mesh.group(*reversed(names)) is group and len(c10d._world.pg_map) == count)
+        total = torch.tensor([2**mesh.here])
+        dist.all_reduce(total, group=group)
+        sums.append(int(total))
+    return {
+        "here": int(mesh.here),
+        "rank": dist.get_rank(),
+        "sums": sums,
+        "groups": [row.group for row in ledger.rows[made:]],
+        "sent_at_start": made,
+        "again": again,
+        "joined": len(c10d._world.pg_map) - before,
+    }

@@ -1,0 +1,72 @@
+"""Attention split over ranks by heads.
+
+What must be true: each rank has a share of the query heads and the key and value heads that go with them, and the ranks
+together give what the whole attention gives; nothing is sent but one all-reduce forward and one backward, so that a
+whole block has two and two. How it would be faked or got wrong: whole projections and slices of heads (the memory
+tells); heads dealt out in turns, so that queries meet other heads' keys; keys repeated by the wrong factor; an entrance
+for each of q, k and v; heads that do not divide, cut in the middle.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.pytest_plugin import exercise
+
+from . import probes_tensor as probes
+from .tensor_oracles import block_is_as_whole, draw_sizes, draw_state, keeps_its_share, messages
+
+ATTENTION = "mesh.parallel_attention"
+NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
+
+
+@exercise(ATTENTION, kind="numerics")
+@pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, False), (3, False), (2, True)])
+def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped):
+    block_is_as_whole(run, rng, expect, "attention", size, grouped, needs=NEEDS)
+
+
+@exercise(ATTENTION, kind="numerics")
+def test_a_block_of_both_parallel_halves_is_as_the_whole(run, rng, expect):
+    block_is_as_whole(run, rng, expect, "block", rng.integers(2, 3), needs=NEEDS)
+
+
+@exercise(ATTENTION, kind="numerics")
+def test_heads_that_do_not_divide_are_refused(run, rng):
+    """Six query heads divide by three ranks; two key heads do not, and four of both do not either."""
+    like = draw_sizes(rng, 3)
+    # A width at which three ranks divide every projection, in the middle of a head.
+    cases = [
+        ["attention", {**like, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
+    ]  # fmt: skip
+    for (_, sizes), told in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
+        want = "nothing" if sizes["kv_heads"] == 3 else "ValueError"
+        assert told == want, (
+            f"{sizes['heads']} query and {sizes['kv_heads']} key heads on 3 ranks: expected {want}, raised {told}"
+        )
+
+
+@exercise(ATTENTION, kind="property")
+def test_each_rank_keeps_its_share_of_the_projections(run, rng):
+    world = rng.integers(2, 3)
+    heads = 2 * world
+    sizes = draw_sizes(rng, world) | {"heads": heads, "kv_heads": world, "width": 16 * heads, "vocabulary": 8}
+    width, queries, keys = sizes["width"], 32, 16
+    shapes = {"q_proj.weight": [queries, width], "k_proj.weight": [keys, width], "v_proj.weight": [keys, width],
+              "o_proj.weight": [width, queries]}  # fmt: skip
+    keeps_its_share(run, "attention", sizes, [shapes] * world, NEEDS)
+
+
+@exercise(ATTENTION, kind="property")
+@pytest.mark.parametrize(("kind", "count"), [("attention", 1), ("block", 2)])
+def test_one_all_reduce_a_half_block_and_direction(run, rng, kind, count):
+    sizes = draw_sizes(rng, 2)
+    x = rng.normal(2, sizes["context"], sizes["width"])
+    args = (kind, sizes, draw_state(rng, sizes), x, x.flip(0), [])
+    for rank, got in enumerate(run(probes.block, *args, world=2, replace=NEEDS)):
+        for phase in ("forward", "backward"):
+            told = messages(got["rows"], phase)
+            assert told == [["all_reduce", x.numel()]] * count, (
+                f"{kind}, rank {rank}, {phase}: sent {told}, expected {count} all_reduce of x's {x.numel()} elements: "
+                "q, k and v share one entrance, and only o has a sum to make"
+            )

@@ -1,0 +1,182 @@
+"""Between the regions each rank has a T-th of the tokens.
+
+What must be true: gather and scatter are each other's conjugates along the tokens; a block gives its share of what the
+whole block gives, its norms see a T-th of the tokens, and it sends as many bytes as with all-reduces; gradients of the
+norms are sums over ranks, made once. How it would be faked or got wrong: gather first, run a plain tensor-parallel
+block and cut the result (the norms' inputs tell); an all-reduce and a slice, at twice the bytes; along the batch, which
+no shape tells if both are alike; a slice where backward needs a sum; norms that drift apart from rank to rank; a
+message a parameter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_tensor as probes
+from .tensor_oracles import (
+    block_is_as_whole,
+    bytes_sent,
+    draw_groups,
+    draw_sizes,
+    draw_state,
+    members,
+    messages,
+    piece,
+    same_gradients,
+    whole_model,
+)
+
+SEQUENCE = "mesh.sequence_parallel"
+NEEDS = ["mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel"]
+BOTH = ["gather_sequence", "scatter_sequence"]
+
+
+def asked(run, rng, name: str, size: int, groups: list, world: int) -> tuple:
+    """x and dy of each rank: parts and wholes, or the reverse; batch and context differ, and T divides both."""
+    batch, part, width = size * rng.integers(1, 2), rng.integers(3, 4), rng.integers(2, 3)
+    parts = [rng.normal(batch, part, width) for _ in range(world)]
+    wholes = [rng.normal(batch, part * size, width) for _ in range(world)]
+    x, dy = (parts, wholes) if name == "gather_sequence" else (wholes, parts)
+    return x, dy, run(probes.conjugate, name, x, dy, groups, world=world)
+
+
+@exercise(SEQUENCE, kind="numerics")
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("world", [1, 2, 3, "groups"])
+def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name, world):
+    size = 2 if world == "groups" else world
+    world, groups = draw_groups(rng, size) if world == "groups" else (world, [])
+    x, dy, ranks = asked(run, rng, name, size, groups, world)
+    parts, wholes = (x, dy) if name == "gather_sequence" else (dy, x)
+    gathered, summed = ("y", "dx") if name == "gather_sequence" else ("dx", "y")
+    for group in members(world, groups):
+        for place, rank in enumerate(group):
+            want = torch.cat([parts[r] for r in group], dim=1)
+            got = ranks[rank]
+            close(
+                got[gathered], want.double(), want, f"{name}, {gathered} of rank {rank} of {group}", factor=2,
+                dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
+            )  # fmt: skip
+            stack = torch.stack([wholes[r] for r in group])
+            want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
+            close(
+                got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
+                dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
+            )  # fmt: skip
+            assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
+
+
+@exercise(SEQUENCE, kind="numerics")
+@pytest.mark.parametrize(("size", "grouped"), [(1, False), (3, False), (2, True)])
+def test_a_block_on_its_share_of_the_tokens(run, rng, expect, size, grouped):
+    block_is_as_whole(run, rng, expect, "block", size, grouped, sequence=True, needs=NEEDS)
+
+
+def whole_step(sizes: dict, state: dict, batches: list, tied: bool, dtype: str) -> dict:
+    """Losses of some micro-batches, and the gradient of their mean, in one process."""
+    model = whole_model(sizes, state, getattr(torch, dtype))
+    if tied:
+        model.head.weight = model.embedding.weight
+    losses = []
+    for tokens, targets in batches:
+        logits = model(tokens).flatten(0, 1)
+        losses.append(torch.nn.functional.cross_entropy(logits, targets.flatten()))
+        (losses[-1] / len(batches)).backward()
+    return {
+        "losses": [loss.detach() for loss in losses],
+        "gradients": {name: p.grad for name, p in model.named_parameters()},
+    }
+
+
+@exercise(SEQUENCE, kind="numerics")
+@pytest.mark.parametrize(("sequence", "tied"), [(False, False), (True, False), (True, True)])
+def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
+    size = rng.integers(2, 3)
+    sizes = draw_sizes(rng, size) | {"layers": 2}
+    state = draw_state(rng, sizes)
+    shape = (rng.integers(1, 2), sizes["context"])
+    batches = [[rng.tokens(*shape, vocabulary=sizes["vocabulary"]) for _ in range(2)] for _ in range(2)]
+    want, plain = (expect(whole_step, sizes, state, batches, tied, dtype) for dtype in ("float64", "float32"))
+    ranks = run(probes.model, sizes, state, batches, [], sequence, tied, world=size, replace=NEEDS)
+    for rank, got in enumerate(ranks):
+        what = f"rank {rank} of {size}, {'sequence' if sequence else 'tensor'}-parallel"
+        for i, loss in enumerate(got["losses"]):
+            close(loss, want["losses"][i], plain["losses"][i], f"{what}, loss of micro-batch {i}", factor=10)
+        same_gradients(got["gradients"], want["gradients"], plain["gradients"], what, rank, size)
+        cut = {name: dim for name, dim in got["dims"] if dim is not None}
+        for name, gradient in want["gradients"].items():
+            assert (piece(name, gradient, rank, size).shape != gradient.shape) == (name in cut), f"{what}: {name}"
+
+
+@exercise(SEQUENCE, kind="numerics")
+def test_tokens_that_do_not_divide_are_refused(run):
+    cases = [["scatter_sequence", {"context": n}] for n in (4, 2, 6)]
+    told = run(probes.refused, cases, world=3)[0]
+    assert told == ["ValueError", "ValueError", "nothing"], (
+        f"4, 2 and 6 tokens over 3 ranks: raised {told}, expected ValueError twice and nothing"
+    )
+
+
+@exercise(SEQUENCE, kind="property")
+@pytest.mark.parametrize("name", BOTH)
+def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
+    x, dy, ranks = asked(run, rng, name, 2, [], 2)
+    part = min(x[0].numel(), dy[0].numel())
+    there, back = ("all_gather", "reduce_scatter") if name == "gather_sequence" else ("reduce_scatter", "all_gather")
+    for rank, got in enumerate(ranks):
+        told = [messages(got["rows"], phase) for phase in ("", "backward")]
+        assert told == [[[there, part]], [[back, part]]], (
+            f"{name}, rank {rank}: sent [forward, backward] {told}, expected one {there} and one {back} of {part}"
+        )
+        assert not got["saved_bytes"], f"{name}, rank {rank}: {got['saved_bytes']} bytes are kept for backward"
+
+
+@exercise(SEQUENCE, kind="property")
+def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, rng):
+    size = rng.integers(2, 3)
+    sizes = draw_sizes(rng, size)
+    x = rng.normal(2, sizes["context"], sizes["width"])
+    args = ("block", sizes, draw_state(rng, sizes), x, x.flip(0), [])
+    ranks = run(probes.block, *args, True, world=size, replace=NEEDS)
+    share = [2, sizes["context"] // size, sizes["width"]]
+    want = 4 * 2 * 2 * (size - 1) / size * x.numel()  # two all-reduces of x in float32
+    for rank, got in enumerate(ranks):
+        for phase in ("forward", "backward"):
+            told = messages(got["rows"], phase)
+            ops = sorted(op for op, _ in told)
+            assert ops == ["all_gather"] * 2 + ["reduce_scatter"] * 2, (
+                f"rank {rank}, {phase}: sent {told}, expected two all-gathers and two reduce-scatters"
+            )
+            sent = bytes_sent(got["rows"], phase)
+            assert sent == pytest.approx(want), (
+                f"rank {rank}, {phase}: {sent:.0f} bytes by a ring, expected {want:.0f}, those of two all-reduces"
+            )
+        assert got["norms"] == [[share, share]] * 2, (
+            f"rank {rank} of {size}: the norms' inputs and outputs are {got['norms']}, expected {share}, a share of "
+            "the tokens: gather behind the norm, not before it"
+        )
+
+
+@exercise(SEQUENCE, kind="property")
+def test_gradients_of_all_norms_are_summed_in_one_message(run, rng):
+    size = rng.integers(2, 3)
+    sizes = draw_sizes(rng, size)
+    x = rng.normal(1, sizes["context"], sizes["width"])
+    args = ("block", sizes, draw_state(rng, sizes), x, x.flip(1), [])
+    ranks = run(probes.block, *args, True, world=size, replace=NEEDS)
+    norms = [name for name in ranks[0]["gradients"] if "norm" in name]
+    for rank, got in enumerate(ranks):
+        told = messages(got["rows"], "finish")
+        assert told == [["all_reduce", 2 * sizes["width"]]], (
+            f"rank {rank}: sent {told} to sum the gradients of two norms of {sizes['width']}, expected one all_reduce"
+        )
+        for name in norms:
+            total = torch.stack([r["before"][name] for r in ranks]).double().sum(0)
+            close(got["gradients"][name], total, total.float(), f"rank {rank}, {name}", cause="the sum over ranks")
+            assert torch.equal(got["gradients"][name], ranks[0]["gradients"][name]), (
+                f"{name} has another gradient on rank {rank} than on rank 0: the replicas of a norm drift apart"
+            )
