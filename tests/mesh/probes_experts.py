@@ -38,14 +38,20 @@ def route(impl, cases: list, groups: list | None) -> list:
         first = len(ledger.rows)
         got = impl.mesh.route.route(logits, case["k"], group=group, **options)
         middle = len(ledger.rows)
-        (by_gates,) = torch.autograd.grad((got.gates * case["weights"]).sum(), logits, retain_graph=True)
-        (by_balance,) = torch.autograd.grad(got.balance, logits)
+        by_gates = gradient((got.gates * case["weights"]).sum(), logits)
+        by_balance = gradient(got.balance, logits)
         told.append({
             "experts": got.experts.detach().clone(), "gates": got.gates.detach().clone(),
             "balance": got.balance.detach().clone(), "by_gates": by_gates, "by_balance": by_balance,
             "forward": since(first)[: middle - first], "backward": since(middle),
         })  # fmt: skip
     return told
+
+
+def gradient(of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Zeros where nothing leads back."""
+    found = torch.autograd.grad(of, at, retain_graph=True, allow_unused=True)[0] if of.requires_grad else None
+    return torch.zeros_like(at) if found is None else found
 
 
 def route_refused(impl, n: int, ks: list) -> list:
