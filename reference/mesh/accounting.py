@@ -183,7 +183,7 @@ def fewest_tokens(
 def best_split(
     ranks: int, tokens: float, width: int, hidden: int, *, device: Device, overlap: bool, element: int = 2
 ) -> tuple[int, int]:
-    """(data, tensor) with data · tensor = ranks and the least step_s of the layer; of equals (1e-9) the least tensor."""
+    """(data, tensor) of `ranks` ranks with which the layer's step_s is least; of equals (1e-9) the least tensor."""
     splits = [(ranks // tensor, tensor) for tensor in range(1, ranks + 1) if ranks % tensor == 0]
     times = [
         layer_times(tokens, width, hidden, data=d, tensor=t, device=device, element=element).step_s(overlap)

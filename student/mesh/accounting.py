@@ -146,7 +146,5 @@ def fewest_tokens(
 def best_split(
     ranks: int, tokens: float, width: int, hidden: int, *, device: Device, overlap: bool, element: int = 2
 ) -> tuple[int, int]:
-    """(data, tensor) with data · tensor = ranks and the least step_s of the layer; of equals (1e-9) the least tensor."""
-    raise NotImplementedError(
-        "mesh.accounting: (data, tensor) with data · tensor = ranks and the least step_s of the layer"
-    )
+    """(data, tensor) of `ranks` ranks with which the layer's step_s is least; of equals (1e-9) the least tensor."""
+    raise NotImplementedError("mesh.accounting: (data, tensor) of `ranks` ranks with which the layer's step_s is least")
