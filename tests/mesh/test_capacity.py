@@ -91,12 +91,12 @@ def test_what_is_dropped_is_not_sent(run, rng):
     sizes, state = draw_layer(rng, 4)
     sizes |= {"factor": 0.5, "reduce": False}
     shares = [{"x": rng.normal(8, sizes["width"]), "weights": rng.normal(8, sizes["width"])} for _ in range(2)]
-    row = 4 * sizes["width"]
-    for rank, got in enumerate(run(probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS[:2])):
-        sent = [r["elements"] * 4 for r in got["layer"] if r["op"] == "all_to_all" and r["dtype"] != "int64"]
-        left = (8 * 2 - int(got["dropped"].sum())) * row
-        assert sent[0] == left, (
-            f"rank {rank}: dispatch sent {sent[0]} bytes, expected {left}: 16 choices, less those that were dropped"
+    for rank, got in enumerate(run(probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS)):
+        sent = [r["elements"] for r in got["layer"] if r["op"] == "all_to_all" and r["dtype"] != "int64"]
+        left = 8 * 2 - int(got["dropped"].sum())
+        assert sent[0] == left * sizes["width"], (
+            f"rank {rank}: dispatch sent {sent[0]} numbers, expected {left} rows of {sizes['width']}: 16 choices, less "
+            "those that were dropped"
         )
 
 
