@@ -1,0 +1,67 @@
+"""Tokens to their experts: by rank, over an all-to-all, then by expert."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lab.provided import provided
+
+from .exchange import exchange
+
+
+@provided
+@dataclass(frozen=True)
+class Dispatched:
+    """What this rank's experts are given, and what `combine` needs to bring it home.
+
+    An assignment is one choice of one token; choice c of token t is number t·k + c of this rank's tokens·k.
+    """
+
+    tokens: Tensor  # (arrived, width), grouped by expert, in the order of `counts`
+    counts: list[int]  # rows for each of this rank's experts
+    order: Tensor  # (left,) int64: the assignments whose tokens left, in the order they did
+    regroup: Tensor  # (arrived,) int64: tokens[i] arrived as row regroup[i]
+    sent: list[int]  # rows to each rank of the group
+    received: list[int]  # rows from each rank of the group
+
+
+def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | None = None) -> Dispatched:
+    """Send each token to the ranks that hold its experts, however uneven that is: no token is dropped or padded.
+
+    x: (tokens, width), any floating dtype, which is also the dtype that is sent. experts: (tokens, k) int64, of 0 …
+    n − 1; −1 is a choice that was dropped, for which nothing is sent. group: the E ranks over which the n experts are
+    spread, rank e holding experts e·n/E … (e+1)·n/E − 1; None: this process holds all of them, and nothing is sent.
+
+    Sent are, by `exchange`: how many rows there are for each expert (n int64, one all-to-all of n/E to each rank), then
+    the rows, one all-to-all of one row for each choice that was not dropped; in backward one more, of a gradient for
+    each row that arrived. Rows leave ordered by expert, then by assignment; they are handed over ordered by expert,
+    then by the rank they came from, then as they left: the same bits every time. A rank may send nothing, and an expert
+    may be given nothing.
+
+    Raises ValueError unless E divides n.
+    Source: Lepikhin et al. 2020, "GShard"; dropless: Gale et al. 2022, "MegaBlocks".
+    """
+    world = 1 if group is None else dist.get_world_size(group)
+    if n % world:
+        raise ValueError(f"expected a number of experts that {world} ranks divide, got {n}: each rank holds as many")
+    chosen = experts.flatten()  # (tokens · k,)
+    counts = torch.zeros(n + 1, dtype=torch.int64, device=x.device)  # the dropped, then each expert
+    counts = counts.scatter_add(0, chosen + 1, torch.ones_like(chosen))[1:]
+    each = [n // world] * world
+    arriving = exchange(counts, each, each, group)  # (n,): from each rank, for each of this rank's experts
+    # The host must know, and waits for the device; once for both.
+    leave, arrive = torch.stack([counts, arriving]).view(2, world, -1).tolist()
+    sent, received = [sum(to) for to in leave], [sum(source) for source in arrive]
+
+    order = chosen.argsort(stable=True)[len(chosen) - sum(sent) :]  # dropped ones come first
+    # A copy for each choice: in backward each adds to a row of its own, so that sums have one order on a GPU too.
+    leaving = x.repeat_interleave(experts.shape[1], dim=0)[order]  # (left, width)
+    arrived = exchange(leaving, sent, received, group)  # (arrived, width)
+
+    here = torch.arange(n // world, device=x.device).repeat(world)  # (n,): whom each number of `arriving` is for
+    regroup = here.repeat_interleave(arriving, output_size=sum(received)).argsort(stable=True)
+    return Dispatched(
+        arrived[regroup], [sum(rows) for rows in zip(*arrive, strict=True)], order, regroup, sent, received
+    )

@@ -1,0 +1,55 @@
+"""What the cost functions of a mesh say, for cases that are given."""
+
+from __future__ import annotations
+
+from lab.model.transformer import Config
+from lab.raising import raised
+
+
+def costs(impl, cases: list) -> list:
+    """case: config, work, degrees, stage, fsdp."""
+    return [_plain(_cost(impl, case)) for case in cases]
+
+
+def refused(impl, cases: list) -> list:
+    return [raised(lambda case=case: _cost(impl, case)) for case in cases]
+
+
+def _cost(impl, case: dict):
+    module = impl.mesh.accounting
+    work = module.Workload(Config(**case["config"]), **case["work"])
+    return module.accounting(work, module.Degrees(**case["degrees"]), stage=case["stage"], fsdp=case["fsdp"])
+
+
+def _plain(cost) -> dict:
+    sent = {str(axis): float(count) for axis, count in cost.bytes.items()}
+    return {"flops": int(cost.flops), "parameters": int(cost.parameters), "bubble": float(cost.bubble),
+            "memory": float(cost.memory), **sent}  # fmt: skip
+
+
+def times(impl, cases: list) -> list:
+    module, told = impl.mesh.accounting, []
+    for c in cases:
+        device = module.Device(**c["device"])
+        options = {} if c["sharded"] is None else {"sharded": c["sharded"]}
+        got = module.layer_times(
+            c["tokens"], c["width"], c["hidden"], data=c["data"], tensor=c["tensor"], device=device,
+            element=c["element"], **options,
+        )  # fmt: skip
+        told.append([float(got.compute_s), float(got.data_s), float(got.tensor_s)])
+    return told
+
+
+def limits(impl, cases: list) -> list:
+    """The fewest tokens of each case, and the best split of its ranks at its own tokens: [tokens, data, tensor]."""
+    module, told = impl.mesh.accounting, []
+    for c in cases:
+        device, given = module.Device(**c["device"]), {"overlap": c["overlap"], "element": c["element"]}
+        least = module.fewest_tokens(
+            c["width"], c["hidden"], data=c["data"], tensor=c["tensor"], device=device, **given
+        )
+        data, tensor = module.best_split(
+            c["data"] * c["tensor"], c["tokens"], c["width"], c["hidden"], device=device, **given
+        )
+        told.append([float(least), int(data), int(tensor)])
+    return told

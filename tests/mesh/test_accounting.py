@@ -1,0 +1,245 @@
+"""What a step on a mesh costs, counted on paper.
+
+What must be true: FLOPs, parameters and bytes are those of every weight and every message, for any degrees, stage and
+model; limits are where communication just takes as long as compute. How it would be faked or got wrong: everything
+divided by all ranks; experts reduced over data×expert; norms and router divided by tensor; the head on every stage; a
+ring's (W − 1)/W forgotten; all experts' FLOPs for a token's k; overlap and no overlap alike. The oracle lists weights
+and messages one by one, and knows no formula.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.model.transformer import Config, Transformer
+from lab.pytest_plugin import exercise
+from lab.world.cluster import sent_bytes
+
+from . import probes_accounting as probes
+
+ACCOUNTING = "mesh.accounting"
+RELATIVE = 1e-9
+CAUSES = {
+    "flops": "6 for each weight a token goes through; experts and router are not divided by tensor",
+    "parameters": "norms, router and experts are whole on every tensor rank; embedding first, head last",
+    "tensor": "all-reduces of the residual stream of this rank's tokens, and of three numbers a token for the loss",
+    "expert": "four all-to-alls of k rows a token and one of counts for each micro-batch, in each block; with fsdp the "
+    "all-reduce of dense shards",
+    "pipe": "the stream forward but for the last stage, its gradient back but for the first",
+    "data": "experts' gradients; with fsdp all parameters twice gathered and gradients scattered once",
+    "data×expert": "one all-reduce of all that is no expert; with fsdp nothing",
+    "bubble": "(P − 1) / micro_batches",
+    "memory": "16 bytes a parameter; fsdp divides by data",
+}
+
+
+def listed(case: dict) -> dict:
+    """Weight by weight and message by message."""
+    c, w, d = Config(**case["config"]), {"experts": 0, "k": 2, **case["work"]}, case["degrees"]
+    stage, sequences = case["stage"], w["sequences"] // (d["data"] * d["expert"] * w["micro_batches"])
+    first, last, kv = stage == 0, stage == d["pipe"] - 1, c.kv_heads * c.dim
+    dense, experts, products, messages = [], [], [], []  # numbers of elements; (weight, tokens); (axis, op, bytes)
+    tokens = sequences * w["context"]  # of one micro-batch
+    stream = 4 * tokens * c.width
+    swiglu = [(c.width, c.hidden), (c.width, c.hidden), (c.hidden, c.width)]
+    per_micro = []
+    if first:
+        dense.append(c.vocabulary * c.width // d["tensor"])
+        per_micro.append(("tensor", "all_reduce", stream))
+    for _ in range(c.layers // d["pipe"]):
+        dense += [c.width, c.width]  # norms
+        split = [(c.width, c.width), (c.width, kv), (c.width, kv), (c.width, c.width)]
+        per_micro += [("tensor", "all_reduce", stream)] * 2
+        if w["experts"]:
+            dense.append(c.width * w["experts"])
+            products.append((c.width * w["experts"], tokens))
+            experts += [m * n for m, n in swiglu] * (w["experts"] // d["expert"])
+            products += [(m * n, tokens * w["k"]) for m, n in swiglu]
+            per_micro.append(("expert", "all_to_all", 8 * w["experts"]))
+            per_micro += [("expert", "all_to_all", w["k"] * stream)] * 4
+        else:
+            split += swiglu
+            per_micro += [("tensor", "all_reduce", stream)] * 2
+        dense += [m * n // d["tensor"] for m, n in split]
+        products += [(m * n // d["tensor"], tokens) for m, n in split]
+        products += [(w["context"] * c.width // d["tensor"] // 2, tokens)] * 2  # scores and values, half of each masked
+    if last:
+        dense += [c.width, c.vocabulary * c.width // d["tensor"]]
+        products.append((c.vocabulary * c.width // d["tensor"], tokens))
+        per_micro += [("tensor", "all_reduce", n) for n in (stream, 4 * tokens, 8 * tokens)]
+    per_micro += [("pipe", "send", stream)] * ((not first) + (not last))
+    messages = per_micro * w["micro_batches"]
+    everything = sum(dense) + sum(experts)
+    if case["fsdp"]:
+        part = 4 * everything / d["data"]
+        messages += [("data", "all_gather", part)] * 2 + [("data", "reduce_scatter", part)]
+        messages.append(("expert", "all_reduce", 4 * sum(dense) / d["data"]))
+    else:
+        messages += [("data×expert", "all_reduce", 4 * n) for n in dense]
+        messages += [("data", "all_reduce", 4 * n) for n in experts]
+    worlds = {**d, "pipe": 2, "data×expert": d["data"] * d["expert"]}
+    sent = dict.fromkeys(("tensor", "expert", "pipe", "data", "data×expert"), 0.0)
+    for axis, op, size in messages:
+        sent[axis] += sent_bytes(op, size, worlds[axis])
+    return {
+        "flops": sum(3 * 2 * weight * t for weight, t in products) * w["micro_batches"], "parameters": everything,
+        "bubble": (d["pipe"] - 1) / w["micro_batches"],
+        "memory": 4 * 4 * everything / (d["data"] if case["fsdp"] else 1), **sent,
+    }  # fmt: skip
+
+
+def draw(rng, fsdp: bool | None = None, experts: bool | None = None) -> dict:
+    degrees = {axis: rng.choice([1, 1, 2, 3, 4]) for axis in ("data", "pipe", "expert", "tensor")}
+    routed = rng.choice([True, False]) if experts is None else experts
+    if not routed:
+        degrees["expert"] = 1
+    tensor, kv_heads = degrees["tensor"], degrees["tensor"] * rng.integers(1, 2)
+    heads = kv_heads * rng.integers(1, 2)
+    work = {"context": 2 * rng.integers(2, 40), "micro_batches": rng.integers(1, 4)}
+    work["sequences"] = degrees["data"] * degrees["expert"] * work["micro_batches"] * rng.integers(1, 3)
+    if routed:
+        work |= {"experts": degrees["expert"] * rng.integers(1, 3), "k": rng.integers(1, 2)}
+    return {
+        "config": {
+            "layers": degrees["pipe"] * rng.integers(1, 3), "width": 2 * heads * rng.integers(1, 5), "heads": heads,
+            "kv_heads": kv_heads, "hidden": tensor * rng.integers(3, 30), "vocabulary": tensor * rng.integers(5, 50),
+            "context": work["context"],
+        },
+        "work": work, "degrees": degrees, "stage": rng.integers(0, degrees["pipe"] - 1),
+        "fsdp": rng.choice([True, False]) if fsdp is None else fsdp,
+    }  # fmt: skip
+
+
+def check(run, cases: list) -> None:
+    for case, got in zip(cases, run(probes.costs, cases), strict=True):
+        for name, want in listed(case).items():
+            assert name in got, f"{case}: bytes have no axis {name!r}"
+            assert abs(got[name] - want) <= RELATIVE * want, (
+                f"{name} of {case}: expected {want:.12g}, got {got[name]:.12g}: {CAUSES[name]}"
+            )
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_a_step_is_the_sum_of_its_weights_and_messages(run, rng, fsdp, experts):
+    check(run, [draw(rng, fsdp, experts) for _ in range(40)])
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_the_example_by_hand(run):
+    case = {"config": {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "hidden": 176, "vocabulary": 256},
+            "work": {"sequences": 8, "context": 256}, "stage": 0, "fsdp": False,
+            "degrees": {"data": 2, "tensor": 2}}  # fmt: skip
+    (got,) = run(probes.costs, [case])
+    want = {"flops": 434_110_464, "parameters": 62_784, "tensor": 2_633_728, "data×expert": 251_136, "data": 0}
+    have = {name: got[name] for name in want}
+    assert have == want, f'"tiny" on data=2, tensor=2: expected {want}, got {have}'
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_what_does_not_divide_is_refused(run):
+    good = {"config": {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 6, "vocabulary": 8},
+            "work": {"sequences": 8, "context": 4, "micro_batches": 2, "experts": 4}, "stage": 0, "fsdp": False,
+            "degrees": {"data": 2, "pipe": 2, "expert": 2, "tensor": 2}}  # fmt: skip
+    wrong = [("pipe", 3), ("tensor", 4), ("expert", 3), ("data", 3), ("sequences", 12), ("experts", 0), ("stage", 2),
+             ("hidden", 7), ("vocabulary", 9), ("layers", 5)]  # fmt: skip
+    cases = [good]
+    for name, value in wrong:
+        case = {**good, **({name: value} if name == "stage" else {})}
+        for part in ("config", "work", "degrees"):
+            if name in good[part]:
+                case[part] = {**good[part], name: value}
+        cases.append(case)
+    for (name, value), told in zip([("all", "divides"), *wrong], run(probes.refused, cases), strict=True):
+        want = "nothing" if name == "all" else "ValueError"
+        assert told == want, f"{name} {value} in {good}: expected {want}, got {told}"
+
+
+def draw_layer(rng, **given) -> dict:
+    """A layer whose communication takes between a hundredth and a hundred times its compute."""
+    case = {
+        "width": 64 * rng.integers(1, 64), "hidden": 64 * rng.integers(1, 200), "data": rng.choice([1, 2, 3, 8, 64]),
+        "tensor": rng.choice([1, 2, 3, 8, 16]), "element": rng.choice([1, 2, 4]), "sharded": None, "overlap": True,
+        **given,
+    }  # fmt: skip
+    rate = 10 ** rng.uniform(12, 15)
+    case["device"] = {"flops_per_s": rate, "bytes_per_s": rate / 10 ** rng.uniform(1, 4.5)}
+    least = rate / case["device"]["bytes_per_s"] * case["data"] * case["element"] / 2
+    return {"tokens": float(math.ceil(least * 10 ** rng.uniform(-1, 1))), **case}
+
+
+def timed(case: dict, **change) -> list:
+    """[compute, data, tensor] from the messages."""
+    c = {**case, **change}
+    rows, columns = c["tokens"] / c["data"], c["hidden"] / c["tensor"]
+    compute = sum(2 * rows * m * n for m, n in ((c["width"], columns), (columns, c["width"])))
+    weight, stream = c["element"] * c["width"] * columns, c["element"] * rows * c["width"]
+    data = 2 * sent_bytes("all_gather", weight / c["data"], c["data"]) if c["sharded"] is not False else 0.0
+    tensor = sent_bytes("all_gather", stream / c["tensor"], c["tensor"])
+    tensor += sent_bytes("reduce_scatter", stream / c["tensor"], c["tensor"])
+    return [compute / c["device"]["flops_per_s"], *(s / c["device"]["bytes_per_s"] for s in (data, tensor))]
+
+
+@exercise(ACCOUNTING, kind="numerics")
+def test_a_layer_takes_as_long_as_its_products_and_messages(run, rng):
+    cases = [draw_layer(rng, sharded=rng.choice([None, True, False])) for _ in range(40)]
+    for case, got in zip(cases, run(probes.times, cases), strict=True):
+        for name, have, want in zip(("compute_s", "data_s", "tensor_s"), got, timed(case), strict=True):
+            assert abs(have - want) <= RELATIVE * want, f"{name} of {case}: expected {want:.9g}, got {have:.9g}"
+
+
+def spare(case: dict, tokens: float) -> float:
+    """Compute over communication: below 1 the network is the limit."""
+    compute, data, tensor = timed(case, tokens=tokens)
+    sent = max(data, tensor) if case["overlap"] else data + tensor
+    return math.inf if sent == 0 else compute / sent
+
+
+@exercise(ACCOUNTING, kind="numerics")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
+    """Data alone, tensor alone and their product; and no split of the ranks is faster than the best."""
+    kinds = [{}, {"tensor": 1}, {"data": 1}, {"tensor": 1, "data": 1}, {"tensor": 2, "hidden": 64 * 200}]
+    cases = [draw_layer(rng, overlap=overlap, **kinds[i % 5]) for i in range(50)]
+    for case, (least, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):
+        if least == 0:
+            assert spare(case, 1e-6) >= 1 - RELATIVE, f"{case}: 0 tokens, but few of them are communication-bound"
+        elif least == math.inf:
+            assert spare(case, 1e15) <= 1 + RELATIVE, f"{case}: never enough, but with 1e15 tokens compute is longer"
+        else:
+            assert abs(spare(case, least) - 1) <= 1e-6, (
+                f"{case}: with {least:.6g} tokens compute is {spare(case, least):.6g} of communication, expected 1: "
+                f"{'the longer of data and tensor' if overlap else 'data and tensor after each other'}"
+            )
+        ranks = case["data"] * case["tensor"]
+        steps = {}
+        for t in range(1, ranks + 1):
+            if ranks % t == 0:
+                parts = timed(case, data=ranks // t, tensor=t)
+                steps[ranks // t, t] = max(parts) if overlap else sum(parts)
+        fastest = min(steps.values())
+        want = min((t, d) for (d, t), s in steps.items() if s <= fastest * (1 + RELATIVE))
+        assert (tensor, data) == want, (
+            f"{case}: {ranks} ranks as (data, tensor) = {want[::-1]} take {fastest:.6g} s, got {(data, tensor)}"
+        )
+
+
+@exercise(ACCOUNTING, kind="property")
+def test_nothing_is_lost_between_ranks(run, rng):
+    """All ranks' FLOPs are one process's, all stages' parameters the model's."""
+    case = draw(rng, False, False)
+    degrees = case["degrees"]
+    alone = {**case, "degrees": dict.fromkeys(degrees, 1), "stage": 0}
+    stages = [{**case, "stage": s} for s in range(degrees["pipe"])]
+    whole, *each = run(probes.costs, [alone, *stages])
+    with torch.device("meta"):
+        count = sum(p.numel() for p in Transformer(Config(**case["config"])).parameters())
+    assert whole["parameters"] == count, f"{alone}: {whole['parameters']} parameters, the model has {count}"
+    flops = sum(cost["flops"] for cost in each) * degrees["data"] * degrees["tensor"]
+    assert flops == whole["flops"], f"{case}: all ranks need {flops} FLOPs, one process {whole['flops']}"
+    sent = {axis: whole[axis] for axis in ("tensor", "expert", "pipe", "data", "data×expert")}
+    assert not any(sent.values()), f"one rank sends nothing, got {sent}"

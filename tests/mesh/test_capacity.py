@@ -1,0 +1,110 @@
+"""What an expert does not take.
+
+What must be true: no expert takes more than its limit, first choices come first, then lower tokens; all that is dropped
+is counted, is not sent, and a token that lost all its choices leaves the layer as zeros, so that the residual passes it
+on. How it would be faked or got wrong: a limit rounded down; second choices that push out first ones; a queue that
+dropped choices of other experts lengthen; drops counted by token; a loop over tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_experts as probes
+from .experts import capped, draw_layer, one_process
+
+CAPACITY = "mesh.capacity"
+NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
+
+
+def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> dict:
+    """Choices that prefer low numbers."""
+    logits = rng.normal(tokens, n) - skew * torch.arange(n) / n
+    return {"experts": logits.argsort(dim=1, descending=True)[:, :k], "n": n, "factor": factor}
+
+
+@exercise(CAPACITY, kind="numerics")
+@pytest.mark.parametrize("k", [1, 2])
+def test_each_expert_keeps_its_first(run, rng, k):
+    cases = [draw(rng, rng.integers(3, 20), rng.integers(2, 6), k, f) for f in (0.25, 0.5, 1.0, 1.25, 2.0, 8.0)]
+    for case, got in zip(cases, run(probes.cap, cases), strict=True):
+        left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
+        what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
+        assert got["limit"] == limit, f"{what}: the limit is {limit}, got {got['limit']}: ⌈factor · tokens · k / n⌉"
+        assert torch.equal(got["experts"], left), (
+            f"{what}: of {case['experts'].tolist()} {left.tolist()} is kept, got {got['experts'].tolist()}: all first "
+            "choices queue first, by token, then all second ones"
+        )
+        assert got["dropped"].tolist() == dropped, (
+            f"{what}: dropped by expert {dropped}, got {got['dropped'].tolist()}: every choice that became −1 counts"
+        )
+
+
+@exercise(CAPACITY, kind="numerics")
+def test_nothing_to_keep_and_nothing_to_drop(run, rng):
+    n = rng.integers(2, 5)
+    cases = [
+        {"experts": torch.zeros(0, 2, dtype=torch.int64), "n": n, "factor": 1.0},
+        draw(rng, 7, n, 2, n / 2),  # no token chooses an expert twice
+        {"experts": (torch.arange(3 * n) % n).view(-1, 1), "n": n, "factor": 1.0},  # even
+    ]
+    for case, got in zip(cases, run(probes.cap, cases), strict=True):
+        assert torch.equal(got["experts"], case["experts"]), (
+            f"{case}: nothing is above the limit of {got['limit']}, and {got['experts'].tolist()} was kept"
+        )
+        assert got["dropped"].tolist() == [0] * n, f"{case}: dropped {got['dropped'].tolist()}, expected nothing"
+
+
+@exercise(CAPACITY, kind="numerics")
+def test_a_factor_of_nothing_is_refused(run):
+    told = run(probes.cap_refused, [0.0, -1.0, float("nan")])
+    assert told == ["ValueError"] * 3, f"factors 0, −1 and NaN: expected ValueError, got {told}"
+
+
+@exercise(CAPACITY, kind="numerics")
+def test_what_is_dropped_passes_by_the_layer(run, rng):
+    sizes, state = draw_layer(rng, 4)
+    sizes |= {"factor": 0.25, "reduce": False}
+    tokens = rng.integers(9, 12)
+    shares = [
+        {"x": rng.normal(tokens, sizes["width"]), "weights": rng.normal(tokens, sizes["width"])} for _ in range(2)
+    ]
+    want, plain = (one_process(sizes, state, shares, dtype) for dtype in ("float64", "float32"))
+    ranks = run(probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS)
+    assert any(lost for answer in want["ranks"] for lost in answer["lost"]), "the test drew a limit that nothing meets"
+    for rank, got in enumerate(ranks):
+        wanted, what = want["ranks"][rank], f"rank {rank} of 2, factor 0.25"
+        assert got["dropped"].tolist() == wanted["dropped"], (
+            f"{what}: dropped {got['dropped'].tolist()}, expected {wanted['dropped']} by expert"
+        )
+        for t, lost in enumerate(wanted["lost"]):
+            assert not lost or not got["y"][t].any(), f"{what}: token {t} lost all its choices: expected zeros for it"
+        close(got["y"], wanted["y"], plain["ranks"][rank]["y"], what, factor=8)
+
+
+@exercise(CAPACITY, kind="property")
+def test_what_is_dropped_is_not_sent(run, rng):
+    sizes, state = draw_layer(rng, 4)
+    sizes |= {"factor": 0.5, "reduce": False}
+    shares = [{"x": rng.normal(8, sizes["width"]), "weights": rng.normal(8, sizes["width"])} for _ in range(2)]
+    for rank, got in enumerate(run(probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS)):
+        sent = [r["elements"] for r in got["layer"] if r["op"] == "all_to_all" and r["dtype"] != "int64"]
+        left = 8 * 2 - int(got["dropped"].sum())
+        assert sent[0] == left * sizes["width"], (
+            f"rank {rank}: dispatch sent {sent[0]} numbers, expected {left} rows of {sizes['width']}: 16 choices, less "
+            "those that were dropped"
+        )
+
+
+@exercise(CAPACITY, kind="property")
+def test_tokens_are_not_looped_over(run, rng):
+    few, many = (draw(rng, tokens, 4, 2, 1.0) for tokens in (8, 200))
+    fewer, more = (got["operators"] for got in run(probes.cap, [few, many]))
+    assert more == fewer, (
+        f"{fewer} operators for 8 tokens and {more} for 200: on a GPU each is a launch; a cumulative sum of one-hot "
+        "rows counts all queues at once"
+    )

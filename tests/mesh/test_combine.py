@@ -1,0 +1,118 @@
+"""Results of experts on their way home.
+
+What must be true: each token gets the sum of its choices' results, each times its gate, in its own place; gates have
+their gradient, dropped choices none. How it would be faked or got wrong: results left in the order they arrived; gates
+forgotten, or applied without a gradient; a token's second choice overwriting its first; sums in 16 bits; gates or
+numbers sent along.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_experts as probes
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept
+
+COMBINE = "mesh.combine"
+NEEDS = ["mesh.exchange", "mesh.dispatch"]
+
+
+def draw(rng, world: int) -> list:
+    cases = draw_kinds(rng, world)
+    for case in (case for rank in cases for case in rank):
+        tokens, width = case["x"].shape
+        case |= {"gates": rng.normal(*case["experts"].shape), "weights": rng.normal(tokens, width + 1)}
+    return cases
+
+
+def oracle(case: dict, dtype: torch.dtype) -> dict:
+    """Token by token: expert e makes ((e + 1)·t, t[0]² + e) of t."""
+    x, gates = (case[name].to(dtype).requires_grad_() for name in ("x", "gates"))
+    out = torch.zeros(len(x), x.shape[1] + 1, dtype=dtype)
+    for t in range(len(x)):
+        for c, e in enumerate(case["experts"][t].tolist()):
+            if e >= 0:
+                result = torch.cat([x[t] * (e + 1), x[t, :1] ** 2 + e])
+                one = torch.zeros(len(x), 1, dtype=dtype)
+                one[t] = 1
+                out = out + one * gates[t, c] * result
+    total = (out * case["weights"].to(dtype)).sum()
+    by_x, by_gates = torch.autograd.grad(total, [x, gates], allow_unused=True) if total.requires_grad else (None, None)
+    return {
+        "out": out.detach(), "by_x": torch.zeros_like(x) if by_x is None else by_x,
+        "by_gates": torch.zeros_like(gates) if by_gates is None else by_gates,
+    }  # fmt: skip
+
+
+CAUSES = {
+    "out": "in the order that dispatch was given, Σ gate · result, nothing for what was dropped",
+    "by_gates": "the gradient of a gate is result · gradient of its token; 0 where the choice was dropped",
+    "by_x": "gradients go back to the rank whose expert it was, times the gate",
+}
+
+
+def judge(ranks: list, cases: list, members: list) -> None:
+    for i, kind in enumerate(KINDS):
+        for place, r in enumerate(members):
+            case, got = cases[r][i], ranks[r][i]
+            want, plain = oracle(case, torch.float64), oracle(case, torch.float32)
+            for name, cause in CAUSES.items():
+                what = f"rank {place} of {len(members)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
+                close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
+
+
+@exercise(COMBINE, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_results_come_home_weighted(run, rng, world):
+    cases = draw(rng, world)
+    judge(run(probes.there_and_back, cases, [], world=world, replace=NEEDS), cases, list(range(world)))
+
+
+@exercise(COMBINE, kind="numerics")
+def test_over_a_part_of_the_world_and_alone(run, rng):
+    members = sorted(rng.shuffled(range(1, 4))[:2])
+    drawn, cases = draw(rng, 2), [[] for _ in range(4)]
+    for place, r in enumerate(members):
+        cases[r] = drawn[place]
+    judge(run(probes.there_and_back, cases, [members], world=4, replace=NEEDS), cases, members)
+    alone = draw(rng, 1)
+    judge([run(probes.there_and_back, alone, None, replace=NEEDS)], alone, [0])
+
+
+@exercise(COMBINE, kind="numerics")
+def test_16_bits_are_summed_in_the_wider_dtype(run, rng):
+    """Gates are float32: two results that nearly cancel keep digits that a sum of bfloat16 has lost."""
+    (case,) = draw_tokens(rng, 1, 2, 2, "even", torch.bfloat16)
+    tokens = 64
+    case["x"] = rng.normal(tokens, 3).bfloat16()
+    case["experts"] = torch.tensor([[0, 1]] * tokens)
+    case |= {"gates": torch.stack([rng.normal(tokens) + 2.0, rng.normal(tokens) * 0.01 - 1.0], 1)}
+    case["weights"] = rng.normal(tokens, 4)
+    (got,) = run(probes.there_and_back, [[case]], None, replace=NEEDS)
+    assert got["out"].dtype == torch.bfloat16, f"results are bfloat16, and {got['out'].dtype} came back"
+    e0, e1 = (torch.cat([case["x"] * (e + 1), case["x"][:, :1] ** 2 + e], 1).double() for e in (0, 1))  # rounded
+    want = case["gates"][:, :1].double() * e0 + case["gates"][:, 1:].double() * e1
+    close(
+        got["out"], want, want.bfloat16(), "bfloat16 results", factor=1.5,
+        cause="multiply and add in the wider dtype of results and gates, round once",
+    )  # fmt: skip
+
+
+@exercise(COMBINE, kind="property")
+def test_only_results_are_sent(run, rng):
+    world = rng.integers(2, 3)
+    cases = draw(rng, world)
+    for rank, told in enumerate(run(probes.there_and_back, cases, [], world=world, replace=NEEDS)):
+        for i, got in enumerate(told):
+            row = 4 * (cases[rank][i]["x"].shape[1] + 1)
+            arrived = len(arrivals([c[i] for c in cases], rank)) * row
+            for phase, bytes in (("combine", arrived), ("combine_backward", kept(cases[rank][i]) * row)):
+                sent = [(r["op"], r["bytes"]) for r in got[phase]]
+                assert sent == [("all_to_all", bytes)], (
+                    f"rank {rank} of {world}, {KINDS[i]}, {phase}: sent {sent}, expected one all_to_all of {bytes} "
+                    f"bytes, a row of {row} for each that goes: gates are at home, and so is the order"
+                )

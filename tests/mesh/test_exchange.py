@@ -1,0 +1,119 @@
+"""An all-to-all with a way back.
+
+What must be true: rows arrive by rank, in any numbers, and gradients take the way back, each by one all-to-all. How it
+would be faked or got wrong: equal splits; splits not swapped in backward; a plain all_to_all_single, through which no
+gradient goes; everyone's rows to everyone; a rank that skips the call because it has nothing to send.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_experts as probes
+
+EXCHANGE = "mesh.exchange"
+KINDS = ["uneven", "empty", "from one", "nothing", "integers", "half", "three dims"]
+
+
+def draw(rng, world: int) -> list:
+    """[rank][kind]: rows from each rank to each."""
+    cases: list = [[] for _ in range(world)]
+    for kind in KINDS:
+        n = [[rng.integers(0, 3) if kind != "empty" else rng.choice([0, 0, 3]) for _ in range(world)]
+             for _ in range(world)]  # fmt: skip
+        if kind in ("from one", "nothing"):
+            giver = rng.integers(0, world - 1) if kind == "from one" else -1
+            n = [[count + 1 if source == giver else 0 for count in counts] for source, counts in enumerate(n)]
+        width = [2, rng.integers(1, 3)] if kind == "three dims" else [rng.integers(1, 4)]
+        dtype = torch.float16 if kind == "half" else torch.float32
+        for r in range(world):
+            rows = rng.normal(sum(n[r]), *width).to(dtype)
+            received = [n[s][r] for s in range(world)]
+            weights: torch.Tensor | None = rng.normal(sum(received), *width).to(dtype)
+            if kind == "integers":
+                rows, weights = (rows * 100).long(), None
+            cases[r].append({"rows": rows, "sent": n[r], "received": received, "weights": weights})
+    return cases
+
+
+def delivered(rows: list, splits: list) -> list:
+    """What each rank gets, where rank s has rows[s] and sends splits[s][r] of them to r."""
+    parts = [x.split(list(s)) for x, s in zip(rows, splits, strict=True)]
+    return [torch.cat([p[r] for p in parts]) for r in range(len(rows))]
+
+
+def judge(ranks: list, cases: list, members: list) -> None:
+    for i, kind in enumerate(KINDS):
+        here = [cases[r][i] for r in members]
+        arrived = delivered([c["rows"] for c in here], [c["sent"] for c in here])
+        for place, r in enumerate(members):
+            what, got = f"rank {place} of {len(members)}, {kind}", ranks[r][i]
+            assert got["arrived"].dtype == arrived[place].dtype, f"{what}: got {got['arrived'].dtype}"
+            assert torch.equal(got["arrived"], arrived[place]), (
+                f"{what}: sent {here[place]['sent']}, received {here[place]['received']}: got "
+                f"{got['arrived'].tolist()}, expected {arrived[place].tolist()}: rows by the rank they come from"
+            )
+        if kind == "integers":
+            continue
+        back = delivered([c["weights"] for c in here], [c["received"] for c in here])
+        for place, r in enumerate(members):
+            close(
+                ranks[r][i]["gradient"], back[place].double(), back[place], f"rank {place} of {len(members)}, {kind}, "
+                "gradient", cause="backward is an exchange with sent and received swapped",
+            )  # fmt: skip
+
+
+@exercise(EXCHANGE, kind="numerics")
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_rows_arrive_by_rank_and_gradients_go_back(run, rng, world):
+    cases = draw(rng, world)
+    judge(run(probes.exchange, cases, [], world=world), cases, list(range(world)))
+
+
+@exercise(EXCHANGE, kind="numerics")
+def test_a_group_that_is_a_part_of_the_world(run, rng):
+    members = sorted(rng.shuffled(range(1, 5))[:3])
+    drawn, cases = draw(rng, 3), [[] for _ in range(5)]
+    for place, r in enumerate(members):
+        cases[r] = drawn[place]
+    judge(run(probes.exchange, cases, [members], world=5), cases, members)
+
+
+@exercise(EXCHANGE, kind="numerics")
+def test_numbers_that_do_not_fit_are_refused(run):
+    cases = [[3, [2], [2]], [3, [3, 0], [3, 0]], [3, [3], []], [3, [3], [3]]]
+    told = run(probes.exchange_refused, cases)
+    want = ["ValueError"] * 3 + ["nothing"]
+    assert told == want, f"(rows, sent, received) of {cases}, alone: expected {want}, got {told}"
+
+
+@exercise(EXCHANGE, kind="property")
+def test_one_all_to_all_forward_and_one_backward(run, rng):
+    world = rng.integers(2, 4)
+    cases = draw(rng, world)
+    for rank, told in enumerate(run(probes.exchange, cases, [], world=world)):
+        for case, kind, got in zip(cases[rank], KINDS, told, strict=True):
+            size = case["rows"][0:1].numel() * case["rows"].element_size() if len(case["rows"]) else None
+            for phase, rows in (("forward", sum(case["sent"])), ("backward", sum(case["received"]))):
+                sent = [(r["op"], r["bytes"]) for r in got[phase]]
+                ops = [op for op, _ in sent]
+                wanted = [] if phase == "backward" and kind == "integers" else ["all_to_all"]
+                what = f"rank {rank} of {world}, {kind}, {phase}: {rows} rows"
+                assert ops == wanted, f"{what}: issued {ops}, expected {wanted}, also where there is nothing to send"
+                if ops and size is not None:
+                    assert sent[0][1] == rows * size, (
+                        f"{what}: {sent[0][1]} bytes, expected {rows * size}: rows as they are, to nobody else"
+                    )
+
+
+@exercise(EXCHANGE, kind="property")
+def test_a_rank_alone_sends_nothing(run, rng):
+    cases = draw(rng, 1)
+    for groups in ([], None):
+        for kind, got in zip(KINDS, run(probes.exchange, cases, groups, world=1)[0], strict=True):
+            sent = [r["op"] for r in got["forward"] + got["backward"]]
+            assert not sent, f"{kind}, a group of {'one' if groups == [] else 'None'}: issued {sent}, expected nothing"
