@@ -151,7 +151,7 @@ def gradients(impl, kind: str, options: dict, values: list, groups: list) -> dic
     group = {"group": mine[0]} if mine else {}
     told = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
-        m = nn.Sequential(Dot(values[rank]))
+        m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank]))  # masters are float32
         given = options if small is None else {**options, "small": small}
         wrapped = wrap(impl, kind, m, **given, **group)
         wrapped(values[rank]).backward()
