@@ -26,7 +26,7 @@ class Slow(torch.optim.SGD):
 
 
 def against_whole(impl: Any, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
-    """Seconds of a step: all updated on every rank, then a blocking broadcast a tensor; and by the sharded optimizer."""
+    """Seconds of a step: all updated on every rank, then a blocking broadcast a tensor; and of a sharded step."""
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
     for p in ps:
         p.grad = torch.ones_like(p)
