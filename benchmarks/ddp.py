@@ -16,10 +16,9 @@ import statistics
 import subprocess
 import sys
 
-from lab.world.cluster import Link
-
 from lab.assignment import ROOT
 from lab.runner import Room, Runner
+from lab.world.cluster import Link
 
 from .probes_ddp import VARIANTS, steps
 from .results import write

@@ -20,9 +20,9 @@ def write(terminal: Any, results: list[Result], config: Any) -> None:
     unwritten = {r.exercise for r in results if r.reason == "unwritten"}
     terminal.write_line("")
     _failures(terminal, [r for r in results if r.outcome == "failed" and r.reason != "unwritten"])
-    _table(terminal, scores, unwritten)
-    _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     next_one = next((s.exercise for s in scores if not s.passed and s.possible), None)
+    _table(terminal, scores, unwritten, next_one.stage if next_one is not None else "")
+    _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     if next_one is not None:
         _next(terminal, next_one, config.option.impl)
     elif ids == set(known.exercises):
@@ -49,9 +49,30 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         terminal.write_line("")
 
 
-def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> None:
+def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], current: str) -> None:
+    """A line an exercise; one for a stage that is still to come, of which nothing is written."""
     width = max((len(s.exercise.id) for s in scores), default=8)
     terminal.write_line(f"{'exercise':<{width}}     points  not run", bold=True)
+    ran = [s for s in scores if (s.possible or s.inconclusive) and s.exercise.id not in unwritten]
+    begun = {s.exercise.stage for s in ran} | {current}
+    for stage in dict.fromkeys(s.exercise.stage for s in scores):
+        mine = [s for s in scores if s.exercise.stage == stage]
+        if stage in begun or len(mine) == 1:
+            _exercises(terminal, mine, unwritten, width)
+        else:
+            _, possible, not_run = totals(mine)
+            left = sum(s.exercise.id in unwritten for s in mine)
+            away = _points(not_run) if not_run else ""
+            note = f"{left} exercises not written yet"
+            terminal.write_line(f"{stage:<{width}}  · {0:>5}/{_points(possible):<5} {away:>7}   {note}")
+    earned, possible, not_run = totals(scores)
+    terminal.write_line(
+        f"{'total':<{width}}    {_points(earned):>5}/{_points(possible):<5} {_points(not_run):>7}", bold=True
+    )
+    terminal.write_line("")
+
+
+def _exercises(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], width: int) -> None:
     for s in scores:
         e = s.exercise
         mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
@@ -68,11 +89,6 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str]) -> N
         terminal.write_line(
             f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour
         )
-    earned, possible, not_run = totals(scores)
-    terminal.write_line(
-        f"{'total':<{width}}    {_points(earned):>5}/{_points(possible):<5} {_points(not_run):>7}", bold=True
-    )
-    terminal.write_line("")
 
 
 def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:

@@ -94,7 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Overwrite every tensor that wants a gradient with its owner's."""
         messages: list[tuple[int, Tensor, list[Tensor]]] = []  # owner, what is sent, what it is unpacked into
         small: dict[Any, list[Tensor]] = defaultdict(list)
-        for parameter, owner in sorted(self.owner.items(), key=lambda item: item[1]):
+        for parameter, owner in self.owner.items():  # by size, so that owners take turns: all of them send at once
             if parameter.requires_grad:
                 tensor = parameter.detach()
                 if tensor.is_contiguous() and tensor.nbytes >= LARGE:

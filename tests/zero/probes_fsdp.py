@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -151,7 +151,7 @@ def gradients(impl, kind: str, options: dict, values: list, groups: list) -> dic
     group = {"group": mine[0]} if mine else {}
     told = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
-        m = nn.Sequential(Dot(values[rank]))
+        m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank]))  # masters are float32
         given = options if small is None else {**options, "small": small}
         wrapped = wrap(impl, kind, m, **given, **group)
         wrapped(values[rank]).backward()
@@ -167,6 +167,15 @@ def nested(impl, kind: str) -> str:
     return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
 
 
+def _plain(x: Any) -> list[torch.Tensor]:
+    """The tensors that have memory: of a DTensor, which claims to be as large as the whole, this rank's part."""
+    if not isinstance(x, torch.Tensor):
+        return []
+    if not is_traceable_wrapper_subclass(x):
+        return [x]
+    return [y for name in x.__tensor_flatten__()[0] for y in _plain(getattr(x, name))]
+
+
 class Held(TorchDispatchMode):
     """Bytes of all storages that torch operations have made or met, as large as they are when they are asked for."""
 
@@ -178,8 +187,8 @@ class Held(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves((out, args, kwargs)):
-            if isinstance(x, torch.Tensor):
-                storage = x.untyped_storage()
+            for y in _plain(x):
+                storage = y.untyped_storage()
                 key = storage._cdata
                 if key not in self.known:
                     self.known[key] = weakref.ref(storage, lambda _, key=key: self.known.pop(key, None))

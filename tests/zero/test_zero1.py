@@ -6,7 +6,8 @@ fair share; what is sent is the parameters, once, and nobody waits for one tenso
 How it would be faked: the plain optimizer on every rank (the bytes that are alive after two steps, counted at the
 dispatcher, wherever they are hidden); state on every rank and only the update sharded (the same); one rank that does it
 all (the same); an all-reduce of everything, or gradients sent once more (the ledger); sharing by number of tensors, or
-round robin (tensors of very different sizes, in an order that is bad for it).
+round robin (tensors of very different sizes, in an order that is bad for it); everything updated everywhere (on a link,
+with an update that takes its time, the clock).
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import decide
+from lab.measure.compare import compare, slowest
 from lab.pytest_plugin import exercise
+from lab.world.cluster import Link
 
 from . import probes_optimizer as probes
+from . import probes_timed
 from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, sent_bytes, steps_as_the_whole, turns
 
 ZERO1 = "zero.zero1"
@@ -241,3 +246,26 @@ def test_bad_input_is_refused_as_torch_refuses_it(run):
     want = run(probes.refused, "plain", [])
     (got,) = run(probes.refused, "zero1", [], world=1)
     assert got == want, f"raised {got}, torch's optimizer {want}"
+
+
+@exercise(ZERO1, kind="timing")
+def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
+    world, seconds, link = 4, 0.048, Link(3e-4, 100e6)
+    sizes = [rng.integers(900, 1000) for _ in range(12)]
+    shares = [0] * world
+    for size in sorted(sizes, reverse=True):
+        shares[shares.index(min(shares))] += size
+    whole = seconds + sum(link.cost_s("broadcast", 4 * size, world) for size in sizes)
+    packed = sum(link.cost_s("broadcast", 4 * share, world) for share in shares)
+    predicted = whole / (seconds * max(shares) / sum(sizes) + packed)
+
+    def more():
+        arguments = (sizes, seconds / sum(sizes), 12, rng.integers(0, 10**6))
+        return slowest(run(probes_timed.against_whole, *arguments, world=world, link=link))
+
+    decide(
+        compare(more, predicted**0.5),
+        f"a step of 12 tensors, {1e3 * seconds:g} ms for all, on {world} ranks, against all of it on every rank; the "
+        f"cost function predicts {predicted:.2f} times",
+        "a rank that updates its own tensors only needs a share of the time",
+    )

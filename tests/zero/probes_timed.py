@@ -1,0 +1,41 @@
+"""What runs on a link beside the clock: an optimizer that takes the time it is told to, sharded and whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lab.measure.clock import sleep
+from lab.measure.compare import interleaved
+
+
+class Slow(torch.optim.SGD):
+    """SGD whose step takes `seconds_each` an element, and no core: ranks that share cores do not disturb each other."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, seconds_each: float = 0.0):
+        super().__init__(params, lr=lr)
+        self.seconds_each = seconds_each
+
+    def step(self, closure: Any = None) -> Any:
+        elements = sum(p.numel() for g in self.param_groups for p in g["params"] if p.grad is not None)
+        sleep(self.seconds_each * elements)
+        return super().step(closure)
+
+
+def against_whole(impl: Any, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
+    """Seconds of a step: all updated on every rank, then a blocking broadcast a tensor; and of a sharded step."""
+    ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    whole = Slow(ps, seconds_each=seconds_each)
+    sharded = impl.zero.zero1.ShardedOptimizer(ps, Slow, seconds_each=seconds_each)
+
+    def everything() -> None:
+        whole.step()
+        for i, p in enumerate(ps):
+            dist.broadcast(p.detach(), group_src=i % ranks)
+
+    return interleaved(everything, sharded.step, pairs, seed, dist.barrier)
