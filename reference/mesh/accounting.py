@@ -168,9 +168,9 @@ def fewest_tokens(
     """The tokens of the whole batch below which a layer with FSDP × tensor is communication-bound; need not be whole.
 
     Both compute and tensor's bytes grow with tokens, data's do not. So without tensor (T = 1) the limit is tokens / D =
-    (D − 1)/D · C·β · element/2, whether or not there is overlap, with C the device's FLOP/s and β its seconds a byte; and
-    for too large a T no number of tokens is enough: infinity. 0 where nothing is sent along data, and tensor's time does
-    not outlast compute. With 1e15 FLOP/s and 1e11 bytes/s, 2 bytes, D = 8: 8,750 tokens a data rank.
+    (D − 1)/D · C·β · element/2, whether or not there is overlap, with C the device's FLOP/s and β its seconds a byte;
+    and for too large a T no number of tokens is enough: infinity. 0 where nothing is sent along data, and tensor's time
+    does not outlast compute. With 1e15 FLOP/s and 1e11 bytes/s, 2 bytes, D = 8: 8,750 tokens a data rank.
     Source: Austin et al. 2025, "How to Scale Your Model", chapter 5.
     """
     one = layer_times(1, width, hidden, data=data, tensor=tensor, device=device, element=element)
