@@ -454,8 +454,8 @@ ZERO = [
             axes.legend(ncols=4, fontsize=8)
             plt.show()"""),
     ("md", """
-        *One falling line, and on it, without a gap at the two dashed lines where the number of ranks changes, circles, squares and
-        triangles.* The losses are equal to the last bit: state is saved by the parameters' names, and whoever owns a tensor
+        *A line that falls and then flattens, and on it, without a jump at the two dashed lines where the number of ranks changes,
+        circles, squares and triangles.* The losses are equal to the last bit: state is saved by the parameters' names, and whoever owns a tensor
         now finds it."""),
 ]  # fmt: skip
 
