@@ -57,14 +57,23 @@ class BucketedDDP(NaiveDDP):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward only accumulates; the first backward after it sends the sums."""
-        self.synchronizing = False
+        """Within it backward only accumulates; the first backward after it sends the sums.
+
+        Without it there is one backward a synchronization: another raises RuntimeError, since it would add to what is
+        under way.
+        """
+        before, self.synchronizing = self.synchronizing, False
         try:
             yield
         finally:
-            self.synchronizing = True
+            self.synchronizing = before
 
     def _accumulated(self, bucket: "_Bucket", parameter: nn.Parameter) -> None:
+        if bucket.work is not None:
+            raise RuntimeError(
+                "a second backward while gradients of the first are under way: put all but the last under no_sync(), "
+                "or call finish_gradient_synchronization() in between"
+            )
         bucket.hold(parameter)
         if self.synchronizing:
             bucket.ready += 1

@@ -41,5 +41,9 @@ class BucketedDDP(NaiveDDP):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward only accumulates; the first backward after it sends the sums."""
+        """Within it backward only accumulates; the first backward after it sends the sums.
+
+        Without it there is one backward a synchronization: another raises RuntimeError, since it would add to what is
+        under way.
+        """
         raise NotImplementedError("ddp.bucketed: Within it backward only accumulates")

@@ -104,7 +104,7 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
     batches = draw_batches(rng, width, world, orders)
     lr = rng.uniform(0.05, 0.15)
     probe, args = probes_wrappers.steps, (options or {}, width, plan, states, batches, lr, set_to_none)
-    ranks = run(probe, kind, *args, world=world, replace=["ddp.naive"])
+    ranks = run(probe, kind, *args, world=world, replace=_needs(kind))
     want = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "float64")
     plain = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "")
     for rank, got in enumerate(ranks):
@@ -144,7 +144,7 @@ def trains_model_as_one(run, rng, expect, kind, world):
     """The same of the model that has a tied weight, a frozen and an unused parameter, and buffers."""
     width, depth, states, shares = draw(rng, world)
     lr = rng.uniform(0.05, 0.2)
-    ranks = run(probes.train, kind, width, depth, states, shares, lr, world=world, replace=["ddp.naive"])
+    ranks = run(probes.train, kind, width, depth, states, shares, lr, world=world, replace=_needs(kind))
     want = expect(oracle, width, depth, states[0], shares, lr, "float64")
     plain = expect(oracle, width, depth, states[0], shares, lr, "float32")
     for rank, got in enumerate(ranks):
@@ -160,15 +160,25 @@ def trains_model_as_one(run, rng, expect, kind, world):
             )  # fmt: skip
 
 
+def _needs(kind: str) -> list[str]:
+    return [] if kind == "naive" else ["ddp.naive"]
+
+
 def averages_its_group(run, rng, kind):
     """Assert that a wrapper that was given a group takes the mean over that group."""
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     shapes = [(rng.integers(1, 5), rng.integers(1, 5)) for _ in range(3)]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(5)]
-    ranks = run(probes.gradients, kind, values, groups, world=5, replace=["ddp.naive"])
+    ranks = run(probes.gradients, kind, values, groups, world=5, replace=_needs(kind))
     for rank, got in enumerate(ranks):
         mine = next(g for g in groups if rank in g)
+        assert got["start"] == [mine[0]], (
+            f"rank {rank} of {mine}: weights and buffers start as those of ranks {got['start']}, expected {mine[:1]}: "
+            "the first of the group, by group_src=0 and group="
+        )
+        strangers = [g for g in got["groups"] if list(g) != mine]
+        assert not strangers, f"rank {rank} of {mine}: sent something over {strangers[0]}: pass group= everywhere"
         for i in range(len(shapes)):
             stack = torch.stack([values[r][i] for r in mine])
             close(
@@ -181,7 +191,7 @@ def survives_fp16(run, rng, kind):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     world = rng.integers(3, 4)
     values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
-    for rank, got in enumerate(run(probes.gradients, kind, values, [], world=world, replace=["ddp.naive"])):
+    for rank, got in enumerate(run(probes.gradients, kind, values, [], world=world, replace=_needs(kind))):
         want = torch.stack([v[0] for v in values]).double().mean(0)
         finite = torch.isfinite(got["gradients"][0])
         assert finite.all(), (
@@ -196,7 +206,11 @@ def steps_of(run, rng, kind, chain, orders, set_to_none=True, options=None):
     width, plan, states = chain
     batches = draw_batches(rng, width, len(states), orders)
     args = (options or {}, width, plan, states, batches, 0.1, set_to_none)
-    return run(probes_wrappers.steps, kind, *args, world=len(states), replace=["ddp.naive"])
+    ranks = run(probes_wrappers.steps, kind, *args, world=len(states), replace=_needs(kind))
+    known = {dtype for _, dtype in plan}
+    other = {row["dtype"] for got in ranks for step in got["steps"] for row in step["rows"]} - known
+    assert not other, f"gradients are {' and '.join(sorted(known))}, but {' and '.join(sorted(other))} was sent"
+    return ranks
 
 
 def not_waited_in_backward(what, step):
@@ -231,7 +245,7 @@ def beats_naive(run, rng, kind: str, chain: tuple, link: Link, together: int, sh
 
     def more():
         arguments = (kind, options, chain, 12, rng.integers(0, 10**6))
-        return slowest(run(probes_timed.against_naive, *arguments, world=world, link=link))
+        return slowest(run(probes_timed.against_naive, *arguments, world=world, link=link, replace=_needs(kind)))
 
     decide(
         compare(more, predicted**share),

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.raising import raised
 from lab.world.group import ledger
 
 
@@ -75,14 +76,44 @@ def train(impl, kind: str, width: int, depth: int, states: list, shares: list, l
 def gradients(impl, kind: str, values: list, groups: list) -> dict:
     """Average given gradients; with groups ([[ranks], …]) the wrapper gets the one this rank is in."""
     rank = dist.get_rank()
-    m = nn.ParameterList([nn.Parameter(torch.zeros_like(v)) for v in values[rank]])
+    m = Given(values[rank], rank)
     made = [dist.new_group(ranks) for ranks in groups]
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    first = len(ledger.rows)
     wrapped = wrap(impl, kind, m, *mine)
-    loss = sum((p * v).sum() for p, v in zip(m, values[rank], strict=True))
-    loss.backward()
+    start = [float(t.flatten()[0]) for t in (*m.parameters(), *m.buffers())]
+    wrapped(values[rank]).backward()
     wrapped.finish_gradient_synchronization()
-    return {"gradients": [p.grad for p in m]}
+    return {
+        "gradients": [p.grad for p in m.weights],
+        "start": sorted({*start, float(m.place)}),
+        "groups": sorted({tuple(row.group) for row in ledger.rows[first:]}),
+    }
+
+
+def twice(impl, kind: str, values: list) -> dict:
+    """Two backwards before one synchronization, with nothing said of it: what is raised, or the gradients."""
+    m = Given(values[dist.get_rank()], 0)
+    wrapped = wrap(impl, kind, m)
+
+    def step() -> None:
+        for _ in range(2):
+            wrapped(values[dist.get_rank()]).backward()
+        wrapped.finish_gradient_synchronization()
+
+    return {"raised": raised(step), "gradients": [p.grad for p in m.weights]}
+
+
+class Given(nn.Module):
+    """The gradient of each weight is what forward is given for it; weights and a buffer start as the rank's number."""
+
+    def __init__(self, values: list, rank: int):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.full_like(v, rank)) for v in values)
+        self.register_buffer("place", torch.tensor(float(rank)))
+
+    def forward(self, values: list) -> torch.Tensor:
+        return sum((p * v).sum() for p, v in zip(self.weights, values, strict=True))
 
 
 def sent(impl, kind: str, width: int, depth: int, states: list, shares: list) -> dict:

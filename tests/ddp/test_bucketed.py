@@ -19,7 +19,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 from lab.world.cluster import Link
 
-from . import probes_wrappers
+from . import probes, probes_wrappers
 from .oracles import (
     averages_its_group,
     beats_naive,
@@ -158,6 +158,21 @@ def test_a_limit_below_one_byte_is_refused(run, rng):
     told = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)[0]["told"]
     want = ["ValueError", "ValueError", "accepted"]
     assert told == want, f"bucket_bytes {limits}: got {told}, expected {want}"
+
+
+@exercise(BUCKETED, kind="numerics")
+def test_a_second_backward_is_right_or_refused(run, rng):
+    values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
+    for rank, got in enumerate(run(probes.twice, "bucketed", values, world=2, replace=NEEDS)):
+        if got["raised"] == "RuntimeError":
+            continue
+        assert not got["raised"], f"rank {rank}: {got['raised']} was raised, expected RuntimeError or right gradients"
+        for i, gradient in enumerate(got["gradients"]):
+            mean = 2 * torch.stack([v[i] for v in values]).double().mean(0)
+            close(
+                gradient, mean, mean.float(), f"rank {rank}, gradient {i} after two backwards and one synchronization",
+                factor=10, cause="the second adds to what the first has sent: raise RuntimeError, or send the sum",
+            )  # fmt: skip
 
 
 @exercise(BUCKETED, kind="property")

@@ -18,7 +18,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes
-from .oracles import STEPS, draw, oracle
+from .oracles import STEPS, averages_its_group, draw, oracle, survives_fp16
 
 NAIVE = "ddp.naive"
 WORLDS = [1, 2, 3, 5]
@@ -106,30 +106,12 @@ def test_parameters_without_gradient_keep_none(run, rng, world):
 
 @exercise(NAIVE, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    world = rng.integers(3, 4)
-    values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
-    for rank, got in enumerate(run(probes.gradients, "naive", values, [], world=world)):
-        want = torch.stack([v[0] for v in values]).double().mean(0)
-        finite = torch.isfinite(got["gradients"][0])
-        assert finite.all(), (
-            f"rank {rank}: {int((~finite).sum())} gradients overflow although their mean, {want.max():.0f}, "
-            "fits in fp16: divide before the sum, not after"
-        )
-        close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6, dims="row, column")
+    survives_fp16(run, rng, "naive")
 
 
 @exercise(NAIVE, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    order = rng.shuffled(range(4))
-    groups = [sorted(order[:2]), sorted(order[2:])]
-    values = [[rng.normal(4, 3)] for _ in range(4)]
-    for rank, got in enumerate(run(probes.gradients, "naive", values, groups, world=4)):
-        mine = next(g for g in groups if rank in g)
-        stack = torch.stack([values[r][0] for r in mine])
-        close(
-            got["gradients"][0], stack.double().mean(0), stack.mean(0), f"rank {rank} of group {mine}", factor=10,
-            dims="row, column", cause="use the group that the wrapper was given, for the sum and for its size",
-        )  # fmt: skip
+    averages_its_group(run, rng, "naive")
 
 
 def all_reduces(width, depth) -> Counter:
@@ -147,6 +129,8 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
         other = Counter(r["op"] for r in rows if r["op"] != "all_reduce")
         assert not other, f"rank {rank}: a step should issue all-reduces alone; it also issued {dict(other)}"
         want = Counter({n: 2 * c for n, c in all_reduces(width, depth).items()})
+        dtypes = {r["dtype"] for r in rows}
+        assert dtypes == {"float32"}, f"rank {rank}: gradients are float32, sent were {', '.join(sorted(dtypes))}"
         sizes = Counter(r["elements"] for r in rows)
         assert sizes == want, (
             f"rank {rank}: all-reduces by number of elements in two steps: got {dict(sorted(sizes.items()))}, expected "
