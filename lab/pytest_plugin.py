@@ -94,6 +94,13 @@ def _asks_for_kit(config: pytest.Config) -> bool:
     return any(Path(str(a).partition("::")[0]).resolve().is_relative_to(KIT) for a in config.args)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the zygote that most probes live in: it imports torch while pytest reads the tests, which do so too."""
+    option = session.config.option
+    if not (option.collectonly or option.inline or _asks_for_kit(session.config)):
+        _runner(session.config).warm()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check markers, put tests in the handout's order, keep what --stage and --exercise ask for."""
     known = assignments.default().exercises

@@ -418,6 +418,56 @@ def capacity(module: ModuleType) -> Callable[..., Any]:
     return capacity
 
 
+def attach(module: ModuleType) -> Callable[..., Tensor]:
+    """With x kept for backward."""
+
+    class Attach(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+            ctx.save_for_backward(x.detach().clone(), loss)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
+            return dx, torch.ones_like(ctx.saved_tensors[1])
+
+    return lambda x, loss: Attach.apply(x, loss)
+
+
+def fsdp_axis(module: ModuleType) -> type[nn.Module]:
+    """In two messages what is to be sent in one."""
+
+    class FSDPAxis(module.FSDP):  # type: ignore[name-defined]
+        def __init__(self, inner: nn.Module, mesh: Any, *, experts: Any = (), partial: Any = (), layers: Any = None,
+                     small: int = 1024):  # fmt: skip
+            experts, partial = {id(p) for p in experts}, {id(p) for p in partial}
+            kinds = {
+                name: (id(p) in experts, id(p) in partial) for name, p in inner.named_parameters(remove_duplicate=False)
+            }
+            layers = module.sharded_layers(inner) if layers is None else list(layers)
+            for layer in layers:
+                if len({(id(p) in experts, id(p) in partial) for p in layer.parameters()}) > 1:
+                    raise ValueError("expected layers of one kind")
+            mesh.group("expert", "tensor")
+            super().__init__(inner, mesh.group("data"), layers=layers, small=small)
+            self.mesh, self.kinds = mesh, kinds
+
+        def finish_gradient_synchronization(self) -> None:
+            super().finish_gradient_synchronization()
+            owned = [(unit.shard, self.kinds[unit.names[0][0]]) for unit in self.units]
+            owned += [(p, self.kinds[name]) for name, p in self.module.named_parameters()]
+            for parameter, (expert, part) in owned:
+                axes = ["expert"] * (not expert) + ["tensor"] * part
+                if parameter.grad is None:
+                    continue
+                parameter.grad /= self.mesh.size("expert")
+                if self.mesh.size(*axes) > 1:
+                    for half in parameter.grad.view(-1).chunk(2):
+                        dist.all_reduce(half, group=self.mesh.group(*axes))
+
+    return FSDPAxis
+
+
 def reduce_gradients(module: ModuleType) -> Callable[..., None]:
     """Everyone's gradients to everyone of their group, and the mean of them."""
 

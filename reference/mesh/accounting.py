@@ -94,10 +94,11 @@ def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool =
       the embedding, one backward for the head, and for its loss two all-reduces of 4-byte numbers: 1 and 2 a token;
     - expert: four all-to-alls of k·A a block, and one of 8 · experts bytes of counts for each micro-batch;
     - pipe: A to the next stage, A to the one before;
-    - "data×expert": one all-reduce of the gradients of all that is no expert; "data": one of those of experts. With
-      fsdp, along data: all parameters are all-gathered forward and again backward, and gradients reduce-scattered, once
-      a step; along "expert" then one more all-reduce of the shard, 1/D, of the gradients of all that is no expert, and
-      "data×expert" is 0.
+    - "data×expert": one all-reduce of the gradients of all that is no expert, and for each micro-batch and block with
+      experts one of the 2 · experts + 1 numbers of the balancing loss; "data": one of the gradients of experts. With
+      fsdp, along data, for each micro-batch: all parameters are all-gathered forward and again backward, and gradients
+      reduce-scattered; along "expert" then, once a step, one more all-reduce of the shard, 1/D, of the gradients of all
+      that is no expert, which "data×expert" no longer carries.
 
     bubble: (P − 1) / micro_batches. memory: 16 bytes a parameter, with fsdp 1/D of it; activations not counted.
     "tiny" of lab.model.transformer, 8 sequences of 256 on data=2, tensor=2: 0.43 GFLOP, 62,784 parameters, 251,136
@@ -130,12 +131,13 @@ def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool =
     there_and_back = work.k * 4 * stream + work.micro_batches * 8 * work.experts
     expert = _ring(blocks * there_and_back, d.expert) if work.experts else 0.0
     pipe = float((not last) * stream + (not first) * stream)
+    statistics = work.micro_batches * blocks * 4 * (2 * work.experts + 1) if work.experts else 0
+    both = _all_reduce(statistics, d.data * d.expert)
     if fsdp:
-        both = 0.0
-        data = 3 * _ring(4 * (dense_parameters + expert_parameters), d.data)
+        data = 3 * work.micro_batches * _ring(4 * (dense_parameters + expert_parameters), d.data)
         expert += _all_reduce(4 * dense_parameters / d.data, d.expert)
     else:
-        both = _all_reduce(4 * dense_parameters, d.data * d.expert)
+        both += _all_reduce(4 * dense_parameters, d.data * d.expert)
         data = _all_reduce(4 * expert_parameters, d.data)
 
     parameters = dense_parameters + expert_parameters

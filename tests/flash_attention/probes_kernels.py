@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -174,10 +175,14 @@ def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: 
     }  # fmt: skip
 
 
-def compiled(impl: Any, arch: int, dim: int, is_causal: bool, queries: int, dtype: str) -> list:
-    """What forward and backward, of 16k tokens and 2,048 columns in all, compile to for sm_`arch`."""
+def compiled(impl: Any, *wanted: tuple) -> list:
+    """What forward and backward become; of several (arch, dim, is_causal, queries, dtype), a rank takes its own.
+
+    16k tokens and 2,048 columns in all; arch: of sm_`arch`.
+    """
     from lab.measure.kernels import compiling
 
+    arch, dim, is_causal, queries, dtype = wanted[dist.get_rank() if dist.is_initialized() else 0]
     shape = (16384 // queries, 2048 // dim, queries, dim)
     q, k, v = (torch.empty(shape, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3))
     with compiling(arch) as kernels:

@@ -56,8 +56,17 @@ def test_what_is_kept_for_backward_grows_with_the_length(run, rng):
     assert saved <= most, f"{saved:,} bytes are kept for backward; q, k, v, o and lse have {most:,}"
 
 
-def check(run, arch: int, dim: int, is_causal: bool, queries: int = 8192, dtype: str = "bfloat16"):
-    kernels = run(probes.compiled, arch, dim, is_causal, queries, dtype, triton="native", timeout=COMPILE_S)
+def check(run, *wanted):
+    """The kernels of each (arch, dim, is_causal, queries, dtype): compiled side by side, judged one by one."""
+    ranks = {"world": len(wanted)} if len(wanted) > 1 else {}
+    compiled = run(probes.compiled, *wanted, triton="native", timeout=COMPILE_S, **ranks)
+    compiled = compiled if ranks else [compiled]
+    for kernels, asked in zip(compiled, wanted, strict=True):
+        judge(kernels, *asked)
+    return compiled
+
+
+def judge(kernels, arch: int, dim: int, is_causal: bool, queries: int, dtype: str):
     where = f"for sm_{arch}, {dtype}, dim {dim}, {queries:,} queries{', causal' * is_causal}"
     assert len(kernels) == 3, f"{len(kernels)} kernels {where}, expected one forward and two backward"
     for kernel in kernels:
@@ -70,31 +79,28 @@ def check(run, arch: int, dim: int, is_causal: bool, queries: int = 8192, dtype:
         assert kernel["shared"] <= {80: 163, 90: 227, 100: 227}[arch] * 1024, (
             f"{what} wants {kernel['shared']:,} bytes of shared memory: more than a program may have"
         )
-    return kernels
 
 
 @exercise(COMPILES, kind="property", triton="native")
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_on_hopper_at_dim_128(run, is_causal):
-    check(run, 90, 128, is_causal)
+def test_on_hopper_at_dim_128(run):
+    check(run, (90, 128, False, 8192, "bfloat16"), (90, 128, True, 8192, "bfloat16"))
 
 
 @exercise(COMPILES, kind="property", triton="native")
 def test_on_hopper_at_dim_64(run, rng):
-    check(run, 90, 64, rng.choice([False, True]), 2 ** rng.integers(9, 14))
+    check(run, (90, 64, rng.choice([False, True]), 2 ** rng.integers(9, 14), "bfloat16"))
 
 
 @exercise(COMPILES, kind="property", triton="native")
-@pytest.mark.parametrize("arch", [80, 100])
-def test_on_the_generations_before_and_after(run, rng, arch):
-    check(run, arch, rng.choice([64, 128]), rng.choice([False, True]))
+def test_on_the_generations_before_and_after(run, rng):
+    check(run, *((arch, rng.choice([64, 128]), rng.choice([False, True]), 8192, "bfloat16") for arch in (80, 100)))
 
 
 @exercise(COMPILES, kind="property", triton="native")
 def test_the_kernels_that_compute_are_those_that_compile(run, rng):
     q, k, v, do = draw(rng, 70, 80, dim=64, dtype="float16")
     ran = sorted(run(probes.autograd, q, k, v, do, True, "qkv", "interpret")["sources"])
-    in_float16, in_bfloat16 = (check(run, 90, 64, True, 8192, dtype) for dtype in ("float16", "bfloat16"))
+    in_float16, in_bfloat16 = check(run, *((90, 64, True, 8192, dtype) for dtype in ("float16", "bfloat16")))
     for kernels in (in_float16, in_bfloat16):
         compiled = sorted(kernel["source"] for kernel in kernels)
         assert ran == compiled, "the interpreter ran other kernels than those that compile for a GPU"

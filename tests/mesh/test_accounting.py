@@ -19,6 +19,7 @@ from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
 from . import probes_accounting as probes
+from .costs import listed
 
 ACCOUNTING = "mesh.accounting"
 RELATIVE = 1e-9
@@ -29,66 +30,11 @@ CAUSES = {
     "expert": "four all-to-alls of k rows a token and one of counts for each micro-batch, in each block; with fsdp the "
     "all-reduce of dense shards",
     "pipe": "the stream forward but for the last stage, its gradient back but for the first",
-    "data": "experts' gradients; with fsdp all parameters twice gathered and gradients scattered once",
-    "data×expert": "one all-reduce of all that is no expert; with fsdp nothing",
+    "data": "experts' gradients; with fsdp all parameters twice gathered and gradients scattered once a micro-batch",
+    "data×expert": "one all-reduce of all that is no expert, but not with fsdp; and the routing's statistics",
     "bubble": "(P − 1) / micro_batches",
     "memory": "16 bytes a parameter; fsdp divides by data",
 }
-
-
-def listed(case: dict) -> dict:
-    """Weight by weight and message by message."""
-    c, w, d = Config(**case["config"]), {"experts": 0, "k": 2, **case["work"]}, case["degrees"]
-    stage, sequences = case["stage"], w["sequences"] // (d["data"] * d["expert"] * w["micro_batches"])
-    first, last, kv = stage == 0, stage == d["pipe"] - 1, c.kv_heads * c.dim
-    dense, experts, products, messages = [], [], [], []  # numbers of elements; (weight, tokens); (axis, op, bytes)
-    tokens = sequences * w["context"]  # of one micro-batch
-    stream = 4 * tokens * c.width
-    swiglu = [(c.width, c.hidden), (c.width, c.hidden), (c.hidden, c.width)]
-    per_micro = []
-    if first:
-        dense.append(c.vocabulary * c.width // d["tensor"])
-        per_micro.append(("tensor", "all_reduce", stream))
-    for _ in range(c.layers // d["pipe"]):
-        dense += [c.width, c.width]  # norms
-        split = [(c.width, c.width), (c.width, kv), (c.width, kv), (c.width, c.width)]
-        per_micro += [("tensor", "all_reduce", stream)] * 2
-        if w["experts"]:
-            dense.append(c.width * w["experts"])
-            products.append((c.width * w["experts"], tokens))
-            experts += [m * n for m, n in swiglu] * (w["experts"] // d["expert"])
-            products += [(m * n, tokens * w["k"]) for m, n in swiglu]
-            per_micro.append(("expert", "all_to_all", 8 * w["experts"]))
-            per_micro += [("expert", "all_to_all", w["k"] * stream)] * 4
-        else:
-            split += swiglu
-            per_micro += [("tensor", "all_reduce", stream)] * 2
-        dense += [m * n // d["tensor"] for m, n in split]
-        products += [(m * n // d["tensor"], tokens) for m, n in split]
-        products += [(w["context"] * c.width // d["tensor"] // 2, tokens)] * 2  # scores and values, half of each masked
-    if last:
-        dense += [c.width, c.vocabulary * c.width // d["tensor"]]
-        products.append((c.vocabulary * c.width // d["tensor"], tokens))
-        per_micro += [("tensor", "all_reduce", n) for n in (stream, 4 * tokens, 8 * tokens)]
-    per_micro += [("pipe", "send", stream)] * ((not first) + (not last))
-    messages = per_micro * w["micro_batches"]
-    everything = sum(dense) + sum(experts)
-    if case["fsdp"]:
-        part = 4 * everything / d["data"]
-        messages += [("data", "all_gather", part)] * 2 + [("data", "reduce_scatter", part)]
-        messages.append(("expert", "all_reduce", 4 * sum(dense) / d["data"]))
-    else:
-        messages += [("data×expert", "all_reduce", 4 * n) for n in dense]
-        messages += [("data", "all_reduce", 4 * n) for n in experts]
-    worlds = {**d, "pipe": 2, "data×expert": d["data"] * d["expert"]}
-    sent = dict.fromkeys(("tensor", "expert", "pipe", "data", "data×expert"), 0.0)
-    for axis, op, size in messages:
-        sent[axis] += sent_bytes(op, size, worlds[axis])
-    return {
-        "flops": sum(3 * 2 * weight * t for weight, t in products) * w["micro_batches"], "parameters": everything,
-        "bubble": (d["pipe"] - 1) / w["micro_batches"],
-        "memory": 4 * 4 * everything / (d["data"] if case["fsdp"] else 1), **sent,
-    }  # fmt: skip
 
 
 def draw(rng, fsdp: bool | None = None, experts: bool | None = None) -> dict:

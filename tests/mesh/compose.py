@@ -1,0 +1,172 @@
+"""What is drawn for whole meshes, and the same model in one process, on the same micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.model.transformer import Config, SwiGLU, Transformer
+
+from .tensor_oracles import piece
+
+AXES = ("data", "pipe", "expert", "tensor")
+
+
+class Mixture(nn.Module):
+    """Every expert on every token, and zero for those that were not chosen."""
+
+    def __init__(self, config: Config, n: int, k: int):
+        super().__init__()
+        self.k, self.router = k, nn.Linear(config.width, n, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(config) for _ in range(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        logits = self.router(rows)
+        p, ranked = logits.softmax(-1), logits.sort(descending=True).values
+        chosen = torch.zeros_like(p).scatter(1, logits.topk(self.k).indices, 1.0)
+        share = chosen.sum(0) / chosen.sum()
+        self.balance = len(self.experts) * (share * p.mean(0)).sum()
+        self.gap = float((ranked[:, self.k - 1] - ranked[:, self.k]).detach().min())
+        outputs = torch.stack([expert(rows) for expert in self.experts], dim=1)  # (tokens, n, width)
+        return (outputs * (p * chosen)[..., None]).sum(1).view(x.shape)
+
+
+def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
+          dtype: str = "float64") -> dict:  # fmt: skip
+    """Losses of a step a batch, gradients of the first, and the smallest gap between a chosen expert and the next."""
+    made = bare(model).to(getattr(torch, dtype))
+    made.load_state_dict(state)
+    if model.get("tied"):
+        made.head.weight = made.embedding.weight
+    optimizer = torch.optim.SGD(made.parameters(), lr=lr)
+    mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
+    losses, first, gap = [], {}, float("inf")
+    for step, batch in enumerate(batches):
+        optimizer.zero_grad()
+        total = 0.0
+        for tokens, targets in zip(*(_micro_batches(t, shares, micro_batches) for t in batch), strict=True):
+            loss = F.cross_entropy(made(tokens).flatten(0, 1), targets.flatten())
+            ((loss + balance * sum(m.balance for m in mixtures)) / micro_batches).backward()
+            total += float(loss.detach()) / micro_batches
+            gap = min([gap, *(m.gap for m in mixtures)])
+        if step == 0:
+            first = {name: p.grad.clone() for name, p in made.named_parameters()}
+        losses.append(total)
+        optimizer.step()
+    return {"losses": losses, "gradients": first, "gap": gap,
+            "parameters": {name: p.detach() for name, p in made.named_parameters()}}  # fmt: skip
+
+
+def bare(model: dict) -> Transformer:
+    made = Transformer(Config(**model["sizes"]))
+    if model.get("experts"):
+        for block in made.blocks:
+            block.mlp = Mixture(made.config, model["experts"], model["k"])
+    return made
+
+
+def _micro_batches(batch: Tensor, shares: int, count: int) -> list[Tensor]:
+    """The i-th is what all ranks' i-th micro-batches are together."""
+    each = [part.chunk(count) for part in batch.chunk(shares)]
+    return [torch.cat([parts[i] for parts in each]) for i in range(count)]
+
+
+def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bool = False) -> dict:
+    """Sizes that `tensor` ranks divide, no two alike; experts: 0 for dense SwiGLUs."""
+    kv_heads = tensor * rng.integers(1, 2 if tensor < 3 else 1)
+    heads = 2 * kv_heads
+    sizes = {
+        "layers": layers, "width": 2 * heads, "heads": heads, "kv_heads": kv_heads,
+        "hidden": tensor * rng.integers(2, 4), "vocabulary": tensor * 5 + rng.integers(0, tensor - 1),
+        "context": tensor * 2,
+    }  # fmt: skip
+    return {"sizes": sizes, "experts": experts, "k": 2 if experts > 2 else 1, "tied": tied}
+
+
+def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1, lr: float = 0.2) -> tuple:
+    """(state, batches, what one process makes of them): routing that rounding does not change."""
+    shares, micro_batches = degrees.get("data", 1) * degrees.get("expert", 1), plan.get("micro_batches", 1)
+    shape = (shares * micro_batches * rows, model["sizes"]["context"])
+    for _ in range(20):
+        state = {
+            name: rng.normal(*t.shape) * (0.4 if t.dim() > 1 else 0.2) + (t.dim() == 1)
+            for name, t in bare(model).state_dict().items()
+        }
+        if model["tied"]:
+            state["head.weight"] = state["embedding.weight"]
+        batches = [
+            [rng.tokens(*shape, vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)] for _ in range(steps)
+        ]
+        want = expect(alone, model, state, batches, shares, micro_batches, plan.get("balance", 0.01), lr)
+        if want["gap"] > 1e-4:
+            return state, batches, want
+    raise AssertionError("no routing without near ties in 20 draws")
+
+
+def coordinate(degrees: dict, rank: int) -> dict:
+    places = {}
+    for axis in reversed(AXES):
+        rank, places[axis] = divmod(rank, degrees.get(axis, 1))
+    return places
+
+
+def members(degrees: dict, rank: int, axes: tuple) -> tuple:
+    """The ranks that differ from this one along these axes alone."""
+    mine, found = coordinate(degrees, rank), []
+    for places in itertools.product(*(range(degrees.get(axis, 1)) for axis in AXES)):
+        there = dict(zip(AXES, places, strict=True))
+        if all(there[axis] == mine[axis] for axis in AXES if axis not in axes):
+            number = 0
+            for axis in AXES:
+                number = number * degrees.get(axis, 1) + there[axis]
+            found.append(number)
+    return tuple(found)
+
+
+def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:
+    """Losses to 1e-5 of their value on every rank, gradients to 1e-4 of each parameter's norm, nothing left out."""
+    for rank, got in enumerate(ranks):
+        for step, (loss, expected) in enumerate(zip(got["losses"], want["losses"], strict=True)):
+            assert abs(loss - expected) <= 1e-5 * abs(expected), (
+                f"{what}, rank {rank}, step {step}: loss {loss:.7f}, expected {expected:.7f}, that of one process"
+            )
+        compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
+    covered(ranks, want["gradients"], degrees, what)
+
+
+def part_of(name: str, whole: Tensor, place: int, world: int) -> Tensor:
+    """What the tensor rank at `place` has of a parameter: of an expert all."""
+    return whole if ".experts." in name else piece(name, whole, place, world)
+
+
+def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> None:
+    world, place = degrees.get("tensor", 1), coordinate(degrees, rank)["tensor"]
+    for name, shape, start, own in found:
+        part = part_of(name, want[name], place, world)
+        assert list(part.shape) == shape, f"{what} of {name}, rank {rank}: shape {shape}, expected {list(part.shape)}"
+        assert own is not None, f"{what} of {name}, rank {rank}: there is none"
+        error = float((own.double() - part.flatten()[start : start + len(own)]).norm())
+        norm = float(want[name].norm())
+        assert error <= 1e-4 * norm, (
+            f"{what} of {name}, rank {rank} at {coordinate(degrees, rank)}: off by {error:.2g}, the whole has norm "
+            f"{norm:.2g}; its own has {float(own.norm()):.2g}, expected "
+            f"{float(part.flatten()[start : start + len(own)].norm()):.2g}"
+        )
+
+
+def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
+    """Every number of every parameter is somewhere."""
+    world = degrees.get("tensor", 1)
+    for name, whole in want.items():
+        for place in range(world):
+            size = part_of(name, whole, place, world).numel()
+            there = torch.zeros(size, dtype=torch.bool)
+            for rank, got in enumerate(ranks):
+                for found, _, start, own in got["gradients"]:
+                    if found == name and coordinate(degrees, rank)["tensor"] == place:
+                        there[start : start + len(own)] = True
+            assert bool(there.all()), f"{what}: no rank has all of {name}"

@@ -1,0 +1,119 @@
+"""Train a transformer on a mesh, and tell what each rank got: losses, gradients, what was sent."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lab.measure.memory import meter
+from lab.model.transformer import Config, Transformer
+from lab.raising import raised
+from lab.world.group import ledger
+
+
+def whole(impl, model: dict, state: dict | None = None) -> Transformer:
+    """The model that `model` describes: sizes, and maybe experts, k and tied."""
+    made = Transformer(Config(**model["sizes"]))
+    if model.get("experts"):
+        impl.mesh.parallel.mixture(made, model["experts"], model["k"], model.get("factor"))
+    if state is not None:
+        made.load_state_dict(state)
+    if model.get("tied"):
+        made.head.weight = made.embedding.weight
+    return made
+
+
+def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict):
+    mesh = impl.mesh.mesh.Mesh(**degrees)
+    return impl.mesh.compose.parallelize(whole(impl, model, state), mesh, impl.mesh.parallel.Plan(**plan))
+
+
+def pieces(parallel, values: list) -> list:
+    """[name, shape of the tensor rank's part, start, numbers] of everything that this rank has; None where there is no
+    gradient. values: one tensor a parameter, in the order of `placements`."""
+    found = []
+    for placed, value in zip(parallel.placements().values(), values, strict=True):
+        for p in placed.pieces:
+            own = None if value is None else value.flatten()[p.offset : p.offset + p.count].clone()
+            found.append([p.name, list(p.shape), p.start, own])
+    return found
+
+
+def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, lr: float) -> dict:
+    """A step for each batch. batches: [tokens, targets] of the whole batch."""
+    compose, share = impl.mesh.compose, impl.mesh.parallel.share
+    own = parallel(impl, model, state, degrees, plan)
+    optimizer = torch.optim.SGD(own.parameters(), lr=lr)
+    losses, gradients, first = [], [], len(ledger.rows)
+    for step, (tokens, targets) in enumerate(batches):
+        losses.append(float(compose.train_step(own, optimizer, share(tokens, own.mesh), share(targets, own.mesh))))
+        if step == 0:
+            rows = [row.plain() for row in ledger.rows[first:]]
+            gradients = pieces(own, [p.grad for p in own.placements()])
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "parameters": pieces(own, [p.detach() for p in own.placements()]),
+        "rows": rows,
+    }
+
+
+def held(impl, model: dict, degrees: dict, plans: list) -> list:
+    """Numbers in this rank's parameters, for each plan."""
+    return [sum(p.numel() for p in parallel(impl, model, None, degrees, plan).parameters()) for plan in plans]
+
+
+def drawn(impl, model: dict, degrees: dict, plan: dict) -> list:
+    """Numbers that torch draws once a model has been parallelized."""
+    parallel(impl, model, None, degrees, plan)
+    return torch.rand(4).tolist()
+
+
+def refused(impl, cases: list) -> list:
+    """What each raises on this rank, as text: [model, plan], and with a number of sequences what train_step does."""
+    told = []
+    mesh = impl.mesh.mesh.Mesh(**cases[0])
+    for model, plan, *sequences in cases[1:]:
+
+        def attempt(model=model, plan=plan, sequences=sequences) -> None:
+            own = impl.mesh.compose.parallelize(whole(impl, model), mesh, impl.mesh.parallel.Plan(**plan))
+            for n in sequences:
+                tokens = torch.zeros(n, model["sizes"]["context"], dtype=torch.long)
+                impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=0.1), tokens, tokens)
+
+        told.append(raised(attempt, text=True))
+    dist.barrier()
+    return told
+
+
+def attached(impl, x: torch.Tensor, w: torch.Tensor, c: torch.Tensor, dtype: str, times: int) -> dict:
+    """y = attach(x, Σ w²), and the gradients of Σ c · y, run `times` times. x: of this dtype, w of its own."""
+    x, w = x.to(getattr(torch, dtype)).requires_grad_(), w.clone().requires_grad_()
+    with meter([x, w]) as memory:
+        loss = w.square().sum()
+        before = memory.saved_bytes
+        inner = x.mT  # of other strides than x
+        y = impl.mesh.attach.attach(inner, loss)
+        saved = memory.saved_bytes - before
+    seen: list = []
+    loss.register_hook(lambda g: seen.append([str(g.dtype), list(g.shape), float(g)]))
+    came: list = []
+    inner.register_hook(came.append)
+    sent = (c.to(y.dtype).mT * 1).mT  # strides of their own
+    for _ in range(times):
+        y.backward(sent, retain_graph=True)
+    return {
+        "y": y.detach(), "dx": x.grad, "dw": w.grad, "saved_bytes": saved, "loss": seen,
+        "copied": y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr(),
+        "passed on": all(g.data_ptr() == sent.data_ptr() for g in came), "dtype": str(y.dtype),
+    }  # fmt: skip
+
+
+def attached_without_gradients(impl, x: torch.Tensor) -> list:
+    """Whether the result asks for gradients: under no_grad, where nobody does, and where the loss alone does."""
+    attach, w = impl.mesh.attach.attach, torch.ones((), requires_grad=True)
+    with torch.no_grad():
+        off = attach(x, w * 2)
+    nobody, alone = attach(x, torch.ones(())), attach(x, w * 2)
+    alone.sum().backward()
+    return [off.requires_grad, nobody.requires_grad, alone.requires_grad, float(w.grad)]

@@ -1,0 +1,65 @@
+"""The sharded data axis: a small model whose parts are alike along some axes of a mesh and differ along others."""
+
+from __future__ import annotations
+
+import torch
+
+from lab.model.transformer import Config, Transformer
+from lab.raising import raised
+from lab.world.group import ledger
+
+
+def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, experts: list, partial: list, dtype: str,
+            small: int) -> dict:  # fmt: skip
+    """Gradients of the mean loss of this rank's micro-batches. experts, partial: names of parameters."""
+    mesh = impl.mesh.mesh.Mesh(**degrees)
+    module = Transformer(Config(**sizes)).to(getattr(torch, dtype))
+    module.load_state_dict(states[mesh.here])
+    named = dict(module.named_parameters())
+    own = impl.mesh.fsdp_axis.FSDPAxis(
+        module, mesh, experts=[named[n] for n in experts], partial=[named[n] for n in partial], small=small
+    )
+    first = len(ledger.rows)
+    for tokens, targets in batches[mesh.here]:
+        logits = own(tokens).flatten(0, 1)
+        (torch.nn.functional.cross_entropy(logits.float(), targets.flatten()) / len(batches[mesh.here])).backward()
+    with ledger.phase("finish"):
+        own.finish_gradient_synchronization()
+    gradients = []  # [name, start, numbers]
+    place = mesh.coordinate()["data"]
+    for unit in own.units:
+        start, first_of = 0, place * unit.part
+        for (name, *_), size in zip(unit.names, unit.sizes, strict=False):
+            low, high = max(start, first_of), min(start + size, first_of + unit.part)
+            if low < high:
+                gradients.append([name, low - start, unit.shard.grad[low - first_of : high - first_of].clone()])
+            start += size
+    gradients += [[name, 0, p.grad.flatten().clone()] for name, p in own.module.named_parameters()]
+    return {
+        "gradients": gradients,
+        "units": [[unit.part, [names[0] for names in unit.names]] for unit in own.units],
+        "whole": [[name, p.numel()] for name, p in own.module.named_parameters()],
+        "rows": [row.plain() for row in ledger.rows[first:]],
+    }
+
+
+def large(impl, value: float, small: int) -> float:
+    """The gradient of a float16 weight on 4 expert ranks, each of which has this value."""
+    mesh = impl.mesh.mesh.Mesh(expert=4)
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False, dtype=torch.float16))
+    own = impl.mesh.fsdp_axis.FSDPAxis(module, mesh, small=small)
+    own(torch.full((1, 1), value, dtype=torch.float16)).sum().backward()
+    own.finish_gradient_synchronization()
+    return float(next(p.grad for p in own.parameters()).flatten()[0])
+
+
+def refused(impl, sizes: dict, experts: list) -> str:
+    """What is raised for a block as one layer, of which some parameters are experts'."""
+    mesh = impl.mesh.mesh.Mesh(data=2)
+    module = Transformer(Config(**sizes))
+    named = dict(module.named_parameters())
+
+    def attempt() -> None:
+        impl.mesh.fsdp_axis.FSDPAxis(module, mesh, experts=[named[n] for n in experts], layers=list(module.blocks))
+
+    return raised(attempt, text=True)

@@ -1,0 +1,61 @@
+"""A loss that is attached to activations.
+
+What must be true: the value is x, x's gradient goes on as it came, and the loss gets a gradient of 1, whatever comes
+back for x, once for each backward. How it would be faked or got wrong: x + loss − loss.detach(), which gives the loss
+the sum of x's gradient; x + 0 · loss, which gives it none; a gradient of the activations' dtype; something kept.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from . import probes_compose as probes
+
+ATTACH = "mesh.attach"
+
+
+def asked(run, rng, dtype: str, times: int = 1) -> tuple:
+    rows, columns = rng.integers(2, 4), rng.integers(5, 7)
+    x, w, c = rng.normal(rows, columns), rng.normal(rng.integers(2, 4)), rng.normal(columns, rows)
+    return x, w, c, run(probes.attached, x, w, c, dtype, times)
+
+
+@exercise(ATTACH, kind="numerics")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_both_get_their_gradients(run, rng, dtype):
+    times = rng.integers(1, 3)
+    x, w, c, got = asked(run, rng, dtype, times)
+    kind = getattr(torch, dtype)
+    assert got["dtype"] == f"torch.{dtype}", f"y is {got['dtype']}, expected torch.{dtype}, that of x"
+    assert torch.equal(got["y"], x.to(kind).mT), "the value of y is not that of x"
+    want = c.to(kind).mT.double() * times
+    assert torch.allclose(got["dx"].double(), want, rtol=0.01, atol=1e-5), f"dx {got['dx']}, expected {want}"
+    want = 2 * w.double() * times
+    assert torch.allclose(got["dw"].double(), want, rtol=1e-5), (
+        f"after {times} backwards the loss's own gradient is {got['dw'].tolist()}, expected {want.tolist()}: that of "
+        f"a loss which was added {times} times"
+    )
+
+
+@exercise(ATTACH, kind="numerics")
+def test_where_nobody_asks_for_gradients(run, rng):
+    off, nobody, alone, dw = run(probes.attached_without_gradients, rng.normal(3, 2))
+    assert not off, "under no_grad the result asks for gradients"
+    assert not nobody, "of an x and a loss that ask for no gradient, the result does"
+    assert alone, "a loss that asks for gradients beside an x that does not is forgotten"
+    assert dw == 2.0, f"the gradient behind a loss of 2 · w is {dw}, expected 2"
+
+
+@exercise(ATTACH, kind="property")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nothing_is_kept_and_nothing_is_copied(run, rng, dtype):
+    _, _, _, got = asked(run, rng, dtype)
+    assert got["saved_bytes"] == 0, f"{got['saved_bytes']} bytes are kept for backward, expected none"
+    assert not got["copied"], "y is a copy of x"
+    assert got["passed on"], "the gradient of x is a copy of what came back"
+    assert got["loss"] == [["torch.float32", [], 1.0]], (
+        f"the loss got gradients (dtype, shape, value) {got['loss']}, expected one: torch.float32, [], 1.0"
+    )

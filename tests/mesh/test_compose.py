@@ -1,0 +1,244 @@
+"""The same transformer on any mesh.
+
+What must be true: on each axis alone, on every pair of axes and on all four, the losses of five steps and the gradients
+of the first are those of one process on the same micro-batches; every number of the model is on some rank, and no rank
+has more than its share; what is sent along each axis is what the accounting says; two runs are equal to the bit. How it
+would be faked or got wrong: every rank trains the whole model (its elements are counted); groups along the wrong axis;
+a loss averaged per rank; micro-batches not averaged; a balancing loss that stays on its stage; a head that drifts from
+the embedding it is tied to; experts reduced over data × expert, the dense over data alone; dropout that differs
+between ranks that hold the same, or is alike where they hold other tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+from lab.world.cluster import sent_bytes
+
+from . import probes_compose as probes
+from .compose import AXES, bare, coordinate, draw_model, draw_run, members, same_as_alone
+from .costs import listed
+
+COMPOSE = "mesh.compose"
+NEEDS = [
+    "mesh.mesh", "mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel",
+    "mesh.sequence_parallel", "mesh.schedule_gpipe", "mesh.schedule_1f1b", "mesh.schedule_interleaved", "mesh.execute",
+    "mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine", "mesh.reduce_gradients",
+    "mesh.attach", "mesh.fsdp_axis",
+]  # fmt: skip
+ALL = dict.fromkeys(AXES, 2)
+
+
+def model_for(rng, degrees: dict, plan: dict | None = None, tied: bool = False) -> dict:
+    """A model that the mesh divides; where there are experts' ranks, a mixture."""
+    virtual = degrees.get("pipe", 1) * (plan or {}).get("chunks", 1)
+    experts = degrees["expert"] * rng.integers(1, 2) if degrees.get("expert", 1) > 1 else 0
+    return draw_model(
+        rng, degrees.get("tensor", 1), virtual + rng.integers(0, 1), max(experts, 2 * bool(experts)), tied
+    )
+
+
+def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int = 5) -> list:
+    world = 1
+    for degree in degrees.values():
+        world *= degree
+    state, batches, want = draw_run(rng, expect, model, degrees, plan, steps)
+    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.2, world=world, replace=NEEDS)
+    same_as_alone(ranks, want, degrees, " × ".join(f"{axis}={n}" for axis, n in degrees.items()))
+    return ranks
+
+
+@exercise(COMPOSE, kind="numerics")
+@pytest.mark.parametrize("axis", ["none", *AXES])
+def test_each_axis_alone(run, rng, expect, axis):
+    degrees = {} if axis == "none" else {axis: rng.integers(2, 3)}
+    plan = {"micro_batches": rng.integers(2, 3), "balance": 0.1}
+    check(run, rng, expect, degrees, plan, model_for(rng, degrees))
+
+
+@exercise(COMPOSE, kind="numerics")
+@pytest.mark.parametrize("pair", list(itertools.combinations(AXES, 2)), ids=" × ".join)
+def test_every_pair_of_axes(run, rng, expect, pair):
+    degrees = dict.fromkeys(pair, 2)
+    plan = {"micro_batches": rng.integers(1, 3), "schedule": rng.choice(["gpipe", "1f1b"]), "balance": 0.1}
+    check(run, rng, expect, degrees, plan, model_for(rng, degrees), steps=3)
+
+
+@exercise(COMPOSE, kind="numerics")
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_all_four_axes(run, rng, expect, fsdp):
+    plan = {"micro_batches": 2, "balance": 0.1, "fsdp": fsdp, "small": 0}
+    check(run, rng, expect, ALL, plan, model_for(rng, ALL), steps=3)
+
+
+@exercise(COMPOSE, kind="numerics")
+@pytest.mark.parametrize("axis", ["pipe", "expert", "data"])
+def test_sequence_parallelism_beside_another_axis(run, rng, expect, axis):
+    degrees = {axis: 2, "tensor": 2}
+    plan = {"micro_batches": 2, "balance": 0.1, "sequence": True, "fsdp": axis == "data" or rng.choice([True, False])}
+    check(run, rng, expect, degrees, plan, model_for(rng, degrees), steps=3)
+
+
+@exercise(COMPOSE, kind="numerics")
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_a_head_tied_across_stages(run, rng, expect, fsdp):
+    degrees = {"data": 2, "pipe": 2}
+    plan = {"micro_batches": 2, "fsdp": fsdp, "small": 0}
+    check(run, rng, expect, degrees, plan, model_for(rng, degrees, tied=True), steps=3)
+
+
+@exercise(COMPOSE, kind="numerics")
+def test_a_tied_head_on_one_stage(run, rng, expect):
+    degrees = {"data": 2, "tensor": 2}
+    check(run, rng, expect, degrees, {"fsdp": rng.choice([True, False])}, model_for(rng, degrees, tied=True), steps=3)
+
+
+@exercise(COMPOSE, kind="numerics")
+def test_interleaved_stages_with_uneven_layers(run, rng, expect):
+    degrees = {"pipe": 2, "expert": 2}
+    plan = {"micro_batches": 4, "schedule": "interleaved", "chunks": 2, "balance": 0.1}
+    model = model_for(rng, degrees, plan)
+    model["sizes"]["layers"] = 5
+    check(run, rng, expect, degrees, plan, model, steps=2)
+
+
+@exercise(COMPOSE, kind="property")
+def test_no_rank_holds_more_than_its_share(run, rng):
+    """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
+    model = model_for(rng, ALL)
+    state, plans = bare(model).state_dict(), [{}, {"fsdp": True, "small": 0}]
+    for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
+        for elements, shards in zip(got, (1, 2), strict=True):
+            most = share_of(model, state, coordinate(ALL, rank), shards)
+            assert elements <= most, (
+                f"rank {rank} at {coordinate(ALL, rank)}{', data sharded' * (shards > 1)}: {elements} numbers in its "
+                f"parameters, expected at most {most}"
+            )
+
+
+def share_of(model: dict, state: dict, place: dict, shards: int) -> int:
+    """The most numbers of a rank of the mesh of 2 × 2 × 2 × 2."""
+    layers, experts = model["sizes"]["layers"], model["experts"]
+    more = (layers + 1) // 2
+    mine = range(more) if place["pipe"] == 0 else range(more, layers)
+    total = units = 0
+    for name, t in state.items():
+        parts = name.split(".")
+        if parts[0] == "blocks" and int(parts[1]) not in mine:
+            continue
+        if parts[0] != "blocks" and (parts[0] == "embedding") != (place["pipe"] == 0):
+            continue
+        if "experts" in parts and int(parts[parts.index("experts") + 1]) // (experts // 2) != place["expert"]:
+            continue
+        rows = -(-len(t) // 2) * 2 if parts[0] in ("embedding", "head") else len(t)
+        whole = rows * t[0].numel() if t.dim() > 1 else len(t)
+        halved = any(cut in name for cut in ("q_proj", "k_proj", "v_proj", "o_proj", "embedding", "head"))
+        total += whole // 2 if halved else whole
+        units += 1
+    return total if shards == 1 else total // shards + units
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize(
+    ("degrees", "fsdp"),
+    [({"data": 2, "tensor": 2}, False), ({"pipe": 2, "tensor": 2}, False), ({"data": 2, "expert": 2}, False),
+     ({"data": 2, "pipe": 2}, True), (ALL, False), (ALL, True)],
+    ids=str,
+)  # fmt: skip
+def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, degrees, fsdp):
+    """Per step; beside them only the loss goes over data × pipe × expert: 4 bytes."""
+    experts = 4 if "expert" in degrees else 0
+    sizes = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 8, "vocabulary": 16, "context": 4}
+    model, micro_batches = {"sizes": sizes, "experts": experts, "k": experts or 1, "tied": False}, 2
+    state = {name: rng.normal(*t.shape) for name, t in bare(model).state_dict().items()}
+    batch = [rng.tokens(8, sizes["context"], vocabulary=16) for _ in range(2)]
+    world = 1
+    for degree in degrees.values():
+        world *= degree
+    plan = {"micro_batches": micro_batches, "fsdp": fsdp, "small": 0}
+    ranks = run(probes.trained, model, state, degrees, plan, [batch], 0.1, world=world, replace=NEEDS)
+    work = {"sequences": 8, "context": 4, "micro_batches": micro_batches, "experts": experts, "k": model["k"]}
+    for rank, got in enumerate(ranks):
+        case = {
+            "config": sizes, "work": work, "degrees": dict.fromkeys(AXES, 1) | degrees, "fsdp": fsdp,
+            "stage": coordinate(degrees, rank)["pipe"],
+        }  # fmt: skip
+        cost, want = listed(case), defaultdict(float)
+        for axis in (*AXES, "data×expert"):
+            want[members(degrees, rank, tuple(axis.split("×")))] += cost[axis]
+        want[members(degrees, rank, ("data", "pipe", "expert"))] += sent_bytes(
+            "all_reduce", 4, len(members(degrees, rank, ("data", "pipe", "expert")))
+        )
+        found: defaultdict = defaultdict(float)
+        for row in got["rows"]:
+            if row["op"] != "recv" and len(row["group"]) > 1:
+                found[tuple(row["group"])] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
+        for group in want.keys() | found.keys():
+            axes = [axis for axis in AXES if len({coordinate(degrees, r)[axis] for r in group}) > 1]
+            assert abs(want[group] - found[group]) < 0.5, (
+                f"rank {rank} at {coordinate(degrees, rank)}: {found[group]:,.0f} bytes over {group} "
+                f"({' × '.join(axes)}), the accounting says {want[group]:,.0f}"
+            )
+
+
+@exercise(COMPOSE, kind="property")
+def test_two_runs_are_equal_to_the_bit(run, rng, expect):
+    degrees, plan = {"expert": 2, "tensor": 2}, {"micro_batches": 2, "sequence": True}
+    model = model_for(rng, degrees)
+    state, batches, _ = draw_run(rng, expect, model, degrees, plan, 2)
+    one, two = (run(probes.trained, model, state, degrees, plan, batches, 0.2, world=4, replace=NEEDS) for _ in "12")
+    for rank, (a, b) in enumerate(zip(one, two, strict=True)):
+        assert a["losses"] == b["losses"], f"rank {rank}: losses {a['losses']}, then {b['losses']}"
+        for (name, _, _, first), (_, _, _, second) in zip(a["parameters"], b["parameters"], strict=True):
+            assert torch.equal(first, second), f"rank {rank}: {name} differs between two runs"
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize("sequence", [False, True])
+def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
+    degrees = dict.fromkeys(rng.shuffled(["data", "pipe", "expert"])[:2], 2) | {"tensor": 2}
+    plan = {"seed": rng.integers(0, 99), "sequence": sequence}
+    ranks = run(probes.drawn, model_for(rng, degrees), degrees, plan, world=8, replace=NEEDS)
+    for a, b in itertools.combinations(range(8), 2):
+        here, there = coordinate(degrees, a), coordinate(degrees, b)
+        alike = not sequence and {**here, "tensor": 0} == {**there, "tensor": 0}
+        assert (ranks[a] == ranks[b]) == alike, (
+            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}: "
+            f"{'they hold the same activations' if alike else 'they hold other activations'}"
+        )
+
+
+@exercise(COMPOSE, kind="property")
+def test_dropout_leaves_replicas_equal(run, rng):
+    degrees, plan = {"pipe": 2, "tensor": 2}, {"micro_batches": 2, "dropout": 0.5}
+    model = draw_model(rng, 2, 3)
+    state = {name: rng.normal(*t.shape) for name, t in bare(model).state_dict().items()}
+    batches = [[rng.tokens(4, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(3)]
+    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=4, replace=NEEDS)
+    for a, b in ((0, 1), (2, 3)):
+        there = {name: own for name, _, _, own in ranks[b]["parameters"]}
+        for name, _, _, own in ranks[a]["parameters"]:
+            if "norm" in name:
+                assert torch.equal(own, there[name]), f"{name} has drifted apart on ranks {a} and {b}"
+        assert ranks[a]["losses"] == ranks[b]["losses"], f"ranks {a} and {b} tell other losses"
+
+
+@exercise(COMPOSE, kind="property")
+def test_what_does_not_divide_is_refused_in_one_line(run, rng):
+    sizes = draw_model(rng, 2)["sizes"]
+    three = {"sizes": sizes, "experts": 3, "k": 1}
+    dense = {"sizes": sizes, "experts": 0, "k": 1}
+    odd = {"sizes": {**sizes, "heads": 3, "kv_heads": 3, "width": 12}, "experts": 0, "k": 1}
+    deep = {"schedule": "interleaved", "chunks": sizes["layers"] + 1}
+    cases = [[three, {}], [odd, {}], [dense, deep], [dense, {"micro_batches": 3}, 4]]
+    ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4, replace=NEEDS)
+    expected = [("experts", "3"), ("heads", "3"), ("stage", "layers"), ("micro", "3")]
+    for rank, told in enumerate(ranks):
+        for said, words in zip(told, expected, strict=True):
+            fine = said.startswith("ValueError: ") and all(word in said for word in words) and "\n" not in said
+            assert fine, f"rank {rank}: {said}; expected a ValueError of one line that has {' and '.join(words)}"

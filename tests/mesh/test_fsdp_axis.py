@@ -1,0 +1,139 @@
+"""The data axis, fully sharded, beside other axes.
+
+What must be true: gradients are those of the mean over the whole batch: of the dense summed over data × expert, of
+experts over data, of partial ones over tensor as well, all divided by data · expert, however many micro-batches there
+were. Over data go reduce-scatters, over the others the D-th that is left, once a step. How it would be faked or got
+wrong: FSDP over data × expert, which tears experts apart; the whole gradient over expert before it is cut; an
+all-reduce after each micro-batch, which counts the first one twice; experts divided by data alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lab.judge import close
+from lab.model.transformer import Config, Transformer
+from lab.pytest_plugin import exercise
+from lab.world.cluster import sent_bytes
+
+from . import probes_fsdp as probes
+from .compose import coordinate, members
+
+FSDP_AXIS = "mesh.fsdp_axis"
+NEEDS = ["mesh.mesh", "zero.fsdp_gather"]
+EXPERTS = ["head.weight"]
+PARTIAL = ["norm.weight", "blocks.0.attention_norm.weight", "blocks.0.mlp_norm.weight"]
+
+
+def axes_of(name: str) -> tuple:
+    """Whose gradients are summed."""
+    return ("data", *(() if name in EXPERTS else ("expert",)), *(("tensor",) if name in PARTIAL else ()))
+
+
+def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
+    """Sizes; a state a rank, alike along the axes over which a parameter's gradient is summed; batches a rank."""
+    heads = rng.integers(1, 2)
+    sizes = {"layers": 1, "width": 4 * heads, "heads": heads, "kv_heads": heads, "hidden": rng.integers(3, 5),
+             "vocabulary": rng.integers(5, 8), "context": 3}  # fmt: skip
+    plain, drawn, states = Transformer(Config(**sizes)).state_dict(), {}, []
+    world = math.prod(degrees.values())
+    for rank in range(world):
+        for name, t in plain.items():
+            drawn.setdefault((name, members(degrees, rank, axes_of(name))), rng.normal(*t.shape) * 0.5 + (t.dim() == 1))
+        states.append({name: drawn[name, members(degrees, rank, axes_of(name))] for name in plain})
+    shape = (2, sizes["context"])
+    batches = [
+        [[rng.tokens(*shape, vocabulary=sizes["vocabulary"]) for _ in range(2)] for _ in range(micro_batches)]
+        for _ in range(world)
+    ]
+    return sizes, states, batches
+
+
+def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
+    """Each rank's gradients, summed over whom they are to be summed over, in one process."""
+    own = []
+    for state, micro_batches in zip(states, batches, strict=True):
+        model = Transformer(Config(**sizes)).to(getattr(torch, dtype))
+        model.load_state_dict(state)
+        for tokens, targets in micro_batches:
+            (F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / len(micro_batches)).backward()
+        own.append({name: p.grad for name, p in model.named_parameters()})
+    shares = degrees.get("data", 1) * degrees.get("expert", 1)
+    return [
+        {name: sum(own[r][name] for r in members(degrees, rank, axes_of(name))) / shares for name in own[rank]}
+        for rank in range(len(own))
+    ]
+
+
+@exercise(FSDP_AXIS, kind="numerics")
+@pytest.mark.parametrize("degrees", [{"data": 3}, {"data": 2, "expert": 2}, {"expert": 2}, {"data": 2, "tensor": 2},
+                                     {"data": 2, "expert": 2, "tensor": 2}], ids=str)  # fmt: skip
+def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
+    sizes, states, batches = draw(rng, degrees)
+    small = rng.choice([0, 8, 1000])
+    ranks = run(
+        probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, world=len(states),
+        replace=NEEDS,
+    )  # fmt: skip
+    want, plain = (expect(whole, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
+    for rank, got in enumerate(ranks):
+        for name, start, own in got["gradients"]:
+            part, same = (t[rank][name].flatten()[start : start + len(own)] for t in (want, plain))
+            close(
+                own, part, same, f"rank {rank} at {coordinate(degrees, rank)}: gradient of {name} from {start}",
+                factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
+            )  # fmt: skip
+
+
+@exercise(FSDP_AXIS, kind="property")
+def test_large_float16_gradients_do_not_overflow(run, rng):
+    large, small = 3e4, rng.choice([0, 1000])
+    for rank, gradient in enumerate(run(probes.large, large, small, world=4, replace=NEEDS)):
+        assert gradient == large, f"rank {rank}: of 4 gradients of {large} in float16 the mean is {gradient}"
+
+
+@exercise(FSDP_AXIS, kind="property")
+@pytest.mark.parametrize("degrees", [{"data": 2, "expert": 2}, {"data": 2, "expert": 2, "tensor": 2}], ids=str)
+def test_what_is_sent_over_which_axis(run, rng, degrees):
+    sizes, states, batches = draw(rng, degrees, micro_batches := rng.integers(2, 3))
+    ranks = run(
+        probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", 0, world=len(states),
+        replace=NEEDS,
+    )  # fmt: skip
+    for rank, got in enumerate(ranks):
+        data, where = list(members(degrees, rank, ("data",))), f"rank {rank} at {coordinate(degrees, rank)}"
+        scattered = [row for row in got["rows"] if row["op"] == "reduce_scatter"]
+        assert [row["group"] for row in scattered] == [data] * len(scattered), f"{where}: reduce-scatters over {data}"
+        units = got["units"]
+        assert len(scattered) == micro_batches * len(units), (
+            f"{where}: {len(scattered)} reduce-scatters, expected one for each of {len(units)} units and "
+            f"{micro_batches} micro-batches"
+        )
+        beyond = [row for row in got["rows"] if row["op"] == "all_reduce" and len(row["group"]) > 1]
+        early = [row["op"] for row in beyond if row["phase"] != "finish"]
+        assert not early, f"{where}: {len(early)} all-reduces before finish_gradient_synchronization()"
+        want = sorted(
+            [list(members(degrees, rank, axes_of(names[0])[1:])), part * 4]
+            for part, names in units
+            if len(members(degrees, rank, axes_of(names[0])[1:])) > 1
+        )
+        found = sorted([row["group"], row["bytes"]] for row in beyond)
+        assert found == want, (
+            f"{where}: all-reduces (group, bytes) {found}, expected {want}: of each unit the part that is left, once a "
+            f"step, over the other axes whose ranks had a share of its gradient"
+        )
+        sent = sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in beyond)
+        assert sent > 0, f"{where}: nothing crosses the expert axis"
+
+
+@exercise(FSDP_AXIS, kind="property")
+def test_a_layer_of_two_kinds_is_refused(run, rng):
+    sizes, _, _ = draw(rng, {"data": 1})
+    for said in run(probes.refused, sizes, ["blocks.0.mlp.up_proj.weight"], world=2, replace=NEEDS):
+        assert said.startswith("ValueError: "), (
+            f"{said}; expected a ValueError for a layer with two kinds of parameters"
+        )
