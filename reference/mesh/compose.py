@@ -52,8 +52,8 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
     different stages too. Random numbers start from `rank_seed(mesh, plan.seed, …)` afterwards. On a mesh of one rank
     the result computes what model did. plan: `Plan()` if None.
 
-    Raises ValueError, on every rank alike, where heads, hidden units, experts or layers do not
-    divide: each says what would.
+    Raises ValueError, on every rank alike, where heads, hidden units, experts or layers do not divide: it says what
+    would.
     """
     plan = plan or Plan()
     coordinate, degrees = mesh.coordinate(), mesh.sizes

@@ -65,7 +65,9 @@ class Chunk(nn.Module):
         super().__init__()
         self.embedding = model.embedding if layers.start == 0 else None
         self.blocks = nn.ModuleDict({str(layer): model.blocks[layer] for layer in layers})
-        self.norm, self.head = (model.norm, model.head) if layers.stop == len(model.blocks) else (None, None)
+        last = layers.stop == len(model.blocks)
+        self.norm = model.norm if last else None
+        self.head = model.head if last else None
         self.register_buffer("cos", model.cos, persistent=False)
         self.register_buffer("sin", model.sin, persistent=False)
         self.dropout = nn.Dropout(plan.dropout)

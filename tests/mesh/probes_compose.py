@@ -58,6 +58,22 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
     }
 
 
+def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
+    """The largest change of a parameter by a step whose `clip` sets all gradients to zero, and how often it ran."""
+    own, share = parallel(impl, model, state, degrees, plan), impl.mesh.parallel.share
+    before, calls = [p.detach().clone() for p in own.parameters()], []
+
+    def clip(given) -> None:
+        calls.append(given is own and all(p.grad is not None for p in given.parameters()))
+        for p in given.parameters():
+            p.grad.zero_()
+
+    tokens, targets = (share(t, own.mesh) for t in batch)
+    impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=1.0), tokens, targets, clip=clip)
+    changes = [float((p.detach() - old).abs().max()) for p, old in zip(own.parameters(), before, strict=True)]
+    return {"change": max(changes), "calls": calls}
+
+
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
     """Numbers in this rank's parameters, for each plan."""
     return [sum(p.numel() for p in parallel(impl, model, None, degrees, plan).parameters()) for plan in plans]

@@ -107,6 +107,19 @@ def test_interleaved_stages_with_uneven_layers(run, rng, expect):
     check(run, rng, expect, degrees, plan, model, steps=2)
 
 
+@exercise(COMPOSE, kind="numerics")
+def test_clipping_comes_between_gradients_and_step(run, rng):
+    degrees = {"pipe": 2}
+    model = draw_model(rng, layers=2)
+    state = {name: rng.normal(*t.shape) for name, t in bare(model).state_dict().items()}
+    batch = [rng.tokens(2, model["sizes"]["context"], vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)]
+    for rank, got in enumerate(run(probes.clipped, model, state, degrees, {}, batch, world=2, replace=NEEDS)):
+        assert got["calls"] == [True], f"rank {rank}: clip was called {got['calls']}, expected once, with all gradients"
+        assert got["change"] == 0, (
+            f"rank {rank}: clip has set all gradients to 0, and a parameter moved by {got['change']}"
+        )
+
+
 @exercise(COMPOSE, kind="property")
 def test_no_rank_holds_more_than_its_share(run, rng):
     """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
