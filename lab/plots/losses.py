@@ -1,0 +1,26 @@
+"""Loss over steps, one curve a run: where runs are to be the same, curves lie on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import COLOURS, Picture
+
+_DASHES = ((), (6, 3), (2, 2), (6, 2, 2, 2))
+
+
+def losses(axes: Any, runs: Mapping[str, Sequence[float]], title: str = "") -> Picture:
+    """Draw each run's losses on matplotlib axes, from step 1. Runs differ in colour and in dashes."""
+    for place, (name, values) in enumerate(runs.items()):
+        colour = list(COLOURS.values())[place % len(COLOURS)]
+        dashes = _DASHES[place // len(COLOURS) % len(_DASHES)]
+        axes.plot(range(1, len(values) + 1), values, color=colour, dashes=dashes, label=name)
+    axes.set(xlabel="step", ylabel="cross entropy, nats", title=title)
+    if len(runs) > 1:
+        axes.legend()
+    rows = [f"| {name} | {values[0]:.4f} | {values[-1]:.4f} |" for name, values in runs.items()]
+    return Picture(
+        "; ".join(f"{name}: from {v[0]:.3f} to {v[-1]:.3f} in {len(v)} steps" for name, v in runs.items()),
+        "\n".join(["| run | first loss | last loss |", "|---|---|---|", *rows]),
+    )

@@ -1,0 +1,219 @@
+"""Trains the small model on a mesh: `torchrun --nproc-per-node 4 -m lab.train --mesh data=2,tensor=2`.
+
+The stack is an implementation's own: its mesh, `parallelize`, `train_step`, clipping and checkpoints. The text is the
+handout's. A run that is stopped, or loses a rank and is started again (`--max-restarts`), goes on from its last
+checkpoint, on this mesh or another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .assignment import ROOT
+from .impl import load
+from .model.data import VOCABULARY, batch, packed
+from .model.transformer import SIZES, Transformer
+
+FLOOR = 0.1  # of the learning rate, at the end
+
+
+def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
+    """Linear from 0 to `peak` in `warm_up` steps, then a half cosine down to a tenth of it at the last.
+
+    The first step has peak / warm_up, not 0; with 10 of 100 steps, step 9 has the peak, step 99 a tenth.
+    Sources: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2017, "SGDR" (cosine).
+    """
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    done = (step - warm_up + 1) / max(steps - warm_up, 1)
+    return peak * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, save, draw."""
+    options = parse(arguments)
+    with process_group():
+        try:
+            train(options)
+        except (ValueError, FileNotFoundError, NotImplementedError) as error:
+            if dist.get_rank() == 0:
+                Console(stderr=True).print(f"lab.train: {error}", style="red", markup=False, highlight=False)
+            sys.exit(2)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line; `mesh` as a dict of degrees."""
+    parser = argparse.ArgumentParser("lab.train", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--mesh", type=degrees, default={}, help="data=2,pipe=1,expert=1,tensor=2; what is left out is 1"
+    )
+    parser.add_argument("--impl", default="student", help="student, reference or a folder (default: student)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".cache" / "train", help="of checkpoints, losses and plot"
+    )
+    parser.add_argument("--fresh", action="store_true", help="forget what the folder holds; else go on from it")
+    parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default: tiny)")
+    parser.add_argument("--experts", type=int, default=0, help="in each block; 0: dense")
+    parser.add_argument("--k", type=int, default=2, help="experts for each token")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--sequences", type=int, default=16, help="in a batch, over all ranks")
+    parser.add_argument("--context", type=int, default=128, help="tokens in a sequence")
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b or interleaved")
+    parser.add_argument("--chunks", type=int, default=1, help="of the model on each pipeline rank, if interleaved")
+    parser.add_argument("--sequence", action="store_true", help="sequence parallelism along tensor")
+    parser.add_argument("--fsdp", action="store_true", help="shard along data")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--lr", type=float, default=3e-3, help="the learning rate's peak")
+    parser.add_argument("--warm-up", type=int, default=20, help="steps until the peak")
+    parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of a gradient")
+    parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if min(options.steps, options.save_every, options.sequences, options.context) < 1:
+        parser.error("expected --steps, --save-every, --sequences and --context of at least 1")
+    return options
+
+
+def degrees(text: str) -> dict[str, int]:
+    """{"data": 2, "tensor": 2} from "data=2,tensor=2"."""
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        axis, _, degree = part.partition("=")
+        if axis not in ("data", "pipe", "expert", "tensor") or axis in found or not degree.isdecimal():
+            raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, got {part!r}")
+        found[axis] = int(degree)
+    return found
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """The group that torchrun describes; without torchrun, this process alone."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    if "RANK" not in os.environ:
+        os.environ |= alone
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> list[float]:
+    """The loss of each step. See the module."""
+    impl = load(ROOT / options.impl if options.impl in ("student", "reference") else options.impl)
+    mesh = impl.mesh.mesh.Mesh(**options.mesh)
+    run = Run(impl, mesh, options)
+    corpus = packed((ROOT / "handout").glob("*.md"))
+    losses, start = run.resume(), time.perf_counter()
+    first = len(losses)
+    with run.progress(first) as told:
+        for step in range(first, options.steps):
+            whole = batch(corpus, options.sequences, options.context, seed=options.seed, step=step)
+            losses.append(run.step(step, *(impl.mesh.parallel.share(t, mesh) for t in whole)))
+            if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
+                run.save(losses)
+            told(step + 1, losses[-1], (step + 1 - first) * whole[0].numel() / (time.perf_counter() - start))
+    run.finish(losses)
+    return losses
+
+
+class Run:
+    """The model on this rank, with what trains, saves and tells of it."""
+
+    def __init__(self, impl: Any, mesh: Any, options: argparse.Namespace):
+        self.impl, self.options = impl, options
+        self.lead = dist.get_rank() == 0
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(options.seed)
+        whole = Transformer(replace(SIZES[options.size], vocabulary=VOCABULARY, context=options.context))
+        if options.experts:
+            impl.mesh.parallel.mixture(whole, options.experts, options.k)
+        plan = impl.mesh.parallel.Plan(
+            micro_batches=options.micro_batches, schedule=options.schedule, chunks=options.chunks,
+            sequence=options.sequence, fsdp=options.fsdp, dropout=options.dropout, seed=options.seed,
+        )  # fmt: skip
+        self.parallel = impl.mesh.compose.parallelize(whole.to(self.device), mesh, plan)
+        self.optimizer = torch.optim.AdamW(self.parallel.parameters(), lr=options.lr, weight_decay=0.1)
+        self.checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(options.folder / "checkpoint")
+
+    def resume(self) -> list[float]:
+        """Losses of the steps that the folder's checkpoint has behind it; none where there is no checkpoint."""
+        options = self.options
+        if self.lead and options.fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+            shutil.rmtree(options.folder, ignore_errors=True)
+        dist.barrier()
+        if not (options.folder / "checkpoint" / "index.json").exists():
+            return []
+        losses = self.checkpoint.load(self.parallel, self.optimizer)["losses"]
+        self.say(f"resumed behind step {len(losses)} of {options.steps}")
+        return losses
+
+    def step(self, step: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+        """One step of the implementation's, clipped, with the learning rate that it is time for."""
+        options = self.options
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, options.steps, options.warm_up, options.lr)
+        return self.impl.mesh.compose.train_step(
+            self.parallel, self.optimizer, tokens.to(self.device), targets.to(self.device),
+            clip=lambda parallel: self.impl.mesh.global_norm.clip_global_norm(parallel, options.clip),
+        )  # fmt: skip
+
+    def save(self, losses: list[float]) -> None:
+        self.checkpoint.save(self.parallel, self.optimizer, extra={"losses": losses})
+
+    @contextlib.contextmanager
+    def progress(self, first: int) -> Iterator[Any]:
+        """A bar on the first rank: told(steps done, loss, tokens a second)."""
+        columns = [
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
+        ]  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), disable=not self.lead) as bar:
+            task = bar.add_task("training", total=self.options.steps, completed=first, told="")
+
+            def told(done: int, loss: float, rate: float) -> None:
+                bar.update(task, completed=done, told=f"loss {loss:.3f}, {rate:,.0f} tokens/s")
+
+            yield told
+
+    def finish(self, losses: list[float]) -> None:
+        """Losses as JSON and as a picture, in the folder."""
+        if not self.lead:
+            return
+        from matplotlib.figure import Figure
+
+        from .plots.losses import losses as draw
+
+        (self.options.folder / "losses.json").write_text(json.dumps(losses))
+        picture = Figure(figsize=(7, 4), layout="constrained")
+        draw(picture.subplots(), {str(self.options.mesh or "one rank"): losses})
+        picture.savefig(self.options.folder / "loss.png", dpi=120)
+        self.say(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {self.options.folder / 'loss.png'}")
+
+    def say(self, text: str) -> None:
+        if self.lead:
+            Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
