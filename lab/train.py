@@ -111,7 +111,12 @@ def process_group() -> Iterator[None]:
         os.environ |= alone
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    store, rank, world = next(dist.rendezvous("env://"))
+    # torchrun's store outlives its workers: without a name of their own, those of a second attempt would find the
+    # addresses of the first, and wait for the dead.
+    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:
         yield
     finally:

@@ -95,7 +95,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, context, width = x.shape
+        batch, context, _ = x.shape
         q, k, v = (
             project(x).view(batch, context, -1, self.config.dim).transpose(1, 2)  # (batch, heads, context, dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         if group > 1:
             k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
         o = self.attend(q, k, v, True)
-        return self.o_proj(o.transpose(1, 2).reshape(batch, context, width))
+        return self.o_proj(o.transpose(1, 2).flatten(2))
 
 
 class SwiGLU(nn.Module):
