@@ -53,7 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
             train(options)
         except (ValueError, FileNotFoundError, NotImplementedError) as error:
             if dist.get_rank() == 0:
-                Console(stderr=True).print(f"lab.train: {error}", style="red", markup=False, highlight=False)
+                console = Console(stderr=True, soft_wrap=True, highlight=False)
+                console.print(f"lab.train: {error}", style="red", markup=False)
             sys.exit(2)
 
 
