@@ -128,6 +128,25 @@ def hooked(impl) -> list[dict]:
     return ledger.plain()
 
 
+def futures(impl) -> dict[str, list]:
+    """An all-reduce waited for in each way that a future has: what came, and whether the ledger knew when."""
+    ways = {
+        "wait": lambda f: f.wait(),
+        "then": lambda f: f.then(lambda done: done.value()).then(lambda done: done.value()).wait(),
+        "wait_all": lambda f: torch.futures.wait_all([f]),
+        "collect_all": lambda f: torch.futures.collect_all([f.then(lambda done: done.value())]).wait(),
+    }
+    told = {}
+    for name, wait in ways.items():
+        x = torch.ones(3)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        row = ledger.rows[-1]
+        before = row.waited_s
+        wait(future)
+        told[name] = [x.tolist(), before, row.issued_s < row.waited_s <= row.returned_s, row.done_s >= row.issued_s]
+    return told
+
+
 def litter(impl) -> list[str]:
     """Find what is in the scratch folders, then leave some there: to be seen, and in the way."""
     found = os.listdir("/tmp") + os.listdir("/dev/shm")

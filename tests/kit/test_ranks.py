@@ -15,6 +15,7 @@ from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
 from lab.world.board import Stand, deadlock
+from lab.world.cluster import Link
 
 from . import probes
 
@@ -193,6 +194,12 @@ def test_a_collective_inside_backward_is_known_as_such(runner):
     (row,) = runner.run(probes.hooked, world=2)[0]
     assert row["phase"] == "backward"
     assert row["issued_s"] < row["waited_s"] <= row["done_s"]
+
+
+@pytest.mark.parametrize("link", [None, Link(1e-4)])
+def test_a_wait_for_a_future_is_a_wait(runner, link):
+    for told in runner.run(probes.futures, world=2, link=link):
+        assert all(got == [[2.0] * 3, -1.0, True, True] for got in told.values()), told
 
 
 def test_a_lost_zygote_costs_one_probe(runner):
