@@ -136,7 +136,7 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
         raise KeyError
     x, y, order = batch[rank]
     ((wrapped(x, order) - y) ** 2).mean().backward()
-    sent = [r["phase"] for r in ledger.plain() if r["op"] == "all_reduce"]
+    sent = [r["phase"] for r in ledger.plain() if r["op"] in ("all_reduce", "reduce_scatter")]
     wrapped.finish_gradient_synchronization()
     return {"phases": sent}
 
