@@ -6,6 +6,8 @@ import torch
 
 from lab.judge import close
 
+from . import probes_collectives
+
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.float16]
 
 
@@ -57,6 +59,20 @@ def sends(rows, what) -> list:
     other = sorted({r["op"] for r in rows} - {"send", "recv"})
     assert not other, f"{what}: issued {', '.join(other)}; expected sends and receives alone"
     return [r for r in rows if r["op"] == "send"]
+
+
+def held(run, op, cases, largest, peak, room) -> None:
+    """Assert what a call with one case makes: at most a storage so large, and so many elements at once. room: why."""
+    world = len(cases)
+    for rank, (got,) in enumerate(run(probes_collectives.metered, op, cases, world=world)):
+        assert got["largest"] <= largest, (
+            f"rank {rank} of {world}: {got['op']} made a storage of {got['largest']} elements, expected {room}, "
+            "whatever W is"
+        )
+        assert got["peak"] <= peak, (
+            f"rank {rank} of {world}: {got['peak']} elements were held at once beside what was given, expected {room}, "
+            "whatever W is"
+        )
 
 
 def to_one_neighbour(told, members, what, counts, either=False) -> None:

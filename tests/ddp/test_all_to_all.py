@@ -14,7 +14,7 @@ import torch
 from lab.pytest_plugin import exercise
 
 from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, same, sends
+from .collectives import draw_dtypes, draw_members, draw_values, held, same, sends
 
 ALL_TO_ALL = "ddp.all_to_all"
 KINDS = ["equal", "uneven", "empty", "dimensions"]
@@ -113,3 +113,10 @@ def test_in_each_step_everyone_sends_to_another(run, rng):
             f"rank {place} of group {members} (global {rank}): sent to global ranks {peers} in this order, expected "
             f"{want}: in step i to the one i places to the right, so that nobody is sent to twice at a time"
         )
+
+
+@exercise(ALL_TO_ALL, kind="property")
+def test_parts_are_sent_from_where_they_lie(run, rng):
+    n = rng.integers(100, 200)
+    cases = [[{"inputs": [rng.normal(n) for _ in range(5)], "shapes": [[n]] * 5}] for _ in range(5)]
+    held(run, "all_to_all", cases, n, 2 * n, f"at most a part, {n}")

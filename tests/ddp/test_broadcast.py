@@ -12,7 +12,7 @@ import pytest
 from lab.pytest_plugin import exercise
 
 from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, same, sends
+from .collectives import draw_dtypes, draw_members, draw_values, held, same, sends
 
 BROADCAST = "ddp.broadcast"
 
@@ -124,3 +124,9 @@ def test_src_is_a_rank_of_the_group(run, rng):
             f"rank {place} of group {members} (global {rank}), src {src}: received {received} messages, expected "
             f"{int(place != src)}: src and peers are ranks of the group"
         )
+
+
+@exercise(BROADCAST, kind="property")
+def test_there_is_room_for_one_more_tensor(run, rng):
+    n = rng.integers(100, 200)
+    held(run, "broadcast", draw(rng, 5, [rng.integers(0, 4)], [[n]]), n, n, f"at most one more tensor, {n}")

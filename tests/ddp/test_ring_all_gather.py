@@ -13,7 +13,7 @@ import torch
 from lab.pytest_plugin import exercise
 
 from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, same, sends, to_one_neighbour
+from .collectives import draw_dtypes, draw_members, draw_values, held, same, sends, to_one_neighbour
 
 RING = "ddp.ring_all_gather"
 
@@ -83,3 +83,9 @@ def test_in_a_group_neighbours_are_the_groups(run, rng):
     cases = draw(rng, 5, 3, [[rng.integers(2, 9)]], [torch.float32])
     ranks = call(run, cases, 5, members)
     to_one_neighbour([ranks[r][0]["rows"] for r in members], members, f"group {members}", len(members) - 1)
+
+
+@exercise(RING, kind="property")
+def test_parts_are_gathered_in_the_output(run, rng):
+    n = rng.integers(100, 200)
+    held(run, "ring_all_gather", draw(rng, 5, 5, [[n]], [torch.float32]), n, 2 * n, f"at most a part, {n}")
