@@ -92,11 +92,11 @@ def test_one_message_to_each_other_rank(run, rng, world):
     for rank, got in enumerate(call(run, cases, world)):
         for i, told in enumerate(got):
             what = f"rank {rank} of {world}, {KINDS[i]} parts"
-            out = [(r["peer"], r["elements"]) for r in sends(told["rows"], what) if r["elements"]]
-            sizes = [t.numel() for t in cases[rank][i]["inputs"]]
+            out = [(r["peer"], r["bytes"]) for r in sends(told["rows"], what) if r["bytes"]]
+            sizes = [t.nbytes for t in cases[rank][i]["inputs"]]
             want = [(r, n) for r, n in enumerate(sizes) if n and r != rank]
             assert sorted(out) == want, (
-                f"{what}: sent (peer, elements) {sorted(out)}, expected {want}: one message to each other, and its own "
+                f"{what}: sent (peer, bytes) {sorted(out)}, expected {want}: one message to each other, and its own "
                 "part is copied"
             )
 

@@ -83,12 +83,12 @@ def test_every_rank_but_src_receives_once(run, rng, world):
     for rank, got in enumerate(ranks):
         for i, told in enumerate(got):
             what = f"rank {rank} of {world}, src {sources[i]}"
-            out, size = sends(told["rows"], what), cases[rank][i]["tensor"].numel()
+            out, size = sends(told["rows"], what), cases[rank][i]["tensor"].nbytes
             received = len(told["rows"]) - len(out)
             want = 0 if rank == sources[i] else 1
             assert received == want, f"{what}: received {received} messages, expected {want}"
-            wrong = sorted({r["elements"] for r in told["rows"]} - {size})
-            assert not wrong, f"{what}: messages of {wrong} elements, expected the tensor's {size}"
+            wrong = sorted({r["bytes"] for r in told["rows"]} - {size})
+            assert not wrong, f"{what}: messages of {wrong} bytes, expected the tensor's {size}"
 
 
 @exercise(BROADCAST, kind="property")

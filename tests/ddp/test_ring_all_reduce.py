@@ -81,18 +81,19 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_messages_go_round_the_ring_in_pieces(run, rng, world):
     lengths = [world * rng.integers(2, 6), world * rng.integers(3, 6) + rng.integers(1, world - 1)]
-    ranks = call(run, draw(rng, world, [[n] for n in lengths], [torch.float32, torch.float64]), world)
+    dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
+    ranks = call(run, draw(rng, world, [[n] for n in lengths], dtypes), world)
     for i, n in enumerate(lengths):
         told = [got[i]["rows"] for got in ranks]
-        what = f"{n} elements"
+        what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
         to_one_neighbour(told, list(range(world)), what, 2 * (world - 1), either=True)
-        total = sum(r["elements"] for rows in told for r in sends(rows, what))
-        assert total == 2 * (world - 1) * n, (
-            f"{what}: all {world} ranks together sent {total} elements, expected 2(W − 1) · {n} = {2 * (world - 1) * n}"
+        total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
+        assert total == want, (
+            f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}"
         )
-        largest = max(r["elements"] for rows in told for r in sends(rows, what))
-        assert largest <= -(-n // world), (
-            f"{what}: a message of {largest} elements, expected at most {-(-n // world)}: chunks differ by at most one"
+        largest, chunk = max(r["bytes"] for rows in told for r in sends(rows, what)), -(-n // world) * item
+        assert largest <= chunk, (
+            f"{what}: a message of {largest} bytes, expected at most {chunk}: chunks differ by at most one element"
         )
 
 

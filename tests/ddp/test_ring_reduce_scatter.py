@@ -70,13 +70,14 @@ def test_the_input_is_not_changed(run, rng, world):
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
-    ranks = call(run, draw(rng, world, world, parts, [torch.float32, torch.int64]), world)
+    dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
+    ranks = call(run, draw(rng, world, world, parts, dtypes), world)
     for i, shape in enumerate(parts):
-        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}"
+        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
         to_one_neighbour(told, list(range(world)), what, world - 1)
-        size = torch.Size(shape).numel()
-        wrong = {r["elements"] for rows in told for r in sends(rows, what)} - {size}
-        assert not wrong, f"{what}: messages of {sorted(wrong)} elements, expected {size}: one part each"
+        size = torch.Size(shape).numel() * dtypes[i].itemsize
+        wrong = {r["bytes"] for rows in told for r in sends(rows, what)} - {size}
+        assert not wrong, f"{what}: messages of {sorted(wrong)} bytes, expected {size}: one part each, as it is"
 
 
 @exercise(RING, kind="property")
