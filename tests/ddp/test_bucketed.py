@@ -45,14 +45,20 @@ def sizes(chain) -> list:
     return [(n, p.numel(), p.numel() * p.element_size(), p.dtype) for n, p in reversed(named)]
 
 
-def packing(chain, limit) -> list[list]:
-    """Buckets of one dtype as greedy packing makes them."""
+def packing(chain, limit, of="") -> list[list]:
+    """Buckets of one dtype as greedy packing makes them. of: the dtype that alone is packed."""
     buckets: list[list] = []
     for entry in sizes(chain):
-        if not buckets or sum(e[2] for e in buckets[-1]) + entry[2] > limit:
+        if of and dtype([entry]) != of:
+            continue
+        if not buckets or dtype(buckets[-1]) != dtype([entry]) or sum(e[2] for e in buckets[-1]) + entry[2] > limit:
             buckets.append([])
         buckets[-1].append(entry)
     return buckets
+
+
+def dtype(bucket) -> str:
+    return str(bucket[0][3]).removeprefix("torch.")
 
 
 def draw_limit(rng, chain) -> int:
@@ -193,6 +199,30 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
                 f"rank {rank}, step {step}: all-reduces by number of elements {dict(sorted(sent.items()))}, expected "
                 f"{dict(sorted(want.items()))}: parameters of {[e[1] for e in sizes(chain)]} elements in reverse, "
                 f"4 bytes each, a new bucket where one more would exceed {number} bytes"
+            )
+
+
+@exercise(BUCKETED, kind="property")
+def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
+    """A parameter of another dtype closes the bucket before it, or leaves it open for the next of its own."""
+    chain = draw_chain(rng, 2, dtypes=("float32", "float64"))
+    elements = sum(e[1] for e in sizes(chain) if e[0].startswith("layers.1."))  # in float64: too many for one bucket
+    limit = rng.integers(4 * elements, 8 * elements - 1)
+    left_open = [b for d in ("float32", "float64") for b in packing(chain, limit, of=d)]
+    closed = packing(chain, limit)
+    options = {"bucket_bytes": limit}
+    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
+        for step, told in enumerate(got["steps"]):
+            rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
+            sent = Counter((r["dtype"], r["elements"]) for r in rows)
+            wants = [
+                Counter((dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in way)
+                for way in (closed, left_open)
+            ]
+            assert sent in wants, (
+                f"rank {rank}, step {step}: all-reduces by dtype and number of elements {dict(sorted(sent.items()))}, "
+                f"expected {dict(sorted(wants[0].items()))}: parameters of {[(dtype([e]), e[1]) for e in sizes(chain)]}"
+                f" in reverse, at most {limit} bytes and one dtype in a bucket"
             )
 
 
