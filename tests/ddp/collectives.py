@@ -75,8 +75,8 @@ def held(run, op, cases, largest, peak, room) -> None:
         )
 
 
-def to_one_neighbour(told, members, what, counts, either=False) -> None:
-    """Assert that every rank sent so many messages, all to its right neighbour (or all ranks to their left)."""
+def to_one_neighbour(told, members, what, counts) -> None:
+    """Assert that every rank sent so many messages, all ranks to their right neighbour, or all to their left."""
     world, directions = len(members), set()
     for place, rows in enumerate(told):
         name = f"{what}, rank {place} of {world}"
@@ -84,10 +84,9 @@ def to_one_neighbour(told, members, what, counts, either=False) -> None:
         assert len(out) == counts, f"{name}: sent {len(out)} messages, expected {counts}"
         right, left = members[(place + 1) % world], members[(place - 1) % world]
         peers = sorted({r["peer"] for r in out})
-        allowed = ([right], [left]) if either else ([right],)
-        assert peers in allowed, (
+        assert peers in ([right], [left]), (
             f"{name} (global rank {members[place]}): sent to global ranks {peers}, expected {right} alone, its right "
-            "neighbour in the ring"
+            f"neighbour in the ring, or {left} alone, its left"
         )
-        directions.add(peers == [right])
-    assert len(directions) == 1, f"{what}: some ranks sent to their right neighbour, others to their left"
+        directions |= {peers == [right]} if right != left else set()
+    assert len(directions) <= 1, f"{what}: some ranks sent to their right neighbour, others to their left"

@@ -1,6 +1,6 @@
 """Everyone's part to everyone, along a ring.
 
-What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to its right neighbour.
+What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to one neighbour.
 How it would be faked: send one's own part to everyone (peers); through rank 0 (counts); the order of arrival (every
 part is different); leave out one's own part (outputs hold rubbish before).
 """
@@ -66,7 +66,7 @@ def test_the_part_is_not_changed(run, rng):
 
 @exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
+def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
     ranks = call(run, draw(rng, world, world, parts, dtypes), world)

@@ -86,7 +86,7 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
     for i, n in enumerate(lengths):
         told = [got[i]["rows"] for got in ranks]
         what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
-        to_one_neighbour(told, list(range(world)), what, 2 * (world - 1), either=True)
+        to_one_neighbour(told, list(range(world)), what, 2 * (world - 1))
         total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
         assert total == want, (
             f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}"

@@ -1,7 +1,7 @@
 """The sum of all ranks' tensors, a part to each rank.
 
 What must be true: rank r ends with rows r·n … (r + 1)·n of the sum, the input is as it was, and each rank has sent
-W − 1 parts to its right neighbour. How it would be faked: all-reduce and keep a part (bytes); add up in the input
+W − 1 parts to one neighbour. How it would be faked: all-reduce and keep a part (bytes); add up in the input
 (it is compared); a copy of the input (memory); end one place off (every part is different).
 """
 
@@ -68,7 +68,7 @@ def test_the_input_is_not_changed(run, rng, world):
 
 @exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
+def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
     ranks = call(run, draw(rng, world, world, parts, dtypes), world)
