@@ -59,11 +59,13 @@ def oracle(width, depth, state, shares, lr, dtype) -> dict:
     return {"state": dict(m.state_dict()), "outputs": outputs}
 
 
-def draw_chain(rng, world, dtypes=("float32",), layers=None):
-    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank."""
+def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
+    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank. largest: one layer's size."""
     width = rng.integers(2, 5)
     count = layers or rng.integers(4, 6)
     plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
+    if largest:
+        plan[rng.integers(0, count - 1)][0] = largest
     states = []
     for _ in range(world):
         template = probes_wrappers.Chain(width, plan).state_dict()
@@ -248,6 +250,16 @@ def reductions(rows, world, what) -> list:
 def filled_up(elements, rows, world) -> int:
     """What a bucket of so many elements is sent as: by reduce_scatter as a multiple of W."""
     return -(-elements // world) * world if any(r["op"] == "reduce_scatter" for r in rows) else elements
+
+
+def nobody_waits(run, rng, kind, options=None):
+    """Assert that no hook waits: not for the first, the largest or every n-th message, nor where many are under way."""
+    chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
+    for rank, got in enumerate(steps_of(run, rng, kind, chain, orders, options=options)):
+        for step, told in enumerate(got["steps"]):
+            assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
+            not_waited_in_backward(f"rank {rank}, step {step}", told)
 
 
 # ---- timed, on a link ----

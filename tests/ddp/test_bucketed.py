@@ -26,6 +26,7 @@ from .oracles import (
     draw_batches,
     draw_chain,
     filled_up,
+    nobody_waits,
     not_waited_in_backward,
     reductions,
     steps_of,
@@ -266,6 +267,11 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
                 )
                 done.add(layer)
             not_waited_in_backward(what, told)
+
+
+@exercise(BUCKETED, kind="property")
+def test_nobody_waits_during_backward(run, rng):
+    nobody_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
 
 
 @exercise(BUCKETED, kind="property")

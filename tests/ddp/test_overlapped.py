@@ -21,7 +21,7 @@ from .oracles import (
     averages_its_group,
     beats_naive,
     draw_chain,
-    not_waited_in_backward,
+    nobody_waits,
     steps_of,
     survives_fp16,
     trains_as_one,
@@ -114,12 +114,7 @@ def test_a_gradient_leaves_before_backward_goes_on(run, rng):
 
 @exercise(OVERLAPPED, kind="property")
 def test_nobody_waits_during_backward(run, rng):
-    chain = draw_chain(rng, 2)
-    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
-        for step, told in enumerate(got["steps"]):
-            assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
-            not_waited_in_backward(f"rank {rank}, step {step}", told)
+    nobody_waits(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="timing")
