@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from lab.measure.memory import meter
+from lab.measure.reads import reads
 from lab.raising import raised
 from lab.world.group import ledger
-
-READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "allclose")  # the host waits for the device
 
 
 def clip(impl, cases: list) -> list:
@@ -41,7 +39,7 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
         options = {**options, "sharded": pieces}
     passed = {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[given]
     first = len(ledger.rows)
-    with meter() as memory:
+    with reads() as read:
         norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, max_norm, **options)
     after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
     return {
@@ -49,7 +47,7 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
         "returned": f"{norm.dtype} {tuple(norm.shape)}" if isinstance(norm, torch.Tensor) else type(norm).__name__,
         "gradients": [None if p.grad is None else p.grad.clone() for p in everything],
         "in_place": before == after,
-        "reads": sorted(op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)),
+        "reads": sorted(read),
         "rows": [row.plain() for row in ledger.rows[first:]],
     }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from lab.measure.memory import meter
+from lab.measure.reads import reads
 from lab.raising import raised
 from lab.world.group import ledger
 
-from .probes_clip import READS, group_of
+from .probes_clip import group_of
 
 
 def _built(impl, kind: str, weights: list, groups: list, options: dict):
@@ -23,7 +23,7 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
     """The weights after each step. gradients: [step][parameter], None: none. resume: the step before which everything
     is built anew, from the state."""
     parameters, made = _built(impl, kind, weights, groups, options)
-    trajectory, reads = [], set()
+    trajectory, read = [], set()
     for step, gradient in enumerate(gradients):
         if step == resume:
             kept, now = made.state_dict(), [p.detach() for p in parameters]
@@ -31,12 +31,12 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
             made.load_state_dict(kept)
         for p, g in zip(parameters, gradient, strict=True):
             p.grad = None if g is None else g.clone()
-        with meter() as memory:
+        with reads() as more:
             made.step()
-        reads |= {op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)}
+        read |= more
         trajectory.append([p.detach().clone() for p in parameters])
     held = [v.numel() for s in made.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
-    return {"weights": trajectory, "reads": sorted(reads), "state": sum(held)}
+    return {"weights": trajectory, "reads": sorted(read), "state": sum(held)}
 
 
 def closure(impl, kind: str, weights: list, options: dict) -> dict:

@@ -208,7 +208,7 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
 def test_nothing_is_read_back_to_the_host(run, rng):
     (got,) = run(probes.clip, [{"gradients": draw(rng), "max_norm": 0.1}])
     assert not got["reads"], (
-        f"{', '.join(got['reads'])} was called: the host waits for the device. Keep the norm a tensor, and choose the "
+        f"the host waits for the device ({', '.join(got['reads'])}). Keep the norm a tensor, and choose the "
         "factor by torch.where and clamp, not by if"
     )
 

@@ -205,6 +205,6 @@ def test_nothing_is_read_back_to_the_host(run, rng, kind):
     weights, gradients = draw(rng, steps=2)
     got = run(probes.steps, kind, weights, [], hyperparameters(rng, kind), gradients)
     assert not got["reads"], (
-        f"{kind}: {', '.join(got['reads'])} was called: the host waits for the device, once a layer. Keep the norms "
-        "tensors, and choose the ratio by torch.where"
+        f"{kind}: the host waits for the device, once a layer ({', '.join(got['reads'])}). Keep the norms tensors, "
+        "and choose the ratio by torch.where"
     )
