@@ -19,10 +19,12 @@ def _built(impl, kind: str, weights: list, groups: list, options: dict):
     return parameters, getattr(impl.ddp.layerwise, kind)(given, **options)
 
 
-def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1) -> dict:
+def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1,
+          factors: tuple = ()) -> dict:  # fmt: skip
     """The weights after each step. gradients: [step][parameter], None: none. resume: the step before which everything
-    is built anew, from the state."""
+    is built anew, from the state. factors: of lr in each step, by a scheduler."""
     parameters, made = _built(impl, kind, weights, groups, options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, [*factors, 0.0].__getitem__) if factors else None
     trajectory, read = [], set()
     for step, gradient in enumerate(gradients):
         if step == resume:
@@ -34,6 +36,8 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
         with reads() as more:
             made.step()
         read |= more
+        if schedule is not None:
+            schedule.step()
         trajectory.append([p.detach().clone() for p in parameters])
     held = [v.numel() for s in made.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     return {"weights": trajectory, "reads": sorted(read), "state": sum(held)}
