@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from lab.measure.memory import meter
 from lab.measure.reads import reads
 from lab.raising import raised
 from lab.world.group import ledger
@@ -76,14 +77,18 @@ def noise(impl, options: dict, values: list, groups: list) -> list:
         parameters = [torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in step]
         for p, g in zip(parameters, step, strict=True):
             p.grad = None if g is None else g.clone()
-        first = len(ledger.rows)
-        made.before(iter(parameters))
+        first, kept = len(ledger.rows), []
+        with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
+            made.before(iter(parameters))
+            kept.append(memory.live_bytes)
         before = len(ledger.rows)
         _average(parameters, group)
         after = len(ledger.rows)
-        made.after(iter(parameters))
+        with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
+            made.after(iter(parameters))
+            kept.append(memory.live_bytes)
         rows = [r.plain() for r in (*ledger.rows[first:before], *ledger.rows[after:])]
-        told.append({**_estimate(made), "sent": [f"{r['op']} of {r['elements']}" for r in rows]})
+        told.append({**_estimate(made), "sent": [f"{r['op']} of {r['elements']}" for r in rows], "kept": kept})
     return told
 
 
