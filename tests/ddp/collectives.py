@@ -11,6 +11,15 @@ from . import probes_collectives
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.float16]
 
 
+def by_hand(run, op, cases, world, members=()) -> list:
+    """What each rank has and sent after each case; fails where anything but messages was sent, by whatever name."""
+    ranks = run(probes_collectives.collect, op, cases, list(members), world=world)
+    for rank, got in enumerate(ranks):
+        for told in got:
+            sends(told["rows"], f"{op}, rank {rank} of {world}")
+    return ranks
+
+
 def draw_dtypes(rng, count) -> list:
     """Every dtype as often as there is room for."""
     return [t for _ in range(count) for t in rng.shuffled(DTYPES)][:count]
@@ -57,7 +66,9 @@ def brief(tensor) -> str:
 def sends(rows, what) -> list:
     """The sends among these rows; fails if there is anything but sends and receives."""
     other = sorted({r["op"] for r in rows} - {"send", "recv"})
-    assert not other, f"{what}: issued {', '.join(other)}; expected sends and receives alone"
+    assert not other, (
+        f"{what}: issued {', '.join(other)}; expected sends and receives alone: a group's methods are collectives too"
+    )
     return [r for r in rows if r["op"] == "send"]
 
 

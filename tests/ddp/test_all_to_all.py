@@ -14,15 +14,14 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, held, same, sends
+from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends
 
 ALL_TO_ALL = "ddp.all_to_all"
 KINDS = ["equal", "uneven", "empty", "dimensions"]
 
 
 def call(run, cases, world, members=()):
-    return run(probes_collectives.collect, "all_to_all", cases, list(members), world=world)
+    return by_hand(run, "all_to_all", cases, world, members)
 
 
 def draw_shape(rng, kind, n) -> list:

@@ -11,14 +11,13 @@ import pytest
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, held, same, sends
+from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends
 
 BROADCAST = "ddp.broadcast"
 
 
 def call(run, cases, world, members=()):
-    return run(probes_collectives.collect, "broadcast", cases, list(members), world=world)
+    return by_hand(run, "broadcast", cases, world, members)
 
 
 def draw(rng, world, sources, shapes):

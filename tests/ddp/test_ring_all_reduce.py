@@ -13,14 +13,13 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives
-from .collectives import draw_dtypes, draw_lengths, draw_members, draw_values, held, same_sum, sends, to_one_neighbour
+from .collectives import by_hand, draw_dtypes, draw_lengths, draw_members, draw_values, held, same_sum, sends, to_one_neighbour
 
 RING = "ddp.ring_all_reduce"
 
 
 def call(run, cases, world, members=()):
-    return run(probes_collectives.collect, "ring_all_reduce", cases, list(members), world=world)
+    return by_hand(run, "ring_all_reduce", cases, world, members)
 
 
 def draw(rng, world, shapes, dtypes):
