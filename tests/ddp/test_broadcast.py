@@ -32,7 +32,7 @@ def draw(rng, world, sources, shapes):
 
 
 def draw_shapes(rng, count):
-    shapes = [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [2, rng.integers(1, 3), 3], []]
+    shapes = [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [2, rng.integers(1, 3), 3], [], [0]]
     return [shapes[i % len(shapes)] for i in range(count)]
 
 

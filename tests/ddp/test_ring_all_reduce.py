@@ -13,7 +13,18 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from .collectives import by_hand, draw_dtypes, draw_lengths, draw_members, draw_values, held, same_sum, sends, to_one_neighbour
+from .collectives import (
+    SUMMED,
+    by_hand,
+    draw_dtypes,
+    draw_lengths,
+    draw_members,
+    draw_values,
+    held,
+    same_sum,
+    sends,
+    to_one_neighbour,
+)
 
 RING = "ddp.ring_all_reduce"
 
@@ -32,7 +43,7 @@ def draw(rng, world, shapes, dtypes):
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_rank_ends_with_the_sum(run, rng, world):
     shapes = [[n] for n in draw_lengths(rng, world)]
-    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes)))
+    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes), SUMMED))
     for rank, got in enumerate(call(run, cases, world)):
         for i, told in enumerate(got):
             parts = [cases[r][i]["tensor"] for r in range(world)]
@@ -44,7 +55,7 @@ def test_every_rank_ends_with_the_sum(run, rng, world):
 @pytest.mark.parametrize("world", [2, 3])
 def test_tensors_of_several_dimensions(run, rng, world):
     shapes = [[rng.integers(1, 4), rng.integers(2, 5)], [2, rng.integers(1, 3), 3], [1, 1], []]
-    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes)))
+    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes), SUMMED))
     for rank, got in enumerate(call(run, cases, world)):
         for i, told in enumerate(got):
             same_sum(told["tensor"], [c[i]["tensor"] for c in cases], f"rank {rank} of {world}, shape {shapes[i]}")
@@ -68,7 +79,7 @@ def test_every_rank_ends_with_the_same_bits(run, rng):
 def test_a_group_that_is_a_part_of_the_world(run, rng):
     members = draw_members(rng)
     shapes = [[n] for n in draw_lengths(rng, len(members))]
-    cases = draw(rng, 5, shapes, draw_dtypes(rng, len(shapes)))
+    cases = draw(rng, 5, shapes, draw_dtypes(rng, len(shapes), SUMMED))
     ranks = call(run, cases, 5, members)
     for rank in members:
         for i, told in enumerate(ranks[rank]):
