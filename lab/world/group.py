@@ -143,6 +143,13 @@ class LedgerGroup(dist.ProcessGroup):
             self.ranks_ = dist.get_process_group_ranks(self)
         return self.ranks_
 
+    def conversation(self, row: Row, tag: int) -> str:
+        """What this group's operations that are matched in their order have in common, on all ranks."""
+        if row.op not in ("send", "recv"):
+            return f"@{self.name_}"  # no group_key
+        ends = (row.rank, row.peer) if row.op == "send" else (row.peer, row.rank)
+        return f"@{self.name_}/{ends[0]}>{ends[1]}/{tag}"
+
     def record(self, op: str, tensors: Any, call: Any, peer: int = -1, tag: int = 0) -> dist.Work:
         """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
@@ -152,6 +159,7 @@ class LedgerGroup(dist.ProcessGroup):
         _stand.counts[key] = sequence + 1
         _stand.number, _stand.op, _stand.bytes = row.number, op, row.bytes
         _stand.group, _stand.sequence = ranks, sequence
+        _stand.issued(self.conversation(row, tag), row.number, op, row.bytes, row.dtype)
         _publish()
         work = call()
         if self.carrier is not None:

@@ -72,6 +72,22 @@ def mismatch(impl):
         dist.all_reduce(x)
 
 
+def disagree(impl, how: str):
+    """Two ranks do not agree, and go on."""
+    rank = dist.get_rank()
+    x = torch.ones((64, 32)[rank])
+    dist.all_reduce(torch.ones(8))
+    if how == "size":
+        dist.broadcast(x, 0)
+    elif how == "order":
+        for work in [dist.all_reduce(torch.ones(n), async_op=True) for n in ((64, 32), (32, 64))[rank]]:
+            work.wait()
+    else:
+        (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+
+
 def leave_early(impl):
     """Rank 0 is done while rank 1 waits for it."""
     if dist.get_rank() == 1:

@@ -14,7 +14,7 @@ from grader.judge import SandboxRoom
 from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
-from lab.world.board import Stand, deadlock
+from lab.world.board import Stand, deadlock, mismatch
 from lab.world.cluster import Link
 
 from . import probes
@@ -146,6 +146,34 @@ def test_mismatched_collectives_are_named_long_before_the_timeout(runner):
     assert error.reason in ("hung", "crashed", "raised")
     assert "rank 0 waits in broadcast #1 (4 KiB)" in error.text, error.text
     assert "rank 1 waits in all_reduce #1 (4 KiB)" in error.text
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("size", "broadcast #1 (256 B, float32)", "broadcast #1 (128 B, float32)"),
+        ("order", "all_reduce #1 (256 B, float32)", "all_reduce #1 (128 B, float32)"),
+        ("message", "send #1 (256 B, float32)", "recv #1 (128 B, float32)"),
+    ],
+)
+def test_the_first_mismatch_is_told_of_ranks_that_went_on(runner, how, first, second):
+    error = failure(runner, probes.disagree, how, world=2)
+    assert f"first mismatch: rank 0 issued {first}; rank 1 issued {second}" in error.text, error.text
+
+
+def test_what_may_differ_is_no_mismatch():
+    def stand(*rows):
+        one = Stand()
+        for number, (conversation, op, size) in enumerate(rows):
+            one.issued(conversation, number, op, size, "float32")
+        return one
+
+    a = stand(("x", "all_to_all", 8), ("x/0>1/0", "send", 4), ("y", "all_reduce", 4), ("x", "all_reduce", 8))
+    b = stand(("y", "all_reduce", 4), ("x", "all_to_all", 64), ("x/0>1/0", "recv", 4))
+    assert mismatch([a, b]) == "" == mismatch([a, Stand()])
+    assert mismatch([a, stand(("x", "all_to_all", 8), ("y", "all_reduce", 4), ("x", "broadcast", 8))]) == (
+        "first mismatch: rank 0 issued all_reduce #3 (8 B, float32); rank 1 issued broadcast #2 (8 B, float32)"
+    )
 
 
 def test_a_rank_that_left_is_named(runner):
