@@ -267,3 +267,12 @@ def test_what_a_solution_calls_may_start_threads(implementation):
     code += "    (a @ a).sum().backward()\n    with torch.profiler.profile() as p:\n        a @ a\n"
     code += "    return len(p.events()) > 0\n"
     assert implementation(code).run(probes.call) is True
+
+
+@pytest.mark.parametrize("reach", ["import_module('lab.world.cluster')", "sys.modules['lab.world.' + 'cluster']"])
+def test_a_forbidden_module_of_ours_answers_nobody(implementation, reach):
+    code = f"import sys\nfrom importlib import import_module\ndef step():\n    c = {reach}\n"
+    for call in ("c.ring_cost('send', 8, 2, 0, 0)", "c.Link(1.0).cost_s('send', 8, 2)"):
+        runner = implementation(f"{code}    return {call}\n")
+        assert failure(runner, probes.call, forbidden=["lab.world.cluster"]).reason == "forbidden"
+        assert runner.run(probes.call) == 1.0 * call.startswith("c.Link")
