@@ -269,9 +269,12 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
     if reason in ("raised", "import") and error.get("type"):
         text = f"{error['type']}: {text}"
     stacks = ""
+    told = str(header.get("mismatch", ""))[:500]
     if reason == "hung":
         text = str(header.get("hang", ""))[:4000] or text
         stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
+    if told and reason in ("hung", "crashed", "raised"):
+        text += f"\n{told}"
     output = str(ranks[i].get("output", ""))[:16384]
     return ProbeFailed(reason, text, i if world > 1 else None, where, output, stacks)
 

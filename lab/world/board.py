@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import mmap
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 _SLOT = 4096
+_RECENT = 16  # operations of a rank that are kept: the one that went wrong is not always the last
 
 
 @dataclass
@@ -24,6 +25,13 @@ class Stand:
     group: list[int] = field(default_factory=list)  # global ranks
     sequence: int = -1  # its number within its group
     counts: dict[str, int] = field(default_factory=dict)  # collectives issued, by group
+    recent: list[list] = field(default_factory=list)  # [conversation, its number in it, number, op, bytes, dtype]
+
+    def issued(self, conversation: str, number: int, op: str, bytes: int, dtype: str) -> None:
+        """Note an operation. conversation: what all that are matched with each other have in common."""
+        sequence = self.counts.get(conversation, 0)
+        self.counts[conversation] = sequence + 1
+        self.recent = [*self.recent[1 - _RECENT :], [conversation, sequence, number, op, bytes, dtype]]
 
     def __str__(self) -> str:
         what = f"{self.op} #{self.number} ({readable(self.bytes)})" if self.op else "no collective yet"
@@ -40,7 +48,9 @@ class Board:
         self.memory = mmap.mmap(-1, _SLOT * max(world, 1))
 
     def write(self, rank: int, stand: Stand) -> None:
-        line = json.dumps(asdict(stand), separators=(",", ":")).encode()[: _SLOT - 8]
+        line = json.dumps(vars(stand), separators=(",", ":")).encode()
+        if len(line) > _SLOT - 8:
+            line = json.dumps({**vars(stand), "recent": []}, separators=(",", ":")).encode()[: _SLOT - 8]
         self.memory[rank * _SLOT : rank * _SLOT + 8 + len(line)] = len(line).to_bytes(8, "little") + line
 
     def read(self, rank: int) -> Stand:
@@ -72,6 +82,31 @@ def deadlock(stands: list[Stand]) -> str:
             if gone or elsewhere:
                 return f"rank {rank} {mine}; rank {peer} {other}"
     return ""
+
+
+def mismatch(stands: list[Stand]) -> str:
+    """The first operation that two ranks issued differently, of those that are kept; "" if there is none."""
+    found = []
+    for rank, mine in enumerate(stands):
+        for peer, other in enumerate(stands[:rank]):
+            theirs = {(r[0], r[1]): r for r in other.recent}
+            pairs = [(theirs[r[0], r[1]], r) for r in mine.recent if (r[0], r[1]) in theirs]
+            found += [(max(a[2], b[2]), peer, a, rank, b) for a, b in pairs if not _matched(a[3:], b[3:])]
+    if not found:
+        return ""
+    _, one, a, two, b = min(found, key=lambda f: f[0])
+    return f"first mismatch: rank {one} {_issued(a)}; rank {two} {_issued(b)}"
+
+
+def _matched(a: list, b: list) -> bool:
+    """Whether two ranks' parts, (op, bytes, dtype), fit; a send fits a recv, and parts of an all_to_all may differ."""
+    ops = {a[0], b[0]}
+    return (len(ops) == 1 or ops == {"send", "recv"}) and (ops == {"all_to_all"} or a[1:] == b[1:])
+
+
+def _issued(row: list) -> str:
+    _, _, number, op, size, dtype = row
+    return f"issued {op} #{number} ({', '.join(filter(None, (readable(size), dtype)))})"
 
 
 def _alike(a: Stand, b: Stand) -> bool:

@@ -9,7 +9,6 @@ unchanged. Without a link what Gloo returns is what the caller gets; on a link i
 from __future__ import annotations
 
 import datetime
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from . import waits
 from .board import Board, Stand, group_key
 from .cluster import Link
-from .ledger import Ledger, Row, _now
+from .ledger import Ledger, Row
 from .link import Carrier, Timetable
 
 BACKEND = "lab"
@@ -28,9 +28,7 @@ ledger = Ledger()  # of this process; a fresh child a rank makes it fresh
 _rank = 0
 _board: Board | None = None
 _stand = Stand()
-_rows: weakref.WeakKeyDictionary[Any, tuple[Row, int]] = weakref.WeakKeyDictionary()
 _timetable: Timetable | None = None
-_wait: Any = dist.Work.wait
 _source: Any = dist.Work._source_rank
 
 
@@ -48,7 +46,8 @@ def join(
     _timetable = Timetable(f"{store.path}.link", rank, world, link) if link and not link.free else None
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
-        dist.Work.wait = _recorded_wait  # type: ignore[method-assign]
+        waits.install(_begin, _end)
+        dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
         dist.Work._source_rank = _known_source  # type: ignore[method-assign]
     dist.init_process_group(
         BACKEND, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout_s)
@@ -70,35 +69,39 @@ def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
     return LedgerGroup(store, rank, size, timeout)
 
 
-def _recorded_wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-    """Work.wait, noting when the caller began to wait and when it was let go."""
-    known = _rows.get(work)
-    if known is None:
-        return _wait(work, *args, **kwargs)
-    row, sequence = known
-    if row.waited_s < 0:
-        row.waited_s = _now()
+def _begin(row: Row, sequence: int) -> tuple:
+    """Say on the board what this rank waits for; what it said before."""
     before = (_stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence)
     _stand.state = "waiting"
     _stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence = (
         row.number, row.op, row.bytes, row.group, sequence,
     )  # fmt: skip
     _publish()
-    result = _wait(work, *args, **kwargs)
-    row.returned_s = _now()
-    if row.done_s < 0:
-        row.done_s = row.returned_s
+    return before
+
+
+def _end(before: tuple) -> None:
     _stand.state = "running"
     _stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence = before
     _publish()
-    if _timetable is not None and len(row.group) > 1:
-        work.get_future().value()  # a Work made from a future waits for it, but does not raise what it holds
-    return result
+
+
+def _raising(wait: Any) -> Any:
+    """A Work made from a future, as on a link, waits for it, but does not raise what it holds."""
+
+    def call(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        result = wait(work, *args, **kwargs)
+        row = waits.known(work)
+        if _timetable is not None and row is not None and len(row.group) > 1:
+            work.get_future().value()
+        return result
+
+    return call
 
 
 def _known_source(work: dist.Work) -> int:
     """Work._source_rank, noted in the ledger; on the link it has been already, and the Work itself does not know."""
-    row, _ = _rows.get(work, (None, 0))
+    row = waits.known(work)
     if row is None:
         return _source(work)
     if row.peer < 0:
@@ -140,6 +143,13 @@ class LedgerGroup(dist.ProcessGroup):
             self.ranks_ = dist.get_process_group_ranks(self)
         return self.ranks_
 
+    def conversation(self, row: Row, tag: int) -> str:
+        """What this group's operations that are matched in their order have in common, on all ranks."""
+        if row.op not in ("send", "recv"):
+            return f"@{self.name_}"  # no group_key
+        ends = (row.rank, row.peer) if row.op == "send" else (row.peer, row.rank)
+        return f"@{self.name_}/{ends[0]}>{ends[1]}/{tag}"
+
     def record(self, op: str, tensors: Any, call: Any, peer: int = -1, tag: int = 0) -> dist.Work:
         """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
@@ -149,11 +159,12 @@ class LedgerGroup(dist.ProcessGroup):
         _stand.counts[key] = sequence + 1
         _stand.number, _stand.op, _stand.bytes = row.number, op, row.bytes
         _stand.group, _stand.sequence = ranks, sequence
+        _stand.issued(self.conversation(row, tag), row.number, op, row.bytes, row.dtype)
         _publish()
         work = call()
         if self.carrier is not None:
             work = self.carrier.carry(work, row, self.name_, ranks, tag, tensors)
-        _rows[work] = (row, sequence)
+        waits.know(work, row, sequence)
         return work
 
 

@@ -35,6 +35,7 @@ class Row:
     started_s: float = -1.0  # when the link began with it; -1 without a link
     done_s: float = -1.0  # when it was done, waited for or not; without a link that is only known from a wait
     peer: int = -1  # source or destination, a global rank; of a recv from anyone, once it has come
+    storage: int = 0  # where the first tensor of the payload lies: the address of its storage
 
     def plain(self) -> dict:
         return asdict(self)
@@ -73,6 +74,7 @@ class Ledger:
             rank=self.rank,
             issued_s=_now(),
             peer=peer,
+            storage=tensors[0].untyped_storage().data_ptr() if tensors else 0,
         )
         self.rows.append(row)
         return row

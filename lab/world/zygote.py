@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import framing
-from .board import Board, deadlock, describe
+from .board import Board, deadlock, describe, mismatch
 from .child import Job, answer
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
@@ -64,7 +64,7 @@ def main() -> None:
         summary = [{"outcome": r.outcome, "output": r.output.decode(errors="replace"), **r.extra} for r in ranks]
         framing.send(
             answers,
-            {"ranks": summary, "hang": world.hang, "seconds": world.seconds, "spent": left},
+            {"ranks": summary, "hang": world.hang, "mismatch": world.mismatch, "seconds": world.seconds, "spent": left},
             [r.blob for r in ranks],
         )
         if left:
@@ -160,6 +160,7 @@ class World:
         self.board = Board(max(job.world, 1))
         self.folder = tempfile.mkdtemp(prefix="probe-")
         self.hang = ""
+        self.mismatch = ""  # where ranks first issued different things, if one failed
         self.seconds = 0.0
         self.selector = selectors.DefaultSelector()
 
@@ -176,6 +177,8 @@ class World:
             self.selector.close()
             shutil.rmtree(self.folder, ignore_errors=True)
         self.seconds = time.monotonic() - start
+        if any(r.outcome != "ok" for r in ranks):
+            self.mismatch = mismatch(self.board.stands())
         return ranks
 
     def _fork(self, number: int, earlier: list[Rank]) -> Rank:

@@ -18,7 +18,8 @@ class LARS(torch.optim.Optimizer):
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and β = 0.
 
     Norms are taken in float32 at least. A parameter without gradient is left alone. Every hyperparameter may differ by
-    parameter group; state is v alone. Nothing is read back to the host; nothing is sent, since gradients are equal.
+    parameter group, and from step to step, as schedulers change it; state is v alone. Nothing is read back to the host;
+    nothing is sent, since gradients are equal.
     Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks", arXiv 1708.03888,
     algorithm 1.
     """
@@ -69,8 +70,9 @@ class LAMB(torch.optim.Optimizer):
     with (β₁, β₂) = betas, ε = eps, λ = weight_decay; m and v start at 0. The ratio of norms is 1 where either is 0.
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and λ = 0.
 
-    Norms are taken in float32 at least. A parameter without gradient is left alone. Every hyperparameter may differ by
-    parameter group; state is m, v and t. Nothing is read back to the host, and nothing is sent.
+    Norms, m, v and u are in float32 at least: the square of a float16 gradient of 300 overflows, that of 10⁻⁴ vanishes.
+    A parameter without gradient is left alone. Every hyperparameter may differ by parameter group, and from step to
+    step, as schedulers change it; state is m, v and t. Nothing is read back to the host, and nothing is sent.
     Source: You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
     1904.00962, algorithm 2 with φ(z) = z.
     """
@@ -97,12 +99,14 @@ class LAMB(torch.optim.Optimizer):
                 if w.grad is None:
                     continue
                 excluded = group["exclude_1d"] and w.dim() < 2
-                state = self.state[w]
+                state, wide = self.state[w], _wide(w.dtype)
                 if not state:
-                    state.update(t=0, m=torch.zeros_like(w), v=torch.zeros_like(w))
+                    state.update(t=0, m=torch.zeros_like(w, dtype=wide), v=torch.zeros_like(w, dtype=wide))
                 state["t"] += 1
-                m = state["m"].lerp_(w.grad, 1 - beta1)
-                v = state["v"].mul_(beta2).addcmul_(w.grad, w.grad, value=1 - beta2)
+                g = w.grad.to(wide)
+                # load_state_dict leaves state in the weights' dtype.
+                m = state["m"] = state["m"].to(wide).lerp_(g, 1 - beta1)
+                v = state["v"] = state["v"].to(wide).mul_(beta2).addcmul_(g, g, value=1 - beta2)
                 m_hat, v_hat = m / (1 - beta1 ** state["t"]), v / (1 - beta2 ** state["t"])
                 u = m_hat / (v_hat.sqrt() + group["eps"])
                 if not excluded:
@@ -122,4 +126,8 @@ def _called(closure: Callable[[], Any] | None) -> Any:
 
 def _norm(tensor: Tensor) -> Tensor:
     """(), in float32 at least: the squares of a float16 tensor overflow, and underflow."""
-    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return torch.linalg.vector_norm(tensor, dtype=_wide(tensor.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -9,7 +9,8 @@ def ring_all_gather(output: Tensor, part: Tensor, group: dist.ProcessGroup | Non
 
     part: (n, …), of one shape and dtype on every rank; output: (W·n, …), contiguous. W − 1 steps: in each, every rank
     sends one part to its right neighbour and receives one from its left, first its own, then what it received last; so
-    a rank sends (W − 1) · part bytes. Source: Thakur et al. 2005, section 3.1.
+    a rank sends (W − 1) · part bytes. All may send to their left as well. Beside the output there is room for one part.
+    Source: Thakur et al. 2005, section 3.1.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     parts = output.chunk(world)

@@ -10,8 +10,8 @@ def ring_reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup
 
     tensor: (W·n, …), contiguous, of one shape and dtype on every rank; not changed. output: (n, …): rank r gets rows
     r·n … (r + 1)·n of the sum. W − 1 steps: in each, every rank sends one part to its right neighbour, receives one
-    from its left, and adds its own to what came; so a rank sends (W − 1) · part bytes. Beside the output there is room
-    for two parts, whatever W is. Source: Thakur et al. 2005, section 3.3.
+    from its left, and adds its own to what came; so a rank sends (W − 1) · part bytes. All may send to their left as
+    well. Beside the output there is room for two parts, whatever W is. Source: Thakur et al. 2005, section 3.3.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     parts = tensor.chunk(world)

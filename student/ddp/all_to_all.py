@@ -11,8 +11,9 @@ def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: dist.
 
     W contiguous tensors each, of one dtype; inputs[r] here has the shape of outputs[s] there, and different pairs may
     have different shapes, empty ones too. By sends and receives alone, in W − 1 steps: in step i every rank sends to
-    the rank i places to its right and receives from the one i places to its left, so that nobody is sent to twice at a
-    time. A rank's part for itself is copied. Source: Thakur et al. 2005, section 3.2.
+    the rank i places to its right and receives from the one i places to its left (or the other way round, on all), so
+    that nobody is sent to twice at a time. A rank's part for itself is copied. Beside the two lists there is room for
+    one part. Source: Thakur et al. 2005, section 3.2.
     """
     raise NotImplementedError(
         "ddp.all_to_all: Send inputs[r] to rank r of `group`, and receive what rank r has for this one into outputs[r]"

@@ -7,10 +7,11 @@ from torch import Tensor
 def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Overwrite `tensor` on every rank of `group` with that of its rank `src`, by sends and receives alone.
 
-    tensor: on every rank of one shape and dtype, any length from 1, contiguous. src: a rank in the group. A binomial
+    tensor: on every rank of one shape and dtype, any length, contiguous. src: a rank in the group. A binomial
     tree: in each round every rank that has the tensor sends it to one that has not, so there are ⌈log₂ W⌉ rounds, every
-    rank but src receives once, and none sends more than once a round. Source: Thakur, Rabenseifner and Gropp 2005,
-    "Optimization of Collective Communication Operations in MPICH", section 3.4.
+    rank but src receives once, and none sends more than once a round. There is room for one more tensor, whatever W is.
+    Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH", section
+    3.4.
     """
     raise NotImplementedError(
         "ddp.broadcast: Overwrite `tensor` on every rank of `group` with that of its rank `src`, by sends and …"

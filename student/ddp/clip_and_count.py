@@ -56,12 +56,12 @@ def clip_gradient_norm(
 def count_step(
     targets: Sequence[Tensor], *, ignore_index: int = -100, group: dist.ProcessGroup | None = None
 ) -> StepCount:
-    """Count what one step is computed from, by one all-reduce of two numbers.
+    """Count what one step is computed from, exactly, by one all-reduce of two numbers.
 
     targets: of each micro-batch that this rank accumulates, (batch, context) int64; ranks may have other shapes and
     other numbers of them, even none. Tokens are the targets that are not `ignore_index`: padding is no work done.
     Samples are the rows that have at least one: a row of padding only fills up a batch.
     """
     raise NotImplementedError(
-        "ddp.clip_and_count: Count what one step is computed from, by one all-reduce of two numbers"
+        "ddp.clip_and_count: Count what one step is computed from, exactly, by one all-reduce of two numbers"
     )

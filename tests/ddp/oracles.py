@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from lab.judge import close, decide
@@ -57,11 +59,13 @@ def oracle(width, depth, state, shares, lr, dtype) -> dict:
     return {"state": dict(m.state_dict()), "outputs": outputs}
 
 
-def draw_chain(rng, world, dtypes=("float32",), layers=None):
-    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank."""
+def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
+    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank. largest: one layer's size."""
     width = rng.integers(2, 5)
     count = layers or rng.integers(4, 6)
     plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
+    if largest:
+        plan[rng.integers(0, count - 1)][0] = largest
     states = []
     for _ in range(world):
         template = probes_wrappers.Chain(width, plan).state_dict()
@@ -214,18 +218,48 @@ def steps_of(run, rng, kind, chain, orders, set_to_none=True, options=None):
 
 
 def not_waited_in_backward(what, step):
-    """Assert that every all-reduce of a step was waited for, and none before backward had ended."""
+    """Assert that all that sums gradients was waited for, and none of it before backward had ended."""
     for row in step["rows"]:
-        if row["op"] != "all_reduce":
+        if row["op"] not in ("all_reduce", "reduce_scatter", "all_gather"):
             continue
         assert row["waited_s"] >= 0, (
-            f"{what}: nobody waited for the all-reduce of {row['elements']} elements: the step may use what has not "
-            "come; call wait() on each Work in finish_gradient_synchronization()"
+            f"{what}: nobody waited for the {row['op']} of {row['elements']} elements: the step may use what has not "
+            "come; wait for each Work, or its future, in finish_gradient_synchronization()"
         )
         assert row["waited_s"] >= step["ended_s"], (
-            f"{what}: the all-reduce of {row['elements']} elements was waited for while backward was going on: "
+            f"{what}: the {row['op']} of {row['elements']} elements was waited for while backward was going on: "
             "start it with async_op=True, keep the Work, and wait in finish_gradient_synchronization()"
         )
+
+
+def reductions(rows, world, what) -> list:
+    """The rows that begin a sum over all ranks, with the elements of the whole; an all-reduce may be in two halves.
+
+    A reduce_scatter and an all_gather of parts as large are one; a bucket that W does not divide is filled up for it.
+    """
+    scattered, gathered = (Counter(r["elements"] for r in rows if r["op"] == op)
+                           for op in ("reduce_scatter", "all_gather"))  # fmt: skip
+    assert scattered == gathered, (
+        f"{what}: parts of {sorted(scattered.elements())} elements by reduce_scatter, of "
+        f"{sorted(gathered.elements())} by all_gather: expected an all-reduce, or both halves of it, for each bucket"
+    )
+    begun = [r for r in rows if r["op"] in ("all_reduce", "reduce_scatter")]
+    return [{**r, "elements": r["elements"] * (world if r["op"] == "reduce_scatter" else 1)} for r in begun]
+
+
+def filled_up(elements, rows, world) -> int:
+    """What a bucket of so many elements is sent as: by reduce_scatter as a multiple of W."""
+    return -(-elements // world) * world if any(r["op"] == "reduce_scatter" for r in rows) else elements
+
+
+def nobody_waits(run, rng, kind, options=None):
+    """Assert that no hook waits: not for the first, the largest or every n-th message, nor where many are under way."""
+    chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
+    for rank, got in enumerate(steps_of(run, rng, kind, chain, orders, options=options)):
+        for step, told in enumerate(got["steps"]):
+            assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
+            not_waited_in_backward(f"rank {rank}, step {step}", told)
 
 
 # ---- timed, on a link ----

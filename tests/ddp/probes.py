@@ -11,7 +11,7 @@ from lab.world.group import ledger
 
 
 class Model(nn.Module):
-    """A small model with what trips wrappers: a tied weight, a frozen and an unused parameter, two kinds of buffer."""
+    """A small model with what trips wrappers: a tied weight, frozen and unused parameters, three kinds of buffer."""
 
     def __init__(self, width: int, depth: int):
         super().__init__()
@@ -23,6 +23,7 @@ class Model(nn.Module):
         self.unused = nn.Parameter(torch.ones(width + 1))
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
 
     def forward(self, x: torch.Tensor, *, shift: float = 0.0) -> torch.Tensor:
         for layer in self.layers:
@@ -49,10 +50,11 @@ def wrap(impl, kind: str, m: nn.Module, group=None, **options):
 
 
 def start(impl, kind: str, width: int, depth: int, states: list) -> dict:
-    """The state right after wrapping; each rank brings its own."""
+    """The state right after wrapping, and the buffer that is not in it; each rank brings its own."""
     m = model(width, depth, states[dist.get_rank()])
+    m.passing.fill_(dist.get_rank() + 1)
     wrap(impl, kind, m)
-    return dict(nn.Module.state_dict(m))
+    return {"state": dict(nn.Module.state_dict(m)), "passing": m.passing}
 
 
 def train(impl, kind: str, width: int, depth: int, states: list, shares: list, lr: float) -> dict:
@@ -81,12 +83,12 @@ def gradients(impl, kind: str, values: list, groups: list) -> dict:
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
     first = len(ledger.rows)
     wrapped = wrap(impl, kind, m, *mine)
-    start = [float(t.flatten()[0]) for t in (*m.parameters(), *m.buffers())]
+    start = [float(t.flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
     wrapped(values[rank]).backward()
     wrapped.finish_gradient_synchronization()
     return {
         "gradients": [p.grad for p in m.weights],
-        "start": sorted({*start, float(m.place)}),
+        "start": sorted(set(start)),
         "groups": sorted({tuple(row.group) for row in ledger.rows[first:]}),
     }
 
@@ -105,12 +107,13 @@ def twice(impl, kind: str, values: list) -> dict:
 
 
 class Given(nn.Module):
-    """The gradient of each weight is what forward is given for it; weights and a buffer start as the rank's number."""
+    """The gradient of each weight is what forward is given for it; weights and buffers start as the rank's number."""
 
     def __init__(self, values: list, rank: int):
         super().__init__()
         self.weights = nn.ParameterList(nn.Parameter(torch.full_like(v, rank)) for v in values)
         self.register_buffer("place", torch.tensor(float(rank)))
+        self.register_buffer("passing", torch.tensor(float(rank)), persistent=False)
 
     def forward(self, values: list) -> torch.Tensor:
         return sum((p * v).sum() for p, v in zip(self.weights, values, strict=True))

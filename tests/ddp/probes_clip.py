@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from lab.measure.memory import meter
+from lab.measure.reads import reads
 from lab.raising import raised
 from lab.world.group import ledger
-
-READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "allclose")  # the host waits for the device
 
 
 def clip(impl, cases: list) -> list:
@@ -18,11 +16,14 @@ def clip(impl, cases: list) -> list:
 
 
 def clip_sharded(impl, cases: list, groups: list) -> list:
-    """case: [rank] -> max_norm, gradients, sharded. groups: [[ranks], …]; [] for the world's default."""
+    """case: [rank] -> max_norm, gradients, sharded, "given" as. groups: [[ranks], …]; [] for the world's default."""
     rank = dist.get_rank()
     options = group_of(rank, groups)
     mine = cases[rank]
-    return [_clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options) for case in mine]
+    return [
+        _clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options, case.get("given", "list"))
+        for case in mine
+    ]
 
 
 def group_of(rank: int, groups: list) -> dict:
@@ -38,10 +39,10 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
     before = [None if p.grad is None else p.grad.data_ptr() for p in everything]
     parameters, pieces = everything[: len(whole)], everything[len(whole) :]
     if sharded is not None:
-        options = {**options, "sharded": pieces}
-    passed = {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[given]
+        options = {**options, "sharded": _given(pieces, given)}
+    passed = _given(parameters, given)
     first = len(ledger.rows)
-    with meter() as memory:
+    with reads() as read:
         norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, max_norm, **options)
     after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
     return {
@@ -49,9 +50,13 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
         "returned": f"{norm.dtype} {tuple(norm.shape)}" if isinstance(norm, torch.Tensor) else type(norm).__name__,
         "gradients": [None if p.grad is None else p.grad.clone() for p in everything],
         "in_place": before == after,
-        "reads": sorted(op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)),
+        "reads": sorted(read),
         "rows": [row.plain() for row in ledger.rows[first:]],
     }
+
+
+def _given(parameters: list, how: str):
+    return {"list": parameters, "generator": (p for p in parameters), "twice": [*parameters, *parameters]}[how]
 
 
 def _parameters(gradients: list) -> list:
@@ -76,14 +81,16 @@ def refused(impl, limits: list) -> list:
 
 
 def count(impl, cases: list, groups: list) -> list:
-    """case: [rank] -> targets (a list), and ignore_index or None for the default."""
+    """case: [rank] -> targets (a list), and ignore_index or None for the default; perhaps the shape that each is
+    expanded to, without taking its room."""
     rank = dist.get_rank()
     options = group_of(rank, groups)
     told = []
     for case in cases[rank]:
         more = {} if case["ignore_index"] is None else {"ignore_index": case["ignore_index"]}
         first = len(ledger.rows)
-        got = impl.ddp.clip_and_count.count_step(case["targets"], **more, **options)
+        targets = [t.expand(case["shape"]) for t in case["targets"]] if "shape" in case else case["targets"]
+        got = impl.ddp.clip_and_count.count_step(targets, **more, **options)
         fields = ("samples", "tokens", "global_batch", "global_tokens")
         told.append({
             **{name: int(getattr(got, name)) for name in fields},

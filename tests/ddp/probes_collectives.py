@@ -60,4 +60,5 @@ def prepared(impl, op: str, case: dict):
 
 
 def rubbish(shape: list, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full(shape, float("nan") if dtype.is_floating_point else -77777, dtype=dtype)
+    value = float("nan") if dtype.is_floating_point else {torch.bool: True, torch.uint8: 77}.get(dtype, -77777)
+    return torch.full(shape, value, dtype=dtype)

@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 
 from lab.measure.memory import meter
+from lab.measure.reads import reads
 from lab.raising import raised
 from lab.world.group import ledger
 
-from .probes_clip import READS, group_of
+from .probes_clip import group_of
 
 
 def _built(impl, kind: str, weights: list, groups: list, options: dict):
@@ -19,11 +20,13 @@ def _built(impl, kind: str, weights: list, groups: list, options: dict):
     return parameters, getattr(impl.ddp.layerwise, kind)(given, **options)
 
 
-def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1) -> dict:
+def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients: list, resume: int = -1,
+          factors: tuple = ()) -> dict:  # fmt: skip
     """The weights after each step. gradients: [step][parameter], None: none. resume: the step before which everything
-    is built anew, from the state."""
+    is built anew, from the state. factors: of lr in each step, by a scheduler."""
     parameters, made = _built(impl, kind, weights, groups, options)
-    trajectory, reads = [], set()
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, [*factors, 0.0].__getitem__) if factors else None
+    trajectory, read = [], set()
     for step, gradient in enumerate(gradients):
         if step == resume:
             kept, now = made.state_dict(), [p.detach() for p in parameters]
@@ -31,12 +34,14 @@ def steps(impl, kind: str, weights: list, groups: list, options: dict, gradients
             made.load_state_dict(kept)
         for p, g in zip(parameters, gradient, strict=True):
             p.grad = None if g is None else g.clone()
-        with meter() as memory:
+        with reads() as more:
             made.step()
-        reads |= {op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)}
+        read |= more
+        if schedule is not None:
+            schedule.step()
         trajectory.append([p.detach().clone() for p in parameters])
     held = [v.numel() for s in made.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
-    return {"weights": trajectory, "reads": sorted(reads), "state": sum(held)}
+    return {"weights": trajectory, "reads": sorted(read), "state": sum(held)}
 
 
 def closure(impl, kind: str, weights: list, options: dict) -> dict:
@@ -72,14 +77,18 @@ def noise(impl, options: dict, values: list, groups: list) -> list:
         parameters = [torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in step]
         for p, g in zip(parameters, step, strict=True):
             p.grad = None if g is None else g.clone()
-        first = len(ledger.rows)
-        made.before(iter(parameters))
+        first, kept = len(ledger.rows), []
+        with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
+            made.before(iter(parameters))
+            kept.append(memory.live_bytes)
         before = len(ledger.rows)
         _average(parameters, group)
         after = len(ledger.rows)
-        made.after(iter(parameters))
+        with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
+            made.after(iter(parameters))
+            kept.append(memory.live_bytes)
         rows = [r.plain() for r in (*ledger.rows[first:before], *ledger.rows[after:])]
-        told.append({**_estimate(made), "sent": [f"{r['op']} of {r['elements']}" for r in rows]})
+        told.append({**_estimate(made), "sent": [f"{r['op']} of {r['elements']}" for r in rows], "kept": kept})
     return told
 
 

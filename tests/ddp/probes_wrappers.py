@@ -136,26 +136,29 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
         raise KeyError
     x, y, order = batch[rank]
     ((wrapped(x, order) - y) ** 2).mean().backward()
-    sent = [r["phase"] for r in ledger.plain() if r["op"] == "all_reduce"]
+    sent = [r["phase"] for r in ledger.plain() if r["op"] in ("all_reduce", "reduce_scatter")]
     wrapped.finish_gradient_synchronization()
     return {"phases": sent}
 
 
 def storages(impl, width: int, plan: list, states: list, batches: list, set_to_none: bool) -> dict:
-    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]."""
+    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]; and the
+    addresses of what was sent, by dtype."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
     wrapped = wrap(impl, "flat", m)
-    told, kept = [], []
+    told, sent, kept = [], [], []
     for ((x, y, order),) in batches[rank]:
         wrapped.zero_grad(set_to_none=set_to_none)
         ((wrapped(x, order) - y) ** 2).mean().backward()
+        first = len(ledger.rows)
         wrapped.finish_gradient_synchronization()
+        sent.append([[row.dtype, row.storage] for row in ledger.rows[first:]])
         present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
         kept.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
         told.append([
             [n, str(g.dtype).removeprefix("torch."), g.untyped_storage().data_ptr(), g.untyped_storage().nbytes(),
              g.storage_offset(), g.numel()] for n, g in present
         ])  # fmt: skip
-    return {"steps": told}
+    return {"steps": told, "sent": sent}

@@ -11,14 +11,13 @@ import pytest
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, same, sends
+from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends
 
 BROADCAST = "ddp.broadcast"
 
 
 def call(run, cases, world, members=()):
-    return run(probes_collectives.collect, "broadcast", cases, list(members), world=world)
+    return by_hand(run, "broadcast", cases, world, members)
 
 
 def draw(rng, world, sources, shapes):
@@ -33,7 +32,7 @@ def draw(rng, world, sources, shapes):
 
 
 def draw_shapes(rng, count):
-    shapes = [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [2, rng.integers(1, 3), 3], []]
+    shapes = [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [2, rng.integers(1, 3), 3], [], [0]]
     return [shapes[i % len(shapes)] for i in range(count)]
 
 
@@ -83,12 +82,12 @@ def test_every_rank_but_src_receives_once(run, rng, world):
     for rank, got in enumerate(ranks):
         for i, told in enumerate(got):
             what = f"rank {rank} of {world}, src {sources[i]}"
-            out, size = sends(told["rows"], what), cases[rank][i]["tensor"].numel()
+            out, size = sends(told["rows"], what), cases[rank][i]["tensor"].nbytes
             received = len(told["rows"]) - len(out)
             want = 0 if rank == sources[i] else 1
             assert received == want, f"{what}: received {received} messages, expected {want}"
-            wrong = sorted({r["elements"] for r in told["rows"]} - {size})
-            assert not wrong, f"{what}: messages of {wrong} elements, expected the tensor's {size}"
+            wrong = sorted({r["bytes"] for r in told["rows"]} - {size})
+            assert not wrong, f"{what}: messages of {wrong} bytes, expected the tensor's {size}"
 
 
 @exercise(BROADCAST, kind="property")
@@ -124,3 +123,9 @@ def test_src_is_a_rank_of_the_group(run, rng):
             f"rank {place} of group {members} (global {rank}), src {src}: received {received} messages, expected "
             f"{int(place != src)}: src and peers are ranks of the group"
         )
+
+
+@exercise(BROADCAST, kind="property")
+def test_there_is_room_for_one_more_tensor(run, rng):
+    n = rng.integers(100, 200)
+    held(run, "broadcast", draw(rng, 5, [rng.integers(0, 4)], [[n]]), n, n, f"at most one more tensor, {n}")

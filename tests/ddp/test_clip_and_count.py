@@ -121,12 +121,20 @@ def test_parameters_come_once_or_are_named_twice(run, rng, given):
 def test_a_norm_that_is_not_finite_changes_nothing(run, rng, bad):
     gradients = draw(rng)
     gradients[rng.integers(0, 3)].view(-1)[0] = bad
-    (got,) = run(probes.clip, [{"gradients": gradients, "max_norm": 0.1}])
-    assert not math.isfinite(float(got["norm"])), f"a gradient holds {bad}, and the norm is {float(got['norm'])}"
+    cases = [{"gradients": gradients, "max_norm": limit} for limit in (0.1, math.inf)]
+    for case, got in zip(cases, run(probes.clip, cases), strict=True):
+        unchanged(got, gradients, f"one gradient holds {bad}, max_norm {case['max_norm']}")
+
+
+def unchanged(got: dict, gradients: list, what: str) -> None:
+    """Assert that the norm is not finite, and no gradient changed."""
+    assert not math.isfinite(float(got["norm"])), f"{what}: the norm is {float(got['norm'])}, expected inf or NaN"
     for i, (g, have) in enumerate(zip(gradients, got["gradients"], strict=True)):
-        assert torch.equal(g.nan_to_num(7.0), have.nan_to_num(7.0)), (
-            f"one gradient holds {bad}, and gradient {i} was changed: {g.flatten()[:3]} became {have.flatten()[:3]}"
-        )
+        if g is not None:
+            assert torch.equal(g.nan_to_num(7.0), have.nan_to_num(7.0)), (
+                f"{what}: gradient {i} was changed, {g.flatten()[:3]} became {have.flatten()[:3]}; the caller sees the "
+                "norm and skips the step"
+            )
 
 
 @exercise(CLIP, kind="numerics")
@@ -172,6 +180,37 @@ def test_pieces_of_all_ranks_are_one_vector(run, rng, world):
 
 
 @exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize(
+    ("scale", "dtype", "given"),
+    [(2e4, torch.float16, "list"), (1e-4, torch.float16, "twice"), (1e25, torch.float32, "generator")],
+)
+def test_squares_of_pieces_neither_overflow_nor_vanish(run, rng, scale, dtype, given):
+    pieces = [[g.clamp(-3 * scale, 3 * scale) for g in draw(rng, scale, dtype)] for _ in range(2)]
+    everything = [g for p in pieces for g in p]
+    limit = 0.3 * oracle(everything, 1.0)[0]
+    ranks = run(
+        probes.clip_sharded,
+        [[{"gradients": [], "sharded": p, "max_norm": limit, "given": given}] for p in pieces], [], world=2,
+    )  # fmt: skip
+    for rank, (got,) in enumerate(ranks):
+        check(
+            got, pieces[rank], limit, f"rank {rank}, pieces in {dtype} of about {scale:g}, as {given}", everything,
+            cause="squares are summed in float64, over ranks too; a piece that is named twice counts once",
+        )  # fmt: skip
+
+
+@exercise(CLIP, kind="numerics")
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_one_bad_piece_stops_every_rank(run, rng, bad):
+    world, whole = 3, draw(rng, parameters=2)
+    pieces = [draw(rng, parameters=2) for _ in range(world)]
+    pieces[rng.integers(0, world - 1)][0].view(-1)[0] = bad
+    told = [[{"gradients": whole, "sharded": p, "max_norm": 0.1}] for p in pieces]
+    for rank, (got,) in enumerate(run(probes.clip_sharded, told, [], world=world)):
+        unchanged(got, [*whole, *pieces[rank]], f"rank {rank}, a piece of one rank holds {bad}")
+
+
+@exercise(CLIP, kind="numerics")
 def test_pieces_are_those_of_the_group(run, rng):
     groups = [[0, 2], [1, 3]]
     whole, pieces = shards(rng, 4)
@@ -208,7 +247,7 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
 def test_nothing_is_read_back_to_the_host(run, rng):
     (got,) = run(probes.clip, [{"gradients": draw(rng), "max_norm": 0.1}])
     assert not got["reads"], (
-        f"{', '.join(got['reads'])} was called: the host waits for the device. Keep the norm a tensor, and choose the "
+        f"the host waits for the device ({', '.join(got['reads'])}). Keep the norm a tensor, and choose the "
         "factor by torch.where and clamp, not by if"
     )
 
@@ -260,6 +299,23 @@ def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups)
                     "else neither; micro-batches and the ranks of the group all are"
                 )
                 assert got["types"] == ["int"] * 4, f"counts are {got['types']}, expected int"
+
+
+@exercise(CLIP, kind="numerics")
+def test_counts_are_exact_beyond_what_float32_counts(run, rng):
+    """One number, seen as a matrix of more than 2²⁴; beyond that float32 knows even numbers only."""
+    side = 4097 + 2 * rng.integers(0, 20)
+    one = torch.ones(1, 1, dtype=torch.int64)
+    told = [
+        [{"targets": [one], "ignore_index": None, "shape": shape}]
+        for shape in ([side, side], [2, 2 * rng.integers(1, 9)])
+    ]
+    samples, tokens = side + 2, side**2 + 2 * told[1][0]["shape"][1]
+    for rank, (got,) in enumerate(run(probes.count, told, [], world=2)):
+        assert (got["global_batch"], got["global_tokens"]) == (samples, tokens), (
+            f"rank {rank}: {samples} samples and {tokens} tokens of all ranks, got {got['global_batch']} and "
+            f"{got['global_tokens']}: count in int64"
+        )
 
 
 @exercise(CLIP, kind="property")

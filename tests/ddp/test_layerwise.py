@@ -27,8 +27,10 @@ DEFAULTS = {
 }
 
 
-def oracle(kind: str, weights: list, groups: list, options: dict, gradients: list, dtype: torch.dtype) -> list:
-    """The papers' equations, one parameter after the other; [step][parameter]."""
+def oracle(
+    kind: str, weights: list, groups: list, options: dict, gradients: list, dtype: torch.dtype, factors: tuple = ()
+) -> list:
+    """The papers' equations, one parameter after the other; [step][parameter]. factors: of lr, in each step."""
     own = {i: {**DEFAULTS[kind], **options, **more} for indices, more in groups for i in indices}
     columns = []
     for i, start in enumerate(weights):
@@ -38,20 +40,20 @@ def oracle(kind: str, weights: list, groups: list, options: dict, gradients: lis
         plain = o["exclude_1d"] and w.dim() < 2
         decay = 0.0 if plain else o["weight_decay"]
         column = []
-        for step in gradients:
+        for number, step in enumerate(gradients):
             if step[i] is not None:
-                g, t = step[i].to(dtype), t + 1
+                g, t, lr = step[i].to(dtype), t + 1, o["lr"] * (factors[number] if factors else 1)
                 if kind == "LARS":
                     long = float(w.norm()) > 0 and float(g.norm()) > 0
                     ratio = o["trust"] * w.norm() / (g.norm() + decay * w.norm()) if long and not plain else 1.0
-                    m = o["momentum"] * m + o["lr"] * ratio * (g + decay * w)
+                    m = o["momentum"] * m + lr * ratio * (g + decay * w)
                     w = w - m
                 else:
                     one, two = o["betas"]
                     m, v = one * m + (1 - one) * g, two * v + (1 - two) * g * g
                     u = (m / (1 - one**t)) / ((v / (1 - two**t)).sqrt() + o["eps"]) + decay * w
                     long = float(w.norm()) > 0 and float(u.norm()) > 0
-                    w = w - o["lr"] * (w.norm() / u.norm() if long and not plain else 1.0) * u
+                    w = w - lr * (w.norm() / u.norm() if long and not plain else 1.0) * u
             column.append(w)
         columns.append(column)
     return [list(step) for step in zip(*columns, strict=True)]
@@ -73,9 +75,13 @@ def hyperparameters(rng, kind: str) -> dict:
     return {**own, "betas": (rng.uniform(0.3, 0.9), rng.uniform(0.5, 0.95)), "eps": rng.uniform(0.01, 0.1)}
 
 
-def check(run, kind: str, weights: list, gradients: list, options: dict, groups: list, cause: str = "") -> None:
-    got = run(probes.steps, kind, weights, groups, options, gradients)
-    want, plain = (oracle(kind, weights, groups, options, gradients, d) for d in (torch.float64, torch.float32))
+def check(
+    run, kind: str, weights: list, gradients: list, options: dict, groups: list, cause: str = "", factors: tuple = ()
+) -> None:
+    got = run(probes.steps, kind, weights, groups, options, gradients, -1, factors)
+    want, plain = (
+        oracle(kind, weights, groups, options, gradients, d, factors) for d in (torch.float64, torch.float32)
+    )
     for step in range(len(gradients)):
         for i in range(len(weights)):
             close(
@@ -101,6 +107,16 @@ def test_parameter_groups_have_their_own_hyperparameters(run, rng, kind):
         [[1], {}],
     ]
     check(run, kind, weights, gradients, hyperparameters(rng, kind), groups, "each group has its own hyperparameters")
+
+
+@exercise(LAYERWISE, kind="numerics")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheduler_changes_lr_from_step_to_step(run, rng, kind):
+    weights, gradients = draw(rng)
+    factors = tuple(rng.uniform(0.1, 3.0) for _ in gradients)
+    groups = [[[0, 2], {}], [[1, 3], {"lr": rng.uniform(0.01, 0.1)}]]
+    cause = f"lr is multiplied by {factors[0]:.3g}, {factors[1]:.3g}, …: it is read from its group in every step"
+    check(run, kind, weights, gradients, hyperparameters(rng, kind), groups, cause, factors)
 
 
 @exercise(LAYERWISE, kind="numerics")
@@ -140,6 +156,24 @@ def test_norms_are_not_taken_in_float16(run, rng):
     assert abs(share - 0.1) < 0.002, (
         f"LARS, float16: the step is {share:.4g} of the weights, expected trust · lr = 0.1: norms are taken in float32"
     )
+
+
+@exercise(LAYERWISE, kind="numerics")
+@pytest.mark.parametrize("scale", [300.0, 1e-4])
+def test_moments_are_not_kept_in_float16(run, rng, scale):
+    """Squares of 300 overflow in it, those of 10⁻⁴ vanish: either is another direction."""
+    weights = [rng.normal(6, 5).half()]
+    gradients = [[(rng.normal(6, 5).clamp(-3, 3) * scale).half()] for _ in range(2)]
+    options = {"lr": 0.25, "eps": 1e-8, "betas": (0.5, 0.75)}
+    got = run(probes.steps, "LAMB", weights, [], options, gradients)["weights"]
+    want = oracle("LAMB", weights, [], options, gradients, torch.float64)
+    for step in range(2):
+        assert got[step][0].dtype == torch.float16, f"float16 weights are {got[step][0].dtype} after a step"
+        close(
+            got[step][0], want[step][0], want[step][0].half(),
+            f"LAMB, float16 weights, gradients of about {scale:g}, step {step + 1}",
+            factor=6, cause="keep m and v in float32",
+        )  # fmt: skip
 
 
 @exercise(LAYERWISE, kind="numerics")
@@ -205,6 +239,6 @@ def test_nothing_is_read_back_to_the_host(run, rng, kind):
     weights, gradients = draw(rng, steps=2)
     got = run(probes.steps, kind, weights, [], hyperparameters(rng, kind), gradients)
     assert not got["reads"], (
-        f"{kind}: {', '.join(got['reads'])} was called: the host waits for the device, once a layer. Keep the norms "
-        "tensors, and choose the ratio by torch.where"
+        f"{kind}: the host waits for the device, once a layer ({', '.join(got['reads'])}). Keep the norms tensors, "
+        "and choose the ratio by torch.where"
     )

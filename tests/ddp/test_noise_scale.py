@@ -162,3 +162,17 @@ def test_one_number_a_step_is_sent(run, rng):
                 f"rank {rank}, step {step + 1}: sent {got['sent'] or 'nothing'}, expected one all_reduce of 1: the "
                 "averaged gradients are the same on every rank, and of the others only the length is needed"
             )
+
+
+@exercise(NOISE, kind="property")
+def test_lengths_are_kept_and_no_gradients(run, rng):
+    shapes = [(rng.integers(20, 40), 30), (200,)]
+    values = [[[rng.normal(*shape) for shape in shapes] for _ in range(2)] for _ in range(2)]
+    least = min(4 * g.numel() for g in values[0][0])
+    for rank, told in enumerate(run(probes.noise, {"samples": 4}, values, [], world=2)):
+        for step, got in enumerate(told):
+            for when, kept in zip(("before()", "after()"), got["kept"], strict=True):
+                assert kept < least, (
+                    f"rank {rank}, step {step + 1}: {kept} bytes are kept after {when}, a gradient has {least}: "
+                    "its squared length is all that is needed of it"
+                )

@@ -1,6 +1,6 @@
 """Everyone's part to everyone, along a ring.
 
-What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to its right neighbour.
+What must be true: every rank ends with all parts in rank order, and has sent W − 1 parts, all to one neighbour.
 How it would be faked: send one's own part to everyone (peers); through rank 0 (counts); the order of arrival (every
 part is different); leave out one's own part (outputs hold rubbish before).
 """
@@ -12,14 +12,13 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives
-from .collectives import draw_dtypes, draw_members, draw_values, same, sends, to_one_neighbour
+from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends, to_one_neighbour
 
 RING = "ddp.ring_all_gather"
 
 
 def call(run, cases, world, members=()):
-    return run(probes_collectives.collect, "ring_all_gather", cases, list(members), world=world)
+    return by_hand(run, "ring_all_gather", cases, world, members)
 
 
 def draw(rng, ranks, world, parts, dtypes):
@@ -31,7 +30,7 @@ def draw(rng, ranks, world, parts, dtypes):
 
 
 def draw_parts(rng):
-    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3]]
+    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3], [0]]
 
 
 def judge(ranks, cases, members):
@@ -45,20 +44,20 @@ def judge(ranks, cases, members):
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_rank_ends_with_all_parts_in_order(run, rng, world):
-    cases = draw(rng, world, world, draw_parts(rng), draw_dtypes(rng, 4))
+    cases = draw(rng, world, world, draw_parts(rng), draw_dtypes(rng, 5))
     judge(call(run, cases, world), cases, list(range(world)))
 
 
 @exercise(RING, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
     members = draw_members(rng)
-    cases = draw(rng, 5, len(members), draw_parts(rng), draw_dtypes(rng, 4))
+    cases = draw(rng, 5, len(members), draw_parts(rng), draw_dtypes(rng, 5))
     judge(call(run, cases, 5, members), cases, members)
 
 
 @exercise(RING, kind="numerics")
 def test_the_part_is_not_changed(run, rng):
-    cases = draw(rng, 3, 3, draw_parts(rng), draw_dtypes(rng, 4))
+    cases = draw(rng, 3, 3, draw_parts(rng), draw_dtypes(rng, 5))
     for rank, got in enumerate(call(run, cases, 3)):
         for i, told in enumerate(got):
             same(told["part"], cases[rank][i]["part"], f"rank {rank}, its part", "it is not to be changed")
@@ -66,15 +65,16 @@ def test_the_part_is_not_changed(run, rng):
 
 @exercise(RING, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_each_rank_sends_parts_to_its_right_neighbour(run, rng, world):
+def test_each_rank_sends_parts_to_one_neighbour(run, rng, world):
     parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
-    ranks = call(run, draw(rng, world, world, parts, [torch.float32, torch.int64]), world)
+    dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
+    ranks = call(run, draw(rng, world, world, parts, dtypes), world)
     for i, shape in enumerate(parts):
-        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}"
+        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
         to_one_neighbour(told, list(range(world)), what, world - 1)
-        size = torch.Size(shape).numel()
-        wrong = {r["elements"] for rows in told for r in sends(rows, what)} - {size}
-        assert not wrong, f"{what}: messages of {sorted(wrong)} elements, expected {size}: one part each"
+        size = torch.Size(shape).numel() * dtypes[i].itemsize
+        wrong = {r["bytes"] for rows in told for r in sends(rows, what)} - {size}
+        assert not wrong, f"{what}: messages of {sorted(wrong)} bytes, expected {size}: one part each, as it is"
 
 
 @exercise(RING, kind="property")
@@ -83,3 +83,9 @@ def test_in_a_group_neighbours_are_the_groups(run, rng):
     cases = draw(rng, 5, 3, [[rng.integers(2, 9)]], [torch.float32])
     ranks = call(run, cases, 5, members)
     to_one_neighbour([ranks[r][0]["rows"] for r in members], members, f"group {members}", len(members) - 1)
+
+
+@exercise(RING, kind="property")
+def test_parts_are_gathered_in_the_output(run, rng):
+    n = rng.integers(100, 200)
+    held(run, "ring_all_gather", draw(rng, 5, 5, [[n]], [torch.float32]), n, 2 * n, f"at most a part, {n}")

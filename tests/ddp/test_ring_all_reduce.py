@@ -13,14 +13,24 @@ import torch
 
 from lab.pytest_plugin import exercise
 
-from . import probes_collectives
-from .collectives import draw_dtypes, draw_lengths, draw_members, draw_values, same_sum, sends, to_one_neighbour
+from .collectives import (
+    SUMMED,
+    by_hand,
+    draw_dtypes,
+    draw_lengths,
+    draw_members,
+    draw_values,
+    held,
+    same_sum,
+    sends,
+    to_one_neighbour,
+)
 
 RING = "ddp.ring_all_reduce"
 
 
 def call(run, cases, world, members=()):
-    return run(probes_collectives.collect, "ring_all_reduce", cases, list(members), world=world)
+    return by_hand(run, "ring_all_reduce", cases, world, members)
 
 
 def draw(rng, world, shapes, dtypes):
@@ -33,7 +43,7 @@ def draw(rng, world, shapes, dtypes):
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_rank_ends_with_the_sum(run, rng, world):
     shapes = [[n] for n in draw_lengths(rng, world)]
-    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes)))
+    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes), SUMMED))
     for rank, got in enumerate(call(run, cases, world)):
         for i, told in enumerate(got):
             parts = [cases[r][i]["tensor"] for r in range(world)]
@@ -45,7 +55,7 @@ def test_every_rank_ends_with_the_sum(run, rng, world):
 @pytest.mark.parametrize("world", [2, 3])
 def test_tensors_of_several_dimensions(run, rng, world):
     shapes = [[rng.integers(1, 4), rng.integers(2, 5)], [2, rng.integers(1, 3), 3], [1, 1], []]
-    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes)))
+    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes), SUMMED))
     for rank, got in enumerate(call(run, cases, world)):
         for i, told in enumerate(got):
             same_sum(told["tensor"], [c[i]["tensor"] for c in cases], f"rank {rank} of {world}, shape {shapes[i]}")
@@ -69,7 +79,7 @@ def test_every_rank_ends_with_the_same_bits(run, rng):
 def test_a_group_that_is_a_part_of_the_world(run, rng):
     members = draw_members(rng)
     shapes = [[n] for n in draw_lengths(rng, len(members))]
-    cases = draw(rng, 5, shapes, draw_dtypes(rng, len(shapes)))
+    cases = draw(rng, 5, shapes, draw_dtypes(rng, len(shapes), SUMMED))
     ranks = call(run, cases, 5, members)
     for rank in members:
         for i, told in enumerate(ranks[rank]):
@@ -81,18 +91,19 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_messages_go_round_the_ring_in_pieces(run, rng, world):
     lengths = [world * rng.integers(2, 6), world * rng.integers(3, 6) + rng.integers(1, world - 1)]
-    ranks = call(run, draw(rng, world, [[n] for n in lengths], [torch.float32, torch.float64]), world)
+    dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
+    ranks = call(run, draw(rng, world, [[n] for n in lengths], dtypes), world)
     for i, n in enumerate(lengths):
         told = [got[i]["rows"] for got in ranks]
-        what = f"{n} elements"
-        to_one_neighbour(told, list(range(world)), what, 2 * (world - 1), either=True)
-        total = sum(r["elements"] for rows in told for r in sends(rows, what))
-        assert total == 2 * (world - 1) * n, (
-            f"{what}: all {world} ranks together sent {total} elements, expected 2(W − 1) · {n} = {2 * (world - 1) * n}"
+        what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
+        to_one_neighbour(told, list(range(world)), what, 2 * (world - 1))
+        total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
+        assert total == want, (
+            f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}"
         )
-        largest = max(r["elements"] for rows in told for r in sends(rows, what))
-        assert largest <= -(-n // world), (
-            f"{what}: a message of {largest} elements, expected at most {-(-n // world)}: chunks differ by at most one"
+        largest, chunk = max(r["bytes"] for rows in told for r in sends(rows, what)), -(-n // world) * item
+        assert largest <= chunk, (
+            f"{what}: a message of {largest} bytes, expected at most {chunk}: chunks differ by at most one element"
         )
 
 
@@ -110,15 +121,6 @@ def test_short_tensors_are_not_padded(run, rng):
 
 @exercise(RING, kind="property")
 def test_there_is_room_for_one_chunk(run, rng):
-    world, n = 5, rng.integers(400, 900)
-    cases = draw(rng, world, [[n]], [torch.float32])
-    for rank, (got,) in enumerate(run(probes_collectives.metered, "ring_all_reduce", cases, world=world)):
-        chunk = -(-n // world)
-        assert got["largest"] <= chunk + 1, (
-            f"rank {rank} of {world}: {got['op']} made a storage of {got['largest']} elements for a tensor of {n}, "
-            f"expected at most a chunk, {chunk}"
-        )
-        assert got["peak"] <= 2 * (chunk + 1), (
-            f"rank {rank} of {world}: {got['peak']} elements were held at once beside the tensor of {n}, "
-            f"expected a chunk, {chunk}"
-        )
+    n = rng.integers(400, 900)
+    chunk = -(-n // 5)
+    held(run, "ring_all_reduce", draw(rng, 5, [[n]], [torch.float32]), chunk + 1, 2 * (chunk + 1), f"a chunk, {chunk}")

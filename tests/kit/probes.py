@@ -72,6 +72,22 @@ def mismatch(impl):
         dist.all_reduce(x)
 
 
+def disagree(impl, how: str):
+    """Two ranks do not agree, and go on."""
+    rank = dist.get_rank()
+    x = torch.ones((64, 32)[rank])
+    dist.all_reduce(torch.ones(8))
+    if how == "size":
+        dist.broadcast(x, 0)
+    elif how == "order":
+        for work in [dist.all_reduce(torch.ones(n), async_op=True) for n in ((64, 32), (32, 64))[rank]]:
+            work.wait()
+    else:
+        (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+
+
 def leave_early(impl):
     """Rank 0 is done while rank 1 waits for it."""
     if dist.get_rank() == 1:
@@ -126,6 +142,25 @@ def hooked(impl) -> list[dict]:
     for work in works:
         work.wait()
     return ledger.plain()
+
+
+def futures(impl) -> dict[str, list]:
+    """An all-reduce waited for in each way that a future has: what came, and whether the ledger knew when."""
+    ways = {
+        "wait": lambda f: f.wait(),
+        "then": lambda f: f.then(lambda done: done.value()).then(lambda done: done.value()).wait(),
+        "wait_all": lambda f: torch.futures.wait_all([f]),
+        "collect_all": lambda f: torch.futures.collect_all([f.then(lambda done: done.value())]).wait(),
+    }
+    told = {}
+    for name, wait in ways.items():
+        x = torch.ones(3)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        row = ledger.rows[-1]
+        before = row.waited_s
+        wait(future)
+        told[name] = [x.tolist(), before, row.issued_s < row.waited_s <= row.returned_s, row.done_s >= row.issued_s]
+    return told
 
 
 def litter(impl) -> list[str]:

@@ -14,7 +14,8 @@ from grader.judge import SandboxRoom
 from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
-from lab.world.board import Stand, deadlock
+from lab.world.board import Stand, deadlock, mismatch
+from lab.world.cluster import Link
 
 from . import probes
 
@@ -147,6 +148,34 @@ def test_mismatched_collectives_are_named_long_before_the_timeout(runner):
     assert "rank 1 waits in all_reduce #1 (4 KiB)" in error.text
 
 
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("size", "broadcast #1 (256 B, float32)", "broadcast #1 (128 B, float32)"),
+        ("order", "all_reduce #1 (256 B, float32)", "all_reduce #1 (128 B, float32)"),
+        ("message", "send #1 (256 B, float32)", "recv #1 (128 B, float32)"),
+    ],
+)
+def test_the_first_mismatch_is_told_of_ranks_that_went_on(runner, how, first, second):
+    error = failure(runner, probes.disagree, how, world=2)
+    assert f"first mismatch: rank 0 issued {first}; rank 1 issued {second}" in error.text, error.text
+
+
+def test_what_may_differ_is_no_mismatch():
+    def stand(*rows):
+        one = Stand()
+        for number, (conversation, op, size) in enumerate(rows):
+            one.issued(conversation, number, op, size, "float32")
+        return one
+
+    a = stand(("x", "all_to_all", 8), ("x/0>1/0", "send", 4), ("y", "all_reduce", 4), ("x", "all_reduce", 8))
+    b = stand(("y", "all_reduce", 4), ("x", "all_to_all", 64), ("x/0>1/0", "recv", 4))
+    assert mismatch([a, b]) == "" == mismatch([a, Stand()])
+    assert mismatch([a, stand(("x", "all_to_all", 8), ("y", "all_reduce", 4), ("x", "broadcast", 8))]) == (
+        "first mismatch: rank 0 issued all_reduce #3 (8 B, float32); rank 1 issued broadcast #2 (8 B, float32)"
+    )
+
+
 def test_a_rank_that_left_is_named(runner):
     error = failure(runner, probes.leave_early, world=2, timeout=60)
     assert "rank 1 waits in all_reduce #0 (32 B)" in error.text, error.text
@@ -195,6 +224,12 @@ def test_a_collective_inside_backward_is_known_as_such(runner):
     assert row["issued_s"] < row["waited_s"] <= row["done_s"]
 
 
+@pytest.mark.parametrize("link", [None, Link(1e-4)])
+def test_a_wait_for_a_future_is_a_wait(runner, link):
+    for told in runner.run(probes.futures, world=2, link=link):
+        assert all(got == [[2.0] * 3, -1.0, True, True] for got in told.values()), told
+
+
 def test_a_lost_zygote_costs_one_probe(runner):
     runner.run(probes.echo, 1)
     os.kill(runner.zygotes["interpret"].process.pid, signal.SIGKILL)
@@ -232,3 +267,12 @@ def test_what_a_solution_calls_may_start_threads(implementation):
     code += "    (a @ a).sum().backward()\n    with torch.profiler.profile() as p:\n        a @ a\n"
     code += "    return len(p.events()) > 0\n"
     assert implementation(code).run(probes.call) is True
+
+
+@pytest.mark.parametrize("reach", ["import_module('lab.world.cluster')", "sys.modules['lab.world.' + 'cluster']"])
+def test_a_forbidden_module_of_ours_answers_nobody(implementation, reach):
+    code = f"import sys\nfrom importlib import import_module\ndef step():\n    c = {reach}\n"
+    for call in ("c.ring_cost('send', 8, 2, 0, 0)", "c.Link(1.0).cost_s('send', 8, 2)"):
+        runner = implementation(f"{code}    return {call}\n")
+        assert failure(runner, probes.call, forbidden=["lab.world.cluster"]).reason == "forbidden"
+        assert runner.run(probes.call) == 1.0 * call.startswith("c.Link")

@@ -1,0 +1,74 @@
+"""What the host reads of tensors, and so waits for on a GPU: seen on a CPU too, where nobody has to wait."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operators whose result, or whose shape, the host must know: .item(), float(), int(), bool(), if, in, == in an if …
+_OPS = {
+    "_local_scalar_dense": "a number read: .item(), float(), bool() or if",
+    "equal": "torch.equal",
+    "allclose": "torch.allclose",
+    "nonzero": "nonzero",
+    "masked_select": "masked_select",
+    "unique_dim": "unique",
+    "_unique2": "unique",
+    "unique_consecutive": "unique_consecutive",
+}
+# What no operator tells of: on a CPU they only look.
+_CALLS = {
+    Tensor.tolist: ".tolist()",
+    Tensor.numpy: ".numpy()",
+    Tensor.__array__: "numpy.asarray",
+    Tensor.__dlpack__: "__dlpack__",
+    Tensor.cpu: ".cpu()",
+    Tensor.__repr__: "repr",
+    Tensor.__format__: "format",
+}
+_MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+@contextlib.contextmanager
+def reads() -> Iterator[set[str]]:
+    """What is read inside, as it comes to be known: a set of what a person would call it; empty if nothing was."""
+    told: set[str] = set()
+    with _Calls(told), _Ops(told):
+        yield told
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, told: set[str]):
+        super().__init__()
+        self.told = told
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _CALLS:
+            self.told.add(_CALLS[func])
+        elif func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")):  # by name; a tensor's own device is none
+            self.told.add('.to("cpu")')
+        elif func in _MADE_FROM and type(args[0]) in (list, tuple) and any(map(torch.is_tensor, tree_leaves(args[0]))):
+            self.told.add("a tensor made of others, number by number")
+        return func(*args, **kwargs)
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self, told: set[str]):
+        super().__init__()
+        self.told = told
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _OPS:
+            self.told.add(_OPS[name])
+        elif name == "index" and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
+            self.told.add("a mask as index")  # as many as there are: the host must know
+        return func(*args, **(kwargs or {}))

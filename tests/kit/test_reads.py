@@ -1,0 +1,59 @@
+"""What the host reads is seen, however it reads; what stays on the device is not."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from lab.measure.reads import reads
+
+READS = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x.sum()),
+    "int": lambda x: int(x.sum()),
+    "bool": lambda x: bool(x.sum() > 0),
+    "if": lambda x: 1 if x.any() else 0,
+    "max of Python": lambda x: max(x[0], x[1]),
+    "in": lambda x: 1.0 in x,
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "asarray": lambda x: numpy.asarray(x),
+    "from_dlpack": lambda x: numpy.from_dlpack(x),
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "to device": lambda x: x.to(device="cpu"),
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0),
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "equal": lambda x: torch.equal(x, x),
+    "allclose": lambda x: torch.allclose(x, x),
+    "unique": lambda x: x.unique(),
+    "print": lambda x: f"{x} {x.sum():.3f}",
+    "alpha": lambda x: torch.add(x, x, alpha=x.sum()),
+    "tensor of tensors": lambda x: torch.tensor([x[0], x[1]]),
+}
+STAYS = {
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "clamp": lambda x: (1 / torch.linalg.vector_norm(x)).clamp(max=1.0) * x,
+    "index": lambda x: x[torch.tensor([1, 0])],
+    "shape": lambda x: x.numel() + x.dim() + len(x),
+    "to its own device": lambda x: x.to(x.device).to(torch.float64),
+    "foreach": lambda x: torch._foreach_mul_([x.clone(), x.clone()], x.sum()),
+    "iterate": lambda x: sum(row * row for row in x),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_a_read_is_seen(how):
+    with reads() as told:
+        READS[how](torch.ones(2))
+    assert told
+
+
+@pytest.mark.parametrize("how", STAYS)
+def test_what_stays_on_the_device_is_no_read(how):
+    with reads() as told:
+        STAYS[how](torch.ones(2))
+    assert not told
