@@ -52,6 +52,15 @@ def test_what_autograd_saves_counts_once_and_whole():
     x = torch.zeros(KIB, requires_grad=True)
     with meter(inputs=(x,)) as memory:
         y = x.exp()  # keeps its result
+def test_what_takes_the_place_of_an_input_is_charged():
+    inputs = [kib(4) for _ in range(20)]
+    with meter(inputs) as memory:
+        inputs.clear()
+        kept = [kib(4) for _ in range(20)]
+    assert memory.live_bytes == 80 * KIB
+    del kept
+
+
         z = (y[:10] * y[10:20]).sum()  # keeps two views of it
     assert memory.saved_bytes == 4 * KIB
     del y, z
