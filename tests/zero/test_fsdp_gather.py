@@ -41,7 +41,7 @@ GATHER = "zero.fsdp_gather"
 @pytest.mark.parametrize(("world", "optim"), [(1, "adamw"), (2, "sgd"), (3, "adamw"), (5, "sgd")])
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim):
     plan = draw_plan(rng)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan), world, optim, {"small": 20})
+    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), world, optim, {"small": 20})
 
 
 @exercise(GATHER, kind="numerics")
@@ -49,7 +49,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 def test_tied_frozen_and_checkpointed_layers(run, rng, expect, case):
     flags = {"tied": True, "frozen": True, "checkpoint": True} if case == "all" else {case: True}
     plan = draw_plan(rng, **flags)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan), 2, "adamw", {"small": rng.choice([0, 20])})
+    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2), 2, "adamw", {"small": rng.choice([0, 20])})
 
 
 @exercise(GATHER, kind="numerics")
@@ -64,7 +64,7 @@ def test_layers_that_rest_or_are_used_twice(run, rng, expect, checkpoint):
 @exercise(GATHER, kind="numerics")
 def test_several_backwards_add_up(run, rng, expect):
     plan = draw_plan(rng, tied=True)
-    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 3, 2), 3, "adamw", {"small": 20})
+    trains_as_one(run, rng, expect, "gather", plan, natural(plan, 2, 2), 3, "adamw", {"small": 20})
 
 
 @exercise(GATHER, kind="numerics")
@@ -110,7 +110,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, world):
 @exercise(GATHER, kind="property")
 @pytest.mark.parametrize("world", [2, 4])
 def test_each_rank_holds_its_part_and_at_most_two_whole_layers(run, rng, world):
-    plan, fewer = big_plan(rng, 9), big_plan(rng, 5)
+    plan, fewer = big_plan(rng, 6), big_plan(rng, 3)
     tokens = rng.tokens(1, vocabulary=128)
     total = 4 * parts(plan, world)[2]
     more = run(probes_fsdp.held, "gather", {}, plan, tokens, world=world)
