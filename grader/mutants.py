@@ -45,6 +45,8 @@ def read(kind: str, stage: str) -> list[Edited]:
     found = []
     for t in tables:
         unknown = set(t) - {"name", "exercise", "why", "how", "edit"}
+        # A [[mutant]] line that is lost in a merge makes the next one's keys part of the edit before it.
+        unknown |= {key for e in t.get("edit", []) for key in set(e) - {"file", "old", "new"}}
         how = t.get("how", "assertion")
         if unknown or how not in HOW or t["exercise"] not in default().exercises or not t.get("edit"):
             raise MutantError(f"{path.name}: {t.get('name')}: unknown keys {sorted(unknown)}, or wrong how or exercise")

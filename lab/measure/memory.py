@@ -120,7 +120,10 @@ class _Meter(TorchDispatchMode):
     def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor]):
         super().__init__()
         self.memory, self.counter = memory, Counter[str]()
-        self.known = {t.untyped_storage()._cdata: weakref.ref(t.untyped_storage()) for t in inputs}
+        self.known: dict[int, weakref.ref] = {}
+        for storage in (t.untyped_storage() for t in inputs):
+            key = storage._cdata
+            self.known[key] = weakref.ref(storage, lambda _, key=key: self.known.pop(key, None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -40,6 +40,8 @@ def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
             self.inner.step()
             for group in self.param_groups:
                 for i, p in enumerate(group["params"]):
+                    if not p.requires_grad:
+                        continue
                     whole = p.detach().contiguous()
                     dist.broadcast(whole, group_src=self._owner(i), group=self.group)
                     p.copy_(whole)

@@ -101,7 +101,8 @@ class FSDP(nn.Module):
     may be used several times in a step, under torch.utils.checkpoint too, and several backwards may come before a step:
     gradients add up. Parameters are attributes of their modules only while their layer is at work.
 
-    The methods from `message` to `reduce` are the parts that the next exercises change.
+    The methods from `message` to `reduce` are the parts that the next exercises change. They read `group`, `units`, all
+    of them, and `units_of[layer]`, those that a layer needs.
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 4.
     """
 
@@ -236,9 +237,8 @@ class FSDP(nn.Module):
                 full.requires_grad_().register_post_accumulate_grad_hook(functools.partial(self._reached, layer, unit))
             unit.show(full)
         if torch.is_grad_enabled() and not any(unit.shard.requires_grad for unit in units):
-            for x in tree_leaves(
-                (args, kwargs)
-            ):  # no gradient of a frozen layer says that it is done: its input's does
+            # No gradient of a frozen layer says that it is done: its input's does.
+            for x in tree_leaves((args, kwargs)):
                 if isinstance(x, Tensor) and x.grad_fn is not None:
                     x.register_hook(lambda _: self._release(layer))
 

@@ -71,8 +71,8 @@ class Checkpoint:
         """Overwrite `module` and `optimizer` with what was saved, by however many ranks; return `extra`.
 
         The optimizer is given the whole state and keeps its own tensors' part. Raises FileNotFoundError where nothing
-        was saved; ValueError, before anything is overwritten, where the names of parameters and buffers, or those
-        in the optimizer's groups, are not the saved ones.
+        was saved; ValueError, before anything is overwritten, where the names or shapes of parameters and buffers, or
+        the names in the optimizer's groups, are not the saved ones.
         """
         index = self._index()
         if not index:
@@ -83,6 +83,8 @@ class Checkpoint:
         saved, state = self._read(index["files"])
         if differing := sorted(targets.keys() ^ saved.keys()):
             raise ValueError(f"expected the tensors that were saved; on one side only: {', '.join(differing)}")
+        if resized := [name for name, t in targets.items() if t.shape != saved[name].shape]:
+            raise ValueError(f"expected the shapes that were saved; others are here: {', '.join(resized)}")
         if listed != [g["params"] for g in index["groups"]]:
             raise ValueError(f"expected the groups {[g['params'] for g in index['groups']]}, got {listed}")
         for name, tensor in targets.items():

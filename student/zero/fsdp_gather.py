@@ -99,7 +99,8 @@ class FSDP(nn.Module):
     may be used several times in a step, under torch.utils.checkpoint too, and several backwards may come before a step:
     gradients add up. Parameters are attributes of their modules only while their layer is at work.
 
-    The methods from `message` to `reduce` are the parts that the next exercises change.
+    The methods from `message` to `reduce` are the parts that the next exercises change. They read `group`, `units`, all
+    of them, and `units_of[layer]`, those that a layer needs.
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 4.
     """
 

@@ -44,8 +44,8 @@ class Checkpoint:
         """Overwrite `module` and `optimizer` with what was saved, by however many ranks; return `extra`.
 
         The optimizer is given the whole state and keeps its own tensors' part. Raises FileNotFoundError where nothing
-        was saved; ValueError, before anything is overwritten, where the names of parameters and buffers, or those
-        in the optimizer's groups, are not the saved ones.
+        was saved; ValueError, before anything is overwritten, where the names or shapes of parameters and buffers, or
+        the names in the optimizer's groups, are not the saved ones.
         """
         raise NotImplementedError(
             "zero.state_dict: Overwrite `module` and `optimizer` with what was saved, by however many ranks"

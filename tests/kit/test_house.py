@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from grader import mutants
 from lab import forbidden
 from lab import impl as implementation
 from lab.assignment import ROOT, Exercise, default
@@ -87,6 +88,19 @@ def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, arguments, word
     assert words in err.replace("\n", " "), err
     assert "Traceback" not in err
     assert (tmp_path / "file").read_text() == "a file"
+
+
+def test_a_mutant_without_its_first_line_is_no_part_of_the_one_before(tmp_path, monkeypatch):
+    one = '[[mutant]]\nname = "a"\nexercise = "ddp.naive"\nwhy = ""\n[[mutant.edit]]\nfile = ""\nold = "1"\nnew = "2"\n'
+    (tmp_path / "grader" / "mutants").mkdir(parents=True)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    file = tmp_path / "grader" / "mutants" / "ddp.toml"
+    file.write_text(one + one.replace('"a"', '"b"'))
+    assert [m.name for m in mutants.read("mutant", "ddp")] == ["a", "b"]
+    lost = one.replace("[[mutant]]\n", "").replace('"a"', '"b"')
+    file.write_text(one + lost)
+    with pytest.raises(mutants.MutantError, match=r"'exercise', 'name', 'why'"):
+        mutants.read("mutant", "ddp")
 
 
 @pytest.mark.parametrize(

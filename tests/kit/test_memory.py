@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy
 import pytest
 import torch
 
 from lab.measure.memory import Memory, _Phases, meter
+from lab.measure.process import kept
 from lab.plots.memory import memory_timeline
 
 KIB = 1024
@@ -48,6 +52,15 @@ def test_inputs_are_not_charged_and_what_came_from_elsewhere_is():
     assert memory.peak_bytes == 4 * KIB
 
 
+def test_what_takes_the_place_of_an_input_is_charged():
+    inputs = [kib(4) for _ in range(20)]
+    with meter(inputs) as memory:
+        inputs.clear()
+        kept = [kib(4) for _ in range(20)]
+    assert memory.live_bytes == 80 * KIB
+    del kept
+
+
 def test_what_autograd_saves_counts_once_and_whole():
     x = torch.zeros(KIB, requires_grad=True)
     with meter(inputs=(x,)) as memory:
@@ -68,6 +81,25 @@ def test_what_backward_frees_is_freed():
         assert memory.live_bytes == 0
     assert memory.peak_bytes < 5 * 4 * KIB
     assert memory.saved_bytes == 3 * 2 * 4 * KIB
+
+
+@pytest.mark.skipif(kept(lambda: None) < 0, reason="only Linux with glibc tells how much memory a process holds")
+def test_what_is_kept_outside_of_torch_counts_and_what_was_given_back_does_not():
+    size = 16 << 20
+    idle = [sys.executable, "-c", f"kept = b'x' * {size}; print('there', flush=True); input()"]
+
+    def child() -> subprocess.Popen:
+        started = subprocess.Popen(idle, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert started.stdout is not None
+        started.stdout.readline()
+        return started
+
+    assert 0.9 < kept(lambda: numpy.ones(size, dtype=numpy.uint8)) / size < 1.2
+    assert 0.9 < kept(lambda: torch.ones(size, dtype=torch.uint8)) / size < 1.2
+    assert kept(lambda: [numpy.ones(size // 16, dtype=numpy.uint8) for _ in range(16)].clear()) < size / 4
+    started = []
+    assert kept(lambda: started.append(child())) > 0.9 * size
+    started[0].communicate()
 
 
 def test_the_timelines_highest_point_is_the_peak():

@@ -48,6 +48,15 @@ def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.f
     }
 
 
+def draw_even(rng, count) -> dict:
+    """Many tensors of nearly one size, and two frozen ones that are much larger: what is sent can be told exactly."""
+    sizes = [rng.integers(60, 80) for _ in range(count)]
+    frozen = sorted(rng.shuffled(range(count))[:2])
+    values = [rng.normal(10 * size if i in frozen else size) for i, size in enumerate(sizes)]
+    steps = [{"gradients": draw_gradients(rng, values, frozen)} for _ in range(2)]
+    return {**draw_plan(rng, count=2), "values": values, "frozen": frozen, "steps": steps}
+
+
 def draw_groups(rng, plan, count=3) -> list:
     """Every group with hyperparameters of its own; one may be left to the defaults."""
     order = rng.shuffled(range(len(plan["values"])))
@@ -65,6 +74,22 @@ def steps_as_the_whole(run, plan, kind, world, needs=()) -> None:
     taking_part = plan.get("only") or range(world)
     for rank in taking_part:
         same_steps(f"rank {rank} of {world}, {plan['optimizer']}", ranks[rank], want)
+
+
+def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
+    """Assert that another optimizer of the kind, in as large a group, goes on where the first one was."""
+    plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
+    plan["groups"] = draw_groups(rng, plan)
+    want = run(probes.train, "plain", plan)
+    for rank, got in enumerate(run(probes.resumed, kind, plan, 2, world=world, replace=[*needs])):
+        assert got["rates"] == want["rates"], (
+            f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"
+        )
+        for i, tensor in enumerate(want["values"][-1]):
+            assert torch.equal(got["values"][i], tensor), (
+                f"rank {rank}: after state_dict() and load_state_dict() tensor {i} goes another way: moments, counts "
+                "and hyperparameters all come back"
+            )
 
 
 def same_steps(what, got, want) -> None:

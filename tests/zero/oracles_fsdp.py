@@ -177,12 +177,19 @@ def messages(plan, world, small=0, micro=1, backward_dtype="float32", dtype="flo
         want["all_gather", "backward", n, dtype] += micro
         want["reduce_scatter", "backward", n, backward_dtype] += micro
     for p in Net(plan).norm.parameters() if small else ():
-        want["all_reduce", "finish", p.numel(), "float32"] += 1
+        want["all_reduce", "finish", 1, "float32"] += p.numel()
     return want
 
 
 def sends(rows) -> Counter:
-    return Counter((r["op"], r["phase"], r["elements"], r["dtype"]) for r in rows)
+    """What was sent. All-reduces count by elements: what is small may travel in one message, or in several."""
+    found: Counter = Counter()
+    for r in rows:
+        if r["op"] == "all_reduce":
+            found[r["op"], r["phase"], 1, r["dtype"]] += r["elements"]
+        else:
+            found[r["op"], r["phase"], r["elements"], r["dtype"]] += 1
+    return found
 
 
 def told(counter) -> str:
@@ -205,6 +212,13 @@ def steps_of(run, rng, kind, plan, orders, world, options=None):
     return run(
         probes_fsdp.train, kind, options or {}, plan, states, batches, ["sgd", 0.05], world=world, replace=NEEDS[kind]
     )
+
+
+def held_beside(run, kind, options, plan, tokens, world) -> list:
+    """(bytes held by this kind, by FSDP as it stands) of each rank: what FSDP holds is no business of this exercise."""
+    args = plan, tokens
+    ours = run(probes_fsdp.held, kind, options, *args, world=world, replace=NEEDS[kind])
+    return [*zip(ours, run(probes_fsdp.held, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
 
 
 def big_plan(rng, blocks) -> dict:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from lab.measure.process import kept
 from lab.raising import raised
 from lab.world import ledger as ledgers
 from lab.world.group import ledger
@@ -23,15 +24,16 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 class Block(nn.Module):
     """A residual layer; it notes when it computes, forward and backward."""
 
-    def __init__(self, width: int, hidden: int, double: bool, marks: list):
+    def __init__(self, width: int, hidden: int, double: bool, marks: list, computed: set):
         super().__init__()
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
         self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32))
-        self.marks, self.place = marks, -1
+        self.marks, self.computed, self.place = marks, computed, -1
 
     def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
         self.mark("forward begins")
         h = torch.tanh(self.up(x))
+        self.computed |= {str(self.up.weight.dtype), str(h.dtype)}
         if h.requires_grad:
             h.register_hook(lambda _: self.mark("backward"))
         y = x + self.down(h) * gain + self.shift.to(x.dtype)
@@ -47,9 +49,11 @@ class Net(nn.Module):
 
     def __init__(self, plan: dict):
         super().__init__()
-        width, self.checkpoint, self.marks = plan["width"], plan.get("checkpoint", False), []
+        width, self.checkpoint, self.marks, self.computed = plan["width"], plan.get("checkpoint", False), [], set()
         self.embedding = nn.Embedding(plan["vocabulary"], width)
-        self.blocks = nn.ModuleList(Block(width, h, plan.get("double", False), self.marks) for h in plan["hidden"])
+        self.blocks = nn.ModuleList(
+            Block(width, h, plan.get("double", False), self.marks, self.computed) for h in plan["hidden"]
+        )
         for place, block in enumerate(self.blocks):
             block.place = place
         self.norm = nn.LayerNorm(width)
@@ -127,7 +131,8 @@ def train(impl, kind: str, options: dict, plan: dict, states: list, batches: lis
         step["rows"] = rows[step["first"] : step["last"]]
     unused = [r for r in rows if r["phase"] == "no_grad"]
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "steps": told,
-            "no_grad": unused, "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
+            "no_grad": unused, "computed": sorted(m.computed),
+            "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
 
 
 def plain_state(wrapped: Any) -> dict:
@@ -227,6 +232,22 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
                 wrapped(tokens, order)
             told["no_grad"] = memory.peak
     return told
+
+
+def grown(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> int:
+    """Bytes by which the process is larger after a step of a sharded net, its gradients forgotten, in torch or not."""
+
+    def step(plan: dict):
+        wrapped = wrap(impl, kind, Net(plan), **options)
+        wrapped(tokens, list(range(len(plan["hidden"])))).sum().backward()
+        wrapped.finish_gradient_synchronization()
+        for parameter in wrapped.parameters():
+            parameter.grad = None
+        return wrapped
+
+    step({**plan, "width": 8, "hidden": [16] * len(plan["hidden"])})
+    dist.barrier()
+    return kept(lambda: step(plan))
 
 
 def train2(impl, plan: dict, states: list, batches: list, optim: list, groups: list) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.optim import lr_scheduler
 
 from lab.measure import clock
 from lab.measure.memory import meter
+from lab.measure.process import kept
 from lab.raising import raised
 from lab.world.group import ledger
 
@@ -23,9 +25,12 @@ SCHEDULERS = {
 }
 
 
-def optimizer(impl, kind: str, params, name: str, options: dict, group=None):
-    """torch's own optimizer ("plain"), or the sharded one of this kind around it."""
-    cls = getattr(torch.optim, name)
+def optimizer(impl, kind: str, params, name: str, options: dict, group=None, updated: list | None = None):
+    """torch's own optimizer ("plain"), or the sharded one of this kind around it.
+
+    updated: is told of every step how many elements torch's was given a gradient of.
+    """
+    cls = getattr(torch.optim, name) if updated is None else counting(getattr(torch.optim, name), updated)
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     if kind == "plain":
         return cls(params, **options)
@@ -34,6 +39,18 @@ def optimizer(impl, kind: str, params, name: str, options: dict, group=None):
         "split": lambda: impl.zero.split.SplitOptimizer,
     }[kind]()
     return made(params, cls, **options) if group is None else made(params, cls, group=group, **options)
+
+
+def counting(cls: type, updated: list) -> type:
+    """The same optimizer, that notes what it updates."""
+
+    class Counting(cls):
+        def step(self, closure=None):
+            updated.append(sum(p.numel() for g in self.param_groups for p in g["params"] if p.grad is not None))
+            return super().step(closure)
+
+    Counting.__name__ = cls.__name__
+    return Counting
 
 
 def parameters(plan: dict, seed: int = 0) -> list[nn.Parameter]:
@@ -107,27 +124,63 @@ def fill(ps: list, gradients: list) -> None:
 
 
 def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
-    """Bytes that making the optimizer and two steps of it left behind, and what `state` owns up to.
+    """Bytes that making the optimizer and two steps of it left behind, and what `state` owns up to; elements
+    that a step updated; gradients that are still alive after zero_grad().
 
     most: what is asked for. Gloo's threads let go of a message when they come to it: until then it is not over.
     """
     ps = parameters(plan)
     fill(ps, plan["steps"][0]["gradients"])
-    known = [*ps, *(p.grad for p in ps if p.grad is not None)]
+    gradients = [p.grad for p in ps if p.grad is not None]
+    first = [weakref.ref(p.untyped_storage()) for p in ps]
+    updated: list[int] = []
     gc.collect()
-    with meter(known) as memory:
-        o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
+    with meter([*ps, *gradients]) as memory:
+        o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
+        del updated[:]  # what is tried first is no step
         for _ in range(2):
             o.step()
         for _ in range(40):
             gc.collect()
-            if memory.live_bytes <= most:
+            live = memory.live_bytes - moved_bytes(ps, first)
+            if live <= most:
                 break
             clock.sleep(0.05)
-        live = memory.live_bytes
     shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
     moved = sum(not torch.equal(p, v) for p, v in zip(ps, plan["values"], strict=True))
-    return {"live": live, "shown": shown, "moved": moved}
+    places = [weakref.ref(g.untyped_storage()) for g in gradients]
+    o.zero_grad()
+    gradients.clear()
+    gc.collect()
+    left = sum(place() is not None for place in places)
+    return {"live": live, "shown": shown, "moved": moved, "updated": sum(updated) / 2, "left": left}
+
+
+def moved_bytes(ps: list, first: list) -> int:
+    """Bytes of parameters that lie elsewhere now (in buckets, say), and whose first place is given up."""
+    return sum(p.nbytes for p, storage in zip(ps, first, strict=True) if storage() is None)
+
+
+def grown(impl, kind: str, sizes: list, name: str, options: dict) -> int:
+    """Bytes by which the process is larger after two steps, in torch or not."""
+
+    def steps(factor: int):
+        ps = [nn.Parameter(torch.ones(factor * size // 100)) for size in sizes]
+        for p in ps:
+            p.grad = torch.ones_like(p)
+
+        def two_steps():
+            o = optimizer(impl, kind, iter(ps), name, options)
+            for _ in range(2):
+                o.step()
+            return o
+
+        return two_steps
+
+    steps(1)()
+    large = steps(100)
+    dist.barrier()
+    return kept(large)
 
 
 def loaded(impl, kind: str, plan: dict, cut: int) -> dict:
@@ -146,6 +199,23 @@ def loaded(impl, kind: str, plan: dict, cut: int) -> dict:
         o.step()
     shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
     return {"values": [p.detach() for p in ps], "shown": shown}
+
+
+def resumed(impl, kind: str, plan: dict, cut: int) -> dict:
+    """Steps up to `cut`; the rest by another optimizer, on tensors of the same values, that loaded its state_dict()."""
+    ps = parameters(plan)
+    before = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
+    for step in plan["steps"][:cut]:
+        fill(ps, step["gradients"])
+        before.step()
+    ps = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in ps]
+    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": 0.77})
+    o.load_state_dict(before.state_dict())
+    del before
+    for step in plan["steps"][cut:]:
+        fill(ps, step["gradients"])
+        o.step()
+    return {"values": [p.detach() for p in ps], "rates": [float(g["lr"]) for g in o.param_groups]}
 
 
 def refused(impl, kind: str, names: list) -> dict:

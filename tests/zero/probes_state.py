@@ -46,11 +46,15 @@ def start(impl, width: int, name: str, options: dict, group, state: dict | None 
     m = Model(width)
     if state is not None:
         m.load_state_dict(state)
+    o = optimizer(impl, "plain" if impl is None else "zero1", groups_of(m, options), name, options, group)
+    return m, o, torch.optim.lr_scheduler.ExponentialLR(o, 0.8)
+
+
+def groups_of(m: nn.Module, options: dict) -> list[dict]:
+    """Matrices, and the others at half the rate."""
     matrices = [p for p in m.parameters() if p.ndim == 2]
     others = [p for p in m.parameters() if p.ndim != 2]
-    groups = [{"params": matrices}, {"params": others, "lr": options["lr"] / 2}]
-    o = optimizer(impl, "plain" if impl is None else "zero1", groups, name, options, group)
-    return m, o, torch.optim.lr_scheduler.ExponentialLR(o, 0.8)
+    return [{"params": matrices}, {"params": others, "lr": options["lr"] / 2}]
 
 
 def steps(m, o, scheduler, batches: list) -> list[float]:
@@ -134,6 +138,8 @@ WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.syml
 def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else].
 
+    Looked at are weights and buffers, this rank's part of the moments, the groups' rates, and `extra`.
+
     Before every file operation of this rank the folder is copied as it is then. Rank `late` is slow to begin.
     """
     folder = shared_folder()
@@ -142,8 +148,8 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     m, o, scheduler = start(impl, width, "AdamW", options, None, state)
     saved = checkpoint(impl, folder, None)
     steps(m, o, scheduler, batches[0])
-    saved.save(m, o, gathered=gathered)
-    old = {n: t.clone() for n, t in m.state_dict().items()}
+    saved.save(m, o, gathered=gathered, extra="old")
+    old = everything(m, o)
     steps(m, o, scheduler, batches[1])
     dist.barrier()
     copies: list = []
@@ -164,10 +170,10 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
         watching[0] = True
 
     sys.addaudithook(watch)
-    saved.save(m, o, gathered=gathered)
+    saved.save(m, o, gathered=gathered, extra="new")
     watching[0] = False
     dist.barrier()
-    new = {n: t.clone() for n, t in m.state_dict().items()}
+    new = everything(m, o)
     told = []
     for event, copy in [*copies, ("at the end", folder)]:
         if copy is not None:
@@ -195,17 +201,27 @@ def stamps(folder: Path) -> list:
     return [(str(p), p.stat().st_mtime_ns, p.stat().st_size if p.is_file() else 0) for p in paths]
 
 
+def everything(m, o) -> dict[str, torch.Tensor]:
+    """What a checkpoint is to bring back: weights, buffers, what this rank has of the state, and the groups' rates."""
+    names = {p: name for name, p in m.named_parameters()}
+    state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items()}
+    rates = {f"rate {i}": g["lr"] for i, g in enumerate(o.param_groups)}
+    return {n: torch.as_tensor(v).detach().clone() for n, v in {**m.state_dict(), **state, **rates}.items()}
+
+
 def loads_as(impl, width, options, group, folder: Path, old: dict, new: dict) -> str:
     """ "old", "new", or what came instead."""
     m, o, _ = start(impl, width, "AdamW", options, group)
     try:
-        checkpoint(impl, folder, group).load(m, o)
+        extra = checkpoint(impl, folder, group).load(m, o)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
+    got, odd = everything(m, o), {}
     for name, state in (("old", old), ("new", new)):
-        if all(torch.equal(t, state[n]) for n, t in m.state_dict().items()):
+        odd[name] = [n for n, t in state.items() if n not in got or not torch.equal(t, got[n])]
+        if not odd[name] and extra == name:
             return name
-    return "a mixture"
+    return f"a mixture: extra is {extra!r}; not old: {odd['old'][:2]}; not new: {odd['new'][:2]}"
 
 
 def full_disk(impl, width, state, batches, gathered: bool) -> dict:
@@ -215,22 +231,22 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
     m, o, scheduler = start(impl, width, "AdamW", options, None, state)
     saved = checkpoint(impl, folder, None)
     steps(m, o, scheduler, batches[0])
-    saved.save(m, o, gathered=gathered)
-    old = {n: t.clone() for n, t in m.state_dict().items()}
+    saved.save(m, o, gathered=gathered, extra="old")
+    old = everything(m, o)
     largest = max(size for _, size, _ in listing(folder))
     whole = sum(size for _, size, _ in listing(folder))
     steps(m, o, scheduler, batches[1])
-    new = {n: t.clone() for n, t in m.state_dict().items()}
+    new = everything(m, o)
     told = []
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (0, 64, largest // 3, largest - 1):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
-            outcome = raised(lambda: saved.save(m, o, gathered=gathered))
+            outcome = raised(lambda: saved.save(m, o, gathered=gathered, extra="new"))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         told.append([limit, outcome != "nothing", loads_as(impl, width, options, None, folder, old, new)])
-    saved.save(m, o, gathered=gathered)
+    saved.save(m, o, gathered=gathered, extra="new")
     last = loads_as(impl, width, options, None, folder, old, new)
     after = sum(size for _, size, _ in listing(folder))
     shutil.rmtree(folder.parent)
@@ -245,11 +261,12 @@ def refusals(impl, width) -> dict:
     saved = checkpoint(impl, folder, None)
     told = {"nothing saved": raised(lambda: saved.load(m, o))}
     saved.save(m, o)
-    other = Model(width, depth=2)
-    before = {n: t.clone() for n, t in other.state_dict().items()}
-    o = optimizer(impl, "zero1", other.parameters(), "AdamW", options)
-    told["another model"] = raised(lambda: saved.load(other, o))
-    told["left alone"] = str(all(torch.equal(t, before[n]) for n, t in other.state_dict().items()))
+    for name, other in (("model", Model(width, depth=2)), ("width", Model(width + 1))):
+        before = {n: t.clone() for n, t in other.state_dict().items()}
+        o = optimizer(impl, "zero1", groups_of(other, options), "AdamW", options)
+        told[f"another {name}"] = raised(lambda m=other, o=o: saved.load(m, o))
+        left = all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
+        told[f"another {name} left alone"] = str(left)
     o = optimizer(impl, "zero1", m.parameters(), "AdamW", options)
     told["other groups"] = raised(lambda: saved.load(m, o))
     shutil.rmtree(folder.parent)

@@ -2,8 +2,10 @@
 
 What must be true: weights after some steps are those of float32 masters and 16-bit compute, as near to float64 as a
 plain such run is; what travels is in 16 bits, gradients in the dtype that was asked for; shards and their gradients are
-float32. How it would be faked: cast after the gather (dtypes on the ledger); keep 16-bit masters (steps too small for
-them); autocast (forbidden, and its messages are float32); sums in float16 that overflow (large gradients).
+float32; layers compute in 16 bits, and hold half the bytes while they do. How it would be faked: cast after the gather
+(dtypes on the ledger); cast back and compute in float32 (the layers' dtypes, and the bytes autograd keeps); keep 16-bit
+masters (steps too small for them); autocast (forbidden, and its messages are float32); sums in float16 that overflow
+(large gradients).
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import pytest
 from lab.pytest_plugin import exercise
 
 from .oracles_fsdp import (
+    BLOCK,
     averages_its_group,
+    big_plan,
     draw_plan,
+    held_beside,
     messages,
     natural,
     sends_exactly,
@@ -59,7 +64,30 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
     )  # fmt: skip
     for rank, got in enumerate(ranks):
+        assert got["computed"] == [f"torch.{dtype}"], (
+            f"rank {rank}: a layer's weights and what it computes are {got['computed']}, expected torch.{dtype} alone"
+        )
         for step in got["steps"]:
             assert step["dtypes"] == ["torch.float32"], (
                 f"rank {rank}: the shards' gradients are {step['dtypes']}, expected float32, as the masters are"
+            )
+
+
+@exercise(MIXED, kind="property")
+def test_layers_at_work_take_half_the_bytes(run, rng):
+    world, plan, tokens = rng.integers(2, 3), big_plan(rng, 4), rng.tokens(1, vocabulary=128)
+    ranks = held_beside(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
+    for rank, (got, base) in enumerate(ranks):
+        # Messages are let go of when Gloo's threads come to it: a few of half a layer may be alive.
+        for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):
+            more, whole = got[moment] - got["rest"], base[moment] - base["rest"]
+            assert more <= whole / 2 + slack, (
+                f"rank {rank} of {world}, {BLOCK} bytes of masters in a layer: {more} bytes held beside the masters "
+                f"({moment}), at most half of the {whole} of FSDP and {slack} expected: what is gathered, and what "
+                "autograd keeps, is in 16 bits"
+            )
+        for moment in ("rest", "gradients"):
+            assert got[moment] <= base[moment] + 2 * BLOCK, (
+                f"rank {rank} of {world}: {got[moment]} bytes held ({moment}), FSDP holds {base[moment]}: masters and "
+                "their gradients, in float32, and nothing else"
             )

@@ -15,8 +15,11 @@ import pytest
 from lab.pytest_plugin import exercise
 
 from .oracles_fsdp import (
+    BLOCK,
     averages_its_group,
+    big_plan,
     draw_plan,
+    held_beside,
     messages,
     natural,
     parts,
@@ -135,3 +138,21 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
         assert last["waited_s"] >= step["ended_s"], (
             f"{what}: the last reduce-scatter was waited for in backward: finish_gradient_synchronization() does"
         )
+
+
+@exercise(PREFETCH, kind="property")
+def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
+    world, plan, tokens = rng.integers(2, 3), big_plan(rng, 5), rng.tokens(1, vocabulary=128)
+    for rank, (got, base) in enumerate(held_beside(run, "prefetch", {}, plan, tokens, world)):
+        for moment, layers, why in [
+            ("rest", 0, "what was fetched is freed"),
+            ("between", 0, "what was fetched and not used is freed when forward returns"),
+            ("forward", 1, "one layer at work and one on its way"),
+            ("backward", 4, "one layer on its way, the gradient of one, and one that Gloo has not let go of yet"),
+            ("gradients", 0, "a W-th of parameters and of gradients"),
+        ]:
+            most = base[moment] + layers * BLOCK + BLOCK // 3
+            assert got[moment] <= most, (
+                f"rank {rank} of {world}, {BLOCK} bytes in a layer: {got[moment]} bytes held ({moment}); FSDP, one "
+                f"layer at a time, holds {base[moment]}, at most {most} expected: {why}"
+            )

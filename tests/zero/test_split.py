@@ -17,9 +17,11 @@ from lab.pytest_plugin import exercise
 from . import probes_optimizer as probes
 from .oracles import (
     OPTIONS,
+    draw_even,
     draw_gradients,
     draw_groups,
     draw_plan,
+    goes_on_from_its_own_state_dict,
     sent_bytes,
     steps_as_the_whole,
 )
@@ -88,11 +90,27 @@ def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
 
 
 @exercise(SPLIT, kind="numerics")
+def test_fewer_elements_than_ranks(run, rng):
+    plan = draw_plan(rng, count=2, steps=2)
+    shapes = [(), (rng.integers(1, 2),)]
+    plan["values"] = [rng.normal(*s) for s in shapes]
+    plan["steps"] = [{"gradients": draw_gradients(rng, plan["values"])} for _ in range(2)]
+    steps_as_the_whole(run, plan, "split", 5, NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
+def test_it_goes_on_from_its_own_state_dict(run, rng):
+    goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3), NEEDS)
+
+
+@exercise(SPLIT, kind="numerics")
 def test_what_is_not_elementwise_is_refused(run):
-    names = ["Adafactor", "LBFGS", "Muon", "SparseAdam", *ELEMENTWISE]
+    others = ["Adadelta", "ASGD", "RAdam", "Rprop"]
+    accepted = [*ELEMENTWISE, *others]
+    names = ["Adafactor", "LBFGS", "Muon", "SparseAdam", *accepted]
     (got,) = run(probes.refused, "split", names, world=1, replace=NEEDS)
     for name in names:
-        want = "nothing" if name in ELEMENTWISE else "ValueError"
+        want = "nothing" if name in accepted else "ValueError"
         assert got[name] == want, (
             f"SplitOptimizer of {name} raised {got[name]}, expected {want}: an update of a piece must be the piece of "
             "the update; Adafactor looks at rows, LBFGS at products of everything, Muon at matrices"
@@ -112,18 +130,26 @@ def test_shares_of_the_state_are_equal(run, rng, world):
     most = 1.02 * total / world
     for rank, got in enumerate(run(probes.held, "split", plan, most, world=world, replace=NEEDS)):
         assert got["moved"] == len(sizes), f"rank {rank}: {got['moved']} of {len(sizes)} tensors moved"
+        assert not got["left"], (
+            f"rank {rank}: {got['left']} gradients are still alive after zero_grad(): the optimizer keeps them, or "
+            "views of them"
+        )
         assert got["live"] <= most, (
             f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made for "
             f"tensors of {sizes} elements; the unsharded state has {total:,}, a share {total / world:,.0f}: cut every "
             "tensor, and keep neither gradients nor copies"
+        )
+        assert got["updated"] <= 1.02 * sum(sizes) / world + len(sizes), (
+            f"rank {rank} of {world}: a step of the inner {plan['optimizer']} updates {got['updated']:,.0f} of "
+            f"{sum(sizes):,} elements, a share is {sum(sizes) / world:,.0f}"
         )
 
 
 @exercise(SPLIT, kind="property")
 def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
-    plan = draw_plan(rng, count=20, steps=2)
-    size = sum(v.nbytes for v in plan["values"])
+    plan = draw_even(rng, 20)
+    size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
     ranks = run(probes.train, "split", plan, world=world, replace=NEEDS)
     for step in range(2):
         sent = sum(sent_bytes(got["rows"][step], rank, world) for rank, got in enumerate(ranks))

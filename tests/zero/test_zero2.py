@@ -17,7 +17,17 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_fsdp
-from .oracles_fsdp import BLOCK, big_plan, draw_batches, draw_plan, draw_states, natural, told, trains_as_one
+from .oracles_fsdp import (
+    BLOCK,
+    big_plan,
+    draw_batches,
+    draw_plan,
+    draw_states,
+    natural,
+    told,
+    trains_as_one,
+    whole_batch,
+)
 
 ZERO2 = "zero.zero2"
 
@@ -29,7 +39,7 @@ ZERO2 = "zero.zero2"
 )
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, optim, case):
     plan = draw_plan(rng, **{case: True})
-    trains_as_one(run, rng, expect, "zero2", plan, natural(plan, 3, rng.integers(1, 2)), world, optim)
+    trains_as_one(run, rng, expect, "zero2", plan, natural(plan, 2, rng.integers(1, 2)), world, optim)
 
 
 @exercise(ZERO2, kind="numerics")
@@ -41,20 +51,19 @@ def test_layers_that_rest_are_not_moved(run, rng, expect):
 
 
 @exercise(ZERO2, kind="numerics")
-def test_only_the_ranks_of_its_group_train_together(run, rng):
+def test_only_the_ranks_of_its_group_train_together(run, rng, expect):
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     plan = draw_plan(rng, 1)
     states, batches = draw_states(rng, plan, 5), draw_batches(rng, plan, 5, natural(plan, 2))
     ranks = run(probes_fsdp.train2, plan, states, batches, ["sgd", 0.05], groups, world=5)
     for group in groups:
-        alone = run(probes_fsdp.train2, plan, [states[r] for r in group], [batches[r] for r in group], ["sgd", 0.05],
-                    [], world=len(group))  # fmt: skip
+        args = plan, states[group[0]], [batches[r] for r in group], ["sgd", 0.05]
+        want, plain = (expect(whole_batch, *args, dtype)["state"] for dtype in ("float64", ""))
         for rank in group:
             for name, tensor in ranks[rank]["state"].items():
-                want = alone[0]["state"][name]
                 close(
-                    tensor, want.double(), want, f"rank {rank} of group {group}, {name}",
+                    tensor, want[name].double(), plain[name], f"rank {rank} of group {group}, {name}", factor=15,
                     cause="expected what these ranks get when they are alone: use the group that you were given",
                 )  # fmt: skip
 
@@ -106,11 +115,11 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
 @exercise(ZERO2, kind="property")
 @pytest.mark.parametrize("world", [2, 4])
 def test_gradients_and_state_are_a_share(run, rng, world):
-    plan, fewer, tokens = big_plan(rng, 8), big_plan(rng, 4), rng.tokens(1, vocabulary=128)
+    plan, fewer, tokens = big_plan(rng, 5), big_plan(rng, 2), rng.tokens(1, vocabulary=128)
     more, less = (run(probes_fsdp.held2, p, tokens, world=world) for p in (plan, fewer))
     for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
         who = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
-        growth = {name: (got[name] - smaller[name]) / 4 / BLOCK for name in got}
+        growth = {name: (got[name] - smaller[name]) / 3 / BLOCK for name in got}
         for name, allowed, why in [
             ("rest", 1 + 2 / world, "parameters whole, and a W-th of Adam's two moments"),
             ("gradients", 1 + 3 / world, "and a W-th of the gradients"),
