@@ -74,10 +74,10 @@ class BucketedDDP(NaiveDDP):
                 "a second backward while gradients of the first are under way: put all but the last under no_sync(), "
                 "or call finish_gradient_synchronization() in between"
             )
-        bucket.hold(parameter)
+        bucket.hold(parameter, dist.get_world_size(self.group) if self.synchronizing else 1)
         if self.synchronizing:
-            bucket.ready += 1
-            if bucket.ready == len(bucket.parameters):
+            bucket.ready.add(parameter)
+            if len(bucket.ready) == len(bucket.parameters):
                 bucket.send()
 
 
@@ -88,7 +88,7 @@ class _Bucket:
         self.group, self.parameters = group, list[nn.Parameter]()
         self.buffer = torch.empty(0)
         self.places: dict[nn.Parameter, Tensor] = {}  # the part of the buffer that holds its gradient
-        self.ready = 0  # gradients accumulated since the last step
+        self.ready: set[nn.Parameter] = set()  # whose gradient is complete, and divided
         self.work: dist.Work | None = None
 
     def fits(self, parameter: nn.Parameter, limit: int) -> bool:
@@ -96,30 +96,33 @@ class _Bucket:
         size = sum(p.numel() * p.element_size() for p in [*self.parameters, parameter])
         return parameter.dtype == self.parameters[0].dtype and size <= limit
 
-    def hold(self, parameter: nn.Parameter) -> None:
-        """Move its new gradient to its place; one that lies there was accumulated there."""
+    def hold(self, parameter: nn.Parameter, divisor: int) -> None:
+        """Move its new gradient to its place, and divide it on the way; one that lies there was accumulated there."""
         if not self.places:
             sizes = [p.numel() for p in self.parameters]
             self.buffer = self.parameters[0].new_zeros(sum(sizes))
             pieces = self.buffer.split(sizes)
             self.places = {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
         place = self.places[parameter]
-        if parameter.grad is not None and parameter.grad is not place:
-            place.copy_(parameter.grad)
+        if parameter.grad is place:
+            place.div_(divisor)
+        elif parameter.grad is not None:
+            torch.div(parameter.grad, divisor, out=place)  # one pass over memory, not two
             parameter.grad = place
 
     def send(self) -> None:
-        """Start the mean of what has a gradient."""
+        """Start the mean of what has a gradient: all are divided before SUM, which overflows for large fp16 ones."""
         if all(p.grad is None for p in self.parameters):
             return
         for parameter in self.parameters:
             if parameter.grad is None:
                 self.places[parameter].zero_()
-        self.buffer.div_(dist.get_world_size(self.group))  # before SUM: the sum of large fp16 gradients overflows
+            elif parameter not in self.ready:  # accumulated before, and not this time
+                self.places[parameter].div_(dist.get_world_size(self.group))
         self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
     def receive(self) -> None:
         """Wait for it."""
         if self.work is not None:
             self.work.wait()
-        self.ready, self.work = 0, None
+        self.ready, self.work = set(), None
