@@ -93,10 +93,11 @@ def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool =
       the embedding, one backward for the head, and for its loss two all-reduces of 4-byte numbers: 1 and 2 a token;
     - expert: four all-to-alls of k·A a block, and one of 8 · experts bytes of counts for each micro-batch;
     - pipe: A to the next stage, A to the one before;
-    - "data×expert": one all-reduce of the gradients of all that is no expert; "data": one of those of experts. With
-      fsdp, along data: all parameters are all-gathered forward and again backward, and gradients reduce-scattered, once
-      a step; along "expert" then one more all-reduce of the shard, 1/D, of the gradients of all that is no expert, and
-      "data×expert" is 0.
+    - "data×expert": one all-reduce of the gradients of all that is no expert, and for each micro-batch and block with
+      experts one of the 2 · experts + 1 numbers of the balancing loss; "data": one of the gradients of experts. With
+      fsdp, along data, for each micro-batch: all parameters are all-gathered forward and again backward, and gradients
+      reduce-scattered; along "expert" then, once a step, one more all-reduce of the shard, 1/D, of the gradients of all
+      that is no expert, which "data×expert" no longer carries.
 
     bubble: (P − 1) / micro_batches. memory: 16 bytes a parameter, with fsdp 1/D of it; activations not counted.
     "tiny" of lab.model.transformer, 8 sequences of 256 on data=2, tensor=2: 0.43 GFLOP, 62,784 parameters, 251,136

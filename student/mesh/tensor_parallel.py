@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.model.transformer import Block, Transformer
+from lab.model.transformer import Block, SwiGLU, Transformer
 from lab.provided import provided
 
 from .conjugates import Conjugate, copy_to, reduce_from
@@ -21,13 +21,14 @@ def conjugates(sequence: bool) -> tuple[Conjugate, Conjugate]:
 
 @provided
 def tensor_parallel_block(block: Block, group: dist.ProcessGroup | None = None, *, sequence: bool = False) -> Block:
-    """`block`, whose attention and mlp have been replaced by this rank's parts; its norms stay whole.
+    """`block`, whose attention and SwiGLU have been replaced by this rank's parts; its norms stay whole, and experts.
 
     With sequence, it takes and gives (batch, context / T, width); cos and sin are those of the whole context.
     """
     enter, leave = conjugates(sequence)
     block.attention = ParallelAttention(block.attention, group, enter, leave)  # type: ignore[assignment]
-    block.mlp = ParallelSwiGLU(block.mlp, group, enter, leave)  # type: ignore[assignment]
+    if isinstance(block.mlp, SwiGLU):
+        block.mlp = ParallelSwiGLU(block.mlp, group, enter, leave)  # type: ignore[assignment]
     return block
 
 

@@ -1,0 +1,65 @@
+"""The data axis of a mesh, fully sharded: what the other axes have cut already is cut once more."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from lab.model.transformer import Block
+from lab.provided import provided
+
+from ..zero.fsdp_gather import FSDP, Unit
+from .mesh import Mesh
+from .moe import MoE
+
+
+@provided
+def sharded_layers(module: nn.Module) -> list[nn.Module]:
+    """What is gathered at once: each norm, attention, mlp, router, a layer's experts, embedding, head. None of them has
+    parameters of two kinds: experts and others, or cut by tensor and whole."""
+    layers = []
+    for child in module.children():
+        if isinstance(child, Block | MoE) or type(child) in (nn.ModuleList, nn.ModuleDict):
+            layers += sharded_layers(child)
+        elif any(True for _ in child.parameters()):
+            layers.append(child)
+    return layers
+
+
+class FSDPAxis(FSDP):
+    """FSDP along the data axis of a mesh: `module`, this rank's share by the other axes, is cut into `data` parts.
+
+    Used as `FSDP`; each rank calls backward on the mean loss of its own share of the batch, which is split over data x
+    expert. Afterwards the gradients are those of the mean over the whole batch, all divided by data · expert. A unit's
+    are summed over `data` by the reduce-scatter, at each backward; what is left of them, a D-th, is summed once a step
+    over the other axes whose ranks got a part: `expert` for what is no expert, since those ranks had other tokens, and
+    `tensor` for what is partial. In this order a D-th of the bytes crosses the expert axis.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        *,
+        experts: Iterable[nn.Parameter] = (),
+        partial: Iterable[nn.Parameter] = (),
+        layers: Iterable[nn.Module] | None = None,
+        small: int = 1024,
+    ):
+        """Cut `module`, in place; built on every rank of the mesh at once.
+
+        experts: those of its parameters that live along the expert axis. partial: those that all tensor ranks hold, and
+        of which each has the gradient of its own tokens only, as under sequence parallelism. layers: what is gathered
+        at once; `sharded_layers(module)` if None. small: as for `FSDP`. Raises ValueError where the parameters of one
+        layer are to be summed over different axes.
+        """
+        raise NotImplementedError("mesh.fsdp_axis: Cut `module`, in place")
+
+    def reduce(self, unit: Unit, gradient: Tensor) -> None:
+        """As in `FSDP`, of a gradient that is to be divided by the expert ranks too."""
+        raise NotImplementedError(
+            "mesh.fsdp_axis: As in `FSDP`, of a gradient that is to be divided by the expert ranks too"
+        )
+
+    def finish_gradient_synchronization(self) -> None:
+        """As in `FSDP`; and sum what is left over the other axes. Once a step."""
+        raise NotImplementedError("mesh.fsdp_axis: As in `FSDP`")
