@@ -52,10 +52,13 @@ class Share(nn.Module):
     def placements(self) -> dict:
         return dict(zip(self.shares, self._placed, strict=True))
 
-    def cut(self, values: dict) -> list[Tensor]:
-        """This rank's numbers of some whole tensors, one tensor for each of its parameters."""
-        mine = []
+    def cut(self, values: dict) -> list[Tensor | None]:
+        """This rank's numbers of some whole tensors, one tensor for each of its parameters; None where there are none."""
+        mine: list[Tensor | None] = []
         for names, shape in self._parts:
+            if names[0] not in values:
+                mine.append(None)
+                continue
             flat = torch.cat([self._part(name, values[name]).flatten() for name in names])
             if shape is None:
                 flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.degrees["data"])])
