@@ -116,10 +116,14 @@ def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, stat
         return f"{type(error).__name__}: {str(error)[:200]}"
     got = contents(share, optimizer, extra)
     for name, state in states.items():
-        if len(got) == len(state) and got[0] == state[0]:
-            if all(torch.equal(a, b) for a, b in zip(got[1:], state[1:], strict=True)):
-                return name
+        if got[0] == state[0] and same(got, state):
+            return name
     return "a mixture"
+
+
+def same(one: list, other: list) -> bool:
+    """Whether two `contents` have the same bits."""
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
 
 
 def refused(impl, layouts: dict, values: dict) -> dict:
@@ -144,9 +148,7 @@ def refused(impl, layouts: dict, values: dict) -> dict:
         other, fresh = start(impl, layouts[name], "AdamW", options, values[name])
         before = contents(other, fresh, None)
         told[name] = raised(lambda: checkpoint.load(other, fresh))  # noqa: B023
-        after = contents(other, fresh, None)
-        same = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before[1:], after[1:], strict=True))
-        told[f"{name}, left alone"] = str(same)
+        told[f"{name}, left alone"] = str(same(before, contents(other, fresh, None)))
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder.parent)

@@ -53,7 +53,7 @@ class Share(nn.Module):
         return dict(zip(self.shares, self._placed, strict=True))
 
     def cut(self, values: dict) -> list[Tensor | None]:
-        """This rank's numbers of some whole tensors, one tensor for each of its parameters; None where there are none."""
+        """This rank's numbers of some whole tensors: one for each of its parameters, None for what is not there."""
         mine: list[Tensor | None] = []
         for names, shape in self._parts:
             if names[0] not in values:
