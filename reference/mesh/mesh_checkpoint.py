@@ -15,21 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .parallel import Parallel, Piece
-
-WHOLE = -1  # start of what is no tensor of its parameter's shape, such as a count of steps
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where some saved numbers are in the whole: the name that they are saved under, as JSON."""
-
-    name: str  # of the parameter
-    key: str  # of the optimizer's state; "" for the parameter itself
-    tensor: int  # whose part of it
-    start: int  # in that part, flattened
-    shape: list[int]  # of that part
-    dim: int | None  # along which tensor had cut it
+from .placement import Piece, Placed
 
 
 class MeshCheckpoint:
@@ -48,35 +34,34 @@ class MeshCheckpoint:
         self.folder = Path(folder)
 
     def save(
-        self, parallel: Parallel, optimizer: torch.optim.Optimizer, *, extra: Mapping[str, Any] | None = None
+        self, parallel: Placed, optimizer: torch.optim.Optimizer, *, extra: Mapping[str, Any] | None = None
     ) -> None:
-        """Save parameters, hyperparameters and the optimizer's state: what has the shape of its parameter in pieces.
+        """Save parameters, the optimizer's state and its hyperparameters.
 
-        Of ranks that hold the same numbers the one with coordinate 0 along `copies` writes them. extra: what else is to
-        come back, such as the step and a scheduler's state_dict; anything that JSON can say. Files of earlier saves are
-        removed at the end. Raises ValueError unless the optimizer has one group: on another mesh, groups would be
-        others.
+        Of ranks that hold the same numbers the one with coordinate 0 along `copies` writes them. State of its
+        parameter's shape is saved in pieces as the parameter is; what is a single number, such as a count of steps,
+        with each piece. extra: what else is to come back, such as the step and a scheduler's state_dict; anything that
+        JSON can say. Files of earlier saves are removed at the end.
+
+        On every rank, before anything is written: raises ValueError unless the optimizer has one group, since on
+        another mesh groups would be others; TypeError for what JSON cannot say.
         """
-        if len(optimizer.param_groups) != 1:
-            raise ValueError(f"expected an optimizer with one group of parameters, got {len(optimizer.param_groups)}")
-        rank, world = dist.get_rank(), dist.get_world_size()
-        number = [self._index().get("number", 0) + 1]
+        group = _only_group(optimizer)
+        kept = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        rank, number = dist.get_rank(), [self._index().get("number", 0) + 1]
         dist.broadcast_object_list(number, src=0)
-        files = [f"{number[0]:06}-{r:05}.safetensors" for r in range(world)]
+        files = [f"{number[0]:06}-{r:05}.safetensors" for r in range(dist.get_world_size())]
+        config = asdict(parallel.config)
+        index = json.dumps(
+            {"number": number[0], "files": files, "config": config, "hyperparameters": kept, "extra": extra}
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_file(dict(_own(parallel, optimizer)), self.folder / files[rank])
         _flush(self.folder / files[rank])
         dist.barrier()  # the index may not name what is not there yet
         if rank == 0:
-            index = {
-                "number": number[0],
-                "files": files,
-                "config": asdict(parallel.config),
-                "group": {k: v for k, v in optimizer.param_groups[0].items() if k not in ("params", "param_names")},
-                "extra": extra,
-            }
             new = self.folder / "index.json.new"
-            new.write_text(json.dumps(index))
+            new.write_text(index)
             _flush(new)
             os.replace(new, self.folder / "index.json")
             _flush(self.folder)
@@ -85,31 +70,35 @@ class MeshCheckpoint:
                     old.unlink()
         dist.barrier()  # nobody goes on before it is saved
 
-    def load(self, parallel: Parallel, optimizer: torch.optim.Optimizer) -> Any:
-        """Overwrite parameters, hyperparameters and the optimizer's state with what was saved; return `extra`.
+    def load(self, parallel: Placed, optimizer: torch.optim.Optimizer) -> Any:
+        """Overwrite parameters, the optimizer's state and its hyperparameters with what was saved; return `extra`.
 
-        At any moment a rank holds one whole tensor of the model beside its own. Raises FileNotFoundError where nothing
-        was saved; ValueError, before anything is overwritten, where the model has another config than the saved one, or
-        this rank a parameter that was not saved, as where experts are other.
+        Rows that pad the vocabulary, of which another mesh has more or fewer, are dropped, or are zeros. Tensors are
+        put together one after the other: beside its own a rank holds at any moment at most two of the whole model's.
+
+        Raises FileNotFoundError where nothing was saved; ValueError unless the optimizer has one group and, before
+        anything of this rank is overwritten, where the config is not the saved one, or where one of its parameters was
+        not saved or has another shape, as with more experts, or fewer.
         """
         index = self._index()
         if not index:
             raise FileNotFoundError(f"no checkpoint in {self.folder}: there is no index.json")
-        if index["config"] != asdict(parallel.config):
-            raise ValueError(f"expected the config that was saved, {index['config']}, got {asdict(parallel.config)}")
+        group, config = _only_group(optimizer), asdict(parallel.config)
+        if index["config"] != config:
+            raise ValueError(f"expected the config that was saved, {index['config']}, got {config}")
+        placements, tensor = parallel.placements(), parallel.mesh.coordinate()["tensor"]
         with contextlib.ExitStack() as stack:
             saved = _Saved([stack.enter_context(safetensors.safe_open(self.folder / f, "pt")) for f in index["files"]])
-            placements = parallel.placements()
-            if missing := {p.name for placed in placements.values() for p in placed.pieces} - saved.names:
-                raise ValueError(f"expected parameters that were saved, got {', '.join(sorted(missing))}")
-            tensor, state = parallel.mesh.coordinate()["tensor"], {}
-            for place, parameter in enumerate(optimizer.param_groups[0]["params"]):
-                pieces = placements[parameter].pieces
-                saved.fill("", parameter.detach(), pieces, tensor)
-                state[place] = {key: saved.state(key, parameter, pieces, tensor) for key in saved.keys_of(pieces)}
-            group = {**index["group"], "params": list(range(len(state)))}
-            group = {k: tuple(v) if isinstance(optimizer.defaults.get(k), tuple) else v for k, v in group.items()}
-            optimizer.load_state_dict({"state": {k: v for k, v in state.items() if v}, "param_groups": [group]})
+            for piece in (piece for placed in placements.values() for piece in placed.pieces):
+                saved.check(piece)
+            state = {}
+            for parameter, placed in placements.items():
+                saved.fill(parameter.detach(), "", placed.pieces, tensor)
+                state[parameter] = saved.state(parameter, placed.pieces, tensor)
+        kept = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in index["hyperparameters"].items()}
+        own = {place: state[p] for place, p in enumerate(group["params"]) if state.get(p)}
+        restored = {**kept, "params": list(range(len(group["params"])))}
+        optimizer.load_state_dict({"state": own, "param_groups": [restored]})
         return index["extra"]
 
     def _index(self) -> dict[str, Any]:
@@ -117,8 +106,20 @@ class MeshCheckpoint:
         return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _own(parallel: Parallel, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What this rank writes: for each piece a name that says where it is in the whole, and its numbers."""
+@dataclass(frozen=True)
+class _Where:
+    """What some saved numbers are; as JSON, the name that they are saved under."""
+
+    name: str  # of the parameter in the whole model
+    key: str  # of the optimizer's state; "" for the parameter itself
+    tensor: int  # the tensor rank whose part of it they are from
+    start: int | None  # where they begin in that part, flattened; None for a single number, which belongs to all of it
+    shape: list[int]  # of that part
+    dim: int | None  # along which tensor had cut it
+
+
+def _own(parallel: Placed, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """What this rank writes: for each piece the name that says where it is in the whole, and its numbers."""
     here = parallel.mesh.coordinate()
     for parameter, placed in parallel.placements().items():
         if any(here[axis] for axis in placed.copies):
@@ -126,60 +127,81 @@ def _own(parallel: Parallel, optimizer: torch.optim.Optimizer) -> Iterator[tuple
         for key, value in {"": parameter.detach(), **optimizer.state.get(parameter, {})}.items():
             value = torch.as_tensor(value)
             for piece in placed.pieces:
-                own, start = value, WHOLE
+                own, start = value.clone(), None
                 if value.shape == parameter.shape:
                     own, start = value.flatten()[piece.offset : piece.offset + piece.count], piece.start
-                where = Where(piece.name, key, here["tensor"], start, list(piece.shape), piece.dim)
-                yield json.dumps(astuple(where)), own.cpu().clone()
+                where = _Where(piece.name, key, here["tensor"], start, list(piece.shape), piece.dim)
+                yield json.dumps(astuple(where)), own.cpu()
 
 
 class _Saved:
-    """All pieces of a checkpoint, by name of the parameter and key of its state ("": itself)."""
+    """All that a checkpoint's files hold, by name of the parameter and key of its state ("": itself)."""
 
     def __init__(self, files: list[Any]):
-        self.found: defaultdict[tuple[str, str], list[tuple[Where, Any, str]]] = defaultdict(list)
+        found: defaultdict[tuple[str, str], list[tuple[_Where, Any, str]]] = defaultdict(list)
         for file in files:
             for label in file.keys():  # noqa: SIM118 - no mapping
-                where = Where(*json.loads(label))
-                self.found[where.name, where.key].append((where, file, label))
-        self.names = {name for name, _ in self.found}
+                where = _Where(*json.loads(label))
+                found[where.name, where.key].append((where, file, label))
+        self.found = dict(found)
 
-    def keys_of(self, pieces: list[Piece]) -> list[str]:
-        """Keys of the optimizer's state that was saved of these parameters."""
-        return sorted({key for name, key in self.found for piece in pieces if key and name == piece.name})
+    def check(self, piece: Piece) -> None:
+        """Raise ValueError where the parameter that it is a piece of was not saved, or had another shape."""
+        if (piece.name, "") not in self.found:
+            raise ValueError(f"expected parameters that were saved, got {piece.name}")
+        then = self.found[piece.name, ""][0][0]
+        cut = (then.dim, piece.dim)  # along these the parts differ, and the config says what the whole is
+        shapes = [[n for dim, n in enumerate(shape) if dim not in cut] for shape in (then.shape, piece.shape)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"expected {piece.name} of the shape that was saved, {then.shape}, got {piece.shape}")
 
-    def state(self, key: str, parameter: Tensor, pieces: list[Piece], tensor: int) -> Tensor:
-        """One value of a parameter's state, as this rank holds it."""
-        where, file, label = self.found[pieces[0].name, key][0]
-        if where.start == WHOLE:
-            return file.get_tensor(label)
-        value = torch.zeros_like(parameter, dtype=file.get_tensor(label).dtype)
-        self.fill(key, value, pieces, tensor)
-        return value
+    def state(self, parameter: Tensor, pieces: list[Piece], tensor: int) -> dict[str, Tensor]:
+        """The optimizer's state of a parameter, as this rank holds it."""
+        state = {}
+        for name, key in (place for piece in pieces for place in self.found if place[0] == piece.name):
+            if key and key not in state:
+                where, file, label = self.found[name, key][0]
+                state[key] = file.get_tensor(label)
+                if where.start is not None:
+                    state[key] = torch.zeros_like(parameter, dtype=state[key].dtype)
+                    self.fill(state[key], key, pieces, tensor)
+        return state
 
-    def fill(self, key: str, target: Tensor, pieces: list[Piece], tensor: int) -> None:
+    def fill(self, target: Tensor, key: str, pieces: list[Piece], tensor: int) -> None:
         """Write this rank's pieces of what was saved into `target`, of the parameter's shape."""
-        flat = target.view(-1)
         for piece in pieces:
-            part = self._part(piece, key, tensor).flatten()
-            flat[piece.offset : piece.offset + piece.count] = part[piece.start : piece.start + piece.count]
+            if (piece.name, key) in self.found:
+                part = self._part(piece, key, tensor).flatten()
+                target.view(-1)[piece.offset :][: piece.count] = part[piece.start :][: piece.count]
 
     def _part(self, piece: Piece, key: str, tensor: int) -> Tensor:
-        """The tensor rank's part of a parameter, of the shape that the mesh has now."""
-        parts: dict[int, Tensor] = {}
-        for where, file, label in self.found[piece.name, key]:
-            numbers = file.get_tensor(label)
-            part = parts.setdefault(where.tensor, numbers.new_empty(where.shape))
-            part.view(-1)[where.start : where.start + len(numbers)] = numbers
-        cut = self.found[piece.name, key][0][0].dim  # then; piece.dim is now
-        whole = parts[0] if cut is None else torch.cat([parts[rank] for rank in sorted(parts)], cut)
-        dim, place = (cut, 0) if piece.dim is None else (piece.dim, tensor)
+        """The tensor rank's part, as the mesh cuts it now, of what it is a piece of."""
+        whole, then = self._whole(piece.name, key)
+        dim, place = (then, 0) if piece.dim is None else (piece.dim, tensor)
         if dim is None:
             return whole
         size = piece.shape[dim]
-        missing = max(0, (place + 1) * size - whole.shape[dim])  # rows that pad the vocabulary: more or fewer than then
-        padding = whole.new_zeros([missing if d == dim else n for d, n in enumerate(whole.shape)])
-        return torch.cat([whole, padding], dim).narrow(dim, place * size, size)
+        saved = whole.movedim(dim, 0)[place * size : (place + 1) * size]
+        part = whole.new_zeros(piece.shape)  # where the vocabulary is padded by more rows than it was, they are zeros
+        part.movedim(dim, 0)[: len(saved)] = saved
+        return part
+
+    def _whole(self, name: str, key: str) -> tuple[Tensor, int | None]:
+        """A tensor of the model put together from its pieces, and the dim along which tensor had cut it."""
+        saved = self.found[name, key]
+        first, file, label = saved[0]
+        parts = file.get_tensor(label).new_empty(1 + max(where.tensor for where, *_ in saved), *first.shape)
+        for where, file, label in saved:
+            numbers = file.get_tensor(label)
+            parts[where.tensor].view(-1)[where.start :][: len(numbers)] = numbers
+        dim = first.dim
+        return (parts[0] if dim is None else parts.movedim(0, dim).flatten(dim, dim + 1)), dim
+
+
+def _only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    if len(optimizer.param_groups) != 1:
+        raise ValueError(f"expected an optimizer with one group of parameters, got {len(optimizer.param_groups)}")
+    return optimizer.param_groups[0]
 
 
 def _flush(path: Path) -> None:

@@ -2,26 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .parallel import Parallel
-
-WHOLE = -1  # start of what is no tensor of its parameter's shape, such as a count of steps
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where some saved numbers are in the whole: the name that they are saved under, as JSON."""
-
-    name: str  # of the parameter
-    key: str  # of the optimizer's state; "" for the parameter itself
-    tensor: int  # whose part of it
-    start: int  # in that part, flattened
-    shape: list[int]  # of that part
-    dim: int | None  # along which tensor had cut it
+from .placement import Placed
 
 
 class MeshCheckpoint:
@@ -40,24 +25,32 @@ class MeshCheckpoint:
         raise NotImplementedError("mesh.mesh_checkpoint: folder")
 
     def save(
-        self, parallel: Parallel, optimizer: torch.optim.Optimizer, *, extra: Mapping[str, Any] | None = None
+        self, parallel: Placed, optimizer: torch.optim.Optimizer, *, extra: Mapping[str, Any] | None = None
     ) -> None:
-        """Save parameters, hyperparameters and the optimizer's state: what has the shape of its parameter in pieces.
+        """Save parameters, the optimizer's state and its hyperparameters.
 
-        Of ranks that hold the same numbers the one with coordinate 0 along `copies` writes them. extra: what else is to
-        come back, such as the step and a scheduler's state_dict; anything that JSON can say. Files of earlier saves are
-        removed at the end. Raises ValueError unless the optimizer has one group: on another mesh, groups would be
-        others.
-        """
-        raise NotImplementedError("mesh.mesh_checkpoint: Save parameters, hyperparameters and the optimizer's state")
+        Of ranks that hold the same numbers the one with coordinate 0 along `copies` writes them. State of its
+        parameter's shape is saved in pieces as the parameter is; what is a single number, such as a count of steps,
+        with each piece. extra: what else is to come back, such as the step and a scheduler's state_dict; anything that
+        JSON can say. Files of earlier saves are removed at the end.
 
-    def load(self, parallel: Parallel, optimizer: torch.optim.Optimizer) -> Any:
-        """Overwrite parameters, hyperparameters and the optimizer's state with what was saved; return `extra`.
-
-        At any moment a rank holds one whole tensor of the model beside its own. Raises FileNotFoundError where nothing
-        was saved; ValueError, before anything is overwritten, where the model has another config than the saved one, or
-        this rank a parameter that was not saved, as where experts are other.
+        On every rank, before anything is written: raises ValueError unless the optimizer has one group, since on
+        another mesh groups would be others; TypeError for what JSON cannot say.
         """
         raise NotImplementedError(
-            "mesh.mesh_checkpoint: Overwrite parameters, hyperparameters and the optimizer's state with what was saved"
+            "mesh.mesh_checkpoint: Save parameters, the optimizer's state and its hyperparameters"
+        )
+
+    def load(self, parallel: Placed, optimizer: torch.optim.Optimizer) -> Any:
+        """Overwrite parameters, the optimizer's state and its hyperparameters with what was saved; return `extra`.
+
+        Rows that pad the vocabulary, of which another mesh has more or fewer, are dropped, or are zeros. Tensors are
+        put together one after the other: beside its own a rank holds at any moment at most two of the whole model's.
+
+        Raises FileNotFoundError where nothing was saved; ValueError unless the optimizer has one group and, before
+        anything of this rank is overwritten, where the config is not the saved one, or where one of its parameters was
+        not saved or has another shape, as with more experts, or fewer.
+        """
+        raise NotImplementedError(
+            "mesh.mesh_checkpoint: Overwrite parameters, the optimizer's state and its hyperparameters with what was …"
         )

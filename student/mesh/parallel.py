@@ -13,6 +13,7 @@ from .attach import attach
 from .fsdp_axis import FSDPAxis
 from .mesh import Mesh
 from .moe import MoE
+from .placement import Piece, Placement
 from .schedule_1f1b import schedule_1f1b
 from .schedule_gpipe import schedule_gpipe
 from .schedule_interleaved import schedule_interleaved
@@ -86,32 +87,6 @@ class Chunk(nn.Module):
 
 
 @provided
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive numbers of one parameter of the whole model, and where a rank has them.
-
-    The tensor rank's part of it, flattened, has them at start … start + count − 1; the rank's own parameter, flattened,
-    at offset … offset + count − 1.
-    """
-
-    name: str  # in the whole model
-    shape: tuple[int, ...]  # of the tensor rank's part
-    dim: int | None  # along which tensor has cut it; None: not at all
-    start: int
-    offset: int
-    count: int
-
-
-@provided
-@dataclass(frozen=True)
-class Placement:
-    """What one parameter of this rank is made of, and which other ranks hold the same."""
-
-    pieces: list[Piece]
-    copies: tuple[str, ...]  # the axes along which others hold the same numbers; their first has coordinate 0 on each
-
-
-@provided
 class Parallel(nn.Module):
     """This rank's share of a transformer on a mesh, as `parallelize` makes it.
 
@@ -127,11 +102,13 @@ class Parallel(nn.Module):
         super().__init__()
         self.mesh, self.plan, self.config, self.dims = mesh, plan, config, dims
         self.chunks = nn.ModuleList(chunks)
-        self._split = tied and mesh.size("pipe") > 1
+        self._tied = tied
 
     @property
     def tied(self) -> nn.Parameter | None:
         """See above."""
+        if self.mesh.size("pipe") == 1:
+            return None
         return next((p for p, placed in self.placements().items() if "pipe" in placed.copies), None)
 
     def actions(self) -> list[Action]:
@@ -162,13 +139,13 @@ class Parallel(nn.Module):
                 yield unit.shard, Placement(pieces, self._copies(unit.names[0][0], sharded=True))
 
     def _name(self, name: str) -> str:
-        return "embedding.weight" if self._split and name == "head.weight" else name
+        return "embedding.weight" if self._tied and name == "head.weight" else name
 
     def _dim(self, name: str) -> int | None:
         return self.dims[self._name(name)]
 
     def _copies(self, name: str, sharded: bool) -> tuple[str, ...]:
-        axes = ["data"] * (not sharded) + ["pipe"] * (self._name(name) == "embedding.weight" and self._split)
+        axes = ["data"] * (not sharded) + ["pipe"] * (self._name(name) == "embedding.weight" and self._tied)
         axes += ["expert"] * (".experts." not in name) + ["tensor"] * (self._dim(name) is None)
         return tuple(axes)
 

@@ -9,6 +9,7 @@ import resource
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -138,9 +139,8 @@ WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.syml
 def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else].
 
-    Looked at are weights and buffers, this rank's part of the moments, the groups' rates, and `extra`.
-
-    Before every file operation of this rank the folder is copied as it is then. Rank `late` is slow to begin.
+    Looked at are weights and buffers, this rank's part of the moments, the groups' rates, and `extra`. Rank `late` is
+    slow to begin.
     """
     folder = shared_folder()
     own = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
@@ -152,6 +152,22 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     old = everything(m, o)
     steps(m, o, scheduler, batches[1])
     dist.barrier()
+    with watched(folder, late) as copies:
+        saved.save(m, o, gathered=gathered, extra="new")
+    dist.barrier()
+    new = everything(m, o)
+    told = []
+    for event, copy in [*copies, ("at the end", folder)]:
+        if copy is not None:
+            told.append([event, loads_as(impl, width, options, own, copy, old, new)])
+    dist.barrier()
+    return {"told": told}
+
+
+@contextlib.contextmanager
+def watched(folder: Path, late: int) -> Iterator[list]:
+    """[event, copy of the folder as it was before it] of every file operation of this rank inside; the copy is None
+    where others never held still. Rank `late` is slow to begin."""
     copies: list = []
     watching = [True]
 
@@ -170,16 +186,8 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
         watching[0] = True
 
     sys.addaudithook(watch)
-    saved.save(m, o, gathered=gathered, extra="new")
+    yield copies
     watching[0] = False
-    dist.barrier()
-    new = everything(m, o)
-    told = []
-    for event, copy in [*copies, ("at the end", folder)]:
-        if copy is not None:
-            told.append([event, loads_as(impl, width, options, own, copy, old, new)])
-    dist.barrier()
-    return {"told": told}
 
 
 def snapshot(folder: Path, number: int) -> Path | None:

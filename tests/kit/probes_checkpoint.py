@@ -1,0 +1,33 @@
+"""A transformer in training that moves from one mesh to another."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+import torch.distributed as dist
+
+from ..mesh.probes_compose import parallel
+from ..zero.probes_state import shared_folder
+
+
+def moved(impl, model: dict, state: dict, meshes: list, batches: list) -> list:
+    """The losses of a step for each batch. meshes: [degrees, plan, steps]; whoever comes next has other weights."""
+    checkpoint, losses, taken = impl.mesh.mesh_checkpoint.MeshCheckpoint(shared_folder()), [], 0
+    for number, (degrees, plan, steps) in enumerate(meshes):
+        torch.manual_seed(number)
+        own = parallel(impl, model, None if number else state, degrees, plan)
+        optimizer = torch.optim.AdamW(own.parameters(), lr=0.5 if number else 0.02)
+        if number:
+            taken = checkpoint.load(own, optimizer)["taken"]
+        for tokens, targets in batches[taken : taken + steps]:
+            shares = [impl.mesh.parallel.share(t, own.mesh) for t in (tokens, targets)]
+            losses.append(
+                impl.mesh.compose.train_step(
+                    own, optimizer, *shares, clip=lambda p: impl.mesh.global_norm.clip_global_norm(p, 0.5)
+                )
+            )
+        checkpoint.save(own, optimizer, extra={"taken": taken + steps})
+    if dist.get_rank() == 0:
+        shutil.rmtree(checkpoint.folder.parent)
+    return losses

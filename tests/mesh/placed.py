@@ -1,0 +1,55 @@
+"""Whole tensors of a model that is spread over a mesh, and which meshes to spread it over."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .probes_placed import CUT
+
+
+def sizes_of(layout: dict) -> dict:
+    """Shapes by name: a transformer's, as far as the axes cut it: rows, columns, not at all, experts, a vocabulary."""
+    c = layout["config"]
+    width, hidden = c["width"], c["hidden"]
+    shapes = {"embedding.weight": (c["vocabulary"], width)}
+    for layer in range(layout["layers"]):
+        block = f"blocks.{layer}"
+        shapes |= {f"{block}.norm.weight": (width,), f"{block}.up.weight": (hidden, width),
+                   f"{block}.down.weight": (width, hidden)}  # fmt: skip
+        if layout["experts"]:
+            shapes[f"{block}.mlp.router.weight"] = (layout["experts"], width)
+        for expert in range(layout["experts"]):
+            shapes[f"{block}.mlp.experts.{expert}.up.weight"] = (hidden, width)
+            shapes[f"{block}.mlp.experts.{expert}.down.weight"] = (width, hidden)
+    shapes["norm.weight"] = (width,)
+    if not layout["tied"]:
+        shapes["head.weight"] = (c["vocabulary"], width)
+    return shapes
+
+
+def draw_layout(rng, degrees: dict, *, experts: int = 0, tied: bool = False, small: int | None = None) -> dict:
+    """Sizes that up to 4 tensor ranks divide, but for the vocabulary."""
+    config = {
+        "layers": 2, "width": 12, "heads": 2, "kv_heads": 1, "hidden": 12 * rng.integers(1, 2),
+        "vocabulary": rng.choice([7, 9, 10, 13]), "context": 4,
+    }  # fmt: skip
+    return {"degrees": degrees, "config": config, "layers": 2, "experts": experts, "tied": tied, "small": small}
+
+
+def draw_values(rng, layout: dict) -> dict:
+    return {name: rng.normal(*shape) for name, shape in sizes_of(layout).items()}
+
+
+def world_of(layout: dict) -> int:
+    return math.prod(layout["degrees"].values())
+
+
+def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
+    """What the tensor rank at `place` has; rows that pad a vocabulary are zeros."""
+    dim = next((dim for end, dim in CUT.items() if name.endswith(end) and ".experts." not in name), None)
+    if dim == 0:
+        whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
+    return whole if dim is None else whole.chunk(ranks, dim)[place]

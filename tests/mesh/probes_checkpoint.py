@@ -1,0 +1,155 @@
+"""Train on one mesh, save, and go on on another: what is on the disk crosses to the test, and comes back with the next
+call."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lab.measure.memory import meter
+from lab.raising import raised
+from lab.world.group import ledger
+
+from ..zero.probes_state import shared_folder, watched
+from .probes_placed import Share
+
+
+def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
+    share = Share(impl, layout, values)
+    return share, getattr(torch.optim, name)(share.parameters(), **options)
+
+
+def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> None:
+    for whole in gradients:
+        for parameter, gradient in zip(share.shares, share.cut(whole), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+
+def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
+            extra: dict) -> dict:  # fmt: skip
+    """Load what is in `files`, if there are any, take a step for each of `gradients`, save. Rank 0 tells the files."""
+    folder = shared_folder()
+    checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
+    share, optimizer = start(impl, layout, name, options, values)
+    told: dict = {"extra": None, "peak_bytes": 0, "files": None}
+    if files is not None:
+        if dist.get_rank() == 0:
+            for path, data in files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(bytes(data.tolist()))
+        dist.barrier()
+        first = len(ledger.rows)
+        with meter(share.shares) as memory:
+            told["extra"] = checkpoint.load(share, optimizer)
+        told |= {"peak_bytes": memory.peak_bytes, "load_sent": sent(first)}
+    steps(share, optimizer, gradients)
+    first = len(ledger.rows)
+    checkpoint.save(share, optimizer, extra=extra)
+    told["save_sent"] = sent(first)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        told["files"] = {
+            str(path.relative_to(folder)): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            for path in sorted(folder.rglob("*")) if path.is_file()
+        }  # fmt: skip
+        shutil.rmtree(folder.parent)
+    group = optimizer.param_groups[0]
+    told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
+    told["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
+    told["parameters"] = [
+        [p.name, share.here["tensor"], p.start, parameter.detach().flatten()[p.offset : p.offset + p.count].clone()]
+        for parameter, placed in share.placements().items() for p in placed.pieces
+    ]  # fmt: skip
+    told["steps"] = sorted({float(s["step"]) for s in optimizer.state.values() if "step" in s})
+    told["numbers"] = sum(p.numel() for p in share.shares)
+    return told
+
+
+def sent(first: int) -> int:
+    """Bytes that this rank has sent since then."""
+    return sum(row.bytes for row in ledger.rows[first:] if row.op not in ("recv", "barrier"))
+
+
+def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:
+    """What can be loaded if all are killed at some moment of the second save: [rank, event, "old", "new" or else]."""
+    folder, options = shared_folder(), {"lr": 0.1}
+    checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
+    share, optimizer = start(impl, layout, "AdamW", options, values)
+    states = {}
+    for number, name in enumerate(("old", "new")):
+        steps(share, optimizer, gradients[number : number + 1])
+        dist.barrier()
+        with watched(folder, late) as copies:
+            checkpoint.save(share, optimizer, extra={"saved": name})
+        states[name] = contents(share, optimizer, {"saved": name})
+        dist.barrier()
+    everyones: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, [[event, copy and str(copy)] for event, copy in copies])
+    everyones[0].append(["at the end", str(folder)])
+    told = []
+    for rank, events in enumerate(everyones):
+        for event, copy in events:
+            if copy is not None:
+                told.append([rank, event, loads_as(impl, layout, options, values, Path(copy), states)])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder.parent)
+    return told
+
+
+def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> list:
+    """Everything that a checkpoint is to bring back."""
+    moments = [t for p in share.shares for _, t in sorted(optimizer.state.get(p, {}).items())]
+    return [extra, *(t.detach().clone() for t in (*share.shares, *moments))]
+
+
+def loads_as(impl, layout: dict, options: dict, values: dict, folder: Path, states: dict) -> str:
+    """ "old", "new", or what came instead."""
+    share, optimizer = start(impl, layout, "AdamW", options, {n: torch.full_like(v, 9.0) for n, v in values.items()})
+    try:
+        extra = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder).load(share, optimizer)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    got = contents(share, optimizer, extra)
+    for name, state in states.items():
+        if got[0] == state[0] and same(got, state):
+            return name
+    return "a mixture"
+
+
+def same(one: list, other: list) -> bool:
+    """Whether two `contents` have the same bits."""
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
+
+
+def refused(impl, layouts: dict, values: dict) -> dict:
+    """What loading and saving raise, by name, and whether what could not be loaded was left alone.
+
+    layouts, values: "saved", and by the names of what is to be refused. Has two more: "groups", "extra".
+    """
+    folder, options = shared_folder(), {"lr": 0.1}
+    checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
+    share, optimizer = start(impl, layouts["saved"], "AdamW", options, values["saved"])
+    told = {"nothing saved": raised(lambda: checkpoint.load(share, optimizer))}
+    dist.barrier()
+    steps(share, optimizer, [values["saved"]])
+    told["extra"] = raised(lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
+    dist.barrier()
+    several = torch.optim.AdamW([{"params": [p]} for p in share.shares], **options)
+    told["groups, save"] = raised(lambda: checkpoint.save(share, several))
+    dist.barrier()
+    checkpoint.save(share, optimizer)
+    told["groups, load"] = raised(lambda: checkpoint.load(share, several))
+    for name in layouts.keys() - {"saved"}:
+        other, fresh = start(impl, layouts[name], "AdamW", options, values[name])
+        before = contents(other, fresh, None)
+        told[name] = raised(lambda: checkpoint.load(other, fresh))  # noqa: B023
+        told[f"{name}, left alone"] = str(same(before, contents(other, fresh, None)))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder.parent)
+    return told

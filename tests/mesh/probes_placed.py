@@ -1,0 +1,108 @@
+"""A model that is on a mesh without having been parallelized: whole tensors, cut as the axes cut a transformer's."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lab.model.transformer import Config
+
+AXES = ("data", "pipe", "expert", "tensor")
+CUT = {"embedding.weight": 0, "head.weight": 0, "up.weight": 0, "down.weight": 1}  # the dim that tensor cuts
+
+
+class Share(nn.Module):
+    """What a rank has of the tensors `values`, as parameters: has what `Placed` says, and nothing that trains.
+
+    layout: degrees, by axis; config, as a dict; layers; experts, of each layer; tied; small: None, or with the data
+    axis fully sharded the number of elements below which what would be cut together stays whole.
+    """
+
+    def __init__(self, impl, layout: dict, values: dict):
+        super().__init__()
+        self.degrees = dict.fromkeys(AXES, 1) | layout["degrees"]
+        self.layout, self.here = layout, {}
+        rank = dist.get_rank()
+        for axis in reversed(AXES):
+            rank, self.here[axis] = divmod(rank, self.degrees[axis])
+        self.mesh, self.config = impl.mesh.mesh.Mesh(**layout["degrees"]), Config(**layout["config"])
+        given = impl.mesh.placement
+        placements, parts = [], []
+        for unit in self._units(values):
+            sizes = [part.numel() for _, part in unit]
+            whole = layout["small"] is None or sum(sizes) < layout["small"]
+            axes = self._copies(unit[0][0])
+            for group in [[each] for each in unit] if whole else [unit]:
+                pieces, flat = [], torch.cat([part.flatten() for _, part in group])
+                count = len(flat) if whole else -(-len(flat) // self.degrees["data"])
+                first, place = 0 if whole else count * self.here["data"], 0
+                for name, part in group:
+                    start, end = max(first, place), min(first + count, place + part.numel())
+                    if start < end:
+                        pieces.append(given.Piece(
+                            name, tuple(part.shape), self._dim(name), start - place, start - first, end - start
+                        ))  # fmt: skip
+                    place += part.numel()
+                placements.append(given.Placement(pieces, (("data",) if whole else ()) + axes))
+                parts.append(([name for name, _ in group], None if not whole else group[0][1].shape))
+        self._parts, self._placed = parts, placements
+        self.shares = nn.ParameterList(self.cut(values))
+
+    def placements(self) -> dict:
+        return dict(zip(self.shares, self._placed, strict=True))
+
+    def cut(self, values: dict) -> list[Tensor | None]:
+        """This rank's numbers of some whole tensors: one for each of its parameters, None for what is not there."""
+        mine: list[Tensor | None] = []
+        for names, shape in self._parts:
+            if names[0] not in values:
+                mine.append(None)
+                continue
+            flat = torch.cat([self._part(name, values[name]).flatten() for name in names])
+            if shape is None:
+                flat = torch.cat([flat, flat.new_zeros(-len(flat) % self.degrees["data"])])
+                flat = flat.view(self.degrees["data"], -1)[self.here["data"]]
+            mine.append(flat.clone() if shape is None else flat.view(shape).clone())
+        return mine
+
+    def _units(self, values: dict) -> list[list[tuple[str, Tensor]]]:
+        """What this rank has of each name, grouped by what FSDP would cut together."""
+        units: dict = {}
+        for name in self._names(values):
+            layer = name.split(".")[1] if name.startswith("blocks.") else name
+            kind = (layer, ".experts." in name, self._dim(name) is None)
+            units.setdefault(kind, []).append((name, self._part(name, values[name])))
+        return list(units.values())
+
+    def _names(self, values: dict) -> list[str]:
+        stage, stages = self.here["pipe"], self.degrees["pipe"]
+        each = max(1, self.layout["experts"] // self.degrees["expert"])
+        names = []
+        for name in values:
+            parts = name.split(".")
+            on = int(parts[1]) * stages // self.layout["layers"] if parts[0] == "blocks" else 0
+            on = stages - 1 if parts[0] in ("norm", "head") else on
+            tied = name == "embedding.weight" and self.layout["tied"] and stage == stages - 1
+            away = "experts" in parts and int(parts[parts.index("experts") + 1]) // each != self.here["expert"]
+            if (on == stage or tied) and not away:
+                names.append(name)
+        return names
+
+    def _dim(self, name: str) -> int | None:
+        if self.degrees["tensor"] == 1 or ".experts." in name:
+            return None
+        return next((dim for end, dim in CUT.items() if name.endswith(end)), None)
+
+    def _part(self, name: str, value: Tensor) -> Tensor:
+        """The tensor rank's part; a vocabulary that does not divide is padded with zeros."""
+        dim, ranks = self._dim(name), self.degrees["tensor"]
+        if dim is None:
+            return value
+        if dim == 0:
+            value = torch.cat([value, value.new_zeros(-len(value) % ranks, *value.shape[1:])])
+        return value.chunk(ranks, dim)[self.here["tensor"]]
+
+    def _copies(self, name: str) -> tuple[str, ...]:
+        axes = ("pipe",) * (self.layout["tied"] and self.degrees["pipe"] > 1 and name == "embedding.weight")
+        return axes + ("expert",) * (".experts." not in name) + ("tensor",) * (self._dim(name) is None)

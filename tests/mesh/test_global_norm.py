@@ -1,0 +1,150 @@
+"""Clipping by the norm of a gradient that is spread over a mesh.
+
+What must be true: on any mesh the norm is that of the whole model's gradient as one vector, each number counted once,
+and every rank scales by the same factor. How it would be faked or got wrong: the norm of this rank's numbers; a sum
+over all ranks, in which copies along data, expert or tensor count as often as there are ranks, and a tied head twice; a
+sum along one axis; squares in float16; a factor of one's own, by which copies drift apart; a rank that has no gradients
+and returns while the others wait.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_norm as probes
+from .placed import draw_layout, draw_values, world_of
+
+NORM = "mesh.global_norm"
+NEEDS = ["mesh.mesh"]
+MESHES = {
+    "none": {"degrees": {}},
+    "data": {"degrees": {"data": 3}},
+    "tensor": {"degrees": {"tensor": 2}},
+    "tied pipe": {"degrees": {"pipe": 2}, "tied": True},
+    "expert": {"degrees": {"expert": 2}, "experts": 2},
+    "data × tensor, sharded": {"degrees": {"data": 2, "tensor": 2}, "small": 20},
+    "data × expert, sharded": {"degrees": {"data": 2, "expert": 2}, "experts": 2, "small": 0},
+    "all": {"degrees": {"data": 1, "pipe": 2, "expert": 2, "tensor": 2}, "experts": 2, "tied": True},
+}
+
+
+def length(gradients: dict) -> float:
+    return math.sqrt(math.fsum(float(x) ** 2 for g in gradients.values() for x in g.double().flatten()))
+
+
+def check(ranks: list, norm: float, limits: list, what: str) -> None:
+    for rank, told in enumerate(ranks):
+        for got, limit in zip(told, limits, strict=True):
+            who = f"{what}, rank {rank}, max_norm {limit:.4g}"
+            assert got["returned"] == "torch.float64 ()", f"{who}: returned {got['returned']}, expected float64, ()"
+            assert abs(got["norm"] - norm) <= 1e-6 * norm, (
+                f"{who}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: each "
+                "number of the model's gradient counts once, on one rank of those that hold it"
+            )
+            scale = min(1.0, limit / norm)
+            for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):
+                assert (before is None) == (after is None), f"{who}: {name} had a gradient, or none, and not now"
+                if before is not None:
+                    want = before.double() * scale
+                    close(after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}")
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("where", MESHES)
+def test_the_norm_is_the_whole_models_on_any_mesh(run, rng, where):
+    layout = draw_layout(rng, **MESHES[where])
+    gradients = draw_values(rng, layout)
+    norm = length(gradients)
+    limits = [share * norm for share in rng.shuffled([rng.uniform(0.1, 0.6), 1.5, math.inf])]
+    ranks = run(probes.clipped, layout, gradients, limits, [], world=world_of(layout), replace=NEEDS)
+    check(ranks, norm, limits, where)
+
+
+@exercise(NORM, kind="numerics")
+def test_a_rank_without_gradients_takes_part(run, rng):
+    """The last stage has none, as where it is frozen."""
+    layout = draw_layout(rng, {"pipe": 2, "tensor": 2})
+    gradients = draw_values(rng, layout)
+    there = {n: g for n, g in gradients.items() if n.startswith(("embedding", "blocks.0"))}
+    limits = [0.3 * length(there)]
+    ranks = run(probes.clipped, layout, gradients, limits, [2, 3], world=4, replace=NEEDS)
+    check(ranks, length(there), limits, "ranks 2 and 3 have no gradients")
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("scale", [2e4, 1e-4])
+def test_squares_of_float16_neither_overflow_nor_vanish(run, rng, scale):
+    layout = draw_layout(rng, {"data": 2}, small=rng.choice([None, 0]))
+    gradients = {n: (g.clamp(-3, 3) * scale).half() for n, g in draw_values(rng, layout).items()}
+    norm = length(gradients)
+    ranks = run(probes.clipped, layout, gradients, [0.3 * norm], [], world=2, replace=NEEDS)
+    check(ranks, norm, [0.3 * norm], f"float16 of about {scale:g}")
+
+
+@exercise(NORM, kind="numerics")
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_norm_that_is_not_finite_changes_nothing_anywhere(run, rng, bad):
+    layout = draw_layout(rng, {"pipe": 2})
+    gradients = draw_values(rng, layout)
+    gradients["norm.weight"][rng.integers(0, 5)] = bad
+    for rank, (got,) in enumerate(run(probes.clipped, layout, gradients, [0.1], [], world=2, replace=NEEDS)):
+        assert not math.isfinite(got["norm"]), f"rank {rank}: a gradient holds {bad}, and the norm is {got['norm']}"
+        for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):
+            assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0)), (
+                f"rank {rank}: a gradient of the last stage holds {bad}, and {name} was changed"
+            )
+
+
+@exercise(NORM, kind="numerics")
+def test_zeros_and_limits_that_are_not_above_0(run, rng):
+    layout = draw_layout(rng, {"data": 2})
+    gradients = {name: torch.zeros_like(g) for name, g in draw_values(rng, layout).items()}
+    for got in run(probes.clipped, layout, gradients, [0.5], [], world=2, replace=NEEDS):
+        assert got[0]["norm"] == 0, f"the norm of zeros is {got[0]['norm']}"
+        assert not any(bool(g.any()) for g in got[0]["after"]), "zeros have become something"
+    limits = [0.0, -1.0, math.nan]
+    for rank, told in enumerate(run(probes.refused, layout, gradients, limits, world=2, replace=NEEDS)):
+        assert told == ["ValueError"] * 3, f"rank {rank}: max_norm of {limits}: expected ValueError, got {told}"
+
+
+@exercise(NORM, kind="property")
+def test_all_ranks_have_the_same_bits(run, rng):
+    """Of a norm to which ranks contribute different amounts, and so of what they scale."""
+    layout = draw_layout(rng, {"data": 3, "tensor": 2}, small=rng.choice([None, 40]))
+    gradients = draw_values(rng, layout)
+    limits = [rng.uniform(0.1, 0.6) * length(gradients)]
+    ranks = run(probes.clipped, layout, gradients, limits, [], world=6, replace=NEEDS)
+    for rank, ((got,), (first,)) in enumerate(zip(ranks, [ranks[0]] * 6, strict=True)):
+        assert got["norm"] == first["norm"], f"rank {rank}: norm {got['norm']!r}, rank 0 {first['norm']!r}"
+        if layout["small"] is None and rank % 2 == 0:  # the same tensor rank
+            for name, a, b in zip(got["names"], got["after"], first["after"], strict=True):
+                assert torch.equal(a, b), f"{name} differs on ranks 0 and {rank}, which hold copies of it"
+
+
+@exercise(NORM, kind="property")
+def test_one_number_is_sent_once(run, rng):
+    layout = draw_layout(rng, {"pipe": 2, "tensor": 2}, small=rng.choice([None, 0]))
+    gradients = draw_values(rng, layout)
+    for rank, (got,) in enumerate(run(probes.clipped, layout, gradients, [0.5], [1], world=4, replace=NEEDS)):
+        sent = [(row["op"], row["elements"], row["group"]) for row in got["rows"]]
+        assert sent == [("all_reduce", 1, [0, 1, 2, 3])], (
+            f"rank {rank} sent {sent}, expected one all_reduce of 1 number over all ranks: sum your own squares first"
+        )
+
+
+@exercise(NORM, kind="property")
+def test_gradients_are_scaled_where_they_lie_and_none_is_read_back(run, rng):
+    layout = draw_layout(rng, {"data": 2})
+    for rank, (got,) in enumerate(run(probes.clipped, layout, draw_values(rng, layout), [0.1], [], world=2,
+                                      replace=NEEDS)):  # fmt: skip
+        assert got["in_place"], f"rank {rank}: .grad is another tensor than before: scale it in place"
+        assert not got["reads"], (
+            f"rank {rank}: {', '.join(got['reads'])} was called: the host waits for the device. Choose the factor by "
+            "torch.where and clamp, not by if"
+        )

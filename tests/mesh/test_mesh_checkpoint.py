@@ -1,0 +1,205 @@
+"""Checkpoints that any mesh writes and any other mesh reads.
+
+What must be true: training that is saved on one mesh and goes on on a second and a third has the parameters of one that
+was never interrupted; whoever is killed while saving leaves the checkpoint before it; each number is on the disk once,
+in safetensors and JSON; nothing is gathered, neither by messages nor in memory. How it would be faked or got wrong:
+each rank its own state_dict (meshes have other ranks); everybody writes everything (bytes on the disk); rank 0 writes
+for all (bytes sent, size of its file); the whole model is put together on each rank (memory); one axis is forgotten
+(columns, experts, a head tied to the embedding, shards, rows that pad the vocabulary); moments, counts of steps or
+hyperparameters begin anew; files are overwritten, or named before they are there.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes_checkpoint as probes
+from .placed import draw_layout, draw_values, part_of, sizes_of, world_of
+
+CHECKPOINT = "mesh.mesh_checkpoint"
+NEEDS = ["mesh.mesh"]
+ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}
+SGD = {"lr": 0.05, "momentum": 0.9}
+
+CHAINS = {  # what the model has; then meshes, with FSDP where "small" is a number
+    "tensor": ({}, [({"tensor": 2}, None), ({"tensor": 3}, None), ({}, None), ({"tensor": 4}, None)]),
+    "shards": ({}, [({"data": 5}, 0), ({"data": 2, "tensor": 2}, 30), ({"data": 2}, None), ({"data": 3}, 0)]),
+    "experts": ({"experts": 4}, [({"expert": 2}, None), ({"data": 2, "expert": 2}, 0), ({"expert": 4}, None)]),
+    "tied": ({"tied": True}, [({"pipe": 2}, None), ({"tensor": 2}, None), ({"data": 2, "pipe": 2}, 0), ({}, None)]),
+    "all": (
+        {"experts": 2, "tied": True},
+        [({"pipe": 2, "expert": 2, "tensor": 2}, None), ({"data": 3}, 0), ({"data": 2, "pipe": 2, "tensor": 2}, 0)],
+    ),
+}
+
+
+def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
+    """The parameters after a step for each of `gradients`, in one process that is never interrupted."""
+    parameters = {n: torch.nn.Parameter(v.to(dtype, copy=True)) for n, v in values.items()}
+    optimizer = getattr(torch.optim, name)(parameters.values(), **options)
+    for whole in gradients:
+        for n, parameter in parameters.items():
+            parameter.grad = whole[n].to(dtype) if n in whole else None
+        optimizer.step()
+    return {n: p.detach() for n, p in parameters.items()}
+
+
+def check(ranks: list, layout: dict, want: dict, plain: dict, what: str) -> None:
+    world = layout["degrees"].get("tensor", 1)
+    for rank, got in enumerate(ranks):
+        for name, place, start, own in got["parameters"]:
+            expected, yardstick = (part_of(name, whole[name], place, world) for whole in (want, plain))
+            close(
+                own, expected.flatten()[start : start + len(own)], yardstick.flatten()[start : start + len(own)],
+                f"{what}, rank {rank}: {name} from {start} on", cause="not as if training had not been interrupted",
+            )  # fmt: skip
+
+
+def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -> list:
+    """One session on each mesh; yields (layout, what the ranks told)."""
+    layout = draw_layout(rng, {}, **model)
+    values, files, taken, sessions = draw_values(rng, layout), None, [], []
+    other = {k: [0.5, 0.6] if k == "betas" else 0.7 for k in options}
+    for number, (degrees, small) in enumerate(meshes):
+        here = {**layout, "degrees": degrees, "small": small}
+        gradients = [draw_values(rng, layout) for _ in range(rng.integers(1, 2))]
+        for whole in gradients:
+            del whole["norm.weight"]  # one that is never trained: it has no state
+        taken += gradients
+        initial = {n: torch.full_like(v, 9.0) for n, v in values.items()} if number else values
+        ranks = run(
+            probes.session, here, name, other if number else options, initial, gradients, files,
+            {"session": number, "é": [0.5, None]}, world=world_of(here), replace=NEEDS,
+        )  # fmt: skip
+        files = ranks[0]["files"]
+        sessions.append((here, ranks))
+        told = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
+        want, plain = (alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32))
+        check(ranks, here, want, plain, f"{name}, {told}")
+        for rank, got in enumerate(ranks):
+            before = {"session": number - 1, "é": [0.5, None]} if number else None
+            assert got["extra"] == before, f"{told}, rank {rank}: extra came back as {got['extra']}, was {before}"
+            assert got["group"] == options, f"{told}, rank {rank}: hyperparameters {got['group']}, were {options}"
+            if name == "AdamW":
+                assert "betas" in got["tuples"], f"{told}, rank {rank}: betas came back as no tuple, as JSON has none"
+                assert got["steps"] == [len(taken)], f"{told}, rank {rank}: steps {got['steps']}, not {len(taken)}"
+    return sessions
+
+
+@exercise(CHECKPOINT, kind="numerics")
+@pytest.mark.parametrize("chain", CHAINS)
+def test_training_goes_on_on_another_mesh(run, rng, chain):
+    go(run, rng, *CHAINS[chain], "AdamW", ADAMW)
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_other_optimizers_state_comes_back_too(run, rng):
+    meshes = rng.shuffled([({"data": 2}, 0), ({"tensor": 2}, None), ({"pipe": 2}, 0)])[:2]
+    go(run, rng, {}, meshes, "SGD", SGD)
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_what_does_not_fit_is_refused(run, rng):
+    degrees = {"expert": 2}
+    saved = draw_layout(rng, degrees, experts=4)
+    longer = {**saved, "config": {**saved["config"], "context": 8}}  # no shape tells
+    layouts = {
+        "saved": saved, "another config": longer, "more experts": {**saved, "experts": 6},
+        "fewer experts": {**saved, "experts": 2},
+    }  # fmt: skip
+    values = {name: draw_values(rng, layout) for name, layout in layouts.items()}
+    want = {"nothing saved": "FileNotFoundError", "extra": "TypeError", "groups, save": "ValueError",
+            "groups, load": "ValueError"}  # fmt: skip
+    for name in layouts.keys() - {"saved"}:
+        want |= {name: "ValueError", f"{name}, left alone": "True"}
+    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, replace=NEEDS)):
+        wrong = {name: got.get(name) for name in want if got.get(name) != want[name]}
+        assert not wrong, f"rank {rank}: {wrong}, expected { {name: want[name] for name in wrong} }"
+
+
+def kind_of(data: torch.Tensor) -> tuple[str, int]:
+    """What a file is by what is in it, and how many bytes of tensors it has."""
+    raw = bytes(data.tolist())
+    length = int.from_bytes(raw[:8], "little")
+    binary = len(raw) > 8 and length <= len(raw) - 8
+    try:
+        json.loads(raw[8 : 8 + length] if binary else raw)
+    except ValueError:
+        return "other", 0
+    return ("safetensors", len(raw) - 8 - length) if binary else ("json", 0)
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_each_number_is_written_once_by_who_has_it(run, rng):
+    """Parameters and momentum, in float32; what an older checkpoint had is gone."""
+    model = {"experts": 2, "tied": True}
+    meshes = [({"data": 2, "tensor": 2}, 0), ({"pipe": 2, "expert": 2}, None), ({"data": 4}, 0)]
+    for number, (layout, ranks) in enumerate(go(run, rng, model, meshes, "SGD", SGD)):
+        files = {path: kind_of(data) for path, data in ranks[0]["files"].items()}
+        odd = [path for path, (kind, _) in files.items() if kind == "other"]
+        assert not odd, f"{odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
+        shapes = {n: [*s] for n, s in sizes_of(layout).items()}
+        shapes["embedding.weight"][0] += -shapes["embedding.weight"][0] % layout["degrees"].get("tensor", 1)
+        numbers = {n: torch.Size(s).numel() * (1 if n == "norm.weight" else 2) for n, s in shapes.items()}
+        want, found = 4 * sum(numbers.values()), [size for _, size in files.values()]
+        assert sum(found) <= want, (
+            f"{layout['degrees']}: {sum(found):,} bytes of tensors on the disk, expected {want:,}: each number once, "
+            "by the rank with coordinate 0 along copies; and what is of no use any more is removed"
+        )
+        if number != 1:  # sharded: all ranks have about the same
+            assert max(found) <= 0.6 * sum(found), (
+                f"{layout['degrees']}: files of {found} bytes: all write what they have"
+            )
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_no_tensor_is_sent(run, rng):
+    for layout, ranks in go(run, rng, {"experts": 2}, [({"expert": 2}, None), ({"data": 2}, 0)], "AdamW", ADAMW):
+        for rank, got in enumerate(ranks):
+            for what in ("save_sent", "load_sent"):
+                assert got.get(what, 0) <= 4096, (
+                    f"{layout['degrees']}, rank {rank}: {what} {got[what]:,} bytes: who has a number writes it, and "
+                    "who needs it reads it"
+                )
+
+
+@exercise(CHECKPOINT, kind="property")
+@pytest.mark.parametrize("small", [None, 0])
+def test_loading_takes_two_tensors_at_most(run, rng, small):
+    """Beside the moments, which are the rank's own, and a few bytes."""
+    layout = {**draw_layout(rng, {}), "layers": 24}
+    values = draw_values(rng, layout)
+    options, after = {**ADAMW}, {**layout, "degrees": {"data": 2}, "small": small}
+    (first,) = run(probes.session, layout, "AdamW", options, values, [values], None, {}, world=1, replace=NEEDS)
+    ranks = run(probes.session, after, "AdamW", options, values, [], first["files"], {}, world=2, replace=NEEDS)
+    largest = max(4 * v.numel() for v in values.values())
+    total = 3 * sum(4 * v.numel() for v in values.values())
+    for rank, got in enumerate(ranks):
+        moments = 8 * got["numbers"]
+        assert got["peak_bytes"] <= moments + 2 * largest + 2048, (
+            f"rank {rank}, {'sharded' if small == 0 else 'whole'}: load held {got['peak_bytes']:,} bytes at once. Its "
+            f"own moments are {moments:,}, the largest tensor is {largest:,}, all that was saved {total:,}: put one "
+            "together, take your part, forget it"
+        )
+
+
+@exercise(CHECKPOINT, kind="property")
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, late):
+    layout = draw_layout(rng, {"data": 2}, small=0)
+    values, gradients = draw_values(rng, layout), [draw_values(rng, layout) for _ in range(2)]
+    for rank, told in enumerate(run(probes.killed, layout, values, gradients, late, world=2, replace=NEEDS)):
+        for who, event, loaded in told:
+            assert loaded in ("old", "new"), (
+                f"killed before rank {who}'s '{event}' in the second save: on rank {rank} loading gave {loaded}: write "
+                "beside what is there, under new names, and let one os.replace, when all have written, make it the "
+                "checkpoint"
+            )
+        at_the_end = next(loaded for _, event, loaded in told if event == "at the end")
+        assert at_the_end == "new", f"rank {rank}: after the second save loading gave {at_the_end}"
