@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -122,8 +123,10 @@ class _Meter(TorchDispatchMode):
         self.memory, self.counter = memory, Counter[str]()
         self.known: dict[int, weakref.ref] = {}
         for storage in (t.untyped_storage() for t in inputs):
-            key = storage._cdata
-            self.known[key] = weakref.ref(storage, lambda _, key=key: self.known.pop(key, None))
+            self.known[storage._cdata] = weakref.ref(storage, functools.partial(self._forget, storage._cdata))
+
+    def _forget(self, key: int, _: object) -> None:
+        self.known.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
