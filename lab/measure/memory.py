@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -122,8 +123,7 @@ class _Meter(TorchDispatchMode):
         self.memory, self.counter = memory, Counter[str]()
         self.known: dict[int, weakref.ref] = {}
         for storage in (t.untyped_storage() for t in inputs):
-            key = storage._cdata
-            self.known[key] = weakref.ref(storage, lambda _, key=key: self.known.pop(key, None))
+            self.known[storage._cdata] = weakref.ref(storage, functools.partial(self._forget, storage._cdata))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -134,6 +134,9 @@ class _Meter(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor, str(func))
         return out
+
+    def _forget(self, key: int, _: Any) -> None:
+        self.known.pop(key, None)  # another may get the key
 
     def _see(self, tensor: torch.Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
