@@ -141,9 +141,10 @@ def _complete_gradients(parallel: Parallel) -> None:
             continue
         if parallel.plan.sequence:
             sum_partial_gradients(_partial(chunk, parallel.plan), mesh.group("tensor"))
-        experts = _experts(chunk)
-        dense = [p for p in chunk.parameters() if p not in set(experts)]
-        reduce_gradients(dense, experts, replicas=mesh.group("data", "expert"), data=mesh.group("data"))
+        if mesh.size("data", "expert") > 1:
+            experts = _experts(chunk)
+            dense = [p for p in chunk.parameters() if p not in set(experts)]
+            reduce_gradients(dense, experts, replicas=mesh.group("data", "expert"), data=mesh.group("data"))
 
 
 def _experts(module: nn.Module) -> list[nn.Parameter]:

@@ -73,7 +73,9 @@ class FSDPAxis(FSDP):
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
         """As in `FSDP`, of a gradient that is to be divided by the expert ranks too."""
-        super().reduce(unit, gradient.div_(self.mesh.size("expert")))
+        if self.mesh.size("expert") > 1:
+            gradient.div_(self.mesh.size("expert"))
+        super().reduce(unit, gradient)
 
     def finish_gradient_synchronization(self) -> None:
         """As in `FSDP`; and sum what is left over the other axes. Once a step."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from lab.measure.memory import meter
+from lab.measure.reads import reads
 from lab.raising import raised
 from lab.world.group import ledger
 
-from ..ddp.probes_clip import READS
 from .probes_placed import Share
 
 
@@ -23,7 +22,7 @@ def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> 
         before = [p.grad for p in share.shares]
         kept = [None if g is None else g.clone() for g in before]
         first = len(ledger.rows)
-        with meter() as memory:
+        with reads() as read:
             norm = impl.mesh.global_norm.clip_global_norm(share, limit)
         told.append({
             "norm": float(norm),
@@ -32,7 +31,7 @@ def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> 
             "after": [None if p.grad is None else p.grad.clone() for p in share.shares],
             "names": [" + ".join(p.name for p in placed.pieces) for placed in share.placements().values()],
             "in_place": all(p.grad is g for p, g in zip(share.shares, before, strict=True)),
-            "reads": sorted(op for op in memory.ops if any(f"{name}." in f"{op}." for name in READS)),
+            "reads": sorted(read),
             "rows": [row.plain() for row in ledger.rows[first:]],
         })  # fmt: skip
     return told
