@@ -441,13 +441,14 @@ def fsdp_axis(module: ModuleType) -> type[nn.Module]:
         def __init__(self, inner: nn.Module, mesh: Any, *, experts: Any = (), partial: Any = (), layers: Any = None,
                      small: int = 1024):  # fmt: skip
             experts, partial = {id(p) for p in experts}, {id(p) for p in partial}
-            kinds = {
-                name: (id(p) in experts, id(p) in partial) for name, p in inner.named_parameters(remove_duplicate=False)
-            }
-            layers = module.sharded_layers(inner) if layers is None else list(layers)
-            for layer in layers:
-                if len({(id(p) in experts, id(p) in partial) for p in layer.parameters()}) > 1:
-                    raise ValueError("expected layers of one kind")
+
+            def kind(p: nn.Parameter) -> tuple[bool, bool]:
+                return id(p) in experts, id(p) in partial
+
+            kinds = {name: kind(p) for name, p in inner.named_parameters(remove_duplicate=False)}
+            layers = module.uniform_layers(inner, kind) if layers is None else list(layers)
+            if any(len({kind(p) for p in layer.parameters()}) > 1 for layer in layers):
+                raise ValueError("expected layers of one kind")
             mesh.group("expert", "tensor")
             super().__init__(inner, mesh.group("data"), layers=layers, small=small)
             self.mesh, self.kinds = mesh, kinds

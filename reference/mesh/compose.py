@@ -53,11 +53,15 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
     the result computes what model did. plan: `Plan()` if None.
 
     Raises ValueError, on every rank alike, where heads, hidden units, experts or layers do not divide: it says what
-    would.
+    would; and for several chunks on one stage with fsdp and a tied head.
     """
     plan = plan or Plan()
     coordinate, degrees = mesh.coordinate(), mesh.sizes
     tied = model.head.weight is model.embedding.weight
+    if tied and plan.fsdp and plan.chunks > degrees["pipe"] == 1:
+        raise ValueError(
+            "expected one chunk on one stage: with fsdp, two chunks would each cut the tied head for itself"
+        )
     for axes in (("data", "expert"), ("data", "expert", "tensor"), ("data", "pipe", "expert")):
         mesh.group(*axes)  # made here, by all ranks in the same order
     stages = spread(len(model.blocks), degrees["pipe"] * plan.chunks)

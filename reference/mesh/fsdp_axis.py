@@ -1,27 +1,26 @@
 """The data axis of a mesh, fully sharded: what the other axes have cut already is cut once more."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.model.transformer import Block
 from lab.provided import provided
 
 from ..zero.fsdp_gather import FSDP, Unit
 from .mesh import Mesh
-from .moe import MoE
 
 
 @provided
-def sharded_layers(module: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: each norm, attention, mlp, router, a layer's experts, embedding, head. None of them has
-    parameters of two kinds: experts and others, or cut by tensor and whole."""
+def uniform_layers(module: nn.Module, kind: Callable[[nn.Parameter], object]) -> list[nn.Module]:
+    """The largest parts of `module`, list members at most, whose parameters are all of one kind: a block of a
+    transformer, or where it has experts its norms, attention, router and experts."""
     layers = []
     for child in module.children():
-        if isinstance(child, Block | MoE) or type(child) in (nn.ModuleList, nn.ModuleDict):
-            layers += sharded_layers(child)
-        elif any(True for _ in child.parameters()):
+        kinds = {kind(p) for p in child.parameters()}
+        if len(kinds) > 1 or (kinds and type(child) in (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            layers += uniform_layers(child, kind)
+        elif kinds:
             layers.append(child)
     return layers
 
@@ -50,17 +49,18 @@ class FSDPAxis(FSDP):
 
         experts: those of its parameters that live along the expert axis. partial: those that all tensor ranks hold, and
         of which each has the gradient of its own tokens only, as under sequence parallelism. layers: what is gathered
-        at once; `sharded_layers(module)` if None. small: as for `FSDP`. Raises ValueError where the parameters of one
-        layer are to be summed over different axes.
+        at once; if None, `uniform_layers` of those kinds. small: as for `FSDP`. Raises ValueError where the parameters
+        of one layer are to be summed over different axes.
         """
         experts, partial = set(experts), set(partial)
-        axes = {
-            name: ("expert",) * (p not in experts) + ("tensor",) * (p in partial)
-            for name, p in module.named_parameters(remove_duplicate=False)
-        }
-        chosen = sharded_layers(module) if layers is None else list(layers)
+
+        def kind(p: nn.Parameter) -> tuple[str, ...]:
+            return ("expert",) * (p not in experts) + ("tensor",) * (p in partial)
+
+        axes = {name: kind(p) for name, p in module.named_parameters(remove_duplicate=False)}
+        chosen = uniform_layers(module, kind) if layers is None else list(layers)
         for layer in chosen:
-            if len({((p in experts), (p in partial)) for p in layer.parameters()}) > 1:
+            if len({kind(p) for p in layer.parameters()}) > 1:
                 raise ValueError(
                     f"expected layers of one kind, got a {type(layer).__name__} whose gradients are summed over "
                     f"different axes: cut it into smaller layers"

@@ -41,7 +41,7 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
     the result computes what model did. plan: `Plan()` if None.
 
     Raises ValueError, on every rank alike, where heads, hidden units, experts or layers do not divide: it says what
-    would.
+    would; and for several chunks on one stage with fsdp and a tied head.
     """
     raise NotImplementedError(
         "mesh.compose: What this rank keeps of `model`, which every rank of the mesh has made alike"

@@ -1,26 +1,25 @@
 """The data axis of a mesh, fully sharded: what the other axes have cut already is cut once more."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from lab.model.transformer import Block
 from lab.provided import provided
 
 from ..zero.fsdp_gather import FSDP, Unit
 from .mesh import Mesh
-from .moe import MoE
 
 
 @provided
-def sharded_layers(module: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: each norm, attention, mlp, router, a layer's experts, embedding, head. None of them has
-    parameters of two kinds: experts and others, or cut by tensor and whole."""
+def uniform_layers(module: nn.Module, kind: Callable[[nn.Parameter], object]) -> list[nn.Module]:
+    """The largest parts of `module`, list members at most, whose parameters are all of one kind: a block of a
+    transformer, or where it has experts its norms, attention, router and experts."""
     layers = []
     for child in module.children():
-        if isinstance(child, Block | MoE) or type(child) in (nn.ModuleList, nn.ModuleDict):
-            layers += sharded_layers(child)
-        elif any(True for _ in child.parameters()):
+        kinds = {kind(p) for p in child.parameters()}
+        if len(kinds) > 1 or (kinds and type(child) in (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            layers += uniform_layers(child, kind)
+        elif kinds:
             layers.append(child)
     return layers
 
@@ -49,8 +48,8 @@ class FSDPAxis(FSDP):
 
         experts: those of its parameters that live along the expert axis. partial: those that all tensor ranks hold, and
         of which each has the gradient of its own tokens only, as under sequence parallelism. layers: what is gathered
-        at once; `sharded_layers(module)` if None. small: as for `FSDP`. Raises ValueError where the parameters of one
-        layer are to be summed over different axes.
+        at once; if None, `uniform_layers` of those kinds. small: as for `FSDP`. Raises ValueError where the parameters
+        of one layer are to be summed over different axes.
         """
         raise NotImplementedError("mesh.fsdp_axis: Cut `module`, in place")
 
