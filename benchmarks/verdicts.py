@@ -66,9 +66,9 @@ def main() -> None:
                     loads.append(os.getloadavg()[0])
                     timed += sum(r.kind == "timing" and r.outcome != "not_run" for r in results)
                     undecided += sum(r.outcome == "inconclusive" for r in results)
-                    wrong += [
-                        f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"
-                    ]
+                    told = [f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"]
+                    wrong += told
+                    print(*told, sep="\n", end="\n" * bool(told), flush=True)
                 print(
                     f"{stage}, seed {seed}: {verdicts} verdicts, {len(wrong)} wrong, load {loads[-1]:.0f}", flush=True
                 )
@@ -79,7 +79,7 @@ def main() -> None:
                 "load": f"{sum(loads) / len(loads):.1f}",
                 "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
             })  # fmt: skip
-            print(rows[-1], *wrong, sep="\n", flush=True)
+            print(rows[-1], flush=True)
     runner.close()
     fresh = {row["stage"] for row in rows}
     blank = {**dict.fromkeys(rows[0], ""), "timed": 0, "inconclusive": 0}  # what earlier rows did not tell

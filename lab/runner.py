@@ -88,7 +88,9 @@ class Zygote:
     def __init__(self, room: Any, triton: str):
         env = {"TRITON_INTERPRET": "1"} if triton == "interpret" else {}
         self.room = room
-        self.process = room.open(["-m", "lab.world.zygote"], {**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+        # One arena: what a thread of Gloo has freed in one of its own would count as memory that is held.
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "1"}
+        self.process = room.open(["-m", "lab.world.zygote"], env)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.requests, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
