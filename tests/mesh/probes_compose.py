@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 
@@ -9,6 +11,8 @@ from lab.measure.memory import meter
 from lab.model.transformer import Config, Transformer
 from lab.raising import raised
 from lab.world.group import ledger
+
+from ..zero.probes_fsdp import Held
 
 
 def whole(impl, model: dict, state: dict | None = None) -> Transformer:
@@ -75,8 +79,15 @@ def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: li
 
 
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Numbers in this rank's parameters, for each plan."""
-    return [sum(p.numel() for p in parallel(impl, model, None, degrees, plan).parameters()) for plan in plans]
+    """Bytes that live on this rank when the model has been parallelized, for each plan: RoPE's tables too."""
+    told = []
+    for plan in plans:
+        with Held() as memory:
+            own = parallel(impl, model, None, degrees, plan)
+            gc.collect()
+            told.append(memory.now())
+        del own
+    return told
 
 
 def drawn(impl, model: dict, degrees: dict, plan: dict) -> list:
