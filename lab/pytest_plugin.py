@@ -180,6 +180,13 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return call
 
 
+@pytest.fixture
+def replaced(request: pytest.FixtureRequest) -> Callable[[list[str]], list[str]]:
+    """`replaced(ids)`: those of the needed exercises that do not pass: what measures bytes must allow for stand-ins."""
+    verdicts = request.config.stash[VERDICTS]
+    return lambda ids: [id for id in ids if not verdicts.passes(id)]
+
+
 def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed | None:
     """The failure that needs no probe: nothing written yet, or a call that would be the answer itself."""
     if stub := untouched(source / asked.file):

@@ -255,6 +255,19 @@ def _part(tensor: torch.Tensor, dim: int, group: Any) -> nn.Parameter:
     return nn.Parameter(tensor.detach().narrow(dim, dist.get_rank(group) * size, size).clone().contiguous())
 
 
+def schedule_gpipe(module: ModuleType) -> Callable[..., list[Action]]:
+    """One micro-batch there and back, then the next: complete, and all others wait."""
+
+    def schedule(rank: int, stages: int, micro_batches: int) -> list[Action]:
+        if not (0 <= rank < stages and micro_batches >= 1):
+            raise ValueError(
+                f"expected 0 <= rank < stages and micro_batches >= 1, got {rank}, {stages}, {micro_batches}"
+            )
+        return [Action(kind, i) for i in range(micro_batches) for kind in ("forward", "backward")]
+
+    return schedule
+
+
 def schedule_1f1b(module: ModuleType) -> Callable[..., list[Action]]:
     """Everything forward, then everything back: as fast, and all activations kept."""
 
@@ -264,6 +277,18 @@ def schedule_1f1b(module: ModuleType) -> Callable[..., list[Action]]:
         return [Action(kind, i) for kind in ("forward", "backward") for i in range(micro_batches)]
 
     return schedule_1f1b
+
+
+def schedule_interleaved(module: ModuleType) -> Callable[..., list[Action]]:
+    """Everything through the first chunk, then through the next; then back: all activations kept."""
+
+    def schedule(rank: int, stages: int, micro_batches: int, chunks: int) -> list[Action]:
+        if not (0 <= rank < stages and micro_batches >= 1 and chunks >= 1) or (chunks > 1 and micro_batches % stages):
+            raise ValueError(f"no rank {rank} of {stages}, or {micro_batches} micro-batches for {chunks} chunks")
+        there = [Action("forward", i, chunk) for chunk in range(chunks) for i in range(micro_batches)]
+        return there + [Action("backward", i, chunk) for chunk in reversed(range(chunks)) for i in range(micro_batches)]
+
+    return schedule
 
 
 def execute(module: ModuleType) -> Callable[..., Tensor | None]:

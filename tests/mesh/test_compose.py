@@ -121,14 +121,16 @@ def test_clipping_comes_between_gradients_and_step(run, rng):
 
 
 @exercise(COMPOSE, kind="property")
-def test_no_rank_holds_more_than_its_share(run, rng):
+def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
     model = model_for(rng, ALL)
     state, plans = bare(model).state_dict(), [{}, {"fsdp": True, "small": 0}]
+    hoarding = replaced(["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel"])  # wholes too
     tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
     for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
         for live, shards in zip(got, (1, 2), strict=True):
             most = 4 * share_of(model, state, coordinate(ALL, rank), shards) + tables
+            most += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
             assert live <= most, (
                 f"rank {rank} at {coordinate(ALL, rank)}{', data sharded' * (shards > 1)}: {live} bytes are held when "
                 f"the model has been parallelized, expected at most {most}"
@@ -164,7 +166,7 @@ def share_of(model: dict, state: dict, place: dict, shards: int) -> int:
      ({"data": 2, "pipe": 2}, True), ({"data": 2, "expert": 2, "tensor": 2}, True), (ALL, False)],
     ids=str,
 )  # fmt: skip
-def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, degrees, fsdp):
+def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, replaced, degrees, fsdp):
     """Per step; beside them only the loss goes over data × pipe × expert: 4 bytes."""
     experts = 4 if "expert" in degrees else 0
     sizes = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 8, "vocabulary": 16, "context": 4}
@@ -194,7 +196,7 @@ def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, degrees, fs
                 found[tuple(row["group"])] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
         for group in want.keys() | found.keys():
             axes = [axis for axis in AXES if len({coordinate(degrees, r)[axis] for r in group}) > 1]
-            assert abs(want[group] - found[group]) < 0.5, (
+            assert abs(want[group] - found[group]) < 0.5 or replaced(NEEDS), (  # a stand-in sends more than it must
                 f"rank {rank} at {coordinate(degrees, rank)}: {found[group]:,.0f} bytes over {group} "
                 f"({' × '.join(axes)}), the accounting says {want[group]:,.0f}"
             )
