@@ -488,7 +488,7 @@ MESH = [
 
         actions = ask(probes.schedules, 4, 8, 2)
         if actions:
-            figure, panels = plt.subplots(3, 1, figsize=(11, 7), dpi=72)
+            figure, panels = plt.subplots(3, 1, figsize=(10, 6), dpi=50)
             played = {}
             for panel, (name, ranks) in zip(panels, actions.items()):
                 chunks = 2 if name == "interleaved" else 1

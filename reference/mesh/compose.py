@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lab.model.transformer import Transformer
 
 from .execute import execute
-from .fsdp_axis import FSDPAxis
+from .fsdp_axis import FSDPAxis, uniform_layers
 from .mesh import Mesh
 from .moe import Experts, MoE
 from .parallel import Chunk, Parallel, Plan
@@ -74,7 +74,7 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
     own = stages[coordinate["pipe"] :: degrees["pipe"]]
     chunks = [Chunk(model, layers, plan, degrees["tensor"]) for layers in own]
     if plan.fsdp:
-        sharded = [FSDPAxis(c, mesh, experts=_experts(c), partial=_partial(c, plan), small=plan.small) for c in chunks]
+        sharded = [_sharded(chunk, mesh, plan) for chunk in chunks]
     torch.manual_seed(rank_seed(mesh, plan.seed, sequence=plan.sequence))
     return Parallel(mesh, plan, model.config, sharded if plan.fsdp else chunks, dims, tied)
 
@@ -136,6 +136,14 @@ def _keep_own_experts(moe: MoE, mesh: Mesh, sequence: bool) -> None:
     moe.averaged_over = mesh.size("data", "expert")
 
 
+def _sharded(chunk: Chunk, mesh: Mesh, plan: Plan) -> FSDPAxis:
+    experts, whole = _experts(chunk), partial_parameters(chunk)
+    # Experts, what tensor has cut and what it has not lie in units of their own: other ranks hold copies of each.
+    layers = uniform_layers(chunk, lambda p: (p in set(experts), p in set(whole)))
+    partial = whole if plan.sequence else []
+    return FSDPAxis(chunk, mesh, experts=experts, partial=partial, layers=layers, small=plan.small)
+
+
 def _complete_gradients(parallel: Parallel) -> None:
     """From those of each rank's own tokens to those of the mean over the whole batch."""
     mesh = parallel.mesh
@@ -144,7 +152,7 @@ def _complete_gradients(parallel: Parallel) -> None:
             chunk.finish_gradient_synchronization()
             continue
         if parallel.plan.sequence:
-            sum_partial_gradients(_partial(chunk, parallel.plan), mesh.group("tensor"))
+            sum_partial_gradients(partial_parameters(chunk), mesh.group("tensor"))
         if mesh.size("data", "expert") > 1:
             experts = _experts(chunk)
             dense = [p for p in chunk.parameters() if p not in set(experts)]
@@ -153,7 +161,3 @@ def _complete_gradients(parallel: Parallel) -> None:
 
 def _experts(module: nn.Module) -> list[nn.Parameter]:
     return [p for m in module.modules() if isinstance(m, Experts) for p in m.parameters()]
-
-
-def _partial(module: nn.Module, plan: Plan) -> list[nn.Parameter]:
-    return partial_parameters(module) if plan.sequence else []

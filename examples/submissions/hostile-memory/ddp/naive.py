@@ -24,9 +24,9 @@ class NaiveDDP(nn.Module):
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
-        """Wrap `module` and overwrite its parameters and buffers with those of the group's rank 0."""
+        """Wrap `module` and overwrite its parameters and buffers, persistent or not, by those of the group's rank 0."""
         raise NotImplementedError(
-            "ddp.naive: Wrap `module` and overwrite its parameters and buffers with those of the group's rank 0"
+            "ddp.naive: Wrap `module` and overwrite its parameters and buffers, persistent or not, by those of the …"
         )
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:

@@ -19,7 +19,7 @@ class NaiveDDP(nn.Module):
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
-        """Wrap `module` and overwrite its parameters and buffers with those of the group's rank 0."""
+        """Wrap `module` and overwrite its parameters and buffers, persistent or not, by those of the group's rank 0."""
         super().__init__()
         self.module = module
         self.group = group
