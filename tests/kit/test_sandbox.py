@@ -459,6 +459,9 @@ def test_the_weaker_boxes_run_and_end(kit: Path, isolation: str) -> None:
         assert (int(uid) != os.getuid()) == (isolation == "uid")
         assert sorted(p.name for p in Path(box.kit_path).iterdir()) == ["impl", "lab", "tests"]
         box.kill(process)
+        give_up = time.monotonic() + 5  # who was killed may take a moment to be gone, on busy cores
+        while members(marker) and time.monotonic() < give_up:
+            time.sleep(0.02)
         assert members(marker) == []
         assert not Path(folder).exists()
 

@@ -27,8 +27,8 @@ def whole(impl, model: dict, state: dict | None = None) -> Transformer:
     return made
 
 
-def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict):
-    mesh = impl.mesh.mesh.Mesh(**degrees)
+def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict, mesh=None):
+    mesh = mesh or impl.mesh.mesh.Mesh(**degrees)
     return impl.mesh.compose.parallelize(whole(impl, model, state), mesh, impl.mesh.parallel.Plan(**plan))
 
 
@@ -81,9 +81,10 @@ def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: li
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
     """Bytes that live on this rank when the model has been parallelized, for each plan: RoPE's tables too."""
     told = []
+    mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all: each of its groups has threads on every rank
     for plan in plans:
         with Held() as memory:
-            own = parallel(impl, model, None, degrees, plan)
+            own = parallel(impl, model, None, degrees, plan, mesh)
             gc.collect()
             told.append(memory.now())
         del own
