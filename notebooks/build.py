@@ -472,7 +472,7 @@ MESH = [
 
         groups = ask(probes.mesh_groups, {"data": 2, "pipe": 2, "expert": 2, "tensor": 2})
         if groups:
-            figure, panels = plt.subplots(1, 4, figsize=(11, 2.8))
+            figure, panels = plt.subplots(1, 4, figsize=(9, 2.4), dpi=60)
             picture = plots_mesh.mesh(panels, groups, columns=4)
             figure.tight_layout()
             plt.show()
@@ -488,7 +488,7 @@ MESH = [
 
         actions = ask(probes.schedules, 4, 8, 2)
         if actions:
-            figure, panels = plt.subplots(3, 1, figsize=(10, 6), dpi=50)
+            figure, panels = plt.subplots(3, 1, figsize=(8, 5), dpi=60)
             played = {}
             for panel, (name, ranks) in zip(panels, actions.items()):
                 chunks = 2 if name == "interleaved" else 1
@@ -532,7 +532,7 @@ MESH = [
             if ranks:
                 runs[name] = ranks
         if runs:
-            figure, axes = plt.subplots(figsize=(9, 3.6))
+            figure, axes = plt.subplots(figsize=(8, 3.2), dpi=70)
             plots_losses.losses(axes, {name: ranks[0]["losses"] for name, ranks in runs.items()})
             axes.legend(ncols=2, fontsize=8)
             plt.show()
@@ -580,7 +580,7 @@ MESH = [
                 for module, counts in said["loads"]:
                     layer = int(re.search(r"blocks\\.(\\d+)", module)[1])
                     loads.setdefault(layer, {})[rank] = counts[0]
-            figure, panels = plt.subplots(1, len(loads), figsize=(11, 2.6), sharey=True)
+            figure, panels = plt.subplots(1, len(loads), figsize=(9, 2.4), sharey=True, dpi=60)
             for panel, (layer, by_expert) in zip(panels, sorted(loads.items())):
                 panel.bar(list(by_expert), list(by_expert.values()), color=GREEN, hatch="...", edgecolor="white")
                 even = sum(by_expert.values()) / len(by_expert)
