@@ -11,10 +11,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.measure.memory import Held
 from lab.model.transformer import Transformer
 from lab.world.cluster import sent_bytes
 from lab.world.group import ledger
-from tests.zero.probes_fsdp import Held
 
 from .probes_ddp import CONFIG
 from .probes_zero import RATE, _fully_shard

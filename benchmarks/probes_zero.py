@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.measure.memory import Held
 from lab.model.transformer import Transformer
 from lab.world.group import ledger
-from tests.zero.probes_fsdp import Held
 
 from .probes_ddp import CONFIG, _copy, _loss
 

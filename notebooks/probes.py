@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.measure.memory import Held
 from lab.model.data import batch, packed
 from lab.model.transformer import SIZES, Config, Transformer
 from lab.world.cluster import sent_bytes
 from lab.world.group import ledger
-from tests.zero.probes_fsdp import Held
 
 STAGES = ("none", "zero1", "zero2", "zero3")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from . import clock
@@ -58,8 +57,7 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in saved:
-            key = storage._cdata
-            saved[key] = weakref.ref(storage, lambda _: saved.pop(key, None))  # another may get the key
+            _know(saved, storage)
             memory.saved_bytes += storage.nbytes()
         memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
         return tensor
@@ -122,11 +120,8 @@ class _Meter(TorchDispatchMode):
         super().__init__()
         self.memory, self.counter = memory, Counter[str]()
         self.known: dict[int, weakref.ref] = {}
-        for storage in (t.untyped_storage() for t in inputs):
-            self.known[storage._cdata] = weakref.ref(storage, functools.partial(self._forget, storage._cdata))
-
-    def _forget(self, key: int, _: object) -> None:
-        self.known.pop(key, None)
+        for tensor in inputs:
+            _know(self.known, tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -156,3 +151,43 @@ class _Meter(TorchDispatchMode):
         elements = size // tensor.element_size()
         if elements > memory.largest_elements:
             memory.largest_elements, memory.largest_op = elements, op
+
+
+class Held(TorchDispatchMode):
+    """Bytes of all storages that torch operations have made or met, as large as they are when they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, weakref.ref] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves((out, args, kwargs)):
+            for y in _own(x):
+                _know(self.known, y.untyped_storage())
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        storages = [ref() for ref in list(self.known.values())]
+        return sum(s.nbytes() for s in storages if s is not None)
+
+    def restart(self) -> None:
+        self.peak = self.now()
+
+
+def _know(known: dict[int, weakref.ref], storage: torch.UntypedStorage) -> None:
+    """Keep in mind a storage as long as it lives; another may get its key."""
+    key = storage._cdata
+    if key not in known:
+        known[key] = weakref.ref(storage, lambda _: known.pop(key, None))
+
+
+def _own(x: Any) -> list[torch.Tensor]:
+    """The tensors that have memory: of a DTensor, which claims to be as large as the whole, this rank's part."""
+    if not isinstance(x, torch.Tensor):
+        return []
+    if not is_traceable_wrapper_subclass(x):
+        return [x]
+    return [y for name in x.__tensor_flatten__()[0] for y in _own(getattr(x, name))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+
+from . import clock
 
 
 def grown(call: Callable[[], object]) -> int:
@@ -36,13 +37,21 @@ def kept(call: Callable[[], object]) -> int:
     """
     before = _anonymous()
     value = call()
-    looks = []
-    for _ in range(8):  # Gloo's threads let go of a message when they come to it, later on busy cores
-        looks.append(_anonymous())
-        time.sleep(0.015)
-    after = min(looks)
+    after = settled(_anonymous)
     del value
     return after - before if before >= 0 else -1
+
+
+def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.12) -> int:
+    """The least of several looks at bytes that are held; the last is when they are at most `most`, or patience ends.
+
+    Gloo's threads let go of a message when they come to it: on busy cores, after whoever waited for it has gone on.
+    """
+    give_up, least = clock.monotonic() + patience_s, held()
+    while least > most and clock.monotonic() < give_up:
+        clock.sleep(0.003)
+        least = min(least, held())
+    return least
 
 
 def _anonymous() -> int:

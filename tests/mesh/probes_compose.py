@@ -7,12 +7,10 @@ import gc
 import torch
 import torch.distributed as dist
 
-from lab.measure.memory import meter
+from lab.measure.memory import Held, meter
 from lab.model.transformer import Config, Transformer
 from lab.raising import raised
 from lab.world.group import ledger
-
-from ..zero.probes_fsdp import Held
 
 
 def whole(impl, model: dict, state: dict | None = None) -> Transformer:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from lab.measure import clock
-from lab.measure.process import kept
+from lab.measure.memory import Held
+from lab.measure.process import kept, settled
 from lab.raising import raised
 from lab.world import ledger as ledgers
 from lab.world.group import ledger
@@ -173,51 +170,11 @@ def nested(impl, kind: str) -> str:
     return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
 
 
-def _plain(x: Any) -> list[torch.Tensor]:
-    """The tensors that have memory: of a DTensor, which claims to be as large as the whole, this rank's part."""
-    if not isinstance(x, torch.Tensor):
-        return []
-    if not is_traceable_wrapper_subclass(x):
-        return [x]
-    return [y for name in x.__tensor_flatten__()[0] for y in _plain(getattr(x, name))]
-
-
-class Held(TorchDispatchMode):
-    """Bytes of all storages that torch operations have made or met, as large as they are when they are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: dict[int, Any] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves((out, args, kwargs)):
-            for y in _plain(x):
-                storage = y.untyped_storage()
-                key = storage._cdata
-                if key not in self.known:
-                    self.known[key] = weakref.ref(storage, lambda _, key=key: self.known.pop(key, None))
-        self.peak = max(self.peak, self.now())
-        return out
-
-    def now(self) -> int:
-        storages = [ref() for ref in list(self.known.values())]
-        return sum(s.nbytes() for s in storages if s is not None)
-
-    def restart(self) -> None:
-        self.peak = self.now()
-
-
-def settled(memory: Held) -> int:
-    """What is held when Gloo's threads have let go: each of its last message when the next comes, if it gets a core."""
+def at_rest(memory: Held) -> int:
+    """What is held when Gloo has let go: each of its threads of its last message when the next comes."""
     for _ in range(8):
         dist.barrier()
-    looks = []
-    for _ in range(4):
-        clock.sleep(0.003)
-        looks.append(memory.now())
-    return min(looks)
+    return settled(memory.now, patience_s=0.015)
 
 
 def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
@@ -229,16 +186,16 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
         for _ in range(2):
             for parameter in wrapped.parameters():
                 parameter.grad = None
-            told["rest"] = settled(memory)
+            told["rest"] = at_rest(memory)
             memory.restart()
             out = wrapped(tokens, order).sum()
-            told["forward"], told["between"] = memory.peak, settled(memory)
+            told["forward"], told["between"] = memory.peak, at_rest(memory)
             memory.restart()
             out.backward()
             told["backward"] = memory.peak
             del out
             wrapped.finish_gradient_synchronization()
-            told["gradients"] = settled(memory)
+            told["gradients"] = at_rest(memory)
             memory.restart()
             with torch.no_grad():
                 wrapped(tokens, order)
@@ -314,9 +271,9 @@ def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
             told["backward"] = memory.peak
             del out
             zero.step()
-            told["gradients"] = settled(memory)
+            told["gradients"] = at_rest(memory)
             zero.zero_grad()
-            told["rest"] = settled(memory)
+            told["rest"] = at_rest(memory)
     return told
 
 

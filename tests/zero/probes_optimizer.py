@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 
-from lab.measure import clock
 from lab.measure.memory import meter
-from lab.measure.process import kept
+from lab.measure.process import kept, settled
 from lab.raising import raised
 from lab.world.group import ledger
 
@@ -127,7 +126,7 @@ def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
     """Bytes that making the optimizer and two steps of it left behind, and what `state` owns up to; elements
     that a step updated; gradients that are still alive after zero_grad().
 
-    most: what is asked for. Gloo's threads let go of a message when they come to it: until then it is not over.
+    most: what is asked for.
     """
     ps = parameters(plan)
     fill(ps, plan["steps"][0]["gradients"])
@@ -140,12 +139,12 @@ def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
         del updated[:]  # what is tried first is no step
         for _ in range(2):
             o.step()
-        for _ in range(40):
+
+        def left_behind() -> int:
             gc.collect()
-            live = memory.live_bytes - moved_bytes(ps, first)
-            if live <= most:
-                break
-            clock.sleep(0.05)
+            return memory.live_bytes - moved_bytes(ps, first)
+
+        live = settled(left_behind, most, patience_s=2.0)
     shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
     moved = sum(not torch.equal(p, v) for p, v in zip(ps, plan["values"], strict=True))
     places = [weakref.ref(g.untyped_storage()) for g in gradients]
