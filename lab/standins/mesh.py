@@ -460,36 +460,29 @@ def attach(module: ModuleType) -> Callable[..., Tensor]:
 
 
 def fsdp_axis(module: ModuleType) -> type[nn.Module]:
-    """In two messages what is to be sent in one."""
+    """Everything on every rank, and its gradients summed one by one: right, and nothing is sharded."""
 
-    class FSDPAxis(module.FSDP):  # type: ignore[name-defined]
-        def __init__(self, inner: nn.Module, mesh: Any, *, experts: Any = (), partial: Any = (), layers: Any = None,
-                     small: int = 1024):  # fmt: skip
-            experts, partial = {id(p) for p in experts}, {id(p) for p in partial}
+    class FSDPAxis(nn.Module):
+        units = ()
 
-            def kind(p: nn.Parameter) -> tuple[bool, bool]:
-                return id(p) in experts, id(p) in partial
+        def __init__(self, inner: nn.Module, mesh: Any, *, experts: Any = (), partial: Any = (), **_: Any):
+            super().__init__()
+            self.module, self.mesh = inner, mesh
+            self.experts, self.partial = {id(p) for p in experts}, {id(p) for p in partial}
+            for axes in (("data", "expert"), ("data", "tensor"), ("data", "expert", "tensor")):
+                mesh.group(*axes)
+            for tensor in (*inner.parameters(), *inner.buffers()):
+                dist.broadcast(tensor.detach(), group_src=0, group=mesh.group("data"))
 
-            kinds = {name: kind(p) for name, p in inner.named_parameters(remove_duplicate=False)}
-            layers = module.uniform_layers(inner, kind) if layers is None else list(layers)
-            if any(len({kind(p) for p in layer.parameters()}) > 1 for layer in layers):
-                raise ValueError("expected layers of one kind")
-            mesh.group("expert", "tensor")
-            super().__init__(inner, mesh.group("data"), layers=layers, small=small)
-            self.mesh, self.kinds = mesh, kinds
+        def forward(self, *args: Any) -> Any:
+            return self.module(*args)
 
         def finish_gradient_synchronization(self) -> None:
-            super().finish_gradient_synchronization()
-            owned = [(unit.shard, self.kinds[unit.names[0][0]]) for unit in self.units]
-            owned += [(p, self.kinds[name]) for name, p in self.module.named_parameters()]
-            for parameter, (expert, part) in owned:
-                axes = ["expert"] * (not expert) + ["tensor"] * part
-                if parameter.grad is None:
-                    continue
-                parameter.grad /= self.mesh.size("expert")
-                if self.mesh.size(*axes) > 1:
-                    for half in parameter.grad.view(-1).chunk(2):
-                        dist.all_reduce(half, group=self.mesh.group(*axes))
+            for p in self.module.parameters():
+                if p.grad is not None:
+                    axes = ["expert"] * (id(p) not in self.experts) + ["tensor"] * (id(p) in self.partial)
+                    p.grad /= self.mesh.size("data", "expert")
+                    dist.all_reduce(p.grad, group=self.mesh.group("data", *axes))
 
     return FSDPAxis
 

@@ -35,10 +35,10 @@ class Plan:
     seed: int = 0  # of dropout
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("gpipe", "1f1b", "interleaved") or (self.chunks > 1 and self.schedule[0] != "i"):
+        allowed = ("gpipe", "1f1b", "interleaved") if self.chunks == 1 else ("interleaved",)
+        if self.schedule not in allowed:
             raise ValueError(
-                f"expected a schedule of gpipe, 1f1b, or with several chunks interleaved; got {self.schedule!r} with "
-                f"chunks={self.chunks}"
+                f"expected a schedule among {', '.join(allowed)} with chunks={self.chunks}, got {self.schedule!r}"
             )
 
     def actions(self, rank: int, stages: int) -> list[Action]:

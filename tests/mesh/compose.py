@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from lab.model.transformer import Config, SwiGLU, Transformer
 
+from .probes_placed import AXES, coordinate
 from .tensor_oracles import piece
-
-AXES = ("data", "pipe", "expert", "tensor")
 
 
 class Mixture(nn.Module):
@@ -107,24 +106,11 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
     raise AssertionError("no routing without near ties in 20 draws")
 
 
-def coordinate(degrees: dict, rank: int) -> dict:
-    places = {}
-    for axis in reversed(AXES):
-        rank, places[axis] = divmod(rank, degrees.get(axis, 1))
-    return places
-
-
 def members(degrees: dict, rank: int, axes: tuple) -> tuple:
     """The ranks that differ from this one along these axes alone."""
-    mine, found = coordinate(degrees, rank), []
-    for places in itertools.product(*(range(degrees.get(axis, 1)) for axis in AXES)):
-        there = dict(zip(AXES, places, strict=True))
-        if all(there[axis] == mine[axis] for axis in AXES if axis not in axes):
-            number = 0
-            for axis in AXES:
-                number = number * degrees.get(axis, 1) + there[axis]
-            found.append(number)
-    return tuple(found)
+    others = [axis for axis in AXES if axis not in axes]
+    places = [coordinate(degrees, r) for r in range(math.prod(degrees.values()))]
+    return tuple(r for r, place in enumerate(places) if all(place[a] == places[rank][a] for a in others))
 
 
 def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
-from .probes_placed import CUT
-
 
 def sizes_of(layout: dict) -> dict:
     """Shapes by name: a transformer's, as far as the axes cut it: rows, columns, not at all, experts, a vocabulary."""
@@ -45,11 +40,3 @@ def draw_values(rng, layout: dict) -> dict:
 
 def world_of(layout: dict) -> int:
     return math.prod(layout["degrees"].values())
-
-
-def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
-    """What the tensor rank at `place` has; rows that pad a vocabulary are zeros."""
-    dim = next((dim for end, dim in CUT.items() if name.endswith(end) and ".experts." not in name), None)
-    if dim == 0:
-        whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
-    return whole if dim is None else whole.chunk(ranks, dim)[place]

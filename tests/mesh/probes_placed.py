@@ -12,6 +12,29 @@ AXES = ("data", "pipe", "expert", "tensor")
 CUT = {"embedding.weight": 0, "head.weight": 0, "up.weight": 0, "down.weight": 1}  # the dim that tensor cuts
 
 
+def coordinate(degrees: dict, rank: int) -> dict:
+    """A rank's place on each axis, tensor innermost."""
+    places = {}
+    for axis in reversed(AXES):
+        rank, places[axis] = divmod(rank, degrees.get(axis, 1))
+    return places
+
+
+def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
+    """What the tensor rank at `place` of `ranks` has; rows that pad a vocabulary are zeros."""
+    dim = cut_along(name, ranks)
+    if dim == 0:
+        whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
+    return whole if dim is None else whole.chunk(ranks, dim)[place]
+
+
+def cut_along(name: str, ranks: int) -> int | None:
+    """The dim along which so many tensor ranks cut the parameter of that name; None: not at all."""
+    if ranks == 1 or ".experts." in name:
+        return None
+    return next((dim for end, dim in CUT.items() if name.endswith(end)), None)
+
+
 class Share(nn.Module):
     """What a rank has of the tensors `values`, as parameters: has what `Placed` says, and nothing that trains.
 
@@ -22,10 +45,7 @@ class Share(nn.Module):
     def __init__(self, impl, layout: dict, values: dict):
         super().__init__()
         self.degrees = dict.fromkeys(AXES, 1) | layout["degrees"]
-        self.layout, self.here = layout, {}
-        rank = dist.get_rank()
-        for axis in reversed(AXES):
-            rank, self.here[axis] = divmod(rank, self.degrees[axis])
+        self.layout, self.here = layout, coordinate(self.degrees, dist.get_rank())
         self.mesh, self.config = impl.mesh.mesh.Mesh(**layout["degrees"]), Config(**layout["config"])
         given = impl.mesh.placement
         placements, parts = [], []
@@ -90,18 +110,10 @@ class Share(nn.Module):
         return names
 
     def _dim(self, name: str) -> int | None:
-        if self.degrees["tensor"] == 1 or ".experts." in name:
-            return None
-        return next((dim for end, dim in CUT.items() if name.endswith(end)), None)
+        return cut_along(name, self.degrees["tensor"])
 
     def _part(self, name: str, value: Tensor) -> Tensor:
-        """The tensor rank's part; a vocabulary that does not divide is padded with zeros."""
-        dim, ranks = self._dim(name), self.degrees["tensor"]
-        if dim is None:
-            return value
-        if dim == 0:
-            value = torch.cat([value, value.new_zeros(-len(value) % ranks, *value.shape[1:])])
-        return value.chunk(ranks, dim)[self.here["tensor"]]
+        return part_of(name, value, self.here["tensor"], self.degrees["tensor"])
 
     def _copies(self, name: str) -> tuple[str, ...]:
         axes = ("pipe",) * (self.layout["tied"] and self.degrees["pipe"] > 1 and name == "embedding.weight")

@@ -20,7 +20,8 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
-from .placed import draw_layout, draw_values, part_of, sizes_of, world_of
+from .placed import draw_layout, draw_values, sizes_of, world_of
+from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
