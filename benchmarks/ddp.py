@@ -8,7 +8,6 @@ throttled by `tc` (Linux, as root) real traffic queues. NCCL where there are as 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from lab.world.cluster import Link
 
 from .probes_ddp import VARIANTS, steps
 from .results import write
+from .side_by_side import network, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, 32 tokens a rank, SGD; medians of interleaved steps, of each the slowest rank. "
@@ -30,25 +30,22 @@ NOTE = (
     "bound where the network is slower than the cores."
 )
 
+BEST = "over torch's best"
+
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--links", nargs="*", default=["1e-4:400e6", "1e-4:1600e6"], help="seconds:bytes a second")
-    parser.add_argument("--mbit", nargs="*", type=int, default=[800, 3200, 12800], help="loopback throttled to these")
-    parser.add_argument("--print", action="store_true", help="measure plain Gloo, print rows as JSON, keep nothing")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--mbit", nargs="*", type=int, default=[800, 3200, 12800], help="loopback throttled to these")
+    asked.add_argument("--print", action="store_true", help="measure plain Gloo, print rows as JSON, keep nothing")
+    options = asked.parse_args()
     if options.print:
-        print(json.dumps([r for n in options.ranks for r in measure("", n, None, options.rounds)]))
+        print(json.dumps([r for n in options.ranks for r in measure(n, None, options.rounds)]))
         return
     rows = []
     for ranks in options.ranks:
-        links = [Link(*map(float, text.split(":"))) for text in options.links]
-        for link in [None, *links]:
-            name = f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
-            rows += measure(name, ranks, link, options.rounds)
+        for link in [None, *options.links]:
+            rows += measure(ranks, link, options.rounds)
             print(*rows[-len(VARIANTS) - 1 :], sep="\n", flush=True)
         for mbit in options.mbit:
             rows += throttled(mbit, ranks, options.rounds)
@@ -73,25 +70,20 @@ def throttled(mbit: int, ranks: int, rounds: int) -> list[dict]:
     return [{**row, "network": f"loopback, {mbit} Mbit/s"} for row in json.loads(said.stdout.splitlines()[-1])]
 
 
-def measure(network: str, ranks: int, link: Link | None, rounds: int) -> list[dict]:
+def measure(ranks: int, link: Link | None, rounds: int) -> list[dict]:
     """A row a variant."""
     runner = Runner(Room(ROOT / "reference"))
     try:
         said = runner.run(steps, rounds, world=ranks, link=link, timeout=1800.0)
     finally:
         runner.close()
-    times = {name: [max(of) for of in zip(*(s["times"][name] for s in said), strict=True)] for name in said[0]["times"]}
+    times = slowest([s["times"] for s in said])
     bound = max(s["bound"] for s in said)
     best = min(statistics.median(t) for name, t in times.items() if name.startswith("torch"))
-    rows = [{"network": network, "ranks": ranks, "variant": "the bound", "ms": f"{1e3 * bound:.0f}", "spread": "",
-             "over torch's best": "", "over the bound": ""}]  # fmt: skip
+    head = {"network": network(link), "ranks": ranks}
+    rows = [{**head, "variant": "the bound", "ms": f"{1e3 * bound:.0f}", "spread": "", BEST: "", "over the bound": ""}]
     for name, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        rows.append({
-            "network": network, "ranks": ranks, "variant": name, "ms": f"{1e3 * median:.0f}",
-            "spread": f"±{100 * (high - low) / 2 / median:.0f} %", "over torch's best": f"{median / best:.2f}",
-            "over the bound": f"{median / bound:.2f}",
-        })  # fmt: skip
+        rows.append({**head, "variant": name, **took(values, {BEST: best, "over the bound": bound})})
     return rows
 
 

@@ -8,7 +8,6 @@ from the ledger. Ranks are no more than cores. PyTorch has no expert axis of its
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 
@@ -18,6 +17,7 @@ from lab.world.cluster import Link
 
 from .probes_mesh import VARIANTS, bytes_of, same, seconds
 from .results import write
+from .side_by_side import most, network, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32, sequences of 64 tokens: data, one a rank, sharded; tensor, "
@@ -30,21 +30,15 @@ AXES = ("data", "pipe", "tensor")
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--ranks", nargs="+", type=int, default=[n for n in (2, 4) if n <= (os.cpu_count() or 2)] or [2]
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--links", nargs="*", default=["1e-4:400e6", "1e-4:1600e6"], help="seconds:bytes a second")
-    parser.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
-    parser.add_argument("--print", action="store_true", help="keep nothing")
-    options = parser.parse_args()
-    links = [Link(*map(float, text.split(":"))) for text in options.links]
+    asked = parser(__doc__, [n for n in (2, 4) if n <= (os.cpu_count() or 2)] or [2])
+    asked.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
+    asked.add_argument("--print", action="store_true", help="keep nothing")
+    options = asked.parse_args()
     rows = []
     for axis in options.axis:
         for ranks in options.ranks:
-            held: dict[str, dict[str, float]] = {}
-            for link in [None, *links]:
+            held: dict[str, dict[str, str]] = {}
+            for link in [None, *options.links]:
                 new = measure(axis, ranks, link, options.rounds, held)
                 print(*new, sep="\n", flush=True)
                 rows += new
@@ -52,7 +46,7 @@ def main() -> None:
         print(write("mesh", rows, NOTE))
 
 
-def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, float]]) -> list[dict]:
+def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
     """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
     runner = Runner(Room(ROOT / "reference"))
     try:
@@ -60,24 +54,14 @@ def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[st
             losses = runner.run(same, axis, ranks, 3, world=ranks, timeout=600.0)[0]
             for a, b in zip(*losses.values(), strict=True):
                 assert abs(a - b) <= 1e-4 * abs(b), f"{axis}: losses differ: {losses}"
-        said = runner.run(seconds, axis, ranks, rounds, world=ranks, link=link, timeout=1800.0)
+        times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, link=link, timeout=1800.0))
         for name in VARIANTS if not held else ():
-            each = runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0)
-            held[name] = {what: max(e[what] for e in each) for what in each[0]}
+            held[name] = most(runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0))
     finally:
         runner.close()
-    times = {name: [max(of) for of in zip(*(s[name] for s in said), strict=True)] for name in said[0]}
     peer = statistics.median(times["torch"])
-    network = f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
-    rows = []
-    for name, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        rows.append({
-            "axis": axis, "network": network, "ranks": ranks, "variant": name, "ms": f"{1e3 * median:.0f}",
-            "spread": f"±{100 * (high - low) / 2 / median:.0f} %", "over torch's": f"{median / peer:.2f}",
-            **{what: f"{size / 2**20:.1f}" for what, size in held[name].items()},
-        })  # fmt: skip
-    return rows
+    head = {"axis": axis, "network": network(link), "ranks": ranks}
+    return [{**head, "variant": n, **took(t, {"over torch's": peer}), **held[n]} for n, t in times.items()]
 
 
 if __name__ == "__main__":

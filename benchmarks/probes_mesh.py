@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.measure.memory import Held
-from lab.model.transformer import Transformer
-from lab.world.cluster import sent_bytes
-from lab.world.group import ledger
-
-from .probes_ddp import CONFIG
-from .probes_zero import RATE, _fully_shard
+from .side_by_side import CONFIG, RATE, Step, fully_sharded, in_turn, loss_of, model, second_step
 
 MICRO_BATCHES = 4  # along pipe
-Step = Callable[[], object]
 
 
 def ours(impl: Any, axis: str, ranks: int) -> Step:
     """`train_step` of a model that `parallelize` has spread along one axis."""
     mesh = impl.mesh.mesh.Mesh(**{axis: ranks})
     plan = impl.mesh.parallel.Plan(micro_batches=MICRO_BATCHES if axis == "pipe" else 1, fsdp=axis == "data")
-    own = impl.mesh.compose.parallelize(_model(), mesh, plan)
+    own = impl.mesh.compose.parallelize(model(), mesh, plan)
     optimizer = torch.optim.AdamW(own.parameters(), lr=RATE)
     tokens, targets = batch(axis)
     return lambda: impl.mesh.compose.train_step(own, optimizer, tokens, targets)
@@ -38,15 +28,15 @@ def torchs(impl: Any, axis: str, ranks: int) -> Step:
     tokens, targets = batch(axis)
     if axis == "pipe":
         return _pipelined(impl, ranks, tokens, targets)
-    model = _fully_shard(_model()) if axis == "data" else _tensor_parallel(_model(), ranks)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    wrapped = fully_sharded(model()) if axis == "data" else _tensor_parallel(model(), ranks)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=RATE)
 
     def step() -> float:
         from torch.distributed.tensor.parallel import loss_parallel
 
         optimizer.zero_grad()
         with loss_parallel():
-            loss = _loss(model(tokens), targets)
+            loss = loss_of(wrapped(tokens), targets)
             loss.backward()
         optimizer.step()
         return _mean(loss.detach(), axis, ranks)
@@ -67,16 +57,7 @@ def batch(axis: str) -> tuple[Tensor, Tensor]:
 
 def seconds(impl: Any, axis: str, ranks: int, rounds: int) -> dict[str, list[float]]:
     """Of each variant's steps, in turn."""
-    steps = {name: make(impl, axis, ranks) for name, make in VARIANTS.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(rounds + 3):
-        for name, step in steps.items():
-            dist.barrier()
-            start = time.perf_counter()
-            step()
-            if i >= 3:
-                times[name].append(time.perf_counter() - start)
-    return times
+    return in_turn({name: make(impl, axis, ranks) for name, make in VARIANTS.items()}, rounds)
 
 
 def same(impl: Any, axis: str, ranks: int, steps: int) -> dict[str, list[float]]:
@@ -87,24 +68,8 @@ def same(impl: Any, axis: str, ranks: int, steps: int) -> dict[str, list[float]]
 
 
 def bytes_of(impl: Any, axis: str, ranks: int, name: str) -> dict[str, float]:
-    """Of one variant's second step: held at most, held at its end, and sent by this rank."""
-    with Held() as memory:
-        step = VARIANTS[name](impl, axis, ranks)
-        step()
-        first = len(ledger.rows)
-        memory.restart()
-        step()
-        told: dict[str, float] = {"peak": memory.peak, "kept": memory.now()}
-    return {**told, "sent": sum(sent_bytes(row.op, row.bytes, len(row.group)) for row in ledger.rows[first:])}
-
-
-def _model() -> Transformer:
-    torch.manual_seed(0)
-    return Transformer(CONFIG)
-
-
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Of one variant's second step."""
+    return second_step(lambda: VARIANTS[name](impl, axis, ranks))
 
 
 def _mean(loss: Any, axis: str, ranks: int) -> float:
@@ -116,7 +81,7 @@ def _mean(loss: Any, axis: str, ranks: int) -> float:
     return value.item()
 
 
-def _tensor_parallel(model: Transformer, ranks: int) -> nn.Module:
+def _tensor_parallel(plain: nn.Module, ranks: int) -> nn.Module:
     """As torch's tutorial on tensor parallelism has it, the loss on logits that are cut."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
@@ -128,7 +93,7 @@ def _tensor_parallel(model: Transformer, ranks: int) -> nn.Module:
     plan |= {f"blocks.*.{name}": RowwiseParallel() for name in ("attention.o_proj", "mlp.down_proj")}
     plan["embedding"] = RowwiseParallel(input_layouts=Replicate())
     plan["head"] = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-    return parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
+    return parallelize_module(plain, init_device_mesh("cpu", (ranks,)), plan)
 
 
 def _pipelined(impl: Any, ranks: int, tokens: Tensor, targets: Tensor) -> Step:
@@ -136,9 +101,9 @@ def _pipelined(impl: Any, ranks: int, tokens: Tensor, targets: Tensor) -> Step:
 
     rank, given = dist.get_rank(), impl.mesh.parallel
     layers = impl.mesh.compose.spread(CONFIG.layers, ranks)[rank]
-    chunk = given.Chunk(_model(), layers, given.Plan(), 1)
+    chunk = given.Chunk(model(), layers, given.Plan(), 1)
     stage = PipelineStage(chunk, rank, ranks, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, MICRO_BATCHES, _loss)
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_of)
     optimizer = torch.optim.AdamW(chunk.parameters(), lr=RATE)
 
     def step() -> float:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from lab.measure.memory import Held
-from lab.model.transformer import Transformer
-from lab.world.group import ledger
-
-from .probes_ddp import CONFIG, _copy, _loss
-
-RATE = 1e-4
-Step = Callable[[], object]
+from .side_by_side import RATE, Step, backward, fully_sharded, in_turn, model, second_step, tokens_of_rank
 
 
 def optimizers(impl: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
@@ -35,11 +26,11 @@ def optimizers(impl: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
     }
 
 
-def optimizer_step(make: Callable[[Any], torch.optim.Optimizer], model: nn.Module) -> Step:
+def optimizer_step(make: Callable[[Any], torch.optim.Optimizer], plain: nn.Module) -> Step:
     """A step with the same gradients each time."""
-    for parameter in model.parameters():
+    for parameter in plain.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
-    return make(list(model.parameters())).step
+    return make(list(plain.parameters())).step
 
 
 def wrappers(impl: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]]]:
@@ -51,24 +42,21 @@ def wrappers(impl: Any) -> dict[str, Callable[[nn.Module], tuple[nn.Module, Any]
 
     return {
         "torch DDP, AdamW": lambda m: sharded(nn.parallel.DistributedDataParallel(m)),
-        "torch": lambda m: sharded(_fully_shard(m)),
+        "torch": lambda m: sharded(fully_sharded(m)),
         "fsdp_gather": lambda m: sharded(impl.zero.fsdp_gather.FSDP(m)),
         "fsdp_prefetch": lambda m: sharded(impl.zero.fsdp_prefetch.FSDPPrefetch(m)),
         "zero2": lambda m: (m, impl.zero.zero2.ZeRO2(m, torch.optim.AdamW, lr=RATE)),
     }
 
 
-def training_step(make: Callable[[nn.Module], tuple[nn.Module, Any]], model: nn.Module) -> Step:
+def training_step(make: Callable[[nn.Module], tuple[nn.Module, Any]], plain: nn.Module) -> Step:
     """Forward, backward and AdamW, with this rank's tokens."""
-    torch.manual_seed(1 + dist.get_rank())
-    tokens, targets = torch.randint(CONFIG.vocabulary, (2, 1, 32)).unbind()
-    wrapped, optimizer = make(model)
+    tokens, targets = tokens_of_rank()
+    wrapped, optimizer = make(plain)
 
     def step() -> None:
         optimizer.zero_grad()
-        _loss(wrapped, tokens, targets).backward()
-        if hasattr(wrapped, "finish_gradient_synchronization"):
-            wrapped.finish_gradient_synchronization()
+        backward(wrapped, tokens, targets)
         optimizer.step()
 
     return step
@@ -79,51 +67,11 @@ KINDS = {"optimizer": (optimizers, optimizer_step), "training": (wrappers, train
 
 def seconds(impl: Any, kind: str, rounds: int) -> dict[str, list[float]]:
     """Of each variant's steps, in turn."""
-    plain, (variants, step_of) = _model(), KINDS[kind]
-    steps = {name: step_of(make, _copy(plain)) for name, make in variants(impl).items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(rounds + 3):
-        for name, step in steps.items():
-            dist.barrier()
-            start = time.perf_counter()
-            step()
-            if i >= 3:
-                times[name].append(time.perf_counter() - start)
-    return times
+    variants, step_of = KINDS[kind]
+    return in_turn({name: step_of(make, model()) for name, make in variants(impl).items()}, rounds)
 
 
 def bytes_of(impl: Any, kind: str, name: str) -> dict[str, float]:
-    """Of one variant's second step: held at most, held at its end, and sent by a rank on average."""
+    """Of one variant's second step."""
     variants, step_of = KINDS[kind]
-    with Held() as memory:
-        step = step_of(variants(impl)[name], _model())
-        step()
-        first = len(ledger.rows)
-        memory.restart()
-        step()
-        told: dict[str, float] = {"peak": memory.peak, "kept": memory.now()}
-    return {**told, "sent": sum(_sent(row) for row in ledger.rows[first:])}
-
-
-def _model() -> Transformer:
-    torch.manual_seed(0)
-    return Transformer(CONFIG)
-
-
-def _fully_shard(model: Any) -> nn.Module:
-    """Each block, and all the rest together, as torch's documentation has it."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def _sent(row: Any) -> float:
-    """Bytes as handout/conventions.md counts them; of a broadcast, the mean over ranks."""
-    others = len(row.group) - 1
-    shares = {"all_reduce": 2 * others / (others + 1), "broadcast": others / (others + 1), "barrier": 0}
-    return shares.get(row.op, others) * row.bytes
+    return second_step(lambda: step_of(variants(impl)[name], model()))

@@ -8,7 +8,6 @@ the cores that carry the messages; on a *link* a message costs latency and bandw
 
 from __future__ import annotations
 
-import argparse
 import statistics
 
 from lab.assignment import ROOT
@@ -17,6 +16,7 @@ from lab.world.cluster import Link
 
 from .probes_zero import KINDS, bytes_of, seconds
 from .results import write
+from .side_by_side import most, network, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32. step: optimizer, with gradients that are there; training, "
@@ -29,19 +29,15 @@ NOTE = (
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--links", nargs="*", default=["1e-4:400e6", "1e-4:1600e6"], help="seconds:bytes a second")
-    parser.add_argument("--step", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--print", action="store_true", help="keep nothing")
-    options = parser.parse_args()
-    links = [Link(*map(float, text.split(":"))) for text in options.links]
+    asked = parser(__doc__)
+    asked.add_argument("--step", nargs="+", choices=list(KINDS), default=list(KINDS))
+    asked.add_argument("--print", action="store_true", help="keep nothing")
+    options = asked.parse_args()
     rows = []
     for kind in options.step:
         for ranks in options.ranks:
-            held: dict[str, dict[str, float]] = {}
-            for link in [None, *links]:
+            held: dict[str, dict[str, str]] = {}
+            for link in [None, *options.links]:
                 new = measure(kind, ranks, link, options.rounds, held)
                 print(*new, sep="\n", flush=True)
                 rows += new
@@ -49,28 +45,18 @@ def main() -> None:
         print(write("zero", rows, NOTE))
 
 
-def measure(kind: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, float]]) -> list[dict]:
+def measure(kind: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
     """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
     runner = Runner(Room(ROOT / "reference"))
     try:
-        said = runner.run(seconds, kind, rounds, world=ranks, link=link, timeout=1800.0)
-        for name in said[0] if not held else ():
-            each = runner.run(bytes_of, kind, name, world=ranks, timeout=600.0)
-            held[name] = {what: max(e[what] for e in each) for what in each[0]}
+        times = slowest(runner.run(seconds, kind, rounds, world=ranks, link=link, timeout=1800.0))
+        for name in times if not held else ():
+            held[name] = most(runner.run(bytes_of, kind, name, world=ranks, timeout=600.0))
     finally:
         runner.close()
-    times = {name: [max(of) for of in zip(*(s[name] for s in said), strict=True)] for name in said[0]}
     peer = statistics.median(times["torch"])
-    network = f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
-    rows = []
-    for name, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        rows.append({
-            "step": kind, "network": network, "ranks": ranks, "variant": name, "ms": f"{1e3 * median:.0f}",
-            "spread": f"±{100 * (high - low) / 2 / median:.0f} %", "over torch's": f"{median / peer:.2f}",
-            **{what: f"{size / 2**20:.0f}" for what, size in held[name].items()},
-        })  # fmt: skip
-    return rows
+    head = {"step": kind, "network": network(link), "ranks": ranks}
+    return [{**head, "variant": n, **took(t, {"over torch's": peer}), **held[n]} for n, t in times.items()]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""What the benchmarks of ranks share: a model, steps in turn, what a step holds and sends, and a row of each."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.measure.memory import Held
+from lab.model.transformer import Config, Transformer
+from lab.world.cluster import Link, sent_bytes
+from lab.world.group import ledger
+
+CONFIG = Config(layers=6, width=512, heads=8, kv_heads=8, hidden=1408, vocabulary=512, context=64)  # 20 M parameters
+RATE = 1e-4
+WARM_UP = 3  # steps of each that are not timed
+Step = Callable[[], object]
+
+
+# In the ranks.
+
+
+def model() -> Transformer:
+    """The same on every rank and at every call."""
+    torch.manual_seed(0)
+    return Transformer(CONFIG)
+
+
+def tokens_of_rank(length: int = 32) -> tuple[Tensor, Tensor]:
+    """One sequence and its targets, another on each rank."""
+    torch.manual_seed(1 + dist.get_rank())
+    tokens, targets = torch.randint(CONFIG.vocabulary, (2, 1, length)).unbind()
+    return tokens, targets
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy, the mean over tokens."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def backward(wrapped: Any, tokens: Tensor, targets: Tensor) -> None:
+    """Forward and backward, and a wrapper of ours waits for its gradients."""
+    loss_of(wrapped(tokens), targets).backward()
+    if hasattr(wrapped, "finish_gradient_synchronization"):
+        wrapped.finish_gradient_synchronization()
+
+
+def fully_sharded(plain: Any) -> nn.Module:
+    """By torch: each block, and all the rest together, as its documentation has it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in plain.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(plain, mesh=mesh)
+    return plain
+
+
+def in_turn(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of `rounds` steps of each, one of each in turn, all ranks starting together."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for i in range(rounds + WARM_UP):
+        for name, step in steps.items():
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            if i >= WARM_UP:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def second_step(make: Callable[[], Step]) -> dict[str, float]:
+    """Bytes: held at most and held after it, of every storage that torch operations met; and sent, by the ledger."""
+    with Held() as memory:
+        step = make()
+        step()
+        first = len(ledger.rows)
+        memory.restart()
+        step()
+        told: dict[str, float] = {"peak": memory.peak, "kept": memory.now()}
+    return {**told, "sent": sum(_sent(row) for row in ledger.rows[first:])}
+
+
+def _sent(row: Any) -> float:
+    """As handout/conventions.md counts; of a broadcast the mean over ranks, since each is the root of some."""
+    world = len(row.group)
+    return row.bytes * (world - 1) / world if row.op == "broadcast" else sent_bytes(row.op, row.bytes, world)
+
+
+# In the process that asks.
+
+
+def parser(doc: str | None, ranks: Sequence[int] = (2, 4)) -> argparse.ArgumentParser:
+    """What each of them takes."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--ranks", nargs="+", type=int, default=list(ranks))
+    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument(
+        "--links", nargs="*", type=_link, default=[_link("1e-4:400e6"), _link("1e-4:1600e6")],
+        help="seconds:bytes a second",
+    )  # fmt: skip
+    return options
+
+
+def _link(text: str) -> Link:
+    try:
+        alpha_s, bytes_per_s = map(float, text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected seconds:bytes a second, as 1e-4:400e6, got {text}") from None
+    return Link(alpha_s, bytes_per_s)
+
+
+def network(link: Link | None) -> str:
+    """A link in words."""
+    return f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
+
+
+def slowest(said: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    """Of each variant's steps, what the slowest rank took."""
+    return {name: [max(of) for of in zip(*(s[name] for s in said), strict=True)] for name in said[0]}
+
+
+def most(said: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """Of each kind of bytes, MiB on the rank that has most."""
+    return {what: f"{max(each[what] for each in said) / 2**20:.1f}" for what in said[0]}
+
+
+def took(values: list[float], others: Mapping[str, float]) -> dict[str, str]:
+    """The median in milliseconds, its spread (half the interquartile range), and its ratio to each of others."""
+    low, median, high = statistics.quantiles(values, n=4)
+    spread = f"±{100 * (high - low) / 2 / median:.0f} %"
+    ratios = {name: f"{median / other:.2f}" for name, other in others.items()}
+    return {"ms": f"{1e3 * median:.0f}", "spread": spread, **ratios}
