@@ -87,33 +87,37 @@ def watched(run, rng, blocks=4):
             yield f"rank {rank} of {world}, step {number}", step, plan, world
 
 
+def one_on_its_way(what, step, plan, world, phase) -> None:
+    """While a block computes, the next one is gathered, and none after it."""
+    rows = by_layer(plan, world, step["rows"], "all_gather", phase)
+    order, begin, end = {
+        "forward": ([0, 1, 2, 3], "forward begins", "forward ends"),
+        "backward": ([3, 2, 1, 0], "backward", "backward"),
+    }[phase]
+    begins = {i: (n, s) for mark, i, n, s in step["marks"] if mark == begin}
+    ends = {i: (n, s) for mark, i, n, s in step["marks"] if mark == end}
+    for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
+        place, row = rows[after]
+        assert place < begins[here][0], (
+            f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started: start "
+            "it before the layer computes, once the order of layers is known"
+        )
+        assert row["waited_s"] >= ends[here][1], (
+            f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
+            "wait when the layer is needed" if row["waited_s"] >= 0 else
+            f"{what}, {phase}: nobody waited for the gather of block {after}"
+        )  # fmt: skip
+        assert later is None or rows[later][0] >= ends[here][0], (
+            f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
+            "most two layers may be whole at once"
+        )
+
+
 @exercise(PREFETCH, kind="property")
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_one_layer_is_on_its_way_while_another_computes(run, rng, phase):
+def test_one_layer_is_on_its_way_while_another_computes(run, rng):
     for what, step, plan, world in watched(run, rng):
-        rows = by_layer(plan, world, step["rows"], "all_gather", phase)
-        order = list(range(4)) if phase == "forward" else [3, 2, 1, 0]
-        begins = {
-            i: (n, s) for mark, i, n, s in step["marks"] if mark == ("forward begins", "backward")[phase != "forward"]
-        }
-        ends = {
-            i: (n, s) for mark, i, n, s in step["marks"] if mark == ("forward ends", "backward")[phase != "forward"]
-        }
-        for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
-            place, row = rows[after]
-            assert place < begins[here][0], (
-                f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started: start "
-                "it before the layer computes, once the order of layers is known"
-            )
-            assert row["waited_s"] >= ends[here][1], (
-                f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
-                "wait when the layer is needed" if row["waited_s"] >= 0 else
-                f"{what}, {phase}: nobody waited for the gather of block {after}"
-            )  # fmt: skip
-            assert later is None or rows[later][0] >= ends[here][0], (
-                f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
-                "most two layers may be whole at once"
-            )
+        for phase in ("forward", "backward"):
+            one_on_its_way(what, step, plan, world, phase)
 
 
 @exercise(PREFETCH, kind="property")
