@@ -109,7 +109,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, world):
 
 @exercise(GATHER, kind="property")
 def test_each_rank_holds_its_part_and_at_most_two_whole_layers(run, rng):
-    plan, fewer, world = big_plan(rng, 6), big_plan(rng, 3), 3
+    plan, fewer, world = big_plan(rng, 6), big_plan(rng, 2), 3
     tokens = rng.tokens(1, vocabulary=128)
     total = 4 * parts(plan, world)[2]
     more = run(probes_fsdp.held, "gather", {}, plan, tokens, world=world)
@@ -127,10 +127,11 @@ def test_each_rank_holds_its_part_and_at_most_two_whole_layers(run, rng):
             assert got[moment] <= allowed + slack, (
                 f"{who}: {got[moment]} bytes held ({moment}), at most {allowed + slack:.0f} expected: {why}"
             )
-        growth = (got["backward"] - smaller["backward"]) / (len(plan["hidden"]) - len(fewer["hidden"]))
-        assert growth <= (2 / world + 0.25) * BLOCK, (
-            f"{who}: with each further layer backward holds {growth:.0f} bytes more, expected {2 * BLOCK / world:.0f}, "
-            "its part of parameters and gradients: free each layer's weights and whole gradient when it is done"
+        growth, further = got["backward"] - smaller["backward"], len(plan["hidden"]) - len(fewer["hidden"])
+        expected = 2 * further * BLOCK / world
+        assert growth <= expected + 1.25 * BLOCK, (  # a message that has arrived may still hold its layer
+            f"{who}: with {further} layers more, backward holds {growth} bytes more, expected {expected:.0f}, its part "
+            "of parameters and gradients: free each layer's weights and whole gradient when it is done"
         )
 
 

@@ -114,17 +114,18 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
 
 @exercise(ZERO2, kind="property")
 def test_gradients_and_state_are_a_share(run, rng):
-    plan, fewer, tokens, world = big_plan(rng, 5), big_plan(rng, 2), rng.tokens(1, vocabulary=128), 3
+    plan, fewer, tokens, world = big_plan(rng, 6), big_plan(rng, 2), rng.tokens(1, vocabulary=128), 3
     more, less = (run(probes_fsdp.held2, p, tokens, world=world) for p in (plan, fewer))
     for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
         who = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
-        growth = {name: (got[name] - smaller[name]) / 3 / BLOCK for name in got}
+        growth = {name: (got[name] - smaller[name]) / BLOCK for name in got}  # with four layers more
         for name, allowed, why in [
             ("rest", 1 + 2 / world, "parameters whole, and a W-th of Adam's two moments"),
             ("gradients", 1 + 3 / world, "and a W-th of the gradients"),
             ("backward", 1 + 3 / world, "and no whole gradients: drop .grad, and wait for all reduce-scatters but one"),
         ]:
-            assert growth[name] <= allowed + 0.15, (
-                f"{who}: with each further layer {growth[name]:.2f} layers more are held ({name}), "
-                f"expected {allowed:.2f}: {why}"
+            late = 1.2 if name == "backward" else 0.2  # a message that has arrived may still hold its gradient
+            assert growth[name] <= 4 * allowed + late, (
+                f"{who}: with four layers more, the bytes of {growth[name]:.2f} layers more are held ({name}), "
+                f"expected {4 * allowed:.2f}: {why}"
             )
