@@ -31,7 +31,7 @@ from .verdicts import Verdicts
 
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
-KIT = ROOT / "tests" / "kit"
+OURS = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
 VERDICTS = pytest.StashKey[Verdicts]()
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
@@ -86,12 +86,13 @@ def implementation(config: pytest.Config) -> Path:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Kit tests run only when asked for by path."""
-    return True if collection_path == KIT and not _asks_for_kit(config) else None
+    """Tests of the kit run only when asked for by path."""
+    return True if collection_path in OURS and not _asks_for_kit(config) else None
 
 
 def _asks_for_kit(config: pytest.Config) -> bool:
-    return any(Path(str(a).partition("::")[0]).resolve().is_relative_to(KIT) for a in config.args)
+    asked = [Path(str(a).partition("::")[0]).resolve() for a in config.args]
+    return any(path.is_relative_to(folder) for path in asked for folder in OURS)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

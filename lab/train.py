@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .assignment import ROOT
 from .impl import load
-from .model.data import VOCABULARY, batch, packed
+from .model.data import VOCABULARY, batch, packed, texts
 from .model.transformer import SIZES, Transformer
 
 FLOOR = 0.1  # of the learning rate, at the end
@@ -129,7 +129,7 @@ def train(options: argparse.Namespace) -> list[float]:
     impl = load(ROOT / options.impl if options.impl in ("student", "reference") else options.impl)
     mesh = impl.mesh.mesh.Mesh(**options.mesh)
     run = Run(impl, mesh, options)
-    corpus = packed((ROOT / "handout").glob("*.md"))
+    corpus = packed(texts((ROOT / "handout").glob("*.md")))
     losses, start = run.resume(), time.perf_counter()
     first = len(losses)
     with run.progress(first) as told:

@@ -11,6 +11,7 @@ from torch import nn
 
 from lab.measure.memory import Held
 from lab.model.data import batch, packed
+from lab.model.data import texts as read
 from lab.model.transformer import SIZES, Config, Transformer
 from lab.world.cluster import sent_bytes
 from lab.world.group import ledger
@@ -71,7 +72,7 @@ def mesh_run(impl: Any, degrees: dict, plan: dict, steps: int, texts: str) -> di
     for name, module in own.named_modules():
         if name.endswith(".mlp.experts"):
             module.register_forward_hook(lambda _, given, y, name=name: loads.update({name: list(given[1])}))
-    corpus, losses, first = packed(Path(texts).glob("*.md")), [], 0
+    corpus, losses, first = packed(read(Path(texts).glob("*.md"))), [], 0
     for step in range(steps):
         first = len(ledger.rows)
         whole = batch(corpus, 8, SMALL.context, seed=0, step=step)

@@ -18,12 +18,27 @@ VOCABULARY = 256
 SEPARATOR = b"\0"
 
 
-def packed(paths: Iterable[Path]) -> Tensor:
-    """The bytes of all files, (tokens,) int64, in the order of their names. Raises ValueError where there are none."""
-    texts = [path.read_bytes() for path in sorted(paths)]
-    if not any(texts):
+def texts(paths: Iterable[Path]) -> list[bytes]:
+    """What the files hold, in the order of their names. Raises ValueError where there is nothing."""
+    found = [path.read_bytes() for path in sorted(paths)]
+    if not any(found):
         raise ValueError("expected files with text to train on, got none")
-    return torch.frombuffer(bytearray(SEPARATOR.join(texts)), dtype=torch.uint8).long()
+    return found
+
+
+def packed(documents: Iterable[bytes]) -> Tensor:
+    """Documents as tokens, (tokens,) int64, one after the other: b"ab" and b"c" are 97, 98, 0, 99."""
+    return torch.frombuffer(bytearray(SEPARATOR.join(documents)), dtype=torch.uint8).long()
+
+
+def sampler(count: int, *, rank: int, world: int, seed: int, epoch: int) -> list[int]:
+    """This rank's samples of an epoch, of `count` in all: as many on each rank, none twice, another order each epoch.
+
+    The order is a function of seed and epoch alone; the last count % world samples of it are left out. What torch's
+    DistributedSampler does with drop_last, after set_epoch(epoch).
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed((seed << 32) + epoch))
+    return order[rank : count - count % world : world].tolist()
 
 
 def batch(corpus: Tensor, sequences: int, context: int, *, seed: int, step: int) -> tuple[Tensor, Tensor]:

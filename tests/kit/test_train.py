@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from lab.assignment import ROOT
-from lab.model.data import batch, packed
+from lab.model.data import batch, packed, sampler, texts
 from lab.train import degrees, learning_rate, parse
 
 STEPS, SAVED = 40, 5
@@ -130,7 +130,7 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth():
 def test_batches_depend_on_seed_and_step_alone(tmp_path):
     (tmp_path / "b.md").write_bytes(b"second")
     (tmp_path / "a.md").write_bytes(b"first")
-    corpus = packed(tmp_path.glob("*.md"))
+    corpus = packed(texts(tmp_path.glob("*.md")))
     assert bytes(corpus.tolist()) == b"first\0second"
     tokens, targets = batch(corpus, 5, 4, seed=1, step=7)
     again, _ = batch(corpus, 5, 4, seed=1, step=7)
@@ -140,3 +140,11 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path):
     assert tokens[:, 1:].equal(targets[:, :-1])
     with pytest.raises(ValueError, match="more than 12 bytes"):
         batch(corpus, 1, 12, seed=0, step=0)
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_ranks_share_an_epoch_and_none_sees_a_sample_twice(world):
+    ranks = [sampler(11, rank=r, world=world, seed=5, epoch=2) for r in range(world)]
+    assert {len(samples) for samples in ranks} == {11 // world}
+    assert len(set().union(*ranks)) == 11 // world * world
+    assert ranks != [sampler(11, rank=r, world=world, seed=5, epoch=3) for r in range(world)]

@@ -1,0 +1,120 @@
+"""What a job that hangs or crawls is asked first: `torchrun --nproc-per-node 4 examples/cluster/diagnose.py`.
+
+Who is there, and do all run the same versions with the same settings; does anybody not come to a barrier; is anybody
+slow alone; what does an all-reduce take. `--absent 2` and `--slow 1` play the part of a rank in trouble.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import sys
+import time
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+
+SAME = ("torch", "python", "backend")  # what must not differ
+
+
+def main() -> None:
+    """Rank 0 tells; what is wrong has a line of its own, which begins so."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--absent", type=int, help="this rank does not come to the barrier")
+    parser.add_argument("--slow", type=int, help="this rank computes at half the speed")
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds to wait at the barrier (default: 10)")
+    options = parser.parse_args()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    rank, problems = dist.get_rank(), []
+    problems += who()
+    (settings,) = shared([vars(options)])
+    say(f"settings, from rank 0: {settings}")
+    missing = absent(options.patience, rank == options.absent)
+    if missing:
+        say(f"wrong: {missing}")
+    else:
+        problems += slow(rank == options.slow)
+        all_reduces()
+    for problem in problems:
+        say(f"wrong: {problem}")
+    sys.stdout.flush()
+    os._exit(0)  # a group with a rank missing cannot be destroyed
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def who() -> list[str]:
+    """A line for each machine; what differs between ranks and must not."""
+    mine = {
+        "host": platform.node(), "local": os.environ.get("LOCAL_RANK", "?"), "torch": torch.__version__,
+        "python": platform.python_version(), "backend": dist.get_backend(), "gpus": torch.cuda.device_count(),
+    }  # fmt: skip
+    ranks: list[dict] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(ranks, mine)
+    for host in dict.fromkeys(r["host"] for r in ranks):
+        here = [i for i, r in enumerate(ranks) if r["host"] == host]
+        local = [ranks[i]["local"] for i in here]
+        say(f"ranks {here} on one machine of {ranks[here[0]]['gpus']} GPUs, local ranks {local}")
+    say(f"all: {', '.join(f'{name} {mine[name]}' for name in SAME)}")
+    told = {name: Counter(str(r[name]) for r in ranks) for name in SAME}
+    return [f"{name} differs between ranks: {dict(c)}; use one environment" for name, c in told.items() if len(c) > 1]
+
+
+def shared(objects: list) -> list:
+    """Rank 0's objects, on every rank."""
+    dist.broadcast_object_list(objects, src=0)
+    return objects
+
+
+def absent(patience_s: float, stays_away: bool) -> str:
+    """Who did not come to the barrier, "" if all did; told on rank 0, which waits for each."""
+    dist.barrier()
+    if stays_away:
+        time.sleep(3 * patience_s)
+        return "this rank stayed away"
+    try:
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=patience_s), wait_all_ranks=True)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def slow(half_speed: bool) -> list[str]:
+    """Compute alone, no messages: who takes more than 1.5 times the median rank."""
+    product, seconds = torch.ones(256, 256), []
+    for _ in range(30):
+        start = time.perf_counter()
+        for _ in range(8 * (1 + half_speed)):
+            product = (product @ product).clamp(max=1.0)
+        seconds.append(time.perf_counter() - start)
+    ranks = [0.0] * dist.get_world_size()
+    dist.all_gather_object(ranks, statistics.median(seconds))
+    usual = statistics.median_low(ranks)
+    say("compute alone, ms: " + ", ".join(f"rank {i}: {1e3 * s:.2f}" for i, s in enumerate(ranks)))
+    return [f"rank {i} computes {s / usual:.1f} times as long as most" for i, s in enumerate(ranks) if s > 1.5 * usual]
+
+
+def all_reduces() -> None:
+    """Milliseconds and the bytes a second that each rank sent, by size."""
+    world = dist.get_world_size()
+    for size in (4 << 10, 1 << 20, 16 << 20):
+        buffer, seconds = torch.ones(size // 4), []
+        for _ in range(5):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(buffer)
+            seconds.append(time.perf_counter() - start)
+        took = statistics.median(seconds)
+        rate = 2 * (world - 1) / world * size / took
+        say(f"all-reduce of {size >> 10:,} KiB: {1e3 * took:.2f} ms, {rate / 1e6:,.0f} MB/s sent by each rank")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Writes glossary.md from terms.tsv: `python -m handout.make_glossary`; `--check` only says whether it is in step.
+
+A term's link says where it is more than a word. `runs`: an exercise's id, a call of ours with its value, or a script;
+`cluster`: a section of cluster.md; `told`: the paper to read.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "glossary.md"
+DEPTHS = ("runs", "cluster", "told")
+HEAD = """# Glossary
+
+Each term, and where it is more than a word: an exercise, a call or a script that runs it, a section of the
+[cluster guide](cluster.md), or, for what lies outside this course, a paper. `python -m handout.make_glossary` writes
+this page from [terms.tsv](terms.tsv).
+"""
+
+
+@dataclass(frozen=True)
+class Term:
+    term: str
+    depth: str  # "runs", "cluster" or "told"
+    link: str
+    text: str
+
+
+def terms() -> list[Term]:
+    """All of terms.tsv, in order of the alphabet. Raises ValueError for a line that is not one."""
+    with (HERE / "terms.tsv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != 4 or row[1] not in DEPTHS or not all(row):
+            raise ValueError(f"terms.tsv, line {number}: expected term, {'|'.join(DEPTHS)}, link, text; got {row}")
+    return sorted((Term(*row) for row in rows[1:]), key=lambda t: (t.term.casefold(), t.term))
+
+
+def page() -> str:
+    """The glossary as Markdown."""
+    parts = [HEAD]
+    for letter, found in groupby(terms(), key=lambda t: t.term[0].upper()):
+        parts.append(f"## {letter}\n")
+        parts += [f"**{t.term}**: {t.text} {_where(t)}\n" for t in found]
+    return "\n".join(parts)
+
+
+def is_call(link: str) -> bool:
+    return link.startswith("lab.") and link.endswith(")")
+
+
+def value(link: str) -> str:
+    """Of a call such as lab.train.learning_rate(…), as it is shown."""
+    import lab.model.data
+    import lab.model.scaling
+    import lab.train
+
+    told = eval(link, {"lab": lab})  # ours: terms.tsv is part of the kit
+    return f"({', '.join(f'{n:.3g}' for n in told)})" if isinstance(told, tuple) else str(told)
+
+
+def _where(t: Term) -> str:
+    if t.depth == "cluster":
+        return f"→ [cluster guide](cluster.md#{t.link})"
+    if t.depth == "told":
+        return f"→ [{t.link.removeprefix('https://')}]({t.link})"
+    if is_call(t.link):
+        return f"→ `{t.link}` is `{value(t.link)}`"
+    if t.link.endswith(".py"):
+        return f"→ [`{t.link}`](../{t.link})"
+    stage, name = t.link.split(".")
+    return f"→ [`{t.link}`]({stage}.md#exercise-{stage}{name})"
+
+
+def main() -> None:
+    if "--check" not in sys.argv:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        sys.exit("handout/glossary.md is not what terms.tsv says: run python -m handout.make_glossary")
+
+
+if __name__ == "__main__":
+    main()

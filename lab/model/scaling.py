@@ -1,0 +1,19 @@
+"""How large a model a given amount of compute should train, and on how much text."""
+
+from __future__ import annotations
+
+import math
+
+TOKENS_A_PARAMETER = 20
+
+
+def compute_optimal(flops: float) -> tuple[float, float]:
+    """(parameters, tokens) with the least loss for so many FLOPs of training: 6·N·D = flops and D = 20·N.
+
+    5.76e23 FLOPs, Chinchilla's own, give 69 billion parameters and 1.4 trillion tokens; it had 70 and 1.4. Source:
+    Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models".
+    """
+    if not flops > 0:
+        raise ValueError(f"expected flops > 0, got {flops}")
+    parameters = math.sqrt(flops / (6 * TOKENS_A_PARAMETER))
+    return parameters, TOKENS_A_PARAMETER * parameters
