@@ -166,7 +166,7 @@ def _judged(g: Given) -> Answer:
     for band, outcome, share in zip(q.bands, ("right", "near"), (1.0, 0.5), strict=False):
         if off <= band * (1 + 1e-9):
             return Answer(q.id, g.shown, outcome, share)
-    message = f"not within {100 * q.bands[-1]:g} %"
+    message = f"asked for {q.closeness}"
     for factor, slip in _SLIPS:
         if any(abs(g.value * f - want) <= q.bands[0] * abs(want) for f in (factor, 1 / factor)):
             message += f"; {slip}"

@@ -53,6 +53,11 @@ class Question:
         return self.id.partition(".")[0]
 
     @property
+    def closeness(self) -> str:
+        """How close a number has to be for any points: "to 1 %"."""
+        return "exactly" if self.bands[-1] <= 0.001 else f"to {_percent(self.bands[-1])}"
+
+    @property
     def asks(self) -> str:
         """What an answer has to be, in a few words: "in MB, to 1 %"."""
         if self.kind == "prose":
@@ -62,7 +67,7 @@ class Question:
         unit = f"in {self.unit}" if self.unit else "a number"
         if self.kind == "prediction":
             return f"a prediction, {unit}: within {_percent(self.bands[0])} all points, {_percent(self.bands[1])} half"
-        return f"{unit}, {'exactly' if self.bands[0] <= 0.001 else f'to {_percent(self.bands[0])}'}"
+        return f"{unit}, {self.closeness}"
 
 
 @dataclass(frozen=True)

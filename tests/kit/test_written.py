@@ -373,6 +373,14 @@ def test_what_students_and_markers_write_is_shown_as_text(text):
     assert "\u202e" not in said
 
 
+@pytest.mark.parametrize("letter", ["<", "\U0001f600"])
+def test_a_page_full_of_prose_stays_small(letter):
+    text = letter * 20_000
+    comments = [Mark(q.id, c.name, 1, text, "bob", "", "") for q in PROSE for c in q.criteria]
+    g = Graded("ada", answers=[Answer(q.id, text, "prose") for q in PROSE], marks=comments)
+    assert len(submission_page(g, default(), ABOUT, list(default().exercises)).encode()) <= 300_000
+
+
 # ---- the sheet ----
 
 
