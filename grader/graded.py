@@ -37,7 +37,7 @@ class Answer:
 
     question: str  # "ddp.ring_bytes"
     given: str  # as the student wrote it: "1.5 MB", or the prose itself
-    outcome: str  # "right", "near", "wrong", "unreadable", "missing", or "prose", which a person marks
+    outcome: str  # "right", "near", "wrong", "unreadable", "missing", "unjudged", or "prose" for a person
     share: float = 0.0  # of its points; of prose 0
     message: str = ""
 

@@ -28,6 +28,7 @@ from lab import answers, questions
 from lab.assignment import ROOT, AssignmentError, default
 from lab.cli import main as lab_main
 from lab.model.transformer import SIZES, Transformer
+from lab.runner import RoomLost
 from lab.scoring import Result
 from lab.units import UnitError, in_base
 
@@ -313,6 +314,17 @@ def test_prose_counts_once_it_is_marked_and_what_was_not_written_at_once():
     assert written.totals(written.score(graded())) == (1 + 1, 1 + 2 + 3, 3)
     assert written.totals(written.score(graded(marks=marks(0.5)[:2]))) == (3, 8, 1)
     assert written.totals(written.score(graded(marks=marks(9)))) == (5, 9, 0)  # no more than is possible
+
+
+def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeypatch):
+    def lost(id):
+        raise RoomLost("the zygote did not start\nand more")
+
+    monkeypatch.setattr(truths, "truth", lost)
+    (tmp_path / "answers.toml").write_text("[zero.devices]\nvalue = 6\n")
+    (a,), _ = written.judge(tmp_path, ["zero.devices"])
+    assert (a.outcome, a.message) == ("unjudged", "the zygote did not start")
+    assert written.totals(written.score(Graded("ada", answers=[a]))) == (0, 0, 1)
 
 
 def test_what_code_earns_does_not_change_by_what_is_written():
