@@ -14,7 +14,7 @@ from pathlib import Path
 from lab import answers
 from lab.answers import Given
 from lab.assignment import ROOT, AssignmentError
-from lab.questions import Question, Questions, default
+from lab.questions import Question, default
 
 from .graded import Answer, Graded, Mark
 
@@ -75,31 +75,34 @@ class QuestionScore:
         return any(m.text != text_id(self.answer.given) for m in self.marks.values())
 
 
-def judge(root: Path, ids: Iterable[str], questions: Questions | None = None) -> tuple[list[Answer], list[str]]:
+def judge(root: Path, ids: Iterable[str]) -> tuple[list[Answer], list[str]]:
     """(an answer for each question in ids, notes for the report) of the submission unpacked at root."""
-    known = (questions or default()).questions
+    known = default().questions
     given, notes = answers.read(root, [known[id] for id in ids])
     return [_judged(g) for g in given], notes
 
 
-def score(graded: Graded, questions: Questions | None = None) -> list[QuestionScore]:
+def score(graded: Graded) -> list[QuestionScore]:
     """Points of each written question that was asked; none of a refused submission."""
-    known = (questions or default()).questions
+    known = default().questions
     marks: dict[str, dict[str, Mark]] = {}
     for mark in graded.marks:
         marks.setdefault(mark.question, {})[mark.criterion] = mark
-    found = []
-    for a in graded.answers:
-        if a.question in known:
-            of_answer = marks.get(a.question, {}) if a.outcome == "prose" else {}
-            found.append(QuestionScore(known[a.question], a, of_answer))
-    return found
+    return [
+        QuestionScore(known[a.question], a, marks.get(a.question, {}) if a.outcome == "prose" else {})
+        for a in graded.answers
+        if a.question in known
+    ]
 
 
 def totals(scores: Iterable[QuestionScore]) -> tuple[float, float, float]:
     """(earned, possible, unmarked) in points."""
     scores = list(scores)
-    return tuple(math.fsum(getattr(s, name) for s in scores) for name in ("earned", "possible", "unmarked"))  # type: ignore[return-value]
+    return (
+        math.fsum(s.earned for s in scores),
+        math.fsum(s.possible for s in scores),
+        math.fsum(s.unmarked for s in scores),
+    )
 
 
 def text_id(text: str) -> str:
