@@ -208,6 +208,8 @@ def rubric_export(
     from . import rubric as sheets
     from .gradebook import Gradebook
 
+    if sheet.exists():  # it may hold marks that nobody has imported
+        raise Wrong(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
     with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
         graded = book.graded(_latest(book, out_folder).id)
     try:

@@ -556,6 +556,7 @@ def said(monkeypatch, capsys):
 def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
     marks, own = out / "marks.csv", ("--out", out)
     assert said(grader_main, "rubric", "export", marks, *own) == (0, f"wrote {marks}: 6 criteria to mark\n")
+    assert said(grader_main, "rubric", "export", marks, *own)[0] == 2, "a sheet that somebody fills in was overwritten"
     rows = sheet(out)
     rows[3] |= {"points": "1", "comment": "<b>seen</b>"}
     code, told = said(grader_main, "rubric", "import", write(marks, rows), *own, "--by", "eve")
