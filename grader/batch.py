@@ -32,6 +32,7 @@ class Settings:
     ids: tuple[str, ...]
     isolation: str
     cache: str  # where expected values are kept: computed once a class
+    questions: tuple[str, ...] = ()  # the written ones that are asked
 
 
 def grade_all(
@@ -55,6 +56,7 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
     """Unpack, box, judge. What a submission may do wrong ends in its Graded, never in an exception."""
     from lab.runner import Runner
 
+    from . import written
     from .judge import SandboxRoom, judge
     from .sandbox import Sandbox
 
@@ -72,9 +74,10 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
+        answers, unread = written.judge(unpacked.root, settings.questions)
         return Graded(
-            submission.name, str(submission.path), hash_of(unpacked.root), notes=notes, results=results,
-            seconds=time.monotonic() - start, flags=list(_flags(results)),
+            submission.name, str(submission.path), hash_of(unpacked.root), notes=[*notes, *unread], results=results,
+            seconds=time.monotonic() - start, flags=list(_flags(results)), answers=answers,
         )  # fmt: skip
 
 
@@ -94,9 +97,10 @@ def new_seed() -> str:
 
 
 def fingerprint() -> str:
-    """sha256 of what decides a grade besides the submission: assignment.toml, tests and lab."""
+    """sha256 of what decides a grade besides the submission: assignment and questions, tests and lab."""
     digest = hashlib.sha256()
-    files = [ROOT / "assignment.toml", *sorted((ROOT / "lab").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+    ours = [ROOT / name for name in ("assignment.toml", "questions.toml", "grader/written.py", "grader/truths.py")]
+    files = [*ours, *sorted((ROOT / "lab").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
     for file in files:
         relative = file.relative_to(ROOT)
         if relative.parts[:2] != ("tests", "kit"):

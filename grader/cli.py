@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lab.assignment import ROOT, Assignment, AssignmentError, default
+from lab.questions import default as questions
 from lab.scoring import totals
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -28,13 +29,14 @@ class Wrong(Exception):
 
 def main() -> None:
     from .gradebook import GradebookError
+    from .rubric import RubricError
     from .sandbox import SandboxError
     from .stubs import StubError
     from .submissions import SubmissionError
 
     try:
         app()
-    except (Wrong, AssignmentError, GradebookError, SandboxError, SubmissionError, StubError) as error:
+    except (Wrong, AssignmentError, GradebookError, RubricError, SandboxError, SubmissionError, StubError) as error:
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
@@ -86,7 +88,8 @@ def grade(
             )  # fmt: skip
         have = book.graded(run_id)
         todo = [s for s in found if s.name not in have]
-        settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"))
+        asked = questions().of_profile(profile)
+        settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
         problems = []
         try:
             with _progress(as_json) as progress:
@@ -127,9 +130,7 @@ def report(
 
     assignment = default()
     with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
-        run = book.latest_run()
-        if run is None:
-            raise Wrong(f"{out_folder}: the gradebook holds no run; grade something first")
+        run = _latest(book, out_folder)
         out.print(
             f"report: {_write(book, run.id, out_folder, assignment, _ids(assignment, run.profile))}", soft_wrap=True
         )
@@ -141,11 +142,13 @@ def stubs(
     reference: Annotated[Path, typer.Option(help="The solutions.")] = ROOT / "reference",
     student: Annotated[Path, typer.Option(help="Where the stubs go.")] = ROOT / "student",
 ) -> None:
-    """Generate student/ from reference/."""
+    """Generate student/ from reference/, and from questions.toml its written part and the chapters' questions."""
     from . import stubs as generator
+    from . import written
 
     if check:
         differences = generator.check(reference, student)
+        differences += [f"{path}: out of step with questions.toml" for path in written.out_of_step(student)]
         for line in differences:
             err.print(line, markup=False, highlight=False, soft_wrap=True)
         out.print(
@@ -153,6 +156,8 @@ def stubs(
         )
         sys.exit(1 if differences else 0)
     generator.write(reference, student)
+    for path, text in written.out_of_step(student).items():
+        path.write_text(text, encoding="utf-8", newline="\n")
     out.print(f"wrote {student}", highlight=False, soft_wrap=True)
 
 
@@ -187,6 +192,61 @@ def mutants(
             for line in [*kills["survived"], *lives["failed"]]:
                 out.print(f"  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(0 if all(m.fine(o) for o in outcome.values()) else 1)
+
+
+rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")
+app.add_typer(rubric, name="rubric")
+Sheet = Annotated[Path, typer.Argument(help="The CSV: a row a criterion of each answer.")]
+
+
+@rubric.command("export")
+def rubric_export(
+    sheet: Sheet,
+    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+) -> None:
+    """Write a sheet to mark: fill in points and comments, and import it."""
+    from . import rubric as sheets
+    from .gradebook import Gradebook
+
+    if sheet.exists():  # it may hold marks that nobody has imported
+        raise Wrong(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
+    with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
+        graded = book.graded(_latest(book, out_folder).id)
+    try:
+        count = sheets.export(sheet, graded)
+    except OSError as error:
+        raise Wrong(f"{sheet}: expected a place for a file: {error.strerror}") from None
+    out.print(f"wrote {sheet}: {count} criteria to mark", highlight=False, soft_wrap=True)
+
+
+@rubric.command("import")
+def rubric_import(
+    sheet: Sheet,
+    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+    by: Annotated[str | None, typer.Option(help="Who marked; default: who is logged in.")] = None,
+) -> None:
+    """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
+    import getpass
+
+    from . import rubric as sheets
+    from .gradebook import Gradebook
+
+    if not (out_folder / "gradebook.sqlite").exists():
+        raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
+    with Gradebook(out_folder / "gradebook.sqlite") as book:
+        run = _latest(book, out_folder)
+        marks = sheets.read(sheet, book.graded(run.id), by or getpass.getuser())
+        book.mark(marks)
+        assignment = default()
+        written = _write(book, run.id, out_folder, assignment, _ids(assignment, run.profile))
+    out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
+
+
+def _latest(book: Any, folder: Path) -> Any:
+    run = book.latest_run()
+    if run is None:
+        raise Wrong(f"{folder}: the gradebook holds no run; grade something first")
+    return run
 
 
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:

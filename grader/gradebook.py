@@ -15,24 +15,34 @@ import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lab.assignment import Assignment, default
 from lab.scoring import Result, totals
 
-from .graded import Flag, Graded, Run
+from .graded import Answer, Flag, Graded, Mark, Run
 from .report import plain
 
 __all__ = ["Flag", "Gradebook", "GradebookError", "Graded", "Run"]
 
-FORMAT = 1  # PRAGMA user_version: raise it when a table changes
+FORMAT = 2  # PRAGMA user_version: raise it when a table changes
 APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
 TEXT_LIMIT = 20_000  # characters of a message or an output that are kept
 NOTES_LIMIT = 100
 
 _OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
+# Marks belong to a name, not to a run: they stay when it is graded again. Each is kept; the latest counts.
+_WRITTEN = f"""
+CREATE TABLE answer (
+    {_OWNED}, question TEXT NOT NULL, given TEXT NOT NULL, outcome TEXT NOT NULL, share REAL NOT NULL,
+    message TEXT NOT NULL);
+CREATE INDEX answer_submission ON answer (submission);
+CREATE TABLE rubric (
+    name NOT NULL, question TEXT NOT NULL, criterion TEXT NOT NULL, points REAL NOT NULL, comment TEXT NOT NULL,
+    "by" TEXT NOT NULL, at TEXT NOT NULL, text TEXT NOT NULL);
+"""
 _SCHEMA = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY, seed TEXT NOT NULL, profile TEXT NOT NULL, isolation TEXT NOT NULL,
@@ -49,9 +59,11 @@ CREATE TABLE result (
 CREATE TABLE flag ({_OWNED}, kind TEXT NOT NULL, detail TEXT NOT NULL);
 CREATE INDEX result_submission ON result (submission);
 CREATE INDEX flag_submission ON flag (submission);
+{_WRITTEN}
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {FORMAT};
 """
+_UPGRADES = {1: _WRITTEN}  # format → what makes the next one of it
 
 
 class GradebookError(RuntimeError):
@@ -147,12 +159,24 @@ class Gradebook:
                 _insert(self._db, "result", (key, *_result_row(result)))
             for flag in graded.flags:
                 _insert(self._db, "flag", (key, plain(flag.kind, 200), plain(flag.detail, TEXT_LIMIT)))
+            for a in graded.answers:
+                said = (plain(a.given, TEXT_LIMIT), a.outcome, _finite(a.share), plain(a.message, 1000))
+                _insert(self._db, "answer", (key, a.question, *said))
+
+    def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
+        """Write down what people gave, (name of a submission, mark): all of it or nothing."""
+        with self._errors(), self._transaction():
+            for name, m in marks:
+                says = (m.question, m.criterion, m.points, plain(m.comment, TEXT_LIMIT), plain(m.by, 200))
+                _insert(self._db, "rubric", (_exact(name), *says, m.at, m.text))
 
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, in the order of names."""
         of_run = "WHERE submission IN (SELECT id FROM submission WHERE run = ?) ORDER BY rowid"
         results: dict[int, list[Result]] = defaultdict(list)
         flags: dict[int, list[Flag]] = defaultdict(list)
+        answers: dict[int, list[Answer]] = defaultdict(list)
+        marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
         with (
             self._errors(),
             self._transaction("DEFERRED"),
@@ -163,6 +187,10 @@ class Gradebook:
                 results[key].append(Result(*row))
             for key, kind, detail in db.execute(f"SELECT * FROM flag {of_run}", (run,)):
                 flags[key].append(Flag(kind, detail))
+            for key, *row in db.execute(f"SELECT * FROM answer {of_run}", (run,)):
+                answers[key].append(Answer(*row))
+            for name, *row in db.execute("SELECT * FROM rubric ORDER BY rowid"):
+                marks[_text(name)][row[0], row[1]] = Mark(*row)
             columns = "id, name, source, hash, status, message, seconds, notes"
             rows = db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)).fetchall()
         found = [
@@ -176,6 +204,8 @@ class Gradebook:
                 json.loads(notes),
                 results[key],
                 flags[key],
+                answers[key],
+                list(marks[_text(name)].values()) if _text(name) in marks else [],
             )
             for key, name, source, hash, status, says, spent, notes in rows
         ]
@@ -189,6 +219,8 @@ class Gradebook:
         new = empty and (application, version) == (0, 0)
         if not new and application != APPLICATION:
             raise GradebookError(f"{self.path}: not a gradebook but another SQLite file; give another path")
+        while not new and version in _UPGRADES:
+            version = self._upgrade(version)
         if not new and version != FORMAT:
             raise GradebookError(
                 f"{self.path}: gradebook of format {version}, this grader reads format {FORMAT}; "
@@ -206,6 +238,15 @@ class Gradebook:
             with self._transaction():
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     self._db.execute(statement)
+
+    def _upgrade(self, version: int) -> int:
+        """Make the next format of the one it has, in place and at once; the format it then has."""
+        with self._transaction():
+            if self._db.execute("PRAGMA user_version").fetchone()[0] == version:  # nobody else was faster
+                for statement in filter(str.strip, _UPGRADES[version].split(";")):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {version + 1}")
+        return version + 1
 
     @contextlib.contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:

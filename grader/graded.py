@@ -31,6 +31,30 @@ class Flag:
     detail: str
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What became of one written question."""
+
+    question: str  # "ddp.ring_bytes"
+    given: str  # as the student wrote it: "1.5 MB", or the prose itself
+    outcome: str  # "right", "near", "wrong", "unreadable", "missing", "unjudged", or "prose" for a person
+    share: float = 0.0  # of its points; of prose 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a person gave for one criterion of a question in prose."""
+
+    question: str
+    criterion: str
+    points: float
+    comment: str
+    by: str
+    at: str  # UTC, "2026-01-31 23:59:59"
+    text: str = ""  # which text was marked, by grader.written.text_id
+
+
 @dataclass
 class Graded:
     """One submission as graded; `source` is where it came from, `hash` what it held."""
@@ -44,6 +68,8 @@ class Graded:
     notes: list[str] = field(default_factory=list)  # what unpacking left out or changed
     results: list[Result] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
+    marks: list[Mark] = field(default_factory=list)  # the latest of each criterion, from the gradebook
 
     def scores(self, assignment: Assignment, ids: Iterable[str] | None = None) -> list[ExerciseScore]:
         """Points of each exercise in ids (default: all), computed from the results."""

@@ -74,13 +74,17 @@ class Assignment:
 
 def load(path: Path = ROOT / "assignment.toml") -> Assignment:
     """Read and check an assignment. Raises AssignmentError with one line that names the key at fault."""
+    return _Reader(path.name).assignment(parsed(path))
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """A TOML file of ours. Raises AssignmentError with one line."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise AssignmentError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AssignmentError(f"{path}: not TOML: {error}") from None
-    return _Reader(path.name).assignment(data)
 
 
 @functools.cache
@@ -88,8 +92,8 @@ def default() -> Assignment:
     return load()
 
 
-class _Reader:
-    """Turns parsed TOML into an Assignment; knows where it is, so that errors can say so."""
+class Reader:
+    """Reads parsed TOML key by key; knows where it is, so that errors can say so."""
 
     def __init__(self, file: str):
         self.file = file
@@ -116,6 +120,10 @@ class _Reader:
         if not all(isinstance(v, str) for v in values):
             raise self.fail(f"{where}{key}", "a list of strings", values)
         return tuple(values)
+
+
+class _Reader(Reader):
+    """Turns parsed TOML into an Assignment."""
 
     def assignment(self, data: dict) -> Assignment:
         self.only(data, {"title", "version", "split", "stage", "exercise", "profiles"}, "")

@@ -73,6 +73,36 @@ def hint(
         _next(asked, level)
 
 
+@app.command()
+def answers(
+    folder: Annotated[Path, typer.Argument(help="Where answers.toml and writeup.md are.")] = ROOT / "student",
+) -> None:
+    """Whether your written answers can be read, have the right unit and are plausible; not whether they are right."""
+    from . import answers as written
+    from .questions import default as questions
+
+    if not folder.is_dir():
+        raise AssignmentError(f"answers: expected a folder, got {folder}")
+    asked = questions().questions
+    given, notes = written.read(folder, asked.values())
+    width = max(map(len, asked))
+    for g in given:
+        mark, colour, says = "✓", "green", g.shown
+        if g.problem:
+            mark, colour, says = "✗", "red", g.problem
+        elif g.value is None:
+            mark, colour, says = "·", "dim", f"not answered: {g.question.asks}"
+        elif g.doubt:
+            mark, colour, says = "?", "yellow", f"{g.shown} is far off: {g.doubt}; look at the unit"
+        elif g.question.kind == "prose":
+            says = f"{len(g.shown.split())} words"
+        out.print(f"{mark} {g.question.id:<{width}}  {says}", style=colour, markup=False, soft_wrap=True)
+    for note in notes:
+        out.print(f"✗ {note}", style="red", markup=False, soft_wrap=True)
+    out.print(f"{sum(g.value is not None for g in given)} of {len(given)} answered", style="bold")
+    sys.exit(1 if notes or any(g.problem for g in given) else 0)
+
+
 def next_exercise(known: Assignment) -> Exercise | None:
     """The first exercise, in the handout's order, that does not pass yet."""
     return next((s.exercise for s in score(known, remembered()) if not s.passed), None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lab.assignment import Assignment, Exercise
 from lab.scoring import ExerciseScore, score, totals
 
+from .. import written
 from ..graded import Graded
 from . import labels, one_line, page_name, plain
 from .summary import readable, state
@@ -28,6 +29,7 @@ class ClassRow:
     not_run: float
     states: list[str]
     message: str
+    written: tuple[float, float, float]  # points earned, possible, and not marked yet
 
     @property
     def inconclusive(self) -> float:
@@ -61,6 +63,11 @@ class ClassSummary:
     median_earned: float | None
 
     @property
+    def written(self) -> bool:
+        """Whether anything written was asked."""
+        return any(r.graded.answers for r in self.rows)
+
+    @property
     def graded(self) -> list[ClassRow]:
         return [r for r in self.rows if r.graded.status == "graded"]
 
@@ -85,7 +92,7 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
         scores = g.scores(assignment, ids)
         states = [state(s) for s in scores]
         row = (shown[name], page_name(name), g, scores, *totals(scores), states, plain(g.message, 1000))
-        rows.append(ClassRow(*row))
+        rows.append(ClassRow(*row, written.totals(written.score(g))))
     rows.sort(key=lambda r: (r.label.casefold(), r.label))
     judged = [r for r in rows if r.share is not None]
     shares = [r.share for r in judged if r.share is not None]

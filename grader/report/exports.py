@@ -18,6 +18,7 @@ from typing import Any
 from lab.assignment import Assignment
 from lab.scoring import ExerciseScore, KindScore, Result, totals
 
+from .. import written
 from ..graded import Graded, Run
 from . import labels, one_line, page_name, plain
 from .html import points, write_atomically
@@ -29,7 +30,7 @@ _FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE incl
 
 
 def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
-    """Gradescope's results.json: one test for each exercise and kind; their scores add up to the score.
+    """Gradescope's results.json: a test for each exercise and kind, and each written question; they add up.
 
     Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
     Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
@@ -41,6 +42,7 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
         tests = [_entry("submission", "1", 0.0, total, False, why)]
     else:
         tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
+        tests += [_answer(s, len(scores) + i) for i, s in enumerate(written.score(graded), 1)]
     return {
         "score": round(math.fsum(t["score"] for t in tests), 4),
         "execution_time": round(graded.seconds, 3),
@@ -62,21 +64,22 @@ def evidence(graded: Graded) -> str:
 def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> list[list[str | float]]:
     """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell.
 
-    What is inconclusive is a part of what was not run.
+    What is inconclusive is a part of what was not run. The written part is in three columns of its own: points, those
+    possible so far, and those of prose that nobody has marked yet.
     """
     ids = list(ids)
     shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
-    rows: list[list[str | float]] = [
-        ["submission", "status", "earned", "possible", "not_run", "inconclusive", *exercises, "flags", "message"]
-    ]
+    sums = ["earned", "possible", "not_run", "inconclusive", "written", "written_possible", "written_unmarked"]
+    rows: list[list[str | float]] = [["submission", "status", *sums, *exercises, "flags", "message"]]
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         g = graded[name]
         scores = g.scores(assignment, ids)
         cells: list[str | float] = [_number(s.earned) if s.possible > 0 else "" for s in scores]
-        head = [_cell(shown[name]), g.status]
-        sums = [_number(value) for value in (*totals(scores), sum(s.inconclusive for s in scores))]
-        rows.append([*head, *sums, *cells, len(g.flags), _cell(one_line(g.message, 500))])
+        head = [disarmed(shown[name]), g.status]
+        of_code = (*totals(scores), sum(s.inconclusive for s in scores))
+        numbers = [_number(value) for value in (*of_code, *written.totals(written.score(g)))]
+        rows.append([*head, *numbers, *cells, len(g.flags), disarmed(one_line(g.message, 500))])
     return rows
 
 
@@ -124,7 +127,30 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
             }
             for s in scores
         },
+        "written": _written(g),
         "flags": [{"kind": one_line(f.kind, 200), "detail": plain(f.detail, MESSAGE_LIMIT)} for f in g.flags],
+    }
+
+
+def _written(g: Graded) -> dict[str, Any]:
+    scores = written.score(g)
+    return {
+        **dict(zip(("earned", "possible", "unmarked"), map(_number, written.totals(scores)), strict=True)),
+        "questions": {
+            s.question.id: {
+                "earned": _number(s.earned),
+                "possible": _number(s.possible),
+                "unmarked": _number(s.unmarked),
+                "outcome": s.answer.outcome,
+                "given": plain(s.answer.given, MESSAGE_LIMIT),
+                "message": plain(s.answer.message, MESSAGE_LIMIT),
+                "marks": [
+                    {**asdict(m), "comment": plain(m.comment, MESSAGE_LIMIT), "by": one_line(m.by, 200)}
+                    for m in s.marks.values()
+                ],
+            }
+            for s in scores
+        },
     }
 
 
@@ -149,6 +175,18 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
         counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
         entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
     return entries
+
+
+def _answer(s: written.QuestionScore, number: int) -> dict[str, Any]:
+    """Gradescope's test for one written question; prose is worth nothing until a person has marked it."""
+    lines = [f"{written.OUTCOMES[s.answer.outcome]}. {one_line(s.answer.message, 300)}".strip()]
+    if s.answer.outcome == "prose":
+        lines = [f"{points(s.unmarked)} points to be marked."] if s.unmarked else []
+        lines += [f"{m.criterion}: {points(m.points)}. {plain(m.comment, 1000)}".strip() for m in s.marks.values()]
+    elif s.answer.given:
+        lines.append(f"You answered: {one_line(s.answer.given, 200)}")
+    full = s.possible > 0 and s.earned >= s.possible
+    return _entry(f"{s.question.id} (written)", f"{number}", s.earned, s.possible, full, "\n".join(lines))
 
 
 def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
@@ -186,7 +224,7 @@ def _entry(name: str, number: str, score: float, most: float, passed: bool, outp
     }
 
 
-def _cell(text: str) -> str:
+def disarmed(text: str) -> str:
     """Text that no spreadsheet takes for a formula: an apostrophe in front says so."""
     return f"'{text}" if text.lstrip().startswith(tuple(_FORMULA)) else text
 

@@ -22,9 +22,10 @@ from lab.assignment import Assignment
 from lab.scoring import totals
 
 from ..graded import Graded, Run
+from ..written import OUTCOMES
 from . import labels, one_line, page_name, plain
 from .classroom import class_summary
-from .summary import REASONS, Limits, exercise_views
+from .summary import REASONS, Limits, exercise_views, written_views
 
 PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission prints
 # Tried in order until the page fits: characters of a message, of an output, failures shown an exercise
@@ -47,6 +48,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             notes=[one_line(note, 300) for note in graded.notes[:20]],
             more_notes=max(0, len(graded.notes) - 20),
             totals=totals(scores),
+            written=written_views(graded, limits),
             exercises=exercise_views(scores, graded.results, limits),
             limits=limits,
         )
@@ -99,7 +101,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(points=points, percent=percent, seconds=seconds)
-    environment.globals["reasons"] = REASONS
+    environment.globals.update(reasons=REASONS, outcomes=OUTCOMES)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

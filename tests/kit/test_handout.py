@@ -7,6 +7,7 @@ import re
 import pytest
 
 from lab.assignment import ROOT, default
+from lab.questions import default as questions
 
 CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
@@ -20,11 +21,11 @@ def test_every_relative_link_resolves(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_every_exercise_that_is_named_exists(chapter):
+def test_every_exercise_and_question_that_is_named_exists(chapter):
     known = default()
     stages = "|".join(s.name for s in known.stages)
     for id in re.findall(rf"`((?:{stages})\.[a-z_0-9]+)`", chapter.read_text(encoding="utf-8")):
-        assert id in known.exercises, f"{chapter.name} names {id}"
+        assert id in known.exercises or id in questions().questions, f"{chapter.name} names {id}"
 
 
 @pytest.mark.parametrize("exercise", default().exercises.values(), ids=lambda e: e.id)

@@ -1,0 +1,138 @@
+"""Prose is marked by people in a spreadsheet: out as CSV, back as CSV, kept in the gradebook with who and when.
+
+A row is one criterion of one question of one submission. Half a sheet is fine: an empty cell says nothing, and what was
+said before stays. One bad row, and nothing is taken from the sheet.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from .graded import Graded, Mark
+from .report import labels, one_line, plain
+from .report.exports import disarmed
+from .report.html import write_atomically
+from .written import QuestionScore, score, text_id
+
+COLUMNS = ["name", "question", "criterion", "points possible", "points", "comment", "marked", "what it asks", "answer"]
+READ = COLUMNS[:6]  # what comes back; the rest is for the reader
+ANSWER_LIMIT = 10_000  # characters; a cell holds 32,767
+
+
+class RubricError(ValueError):
+    """A sheet that cannot be taken; a line for each row at fault."""
+
+
+def export(path: Path, graded: Mapping[str, Graded]) -> int:
+    """Write the sheet of all prose that was handed in; the number of rows."""
+    shown = labels(graded)
+    rows: list[list[str | float]] = []
+    for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
+        for s in score(graded[name]):
+            if s.answer.outcome == "prose":
+                rows += _rows(disarmed(shown[name]), s)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    write_atomically(path, "\ufeff" + text.getvalue())  # the mark by which Excel knows UTF-8
+    return len(rows)
+
+
+def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
+    for i, c in enumerate(s.question.criteria):
+        m = s.marks.get(c.name)
+        marked = f"by {one_line(m.by, 200)}, {m.at}{'; the text has changed since' if s.outdated else ''}" if m else ""
+        answer = disarmed(plain(s.answer.given, ANSWER_LIMIT)) if i == 0 else ""
+        points = [c.points, m.points if m else "", disarmed(plain(m.comment, ANSWER_LIMIT)) if m else ""]
+        yield [label, s.question.id, c.name, *points, disarmed(marked), disarmed(c.text), answer]
+
+
+def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, Mark]]:
+    """(name of a submission, mark) of each row that has points and says something new.
+
+    Raises RubricError: an unknown name, question or criterion, points that are no number from 0 to those possible, a
+    row that is there twice, or a file that is no such sheet.
+    """
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
+    shown |= {disarmed(label): name for label, name in shown.items()}
+    scores = {name: {s.question.id: s for s in score(g) if s.answer.outcome == "prose"} for name, g in graded.items()}
+    marks: list[tuple[str, Mark]] = []
+    wrong: list[str] = []
+    seen: dict[tuple[str, str, str], int] = {}
+    for number, cells in _sheet(path):
+        if not cells["points"] and not cells["comment"]:
+            continue
+        try:
+            if not cells["points"]:
+                raise _expected("points", "a number beside the comment", "")
+            if (name := shown.get(cells["name"])) is None:
+                raise _expected("name", "one of the latest run, as exported", cells["name"])
+            if (s := scores[name].get(cells["question"])) is None:
+                raise _expected("question", "one that this submission answered in prose", cells["question"])
+            mark = _mark(cells, s, by, at)
+        except RubricError as error:
+            wrong.append(f"{path}: row {number}: {error}")
+            continue
+        first = seen.setdefault((name, mark.question, mark.criterion), number)
+        before = s.marks.get(mark.criterion)
+        if first != number:
+            wrong.append(f"{path}: row {number}: the same as row {first}; leave one")
+        elif before is None or _said(before) != _said(mark):
+            marks.append((name, mark))
+    if wrong:
+        raise RubricError("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
+    return marks
+
+
+def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, at: str) -> Mark:
+    possible = {c.name: c.points for c in s.question.criteria}
+    criterion, comment = cells["criterion"], cells["comment"]
+    if criterion not in possible:
+        raise _expected("criterion", f"one of {', '.join(possible)}", criterion)
+    points = _number(cells["points"])
+    if not 0 <= points <= possible[criterion]:
+        raise _expected("points", f"0 to {possible[criterion]:g}", cells["points"])
+    if comment == disarmed(comment[1:]):  # as it was exported
+        comment = comment[1:]
+    return Mark(s.question.id, criterion, points, plain(comment, ANSWER_LIMIT), by, at, text_id(s.answer.given))
+
+
+def _expected(column: str, expected: str, came: str) -> RubricError:
+    return RubricError(f"{column}: expected {expected}, got {one_line(came, 100)!r}")
+
+
+def _said(mark: Mark) -> tuple[float, str, str]:
+    return mark.points, mark.comment, mark.text
+
+
+def _sheet(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(row as a spreadsheet counts, cells by heading), whatever it has made of commas, quotes and line ends."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise RubricError(f"{path}: expected a CSV of `grader rubric export`: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RubricError(f"{path}: expected CSV in UTF-8; save it as that") from None
+    heading = text.partition("\n")[0]
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count), strict=True)
+    try:
+        missing = [c for c in READ if c not in (rows.fieldnames or [])]
+        if missing:
+            raise RubricError(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
+        for number, row in enumerate(rows, 2):
+            yield number, {column: (row[column] or "").strip() for column in READ}
+    except csv.Error as error:
+        raise RubricError(f"{path}: line {rows.line_num}: not CSV: {error}") from None
+
+
+def _number(text: str) -> float:
+    """NaN, which is in no range, for what is none. A spreadsheet may write 0.5 as 0,5."""
+    try:
+        return float(text.replace(",", "."))
+    except ValueError:
+        return math.nan

@@ -1,0 +1,185 @@
+"""The written questions of a submission: judged where a number decides, kept for a person where it is prose.
+
+Their points are in a column of their own: what code earns does not change by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab import answers
+from lab.answers import Given
+from lab.assignment import ROOT, AssignmentError
+from lab.questions import Question, default
+
+from .graded import Answer, Graded, Mark
+
+# What a wrong number is off by, and the likely slip: it is told which, not what is right.
+_SLIPS = (
+    (1.024, "KB and KiB mixed up?"),
+    (1.024**2, "MB and MiB mixed up?"),
+    (1.024**3, "GB and GiB mixed up?"),
+    (8.0, "bits and bytes mixed up?"),
+    (100.0, "a share and per cent mixed up?"),
+    (1e3, "the wrong prefix?"),
+    (1e6, "the wrong prefix?"),
+    (1e9, "the wrong prefix?"),
+)
+# What became of an answer, for a reader.
+OUTCOMES = {
+    "right": "right",
+    "near": "near: half of the points",
+    "wrong": "wrong",
+    "unreadable": "cannot be read",
+    "missing": "not answered",
+    "prose": "marked by a person",
+    "unjudged": "could not be judged on this machine",
+}
+BEGIN, END = "<!-- from questions.toml, by `grader stubs` -->", "<!-- end -->"
+
+
+@dataclass(frozen=True)
+class QuestionScore:
+    """points = earned + lost + unmarked; possible = points - unmarked."""
+
+    question: Question
+    answer: Answer
+    marks: dict[str, Mark] = field(default_factory=dict)  # by criterion
+
+    @property
+    def earned(self) -> float:
+        if self.answer.outcome == "prose":
+            return math.fsum(min(m.points, c.points) for c in self.question.criteria if (m := self.marks.get(c.name)))
+        return self.question.points * self.answer.share
+
+    @property
+    def unmarked(self) -> float:
+        """Points that nobody has judged yet, prose above all: neither earned nor lost."""
+        if self.answer.outcome == "unjudged":
+            return self.question.points
+        if self.answer.outcome != "prose":
+            return 0.0
+        return math.fsum(c.points for c in self.question.criteria if c.name not in self.marks)
+
+    @property
+    def possible(self) -> float:
+        return self.question.points - self.unmarked
+
+    @property
+    def outdated(self) -> bool:
+        """Whether another text was marked than the one that is here now."""
+        return any(m.text != text_id(self.answer.given) for m in self.marks.values())
+
+
+def judge(root: Path, ids: Iterable[str]) -> tuple[list[Answer], list[str]]:
+    """(an answer for each question in ids, notes for the report) of the submission unpacked at root."""
+    known = default().questions
+    given, notes = answers.read(root, [known[id] for id in ids])
+    return [_judged(g) for g in given], notes
+
+
+def score(graded: Graded) -> list[QuestionScore]:
+    """Points of each written question that was asked; none of a refused submission."""
+    known = default().questions
+    marks: dict[str, dict[str, Mark]] = {}
+    for mark in graded.marks:
+        marks.setdefault(mark.question, {})[mark.criterion] = mark
+    return [
+        QuestionScore(known[a.question], a, marks.get(a.question, {}) if a.outcome == "prose" else {})
+        for a in graded.answers
+        if a.question in known
+    ]
+
+
+def totals(scores: Iterable[QuestionScore]) -> tuple[float, float, float]:
+    """(earned, possible, unmarked) in points."""
+    scores = list(scores)
+    return (
+        math.fsum(s.earned for s in scores),
+        math.fsum(s.possible for s in scores),
+        math.fsum(s.unmarked for s in scores),
+    )
+
+
+def text_id(text: str) -> str:
+    """Tells one text from another, however it is spaced."""
+    return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def generated(student: Path, handout: Path = ROOT / "handout") -> dict[Path, str]:
+    """What questions.toml is turned into: the student's two files, and the questions in each chapter.
+
+    Raises AssignmentError for a chapter that has no place for them.
+    """
+    questions = default()
+    made = {student / name: text for name, text in answers.templates(questions).items()}
+    for stage in dict.fromkeys(q.stage for q in questions.questions.values()):
+        chapter = handout / f"{stage}.md"
+        before, begin, rest = chapter.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
+        _, end, after = rest.partition(f"{END}\n")
+        if not (begin and end):
+            raise AssignmentError(f"{chapter.name}: expected {BEGIN} … {END} around its questions; put both in")
+        made[chapter] = before + begin + section(questions.of_stage(stage)) + end + after
+    return made
+
+
+def out_of_step(student: Path) -> dict[Path, str]:
+    """Of what is generated, the files that say something else, with what they should say."""
+    return {
+        path: text for path, text in generated(student).items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    }  # fmt: skip
+
+
+def section(questions: Iterable[Question]) -> str:
+    """The questions of a chapter, in Markdown."""
+    lines = []
+    for q in questions:
+        worth = f"{q.points:g} {'point' if q.points == 1 else 'points'}"
+        lines += answers.wrapped(f"**Question `{q.id}`** ({worth}; {q.asks}). {q.text}")
+        for item in (*(f"{letter}: {text}" for letter, text in q.options), *_criteria(q)):
+            lines += answers.wrapped(item, "- ", "  ")
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _criteria(q: Question) -> Iterable[str]:
+    alike = {c.points for c in q.criteria} == {1}
+    return (f"*{c.name}*{'' if alike else f' ({c.points:g})'}: {c.text}" for c in q.criteria)
+
+
+def _judged(g: Given) -> Answer:
+    q = g.question
+    if g.problem:
+        return Answer(q.id, g.shown, "unreadable", 0.0, g.problem)
+    if g.value is None:
+        return Answer(q.id, "", "missing")
+    if q.kind == "prose":
+        return Answer(q.id, g.shown, "prose")
+    from lab.runner import ProbeFailed, RoomLost
+
+    from .truths import truth  # which imports torch: nobody waits for it who answered nothing
+
+    try:
+        want = truth(q.id)
+    except (ProbeFailed, RoomLost) as error:  # no reference to measure here, or the machine is too busy
+        return Answer(q.id, g.shown, "unjudged", 0.0, str(error).partition("\n")[0])
+    if q.kind == "choice":
+        right = g.value == want
+        return Answer(q.id, g.shown, "right" if right else "wrong", float(right))
+    assert isinstance(want, float | int)
+    assert isinstance(g.value, float)
+    off = abs(g.value - want) / abs(want)
+    for band, outcome, share in zip(q.bands, ("right", "near"), (1.0, 0.5), strict=False):
+        if off <= band * (1 + 1e-9):
+            return Answer(q.id, g.shown, outcome, share)
+    message = f"asked for {q.closeness}"
+    for factor, slip in _SLIPS:
+        if any(abs(g.value * f - want) <= q.bands[0] * abs(want) for f in (factor, 1 / factor)):
+            message += f"; {slip}"
+            break
+    return Answer(q.id, g.shown, "wrong", 0.0, message)

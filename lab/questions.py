@@ -1,0 +1,191 @@
+"""The written questions as data: what is asked, in which unit, how closely, and what it is worth.
+
+questions.toml holds no answers: what is right the grader works out. Here is what student, chapter and grader share.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .assignment import ROOT, Assignment, Reader, parsed
+from .assignment import default as default_assignment
+from .units import known
+
+KINDS = ("number", "choice", "prediction", "prose")
+_FIELDS = {
+    "number": {"points", "given", "unit", "tolerance", "range"},
+    "prediction": {"points", "given", "unit", "bands", "range"},
+    "choice": {"points", "given", "options"},
+    "prose": {"criteria"},
+}
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a person marks prose by."""
+
+    name: str
+    points: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """One written question; `text` is Markdown, with the numbers of `given` filled in."""
+
+    id: str  # "ddp.ring_bytes": no exercise is called so
+    kind: str  # one of KINDS
+    points: float
+    text: str
+    given: dict[str, Any]
+    unit: str = ""  # of a number; "" is a plain number
+    bands: tuple[float, ...] = ()  # relative: a number has one, its tolerance; a prediction two, all points and half
+    range: tuple[float, float] = (-math.inf, math.inf)  # what is plausible, in `unit`
+    options: tuple[tuple[str, str], ...] = ()  # of a choice: (letter, text)
+    criteria: tuple[Criterion, ...] = ()  # of prose
+
+    @property
+    def stage(self) -> str:
+        return self.id.partition(".")[0]
+
+    @property
+    def closeness(self) -> str:
+        """How close a number has to be for any points: "to 1 %"."""
+        return "exactly" if self.bands[-1] <= 0.001 else f"to {_percent(self.bands[-1])}"
+
+    @property
+    def asks(self) -> str:
+        """What an answer has to be, in a few words: "in MB, to 1 %"."""
+        if self.kind == "prose":
+            return "in writeup.md"
+        if self.kind == "choice":
+            return "a letter"
+        unit = f"in {self.unit}" if self.unit else "a number"
+        if self.kind == "prediction":
+            return f"a prediction, {unit}: within {_percent(self.bands[0])} all points, {_percent(self.bands[1])} half"
+        return f"{unit}, {self.closeness}"
+
+
+@dataclass(frozen=True)
+class Questions:
+    questions: dict[str, Question]  # in the order of the handout
+    profiles: dict[str, tuple[str, ...]]
+
+    def of_profile(self, profile: str) -> tuple[str, ...]:
+        """The ids that a profile asks; none if it is not named."""
+        return self.profiles.get(profile, ())
+
+    def of_stage(self, stage: str) -> list[Question]:
+        return [q for q in self.questions.values() if q.stage == stage]
+
+
+def load(path: Path = ROOT / "questions.toml", assignment: Assignment | None = None) -> Questions:
+    """Read and check them. Raises AssignmentError with one line that names the key at fault."""
+    return _Reader(path.name, assignment or default_assignment()).questions(parsed(path))
+
+
+@functools.cache
+def default() -> Questions:
+    return load()
+
+
+class _Reader(Reader):
+    def __init__(self, file: str, assignment: Assignment):
+        super().__init__(file)
+        self.assignment = assignment
+
+    def questions(self, data: dict) -> Questions:
+        self.only(data, {"question", "profiles"}, "")
+        questions: dict[str, Question] = {}
+        for i, table in enumerate(self.get(data, "question", "", list, "a list of tables")):
+            if not isinstance(table, dict):
+                raise self.fail(f"question[{i}]", "a table", table)
+            q = self.question(table, f"question[{i}].")
+            if q.id in questions or q.id in self.assignment.exercises:
+                raise self.fail(f"question[{i}].id", "an id that no question and no exercise has", q.id)
+            questions[q.id] = q
+        return Questions(questions, self.profiles(self.get(data, "profiles", "", dict, "a table"), questions))
+
+    def question(self, table: dict, where: str) -> Question:
+        id = self.get(table, "id", where, str, 'a string "stage.name"')
+        stages = [s.name for s in self.assignment.stages]
+        stage, _, name = id.partition(".")
+        if stage not in stages or not name.isidentifier():
+            raise self.fail(f"{where}id", f'"stage.name" with a stage of {", ".join(stages)}', id)
+        where = f"{id}: "
+        kind = self.get(table, "kind", where, str, f"one of {', '.join(KINDS)}")
+        if kind not in KINDS:
+            raise self.fail(f"{where}kind", f"one of {', '.join(KINDS)}", kind)
+        self.only(table, {"id", "kind", "text", *_FIELDS[kind]}, where)
+        given = self.get(table, "given", where, dict, "a table") if "given" in table else {}
+        text = self.get(table, "text", where, str, "a string")
+        try:
+            text = text.format(**given)
+        except (KeyError, IndexError, ValueError) as error:
+            raise self.fail(f"{where}text", "names of `given` in braces", f"{type(error).__name__} {error}") from None
+        criteria = self.criteria(table, where) if kind == "prose" else ()
+        points = sum(c.points for c in criteria) if criteria else self.positive(table, "points", where)
+        number = self.number(table, kind, where) if kind in ("number", "prediction") else {}
+        options = self.options(table, where) if kind == "choice" else ()
+        return Question(id, kind, points, text, given, **number, options=options, criteria=criteria)
+
+    def positive(self, table: dict, key: str, where: str) -> float:
+        value = self.get(table, key, where, (int, float), "a number above 0")
+        if not 0 < value < math.inf:
+            raise self.fail(f"{where}{key}", "a number above 0", value)
+        return float(value)
+
+    def numbers(self, table: dict, key: str, where: str, count: int) -> tuple[float, ...]:
+        expected = f"{count} numbers, the smaller first"
+        values = self.get(table, key, where, list, expected)
+        if len(values) != count or not all(type(v) in (int, float) for v in values) or sorted(values) != values:
+            raise self.fail(f"{where}{key}", expected, values)
+        return tuple(map(float, values))
+
+    def number(self, table: dict, kind: str, where: str) -> dict[str, Any]:
+        unit = self.get(table, "unit", where, str, "a unit, or an empty string for a plain number")
+        if not known(unit):
+            raise self.fail(f"{where}unit", "a unit of bytes, seconds, FLOPs, a rate or a share, or a word", unit)
+        one = kind == "number"
+        bands = (self.positive(table, "tolerance", where),) if one else self.numbers(table, "bands", where, 2)
+        return {"unit": unit, "bands": bands, "range": self.numbers(table, "range", where, 2)}
+
+    def options(self, table: dict, where: str) -> tuple[tuple[str, str], ...]:
+        options = self.get(table, "options", where, dict, "a table of letters")
+        if len(options) < 2 or not all(isinstance(v, str) and k.isalpha() and len(k) == 1 for k, v in options.items()):
+            raise self.fail(f"{where}options", "at least two letters, each with a text", options)
+        return tuple(options.items())
+
+    def criteria(self, table: dict, where: str) -> tuple[Criterion, ...]:
+        found: dict[str, Criterion] = {}
+        for i, c in enumerate(self.get(table, "criteria", where, list, "a list of tables")):
+            here = f"{where}criteria[{i}]."
+            if not isinstance(c, dict):
+                raise self.fail(here.rstrip("."), "a table", c)
+            self.only(c, {"name", "points", "text"}, here)
+            name = self.get(c, "name", here, str, "a string")
+            if name in found:
+                raise self.fail(f"{here}name", "a name not used before in this question", name)
+            found[name] = Criterion(name, self.positive(c, "points", here), self.get(c, "text", here, str, "a string"))
+        if not found:
+            raise self.fail(f"{where}criteria", "at least one", [])
+        return tuple(found.values())
+
+    def profiles(self, table: dict, questions: dict[str, Question]) -> dict[str, tuple[str, ...]]:
+        profiles = {}
+        for name, ids in table.items():
+            if name not in self.assignment.profiles:
+                raise self.fail("profiles", f"profiles of assignment.toml, {', '.join(self.assignment.profiles)}", name)
+            ids = list(questions) if ids == "all" else ids
+            if not isinstance(ids, list) or not all(i in questions for i in ids) or len(set(ids)) != len(ids):
+                raise self.fail(f"profiles.{name}", '"all" or a list of question ids, each once', ids)
+            profiles[name] = tuple(q for q in questions if q in ids)
+        return profiles
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"

@@ -1,0 +1,47 @@
+"""Numbers with units: "1.5 MB" and "1500000 B" are one answer, "1.5 Mb" is none."""
+
+from __future__ import annotations
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_TABLE: dict[str, tuple[str, float]] = {
+    **{f"{p}B": ("bytes", n) for p, n in {**_PREFIXES, **_BINARY}.items()},
+    **{f"{p}B/s": ("bytes a second", n) for p, n in {**_PREFIXES, **_BINARY}.items()},
+    **{f"{p}FLOP": ("FLOPs", n) for p, n in _PREFIXES.items()},
+    **{f"{p}FLOP/s": ("FLOPs a second", n) for p, n in _PREFIXES.items()},
+    "s": ("seconds", 1.0),
+    "ms": ("seconds", 1e-3),
+    "µs": ("seconds", 1e-6),
+    "us": ("seconds", 1e-6),
+    "ns": ("seconds", 1e-9),
+    "min": ("seconds", 60.0),
+    "h": ("seconds", 3600.0),
+    "%": ("a share", 0.01),
+    "x": ("a share", 1.0),
+}
+
+
+class UnitError(ValueError):
+    """A unit that is none, or of another kind; the message says which were expected and what came."""
+
+
+def known(unit: str) -> bool:
+    """Whether a question may ask for this unit: one of the table, a word for what is counted, or none."""
+    return unit in _TABLE or unit == "" or unit.isalpha()
+
+
+def in_base(value: float, unit: str, asked: str) -> float:
+    """The value in bytes, seconds, FLOPs, their rates, a share of 1, or what is counted. Raises UnitError.
+
+    asked: the unit of the question, whose kind `unit` must be. in_base(1.5, "MiB", "MB") is 1572864.
+    """
+    given = unit.strip().replace("\u03bc", "\u00b5").replace("FLOPs", "FLOP")
+    if asked not in _TABLE:
+        if given not in (asked, ""):
+            raise UnitError(f"expected {asked or 'no unit'}, got {unit[:40]!r}")
+        return value
+    kind = _TABLE[asked][0]
+    if given not in _TABLE or _TABLE[given][0] != kind:
+        alike = ", ".join(u for u, (k, _) in _TABLE.items() if k == kind and u != "us" and u[:2] not in ("KB", "KF"))
+        raise UnitError(f"expected a unit of {kind} ({alike}), got {unit[:40]!r}")
+    return value * _TABLE[given][1]
