@@ -189,6 +189,20 @@ def mutants(
     sys.exit(0 if all(m.fine(o) for o in outcome.values()) else 1)
 
 
+@app.command()
+def release(
+    out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("shardlings-student.zip"),
+) -> None:
+    """What students get, searched for solutions first: stubs, tests, lab, chapters, notebooks."""
+    from . import release as releases
+
+    try:
+        count = releases.archive(out_file)
+    except releases.ReleaseError as error:
+        raise Wrong(str(error)) from None
+    out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)
+
+
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:
     if profile not in assignment.profiles:
         raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")
