@@ -57,17 +57,17 @@ def files() -> dict[str, bytes]:
     found = {name: (ROOT / name).read_bytes() for name in _WHOLE}
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
     found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
-    found |= _read(p for p in _below("lab"))
-    found |= _read(p for p in _below("tests") if p.relative_to(ROOT).parts[1] != "kit")
-    found |= _read(p for p in (ROOT / "handout").glob("*.md") if p.name not in _INSTRUCTORS)
-    found |= _read(p for p in (ROOT / "notebooks").glob("*.py") if p.name != "build.py")
+    found |= read(p for p in below("lab"))
+    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] != "kit")
+    found |= read(p for p in (ROOT / "handout").glob("*.md") if p.name not in _INSTRUCTORS)
+    found |= read(p for p in (ROOT / "notebooks").glob("*.py") if p.name != "build.py")
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         found[f"notebooks/{path.name}"] = _notebook(path)
     found["README.md"] = (HERE / "README.md").read_bytes()
     found["Makefile"] = _makefile().encode()
     found["pyproject.toml"] = _pyproject().encode()
     for name, data in list(found.items()):
-        found |= _read(p for p in _pictures(name, data))
+        found |= read(p for p in _pictures(name, data))
     for name in found:
         if PurePosixPath(name).suffix not in _KINDS:
             raise ReleaseError(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
@@ -119,13 +119,14 @@ def _there(name: str) -> bool:
     return (ROOT / name).is_file()
 
 
-def _below(folder: str) -> Iterable[Path]:
+def below(folder: str) -> Iterable[Path]:
     """The kit's files below a folder; no caches, nothing hidden."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
     return (p for p in paths if not any(n.startswith(".") or n == "__pycache__" for n in p.relative_to(ROOT).parts))
 
 
-def _read(paths: Iterable[Path]) -> dict[str, bytes]:
+def read(paths: Iterable[Path]) -> dict[str, bytes]:
+    """Files of the kit by their name in it."""
     return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in sorted(paths)}
 
 
