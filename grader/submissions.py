@@ -138,13 +138,17 @@ def _named(paths: list[Path]) -> list[Submission]:
 
 
 def _root_of(members: list[Member], name: str) -> tuple[str, ...]:
-    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders."""
+    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders.
+
+    Of a whole kit, as a repository holds it, that is student/.
+    """
     paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(_ignored, m.parts))]
     root: tuple[str, ...] = ()
     for _ in range(4):
         here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
         if here & set(_stages()):
             return root
+        here &= {"student"} if "student" in here else here
         if len(here) != 1:
             break
         root = (*root, *here)

@@ -1,0 +1,191 @@
+"""Who wrote what somebody else wrote, too: a class's submissions beside each other, earlier years' and the kit's own.
+
+Files are compared with those of the same name by their k-grams, as copydetect cuts them (Schleimer, Wilkerson and Aiken
+2003, "Winnowing"): names, strings, comments and layout do not count. What the stubs hold is left out, and so is what
+is too short to say anything. Short exercises look alike whoever writes them: a person reads both and decides.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from copydetect import CodeFingerprint, compare_files
+
+from lab.assignment import ROOT, default
+
+from . import mutants, submissions
+from .submissions import Submission, SubmissionError
+
+KIT = "the kit's solutions"
+FLAG = "similar code"
+GRAM = 25  # characters of filtered code, where a name is one
+LEAST = 40  # k-grams that a file must have beyond its stub
+_LONGEST = 100_000  # characters of a file that are looked at
+
+
+@dataclass(frozen=True)
+class Version:
+    """One file as one party has it."""
+
+    label: str  # of the kit, which solution: "reference", or a variant's name
+    text: str
+    print: CodeFingerprint
+
+    @property
+    def grams(self) -> set[int]:
+        return self.print.hashes
+
+
+@dataclass
+class Party:
+    """Whose files are compared."""
+
+    name: str
+    kind: str  # "class", "kit" or "earlier"
+    files: dict[str, list[Version]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """One file of two parties: of the shorter one's k-grams beyond the stub, the share that the other has, too."""
+
+    file: str
+    share: float
+    grams: int  # of the shorter one
+    one: Version
+    other: Version
+
+    def lines(self) -> tuple[set[int], set[int]]:
+        """Line numbers that are alike, from 1, in both."""
+        _, _, slices = compare_files(self.one.print, self.other.print)
+        return _lines_of(self.one.text, slices[0]), _lines_of(self.other.text, slices[1])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A submission of the class beside another party; share is that of all files together."""
+
+    one: Party
+    other: Party
+    share: float
+    files: list[FilePair]  # most alike first
+
+
+def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party | str]:
+    """Each submission as a party, or one line where it cannot be unpacked."""
+    maker = _Prints()
+    for submission in found:
+        with tempfile.TemporaryDirectory(prefix="similarity-") as folder:
+            try:
+                root = submissions.unpack(submission, Path(folder) / "impl").root
+            except SubmissionError as error:
+                yield f"{submission.name}: {error}"
+                continue
+            party = Party(submission.name, kind)
+            for file in _files(root):
+                _add(party, maker.version("", file, root / file))
+            yield party
+
+
+def of_kit() -> Party:
+    """The reference, and every variant of it: of each file all the versions that the kit has."""
+    with tempfile.TemporaryDirectory(prefix="variants-") as folder:
+        party, maker = Party(KIT, "kit"), _Prints()
+        for file in _files(ROOT / "reference"):
+            _add(party, maker.version("reference", file, ROOT / "reference" / file))
+        for variant in (v for stage in default().stages for v in mutants.read("variant", stage.name)):
+            root = mutants.apply(variant, Path(folder))
+            for file in sorted({file for file, _, _ in variant.edits}):
+                _add(party, maker.version(variant.name, file, root / file))
+    return party
+
+
+def pairs(parties: list[Party], tick: Callable[[], None] = lambda: None) -> list[Pair]:
+    """Every submission of the class beside each other party, most alike first."""
+    ours = [p for p in parties if p.kind == "class"]
+    others = [p for p in parties if p.kind != "class"]
+    found = []
+    for one, other in itertools.chain(itertools.combinations(ours, 2), itertools.product(ours, others)):
+        found.append(compare(one, other))
+        tick()
+    return sorted(found, key=lambda p: (-p.share, p.one.name, p.other.name))
+
+
+def compare(one: Party, other: Party) -> Pair:
+    """Two parties, by the files that both wrote; of several versions of a file the one that is most alike."""
+    files = []
+    for name in one.files.keys() & other.files.keys():
+        of_file = (_compare(name, a, b) for a in one.files[name] for b in other.files[name])
+        files.append(max(of_file, key=lambda f: f.share))
+    whole = sum(f.grams for f in files)
+    share = sum(f.share * f.grams for f in files) / whole if whole else 0.0
+    return Pair(one, other, share, sorted(files, key=lambda f: (-f.share, -f.grams, f.file)))
+
+
+def flags(marked: Iterable[Pair]) -> dict[str, list[str]]:
+    """Evidence by submission of the class: with whom, how much, and in which files most."""
+    found: dict[str, list[str]] = {}
+    for pair in marked:
+        most = ", ".join(f"{f.file} {f.share:.0%}" for f in pair.files[:3])
+        for one, other in ((pair.one, pair.other), (pair.other, pair.one)):
+            if one.kind == "class":
+                found.setdefault(one.name, []).append(f"{pair.share:.0%} also in {other.name}; most in {most}")
+    return found
+
+
+def _compare(file: str, one: Version, other: Version) -> FilePair:
+    grams = min(len(one.grams), len(other.grams))
+    return FilePair(file, len(one.grams & other.grams) / grams, grams, one, other)
+
+
+def _files(root: Path) -> list[str]:
+    paths = (p for stage in default().stages for p in (root / stage.name).rglob("*.py"))
+    return sorted(p.relative_to(root).as_posix() for p in paths)
+
+
+def _add(party: Party, version: Version | None) -> None:
+    if version is not None:
+        party.files.setdefault(version.print.filename, []).append(version)
+
+
+class _Prints:
+    """Fingerprints, each text's made once, less what its stub holds."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[str, str], CodeFingerprint] = {}
+        self.stubs: dict[str, set[int]] = {}
+
+    def version(self, label: str, file: str, path: Path) -> Version | None:
+        """The file, or None where it is hardly more than its stub."""
+        text = path.read_bytes()[:_LONGEST].decode(errors="replace").replace("\r\n", "\n")
+        made = self.made.get((file, text))
+        if made is None:
+            made = self.made[file, text] = _print(file, text)
+            made.hashes -= self._stub(file)
+        return Version(label, text, made) if len(made.hashes) >= LEAST else None
+
+    def _stub(self, file: str) -> set[int]:
+        if file not in self.stubs:
+            path = ROOT / "student" / file
+            self.stubs[file] = _print(file, path.read_text(encoding="utf-8")).hashes if path.is_file() else set()
+        return self.stubs[file]
+
+
+def _print(file: str, text: str) -> CodeFingerprint:
+    """Every k-gram (a window of one), for copydetect's own way with boilerplate needs them unique, and they are not."""
+    return CodeFingerprint(file, GRAM, 1, language="python", fp=io.StringIO(text))
+
+
+def _lines_of(text: str, slices: Any) -> set[int]:
+    """slices: starts and ends, in characters; both empty where nothing is alike."""
+    found = set[int]()
+    for start, end in zip(*slices, strict=True) if len(slices) else ():
+        first, last = (text.count("\n", 0, int(place)) + 1 for place in (start, max(end - 1, 0)))
+        found.update(range(first, last + 1))
+    return found
