@@ -265,13 +265,14 @@ def similarity(
     ours, before = submissions.find(paths), submissions.find(earlier) if earlier else []
     with _progress(False) as progress:
         bar = progress.add_task("reading", total=len(ours) + len(before))
-        parties: list[Any] = [alike.of_kit()]
+        parties: list[Any] = []
         for found, kind in ((ours, "class"), (before, "earlier")):
             for party in alike.of_class(found, kind):
                 parties.append(party)
                 progress.update(bar, advance=1)
         left_out = [p for p in parties if isinstance(p, str)]
         parties = [p for p in parties if not isinstance(p, str)]
+        parties.append(alike.of_kit({file for p in parties for file in p.files}))
         of_class = sum(p.kind == "class" for p in parties)
         count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
         progress.update(bar, description="comparing", total=count, completed=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ FLAG = "similar code"
 GRAM = 25  # characters of filtered code, where a name is one
 LEAST = 40  # k-grams that a file must have beyond its stub
 _LONGEST = 100_000  # characters of a file that are looked at
+_SELF = re.compile(r"\b(?:self|cls)\b")
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,18 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
             yield party
 
 
-def of_kit() -> Party:
-    """The reference, and every variant of it: of each file all the versions that the kit has."""
+def of_kit(wanted: Iterable[str]) -> Party:
+    """The reference, and every variant of it: of each file in `wanted` all the versions that the kit has."""
     with tempfile.TemporaryDirectory(prefix="variants-") as folder:
         party, maker = Party(KIT, "kit"), _Prints()
-        for file in _files(ROOT / "reference"):
+        present = set(wanted)
+        for file in sorted(present & set(_files(ROOT / "reference"))):
             _add(party, maker.version("reference", file, ROOT / "reference" / file))
         for variant in (v for stage in default().stages for v in mutants.read("variant", stage.name)):
-            root = mutants.apply(variant, Path(folder))
-            for file in sorted({file for file, _, _ in variant.edits}):
-                _add(party, maker.version(variant.name, file, root / file))
+            if edited := present & {file for file, _, _ in variant.edits}:
+                root = mutants.apply(variant, Path(folder))
+                for file in sorted(edited):
+                    _add(party, maker.version(variant.name, file, root / file))
     return party
 
 
@@ -179,6 +183,7 @@ class _Prints:
 
 def _print(file: str, text: str) -> CodeFingerprint:
     """Every k-gram (a window of one), for copydetect's own way with boilerplate needs them unique, and they are not."""
+    text = _SELF.sub(lambda m: "_" * len(m[0]), text)  # to Pygments these are no names, and could be renamed
     return CodeFingerprint(file, GRAM, 1, language="python", fp=io.StringIO(text))
 
 

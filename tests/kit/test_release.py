@@ -13,6 +13,7 @@ import textwrap
 import zipfile
 
 import pytest
+import yaml
 
 from grader import release
 from lab.assignment import ROOT, default
@@ -106,6 +107,25 @@ def test_what_its_readme_says_works(unpacked):
     code, text = said(unpacked, "make", "-n", "env", "test")
     assert code == 0, text
     for name in re.findall(r"cp (\S+) ", text):
+        assert (unpacked / name).is_file()
+
+
+def test_the_workflow_for_github_classroom_works_in_it(unpacked):
+    """Its last step is run; the others are those of the README."""
+    text = (ROOT / "examples" / "classroom" / ".github" / "workflows" / "classroom.yml").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    install, test, points = (step["run"] for step in job["steps"] if "run" in step)
+    assert said(unpacked, *install.replace("make", "make -n").split())[0] == 0
+    assert said(unpacked, "python", *test.split()[1:], "--collect-only", "--stage", "ddp")[0] == 0
+    (unpacked / ".venv" / "bin").mkdir(parents=True)
+    (unpacked / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (unpacked / ".venv" / "bin" / "python").chmod(0o755)
+    code, told = said(unpacked, "env", f"GITHUB_STEP_SUMMARY={unpacked / 'summary.md'}", "bash", "-ec", points)
+    assert code == 0, told
+    assert "next: " in (unpacked / "summary.md").read_text(encoding="utf-8")
+    for name in re.findall(r"cache-dependency-path: (\S+)", text):
         assert (unpacked / name).is_file()
 
 
