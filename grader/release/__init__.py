@@ -26,7 +26,7 @@ __all__ = ["Leak", "ReleaseError", "Solutions", "archive", "files", "leaks", "so
 HERE = Path(__file__).parent
 NAME = "shardlings"  # the folder that everything unpacks into
 LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
-_WHOLE = ("assignment.toml", "constraints.txt", "LICENSE", ".gitignore")
+_WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
 _KINDS = ("", ".py", ".md", ".toml", ".txt", ".ipynb", ".svg", ".png")  # what can be searched, and pictures
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "clean:")  # paragraphs of the Makefile
@@ -54,7 +54,7 @@ class ReleaseError(ValueError):
 
 def files() -> dict[str, bytes]:
     """Everything of a student's archive, by name. Raises ReleaseError where the kit is not as expected."""
-    found = {name: (ROOT / name).read_bytes() for name in _WHOLE}
+    found = {name: (ROOT / name).read_bytes() for name in _WHOLE if _there(name)}
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
     found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
     found |= read(p for p in below("lab"))

@@ -74,9 +74,9 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
         g = graded[name]
         scores = g.scores(assignment, ids)
         cells: list[str | float] = [_number(s.earned) if s.possible > 0 else "" for s in scores]
-        head = [cell(shown[name]), g.status]
+        head = [_cell(shown[name]), g.status]
         sums = [_number(value) for value in (*totals(scores), sum(s.inconclusive for s in scores))]
-        rows.append([*head, *sums, *cells, len(g.flags), cell(one_line(g.message, 500))])
+        rows.append([*head, *sums, *cells, len(g.flags), _cell(one_line(g.message, 500))])
     return rows
 
 
@@ -186,7 +186,7 @@ def _entry(name: str, number: str, score: float, most: float, passed: bool, outp
     }
 
 
-def cell(text: str) -> str:
+def _cell(text: str) -> str:
     """Text that no spreadsheet takes for a formula: an apostrophe in front says so."""
     return f"'{text}" if text.lstrip().startswith(tuple(_FORMULA)) else text
 

@@ -37,7 +37,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
     scores = graded.scores(assignment, ids)
     page = ""
     for limits in _LEVELS:
-        page = render(
+        page = _render(
             "submission.html",
             title=labels([graded.name])[graded.name],
             assignment=assignment,
@@ -58,7 +58,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
 def class_page(graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Iterable[str]) -> str:
     """The instructor's page: distribution, hardest exercises, every submission, evidence, refusals."""
     summary = class_summary(graded, assignment, list(ids))
-    return render("index.html", title=assignment.title, assignment=assignment, run=run, summary=summary)
+    return _render("index.html", title=assignment.title, assignment=assignment, run=run, summary=summary)
 
 
 def write_reports(
@@ -84,8 +84,7 @@ def write_atomically(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def render(template: str, **values: Any) -> str:
-    """One of the templates beside this file, with everything in it escaped."""
+def _render(template: str, **values: Any) -> str:
     return _templates().get_template(template).render(**values)
 
 

@@ -17,7 +17,7 @@ from lab.scoring import totals
 
 from ..graded import Graded, Run
 from . import labels, one_line
-from .html import render, write_atomically
+from .html import _render, write_atomically
 
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.measure.compare.Comparison says it
 
@@ -101,6 +101,6 @@ def write(
     timed = sorted({id for row in board for id in row.ratios})
     title = "Leaderboard"
     write_atomically(
-        path, render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed)
+        path, _render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed)
     )
     return path

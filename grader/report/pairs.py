@@ -16,8 +16,8 @@ from lab.assignment import Assignment
 
 from ..similarity import FilePair, Pair
 from . import labels, one_line, plain
-from .exports import cell
-from .html import render, write_atomically
+from .exports import _cell
+from .html import _render, write_atomically
 
 SHOWN = 100  # pairs that have a page
 _FILES = 8  # of a pair, most alike first
@@ -33,12 +33,12 @@ def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assi
     for pair, row in list(zip(found, rows, strict=True))[:SHOWN]:
         files = [_side_by_side(f) for f in pair.files[:_FILES] if f.share > 0]
         title = f"{row['one']} and {row['other']}"
-        page = render("pair.html", title=title, assignment=assignment, row=row, files=files)
+        page = _render("pair.html", title=title, assignment=assignment, row=row, files=files)
         write_atomically(folder / "pairs" / f"{row['number']}.html", page)
     values = {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "threshold": threshold}
     notes = [one_line(line, 300) for line in left_out]
     index = folder / "index.html"
-    page = render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values)
+    page = _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values)
     write_atomically(index, page)
     write_atomically(folder / "similarity.json", json.dumps({"left_out": notes, "pairs": rows}, indent=1) + "\n")
     write_atomically(folder / "similarity.csv", _csv(rows))
@@ -75,6 +75,6 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writerow(["submission", "other", "kind", "share", "files", "most_alike", "its_share"])
     for row in rows:
         first: dict[str, Any] = row["files"][0] if row["files"] else {"file": "", "share": 0.0}
-        names = [cell(row["one"]), cell(row["other"]), row["kind"]]
-        writer.writerow([*names, row["share"], len(row["files"]), cell(first["file"]), first["share"]])
+        names = [_cell(row["one"]), _cell(row["other"]), row["kind"]]
+        writer.writerow([*names, row["share"], len(row["files"]), _cell(first["file"]), first["share"]])
     return text.getvalue()
