@@ -64,9 +64,10 @@ class FilePair:
     other: Version
 
     def lines(self) -> tuple[set[int], set[int]]:
-        """Line numbers that are alike, from 1, in both."""
+        """Line numbers that are alike, from 1, in both; not those that are the stub's, too."""
         _, _, slices = compare_files(self.one.print, self.other.print)
-        return _lines_of(self.one.text, slices[0]), _lines_of(self.other.text, slices[1])
+        given = {line.strip() for line in _stub(self.file).split("\n")}
+        return _lines_of(self.one.text, slices[0], given), _lines_of(self.other.text, slices[1], given)
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,14 @@ def of_kit(wanted: Iterable[str]) -> Party:
 
 
 def pairs(parties: list[Party], tick: Callable[[], None] = lambda: None) -> list[Pair]:
-    """Every submission of the class beside each other party, most alike first."""
+    """Every submission of the class beside each other party that wrote one of the same files, most alike first."""
     ours = [p for p in parties if p.kind == "class"]
     others = [p for p in parties if p.kind != "class"]
     found = []
     for one, other in itertools.chain(itertools.combinations(ours, 2), itertools.product(ours, others)):
         found.append(compare(one, other))
         tick()
-    return sorted(found, key=lambda p: (-p.share, p.one.name, p.other.name))
+    return sorted((p for p in found if p.files), key=lambda p: (-p.share, p.one.name, p.other.name))
 
 
 def compare(one: Party, other: Party) -> Pair:
@@ -171,14 +172,19 @@ class _Prints:
         made = self.made.get((file, text))
         if made is None:
             made = self.made[file, text] = _print(file, text)
-            made.hashes -= self._stub(file)
+            made.hashes -= self._of_stub(file)
         return Version(label, text, made) if len(made.hashes) >= LEAST else None
 
-    def _stub(self, file: str) -> set[int]:
+    def _of_stub(self, file: str) -> set[int]:
         if file not in self.stubs:
-            path = ROOT / "student" / file
-            self.stubs[file] = _print(file, path.read_text(encoding="utf-8")).hashes if path.is_file() else set()
+            self.stubs[file] = _print(file, _stub(file)).hashes
         return self.stubs[file]
+
+
+def _stub(file: str) -> str:
+    """Its text; "" where there is none."""
+    path = ROOT / "student" / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _print(file: str, text: str) -> CodeFingerprint:
@@ -187,10 +193,10 @@ def _print(file: str, text: str) -> CodeFingerprint:
     return CodeFingerprint(file, GRAM, 1, language="python", fp=io.StringIO(text))
 
 
-def _lines_of(text: str, slices: Any) -> set[int]:
-    """slices: starts and ends, in characters; both empty where nothing is alike."""
+def _lines_of(text: str, slices: Any, given: set[str]) -> set[int]:
+    """slices: starts and ends, in characters; both empty where nothing is alike. given: lines that do not count."""
     found = set[int]()
     for start, end in zip(*slices, strict=True) if len(slices) else ():
         first, last = (text.count("\n", 0, int(place)) + 1 for place in (start, max(end - 1, 0)))
         found.update(range(first, last + 1))
-    return found
+    return {n for n, line in enumerate(text.split("\n"), 1) if n in found and line.strip() not in given | {""}}
