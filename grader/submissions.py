@@ -42,12 +42,13 @@ class Unpacked:
 def find(paths: list[Path]) -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
-    A folder that has a stage folder is one submission; of any other folder, each sub-folder and each archive is one.
+    A folder that has a stage folder, itself or in student/, is one submission; of any other folder, each sub-folder and
+    each archive is one.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
-        if path.is_dir() and not _stages_in(path):
+        if path.is_dir() and not _stages_in(path) and not _stages_in(path / "student"):
             children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
             if not children:
                 raise SubmissionError(_nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
