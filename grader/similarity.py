@@ -7,6 +7,7 @@ is too short to say anything. Short exercises look alike whoever writes them: a 
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import re
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 from copydetect import CodeFingerprint, compare_files
 
 from lab.assignment import ROOT, default
@@ -37,11 +39,7 @@ class Version:
 
     label: str  # of the kit, which solution: "reference", or a variant's name
     text: str
-    print: CodeFingerprint
-
-    @property
-    def grams(self) -> set[int]:
-        return self.print.hashes
+    grams: numpy.ndarray  # hashes beyond the stub's, sorted, each once
 
 
 @dataclass
@@ -65,7 +63,7 @@ class FilePair:
 
     def lines(self) -> tuple[set[int], set[int]]:
         """Line numbers that are alike, from 1, in both; not those that are the stub's, too."""
-        _, _, slices = compare_files(self.one.print, self.other.print)
+        _, _, slices = compare_files(_beyond(self.file, self.one.text), _beyond(self.file, self.other.text))
         given = {line.strip() for line in _stub(self.file).split("\n")}
         return _lines_of(self.one.text, slices[0], given), _lines_of(self.other.text, slices[1], given)
 
@@ -90,9 +88,10 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
             except SubmissionError as error:
                 yield f"{submission.name}: {error}"
                 continue
-            party = Party(submission.name, kind)
+            year = f"{submission.path.parent.name}/" if kind == "earlier" else ""
+            party = Party(year + submission.name, kind)
             for file in _files(root):
-                _add(party, maker.version("", file, root / file))
+                maker.add(party, "", file, root)
             yield party
 
 
@@ -102,12 +101,12 @@ def of_kit(wanted: Iterable[str]) -> Party:
         party, maker = Party(KIT, "kit"), _Prints()
         present = set(wanted)
         for file in sorted(present & set(_files(ROOT / "reference"))):
-            _add(party, maker.version("reference", file, ROOT / "reference" / file))
+            maker.add(party, "reference", file, ROOT / "reference")
         for variant in (v for stage in default().stages for v in mutants.read("variant", stage.name)):
             if edited := present & {file for file, _, _ in variant.edits}:
                 root = mutants.apply(variant, Path(folder))
                 for file in sorted(edited):
-                    _add(party, maker.version(variant.name, file, root / file))
+                    maker.add(party, variant.name, file, root)
     return party
 
 
@@ -146,7 +145,8 @@ def flags(marked: Iterable[Pair]) -> dict[str, list[str]]:
 
 def _compare(file: str, one: Version, other: Version) -> FilePair:
     grams = min(len(one.grams), len(other.grams))
-    return FilePair(file, len(one.grams & other.grams) / grams, grams, one, other)
+    alike = len(numpy.intersect1d(one.grams, other.grams, assume_unique=True))
+    return FilePair(file, alike / grams, grams, one, other)
 
 
 def _files(root: Path) -> list[str]:
@@ -154,31 +154,32 @@ def _files(root: Path) -> list[str]:
     return sorted(p.relative_to(root).as_posix() for p in paths)
 
 
-def _add(party: Party, version: Version | None) -> None:
-    if version is not None:
-        party.files.setdefault(version.print.filename, []).append(version)
-
-
 class _Prints:
-    """Fingerprints, each text's made once, less what its stub holds."""
+    """Makes versions; the k-grams of each text once, for most of a class's files are as they were handed out."""
 
     def __init__(self) -> None:
-        self.made: dict[tuple[str, str], CodeFingerprint] = {}
-        self.stubs: dict[str, set[int]] = {}
+        self.made: dict[tuple[str, str], numpy.ndarray] = {}
 
-    def version(self, label: str, file: str, path: Path) -> Version | None:
-        """The file, or None where it is hardly more than its stub."""
-        text = path.read_bytes()[:_LONGEST].decode(errors="replace").replace("\r\n", "\n")
-        made = self.made.get((file, text))
-        if made is None:
-            made = self.made[file, text] = _print(file, text)
-            made.hashes -= self._of_stub(file)
-        return Version(label, text, made) if len(made.hashes) >= LEAST else None
+    def add(self, party: Party, label: str, file: str, root: Path) -> None:
+        """Give the party its version of a file, unless that is hardly more than the stub."""
+        text = (root / file).read_bytes()[:_LONGEST].decode(errors="replace").replace("\r\n", "\n")
+        if (file, text) not in self.made:
+            self.made[file, text] = numpy.sort(numpy.fromiter(_beyond(file, text).hashes, numpy.int64))
+        grams = self.made[file, text]
+        if len(grams) >= LEAST:
+            party.files.setdefault(file, []).append(Version(label, text, grams))
 
-    def _of_stub(self, file: str) -> set[int]:
-        if file not in self.stubs:
-            self.stubs[file] = _print(file, _stub(file)).hashes
-        return self.stubs[file]
+
+def _beyond(file: str, text: str) -> CodeFingerprint:
+    """The k-grams of a text, less its stub's."""
+    made = _print(file, text)
+    made.hashes -= _of_stub(file)
+    return made
+
+
+@functools.cache
+def _of_stub(file: str) -> frozenset[int]:
+    return frozenset(_print(file, _stub(file)).hashes)
 
 
 def _stub(file: str) -> str:
