@@ -249,6 +249,103 @@ def _latest(book: Any, folder: Path) -> Any:
     return run
 
 
+@app.command()
+def release(
+    out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("shardlings-student.zip"),
+) -> None:
+    """What students get, searched for solutions first: stubs, tests, lab, chapters, notebooks."""
+    from . import release as releases
+
+    try:
+        count = releases.archive(out_file)
+    except releases.ReleaseError as error:
+        raise Wrong(str(error)) from None
+    out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def gradescope(
+    out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("autograder.zip"),
+    profile: Profile = "full",
+) -> None:
+    """Gradescope's autograder: an archive to upload, with a secret seed of its own."""
+    from .gradescope.archive import archive
+    from .release import ReleaseError
+
+    _ids(default(), profile)
+    try:
+        count = archive(out_file, profile)
+    except ReleaseError as error:
+        raise Wrong(str(error)) from None
+    out.print(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students", soft_wrap=True)
+
+
+@app.command()
+def leaderboard(
+    names: Annotated[Path, typer.Argument(help="A CSV: submission, name. Who is not in it is not shown.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+) -> None:
+    """A page of points and measured ratios, of those who asked for it, by names of their choice."""
+    from .gradebook import Gradebook
+    from .report import leaderboard as boards
+
+    assignment = default()
+    with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
+        run = _latest(book, out_folder)
+        try:
+            page = boards.write(
+                out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), assignment, run,
+                list(_ids(assignment, run.profile)),
+            )  # fmt: skip
+        except boards.NamesError as error:
+            raise Wrong(str(error)) from None
+    out.print(f"leaderboard: {page}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def similarity(
+    paths: Paths,
+    earlier: Annotated[
+        list[Path] | None, typer.Option(help="Submissions of an earlier year; may be given again.")
+    ] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the pages go; with --flag, the gradebook.")] = Path(
+        "out"
+    ),
+    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="The share from which a pair is marked.")] = 0.6,
+    flag: Annotated[bool, typer.Option("--flag", help="Flag marked pairs in the gradebook, too.")] = False,
+) -> None:
+    """Compare submissions with each other, with the kit's solutions and with earlier years. No grade changes."""
+    from . import similarity as alike
+    from . import submissions
+    from .gradebook import Gradebook
+    from .report import pairs as pages
+
+    ours, before = submissions.find(paths), submissions.find(earlier) if earlier else []
+    with _progress(False) as progress:
+        bar = progress.add_task("reading", total=len(ours) + len(before))
+        parties: list[Any] = []
+        for found, kind in ((ours, "class"), (before, "earlier")):
+            for party in alike.of_class(found, kind):
+                parties.append(party)
+                progress.update(bar, advance=1)
+        left_out = [p for p in parties if isinstance(p, str)]
+        parties = [p for p in parties if not isinstance(p, str)]
+        parties.append(alike.of_kit({file for p in parties for file in p.files}))
+        of_class = sum(p.kind == "class" for p in parties)
+        count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
+        progress.update(bar, description="comparing", total=count, completed=0)
+        found_pairs = alike.pairs(parties, lambda: progress.update(bar, advance=1))
+    index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
+    marked = [p for p in found_pairs if p.share >= threshold]
+    if flag:
+        with Gradebook(out_folder / "gradebook.sqlite") as book:
+            run = _latest(book, out_folder)
+            book.flag(run.id, alike.FLAG, alike.flags(marked))
+    for p in marked[:20]:
+        out.print(_plain(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
+    out.print(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}", highlight=False, soft_wrap=True)
+
+
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:
     if profile not in assignment.profiles:
         raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,18 @@ class Gradebook:
             for name, m in marks:
                 says = (m.question, m.criterion, m.points, plain(m.comment, TEXT_LIMIT), plain(m.by, 200))
                 _insert(self._db, "rubric", (_exact(name), *says, m.at, m.text))
+
+    def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
+        """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
+        with self._errors(), self._transaction():
+            keys = {_text(n): k for k, n in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (run,))}
+            if strangers := sorted(set(details) - set(keys)):
+                raise GradebookError(f"{self.path}: no submission {strangers[0]!r} in run {run}; grade it first")
+            for key in keys.values():
+                self._db.execute("DELETE FROM flag WHERE submission = ? AND kind = ?", (key, kind))
+            for name, several in details.items():
+                for detail in several:
+                    _insert(self._db, "flag", (keys[name], kind, plain(detail, TEXT_LIMIT)))
 
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, in the order of names."""

@@ -42,12 +42,13 @@ class Unpacked:
 def find(paths: list[Path]) -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
-    A folder that has a stage folder is one submission; of any other folder, each sub-folder and each archive is one.
+    A folder that has a stage folder, itself or in student/, is one submission; of any other folder, each sub-folder and
+    each archive is one.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
-        if path.is_dir() and not _stages_in(path):
+        if path.is_dir() and not _stages_in(path) and not _stages_in(path / "student"):
             children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
             if not children:
                 raise SubmissionError(_nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
@@ -138,13 +139,17 @@ def _named(paths: list[Path]) -> list[Submission]:
 
 
 def _root_of(members: list[Member], name: str) -> tuple[str, ...]:
-    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders."""
+    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders.
+
+    Of a whole kit, as a repository holds it, that is student/.
+    """
     paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(_ignored, m.parts))]
     root: tuple[str, ...] = ()
     for _ in range(4):
         here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
         if here & set(_stages()):
             return root
+        here &= {"student"} if "student" in here else here
         if len(here) != 1:
             break
         root = (*root, *here)

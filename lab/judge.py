@@ -51,8 +51,12 @@ class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
     """A timed comparison that could not be decided: no points lost, and no pass. pytest shows it as a skip."""
 
 
+DECIDED: list[str] = []  # what the timed comparisons of the running test said: a test that passes tells its ratio
+
+
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:
     """Pass where it is "faster", fail where it is "slower", and leave it undecided where the pairs do not tell."""
+    DECIDED.append(f"{what}: {comparison}")
     if comparison.verdict == "inconclusive":
         raise Inconclusive(f"inconclusive: {what}: {comparison}")
     assert comparison.verdict == "faster", f"{what}: {comparison}" + (f": {cause}" if cause else "")

@@ -22,7 +22,7 @@ import pytest
 from . import assignment as assignments
 from . import forbidden, wire
 from .assignment import KINDS, ROOT, AssignmentError
-from .judge import Inconclusive
+from .judge import DECIDED, Inconclusive
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
@@ -230,6 +230,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn what happened to an exercise's test into a Result, and its text into what a person needs."""
     report = yield
+    if report.when == "setup":
+        DECIDED.clear()
     if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
         return report
     result = _result(item, call, report)
@@ -244,7 +246,7 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
     mark = item.get_closest_marker("exercise")
     assert mark is not None
     base, _, case = item.nodeid.partition("[")
-    outcome, reason, message, output = "passed", "", "", ""
+    outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, Inconclusive):
         outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")

@@ -71,6 +71,11 @@ def said(*command):
         (["mutants", "--stage", "nope"], "--stage: expected one of"),
         (["report", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
         (["stubs", "--reference", "{empty}/nowhere"], "nowhere"),
+        (["gradescope", "--profile", "nope"], "--profile: expected one of"),
+        (["gradescope", "--out", "{empty}"], "--out: expected a place for a file"),
+        (["leaderboard", "{file}", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
+        (["similarity", "nowhere"], "nowhere"),
+        (["similarity", "{one}", "--earlier", "{empty}"], "expected a folder with one of"),
     ],
 )
 def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, arguments, words):

@@ -81,6 +81,16 @@ def test_code_arrives_from_any_wrapping_and_depth(tmp_path: Path, kind: str, pre
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("prefix", ["", "alice-repository/"])
+def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, prefix: str) -> None:
+    make, name = MAKERS[kind]
+    around = {"tests/ddp/test_naive.py": b"", "lab/cli.py": b"", "README.md": b"", "assignment.toml": b""}
+    made = make(tmp_path / name, {f"student/{n}": data for n, data in CODE.items()} | around, prefix)
+    assert unpacked(made, tmp_path)[0] == CODE
+    assert [s.path for s in find([made])] == ([made] if kind != "folder" or not prefix else [made / "alice-repository"])
+
+
+@pytest.mark.parametrize("kind", MAKERS)
 def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
     junk = "conftest.py setup.py .git/config ddp/__pycache__/naive.cpython-311.pyc ddp/.hidden.py notes.ipynb "
     junk += "report.pdf ddp/data.bin ddp/conftest.py results.json grader/cli.py"

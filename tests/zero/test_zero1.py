@@ -13,6 +13,8 @@ tensors, or round robin (tensors of very different sizes, in an order that is ba
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 import torch
 
@@ -287,9 +289,9 @@ def test_bad_input_is_refused_as_torch_refuses_it(run):
 def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
     world, seconds, link = 4, 0.048, Link(3e-4, 100e6)
     sizes = [rng.integers(900, 1000) for _ in range(12)]
-    shares = [0] * world
+    shares = [0] * world  # a heap: who has least is first
     for size in sorted(sizes, reverse=True):
-        shares[shares.index(min(shares))] += size
+        heapq.heapreplace(shares, shares[0] + size)
     whole = seconds + sum(link.cost_s("broadcast", 4 * size, world) for size in sizes)
     packed = sum(link.cost_s("broadcast", 4 * share, world) for share in shares)
     predicted = whole / (seconds * max(shares) / sum(sizes) + packed)

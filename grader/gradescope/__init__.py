@@ -1,0 +1,1 @@
+"""Gradescope: `archive` makes what an instructor uploads, `harness` is what runs there."""

@@ -1,0 +1,39 @@
+"""Gradescope's autograder, as one archive: setup.sh, run_autograder, and of the kit what grading needs.
+
+No reference is in it, nor anything else that a student could wish for but the secret seed, which `settings.json` holds.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from grader.batch import new_seed
+from grader.release import below, read, write_zip
+from lab.assignment import ROOT
+
+from .harness import failed
+
+HERE = Path(__file__).parent
+SCRIPTS = ("setup.sh", "run_autograder")
+_ROOT_FILES = ("LICENSE", "Makefile", "README.md", "constraints.txt")
+_MAKERS = ("mutants", "variants", "hostile", "release")  # folders of grader/ that keep the kit honest
+
+
+def files(profile: str) -> dict[str, bytes]:
+    """Everything of the archive, by name, with a new secret seed."""
+    found = read([*ROOT.glob("*.toml"), *(ROOT / name for name in _ROOT_FILES)])
+    found |= read(below("lab"))
+    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] != "kit")
+    found |= read(p for p in below("grader") if p.relative_to(ROOT).parts[1] not in _MAKERS)
+    found |= {name: (HERE / name).read_bytes() for name in SCRIPTS}
+    found["settings.json"] = json.dumps({"profile": profile, "seed": new_seed()}, indent=1).encode()
+    found["failed.json"] = json.dumps(failed(), indent=1).encode()
+    return dict(sorted(found.items()))
+
+
+def archive(out: Path, profile: str) -> int:
+    """Write the archive; the number of files in it. Raises grader.release.ReleaseError where it cannot be written."""
+    found = files(profile)
+    write_zip(out, found, run=SCRIPTS)
+    return len(found)

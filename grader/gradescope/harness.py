@@ -1,0 +1,102 @@
+"""What run_autograder runs in Gradescope's container: grades one submission, writes results.json.
+
+results.json says "failed" before anything is tried, and is replaced when there is a grade: however the grader ends, no
+student is blamed for it. Standard output is for instructors: Gradescope shows it to nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import traceback
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lab.assignment import ROOT, default
+
+
+def main(root: Path) -> None:
+    """Grade root/submission."""
+    results = root / "results" / "results.json"
+    try:
+        told = grade(root)
+    except BaseException:  # whatever it is, it is the grader's
+        told = failed()
+        traceback.print_exc(file=sys.stdout)
+    from grader.report.html import write_atomically
+
+    write_atomically(results, json.dumps(told, indent=1) + "\n")
+
+
+def grade(root: Path) -> dict[str, Any]:
+    """results.json of root/submission."""
+    from grader.batch import Settings, grade_one
+    from grader.report import exports
+    from grader.report.leaderboard import entries
+    from grader.submissions import Submission
+
+    settings = json.loads((ROOT / "settings.json").read_text(encoding="utf-8"))
+    ids = default().profiles[settings["profile"]]
+    isolation = strongest()
+    with tempfile.TemporaryDirectory(prefix="expected-") as cache:
+        wanted = Settings(settings["seed"], ids, isolation, cache)
+        graded = grade_one(Submission("submission", root / "submission"), wanted)
+    print(f"isolation: {isolation}", exports.evidence(graded), sep="\n")
+    told = exports.gradescope(graded, default(), ids)
+    if late := late_s(_metadata(root)):
+        told["output"] = "\n".join(filter(None, [f"Handed in {_duration(late)} after the due date.", told["output"]]))
+        told["extra_data"] = {"late_s": late}
+    return {**told, "leaderboard": entries(graded, default(), ids)}
+
+
+def failed() -> dict[str, Any]:
+    """results.json where there is no grade: no student is blamed, and nothing of the grader's is told."""
+    why = "The grader failed. This is no grade and says nothing of what was handed in: tell the instructor."
+    test = {"name": "the grader failed", "score": 0.0, "max_score": 0.0, "status": "failed", "output": why}
+    return {
+        "score": 0.0, "output": why, "output_format": "text", "test_output_format": "text", "visibility": "visible",
+        "stdout_visibility": "hidden", "tests": [{**test, "visibility": "visible"}],
+    }  # fmt: skip
+
+
+def strongest() -> str:
+    """bubblewrap where namespaces are allowed, else user ids. Raises SandboxError where neither is to be had."""
+    from grader.sandbox import SandboxError, available
+
+    reasons = available()
+    for isolation in ("bubblewrap", "uid"):
+        if not reasons[isolation]:
+            return isolation
+    raise SandboxError(f"no isolation: {reasons['bubblewrap']}; and {reasons['uid']}")
+
+
+def late_s(metadata: dict[str, Any]) -> int:
+    """Seconds after the due date, the latest of the submission's users where they have their own; else 0."""
+    try:
+        users = [u.get("assignment") or {} for u in metadata.get("users") or []]
+        dates = [u["due_date"] for u in users if u.get("due_date")] or [metadata["assignment"]["due_date"]]
+        due = max(datetime.fromisoformat(d) for d in dates)
+        return max(0, int((datetime.fromisoformat(metadata["created_at"]) - due).total_seconds()))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return 0  # no due date, or metadata of another form: nothing is known
+
+
+def _metadata(root: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((root / "submission_metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _duration(seconds: int) -> str:
+    """90,061 as "1 d 1 h 1 min"."""
+    days, rest = divmod(seconds, 86_400)
+    parts = ((days, "d"), (rest // 3600, "h"), (rest % 3600 // 60, "min"))
+    return " ".join(f"{n} {unit}" for n, unit in parts if n) or "less than a minute"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

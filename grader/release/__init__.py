@@ -1,0 +1,184 @@
+"""What students get, as one archive: stubs, tests, instruments, chapters and notebooks, and nothing of a solution.
+
+Everything that goes in is searched for solution bodies first (`leaks`); with one in it, nothing is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+import tomlkit
+
+from grader import stubs
+from grader.submissions import AT_THE_ROOT
+from lab.assignment import ROOT, default
+
+from .leaks import Leak, Solutions
+
+__all__ = ["Leak", "ReleaseError", "Solutions", "archive", "files", "leaks", "solutions"]
+
+HERE = Path(__file__).parent
+NAME = "shardlings"  # the folder that everything unpacks into
+LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
+_WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
+_KINDS = ("", ".py", ".md", ".toml", ".txt", ".ipynb", ".svg", ".png")  # what can be searched, and pictures
+_INSTRUCTORS = ("instructors.md",)
+_TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "clean:")  # paragraphs of the Makefile
+_FROM_THE_REFERENCE = "*What is drawn here came from a finished implementation; run the cells to see yours.*"
+
+# Statements of the reference that are handed out on purpose: (where, the first of them).
+GIVEN = {
+    # Attention as the given model has it: exercises wrap it, or cut it into heads.
+    ("lab/model/transformer.py", "scores = q @ k.mT / q.shape[-1] ** 0.5"),
+    ("lab/model/transformer.py", "if is_causal:"),
+    ("lab/model/transformer.py", "batch, context, _ = x.shape"),
+    (
+        "lab/model/transformer.py",
+        "q, k, v = (project(x).view(batch, context, -1, self.config.dim).transpose(1, 2) "
+        "for project in (self.q_proj, self.k_proj, self.v_proj))",
+    ),
+    # A stand-in computes as the exercise does; what it sends is not the exercise's, and so it fails its property.
+    ("lab/standins/mesh.py", "y = self.leave(F.linear(x, self.weight), self.group)"),
+}
+
+
+class ReleaseError(ValueError):
+    """The archive cannot be made; one line that says why and what to do."""
+
+
+def files() -> dict[str, bytes]:
+    """Everything of a student's archive, by name. Raises ReleaseError where the kit is not as expected."""
+    found = {name: (ROOT / name).read_bytes() for name in _WHOLE if _there(name)}
+    found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
+    found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
+    found |= read(p for p in below("lab"))
+    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] != "kit")
+    found |= read(p for p in (ROOT / "handout").glob("*.md") if p.name not in _INSTRUCTORS)
+    found |= read(p for p in (ROOT / "notebooks").glob("*.py") if p.name != "build.py")
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        found[f"notebooks/{path.name}"] = _notebook(path)
+    found["README.md"] = (HERE / "README.md").read_bytes()
+    found["Makefile"] = _makefile().encode()
+    found["pyproject.toml"] = _pyproject().encode()
+    for name, data in list(found.items()):
+        found |= read(p for p in _pictures(name, data))
+    for name in found:
+        if PurePosixPath(name).suffix not in _KINDS:
+            raise ReleaseError(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
+    return dict(sorted(found.items()))
+
+
+def solutions() -> Solutions:
+    """What nobody may find in a release."""
+    return Solutions(ROOT / "reference", _stubs())
+
+
+def leaks(found: Mapping[str, bytes]) -> list[Leak]:
+    """Solution bodies in `found`, but for what is given on purpose."""
+    return [leak for leak in solutions().search(found) if (leak.file, leak.text) not in GIVEN]
+
+
+def archive(out: Path) -> int:
+    """Write the archive; the number of files in it. With a solution in one, raises ReleaseError and writes nothing."""
+    found = files()
+    if held := leaks(found):
+        more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
+        raise ReleaseError(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
+    write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()})
+    return len(found)
+
+
+def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) -> None:
+    """Write a zip at once, the same to the byte each time; the files named in `run` may be run."""
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(beside, "w") as packed:
+            for name, data in found.items():
+                info = zipfile.ZipInfo(name, LONG_AGO)
+                info.create_system, info.external_attr = 3, (0o100755 if name in set(run) else 0o100644) << 16
+                packed.writestr(info, data, zipfile.ZIP_DEFLATED)
+        os.replace(beside, out)
+    except OSError as error:
+        raise ReleaseError(f"--out: expected a place for a file, got {out}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@functools.cache
+def _stubs() -> dict[str, str]:
+    return stubs.generate(ROOT / "reference", default())
+
+
+def _there(name: str) -> bool:
+    return (ROOT / name).is_file()
+
+
+def below(folder: str) -> Iterable[Path]:
+    """The kit's files below a folder; no caches, nothing hidden."""
+    paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
+    return (p for p in paths if not any(n.startswith(".") or n == "__pycache__" for n in p.relative_to(ROOT).parts))
+
+
+def read(paths: Iterable[Path]) -> dict[str, bytes]:
+    """Files of the kit by their name in it."""
+    return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in sorted(paths)}
+
+
+def _pictures(name: str, data: bytes) -> Iterable[Path]:
+    """Those that a page shows."""
+    if name.endswith(".md"):
+        for target in re.findall(r"!\[[^\]]*\]\(([^)#]+)\)", data.decode()):
+            path = (ROOT / name).parent / target
+            if not target.startswith("http") and path.is_file():
+                yield path.resolve()
+
+
+def _notebook(path: Path) -> bytes:
+    """The student's edition: it runs on student/, and says whose outputs it shows."""
+    book = json.loads(path.read_text(encoding="utf-8"))
+    switched = 0
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            switched += source.count('IMPL = "reference"')
+            source = re.sub(r'IMPL = "reference".*', 'IMPL = "student"', source)
+        elif cell is book["cells"][0]:
+            source += f"\n\n{_FROM_THE_REFERENCE}"
+        cell["source"] = source.splitlines(keepends=True)
+    if switched != 1:
+        raise ReleaseError(f'{path.name}: expected one cell with IMPL = "reference", found {switched}')
+    return (json.dumps(book, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _makefile() -> str:
+    """The kit's, less what a student has no use for."""
+    paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
+    kept = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
+    if len(kept) != len(_TARGETS):
+        raise ReleaseError(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
+    kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
+    head = "# make env, make test: see README.md. TORCH=keep leaves an installed torch alone (Colab, a cluster).\n"
+    rules = [".PHONY: env test clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
+    return head + "\n\n".join([kept[0], *rules]).rstrip() + "\n"
+
+
+def _pyproject() -> str:
+    """The kit's, less the grader and the tools of its makers."""
+    kit = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, tool = kit["project"], kit["tool"]
+    for table, kept in (
+        (project["optional-dependencies"], ("jupyter",)),
+        (project["scripts"], ("lab",)),
+        (tool, ("setuptools", "pytest")),
+        (tool["setuptools"], ("packages",)),
+    ):
+        for key in [k for k in table if k not in kept]:
+            del table[key]
+    tool["setuptools"]["packages"]["find"]["include"] = ["lab*", "student*"]
+    return tomlkit.dumps(kit)

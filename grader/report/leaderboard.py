@@ -1,0 +1,106 @@
+"""A leaderboard of what was measured: points, and how many times as fast as its rival each timed exercise is.
+
+Nobody is on the page who did not ask for it, and then under a name of their own choice (`read_names`).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.assignment import Assignment
+from lab.scoring import totals
+
+from ..graded import Graded, Run
+from . import labels, one_line
+from .html import _render, write_atomically
+
+_RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.measure.compare.Comparison says it
+
+
+class NamesError(ValueError):
+    """The file of names cannot be used; one line."""
+
+
+@dataclass
+class Row:
+    """One submission on the page."""
+
+    place: int
+    name: str
+    earned: float
+    ratios: dict[str, float]
+
+
+def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
+    """By timed exercise that passes whole: how many times as fast it is, the least where there are several."""
+    wanted, found = set(ids), dict[str, list[float]]()
+    failed = {r.exercise for r in graded.results if r.outcome == "failed"}
+    for r in graded.results:
+        if r.kind == "timing" and r.outcome == "passed" and r.exercise in wanted - failed:
+            found.setdefault(r.exercise, []).extend(float(ratio) for ratio in _RATIO.findall(r.message))
+    return {id: min(several) for id, several in found.items() if several}
+
+
+def entries(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> list[dict[str, Any]]:
+    """Gradescope's "leaderboard": there students choose names of their own, and the course whether it is shown."""
+    ids = list(ids)
+    earned, _, _ = totals(graded.scores(assignment, ids))
+    measured = sorted(ratios(graded, ids).items())
+    return [
+        {"name": "points", "value": round(earned, 2), "order": "desc"},
+        *({"name": f"{id} (times as fast)", "value": ratio, "order": "desc"} for id, ratio in measured),
+    ]
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """submission → the name to show, from a CSV with the columns submission and name. Raises NamesError."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise NamesError(f"{path}: expected a CSV file in UTF-8: {getattr(error, 'strerror', None) or error}") from None
+    names: dict[str, str] = {}
+    for line, row in enumerate(rows, 2):
+        submission, name = ((row.get(column) or "").strip() for column in ("submission", "name"))
+        if not submission or not name:
+            raise NamesError(f"{path}:{line}: expected the columns submission and name, both filled; got {dict(row)!r}")
+        if submission in names:
+            raise NamesError(f"{path}:{line}: {submission!r} is there twice; keep one")
+        if one_line(name, 60) in {one_line(taken, 60) for taken in names.values()}:
+            raise NamesError(f"{path}:{line}: {name!r} is somebody's already; let them choose another")
+        names[submission] = name
+    return names
+
+
+def rows(graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
+    """Those of `names` that were graded, most points first; equal points share a place."""
+    shown = labels(one_line(names[n], 60) for n in graded if n in names)
+    found = []
+    for submission, g in graded.items():
+        if submission in names and g.status == "graded":
+            earned, _, _ = totals(g.scores(assignment, ids))
+            found.append(Row(0, shown[one_line(names[submission], 60)], round(earned, 2), ratios(g, ids)))
+    found.sort(key=lambda r: (-r.earned, r.name.casefold()))
+    for row in found:
+        row.place = 1 + sum(other.earned > row.earned for other in found)
+    return found
+
+
+def write(
+    path: Path, graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
+) -> Path:
+    """Write the page. Raises NamesError for a submission that is not in the run."""
+    if strangers := sorted(set(names) - set(graded)):
+        raise NamesError(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
+    board = rows(graded, names, assignment, ids)
+    timed = sorted({id for row in board for id in row.ratios})
+    title = "Leaderboard"
+    write_atomically(
+        path, _render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed)
+    )
+    return path

@@ -1,0 +1,80 @@
+"""What `grader similarity` found, for people and for scripts: pages side by side, JSON, CSV.
+
+Names and code come from submissions: plain text first, then escaped, as everywhere here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lab.assignment import Assignment
+
+from ..similarity import FilePair, Pair
+from . import labels, one_line, plain
+from .exports import _cell
+from .html import _render, write_atomically
+
+SHOWN = 100  # pairs that have a page
+_FILES = 8  # of a pair, most alike first
+_LINES = 400  # of a file
+_WIDTH = 160  # characters of a line
+
+
+def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assignment, threshold: float) -> Path:
+    """Write index.html, pairs/, similarity.json and similarity.csv below folder; returns the path of index.html."""
+    shutil.rmtree(folder / "pairs", ignore_errors=True)  # of an earlier run, with other numbers
+    shown = labels(dict.fromkeys(name for p in found for name in (p.one.name, p.other.name)))
+    rows = [_row(number, pair, shown) for number, pair in enumerate(found, 1)]
+    for pair, row in list(zip(found, rows, strict=True))[:SHOWN]:
+        files = [_side_by_side(f) for f in pair.files[:_FILES] if f.share > 0]
+        title = f"{row['one']} and {row['other']}"
+        page = _render("pair.html", title=title, assignment=assignment, row=row, files=files)
+        write_atomically(folder / "pairs" / f"{row['number']}.html", page)
+    values = {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "threshold": threshold}
+    notes = [one_line(line, 300) for line in left_out]
+    index = folder / "index.html"
+    page = _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values)
+    write_atomically(index, page)
+    write_atomically(folder / "similarity.json", json.dumps({"left_out": notes, "pairs": rows}, indent=1) + "\n")
+    write_atomically(folder / "similarity.csv", _csv(rows))
+    return index
+
+
+def _row(number: int, pair: Pair, shown: dict[str, str]) -> dict[str, Any]:
+    return {
+        "number": number,
+        "one": shown[pair.one.name],
+        "other": shown[pair.other.name],
+        "kind": pair.other.kind,
+        "share": round(pair.share, 4),
+        "grams": sum(f.grams for f in pair.files),
+        "files": [
+            {"file": one_line(f.file, 200), "share": round(f.share, 4), "grams": f.grams, "version": f.other.label}
+            for f in pair.files
+        ],
+    }
+
+
+def _side_by_side(pair: FilePair) -> dict[str, Any]:
+    sides = []
+    for version, alike in zip((pair.one, pair.other), pair.lines(), strict=True):
+        lines = version.text.split("\n")
+        told = [(n, plain(text, _WIDTH), n in alike) for n, text in enumerate(lines[:_LINES], 1)]
+        sides.append({"lines": told, "more": max(0, len(lines) - _LINES)})
+    return {"file": one_line(pair.file, 200), "share": pair.share, "version": pair.other.label, "sides": sides}
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["submission", "other", "kind", "share", "files", "most_alike", "its_share"])
+    for row in rows:
+        first: dict[str, Any] = row["files"][0] if row["files"] else {"file": "", "share": 0.0}
+        names = [_cell(row["one"]), _cell(row["other"]), row["kind"]]
+        writer.writerow([*names, row["share"], len(row["files"]), _cell(first["file"]), first["share"]])
+    return text.getvalue()

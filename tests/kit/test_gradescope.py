@@ -1,0 +1,162 @@
+"""Gradescope's autograder, laid out as there: a grade, or a results.json that says the grader failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from examples.build import PROFILE
+from grader.gradescope import archive
+from grader.gradescope.harness import _duration, late_s
+from grader.sandbox import available
+from lab.assignment import ROOT, default
+
+EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
+EXAMPLE = "half-done"
+CANARY = "a-secret-of-the-graders-environment"
+METADATA = {
+    "id": 123456,
+    "created_at": "2026-02-02T01:30:00.000000-08:00",
+    "assignment": {"due_date": "2026-01-31T23:30:00.000000-08:00", "late_due_date": None, "total_points": "20.0"},
+    "users": [{"email": "ada@example.com", "id": 1, "name": "Ada <script>"}],
+    "previous_submissions": [],
+}
+VISIBILITY = {"hidden", "after_due_date", "after_published", "visible"}
+
+
+@pytest.fixture
+def autograder(tmp_path, monkeypatch):
+    """/autograder as Gradescope lays it out, somewhere else."""
+    archive.archive(tmp_path / "autograder.zip", PROFILE)
+    root = tmp_path / "autograder"
+    with zipfile.ZipFile(tmp_path / "autograder.zip") as packed:
+        packed.extractall(root / "source")
+    shutil.copytree(ROOT / "examples" / "submissions" / EXAMPLE, root / "submission" / "student")
+    (root / "submission" / "lab").mkdir()  # the whole repository was handed in
+    (root / "submission_metadata.json").write_text(json.dumps(METADATA))
+    (root / "run_autograder").write_bytes((root / "source" / "run_autograder").read_bytes())
+    return root
+
+
+def run(root: Path, **environment: str) -> tuple[dict, str]:
+    """(results.json, standard output)."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    where = {"AUTOGRADER": str(root), "AUTOGRADER_VENV": str(Path(sys.executable).parent.parent), "CANARY": CANARY}
+    ran = subprocess.run(
+        ["bash", str(root / "run_autograder")], cwd=root, env={**inherited, **where, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+    )  # fmt: skip
+    results = json.loads((root / "results" / "results.json").read_text())
+    assert_valid(results)
+    return results, ran.stdout
+
+
+def assert_valid(results: dict) -> None:
+    """What Gradescope's specification asks of results.json."""
+    assert isinstance(results["score"], float)
+    assert results["visibility"] in VISIBILITY
+    assert results["stdout_visibility"] == "hidden"
+    assert results["test_output_format"] == "text"
+    assert results["tests"]
+    for test in results["tests"]:
+        assert 0 <= test["score"] <= test["max_score"]
+        assert test["status"] in ("passed", "failed")
+        assert test["visibility"] in VISIBILITY
+        assert isinstance(test["name"], str)
+        assert isinstance(test["output"], str)
+    assert results["score"] == pytest.approx(sum(t["score"] for t in results["tests"]), abs=1e-3)
+
+
+def assert_failed(results: dict, said: str) -> None:
+    assert results["score"] == 0
+    assert "The grader failed" in results["output"]
+    assert "Traceback" not in json.dumps(results), said
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "uid"])
+def test_an_example_is_graded_as_anywhere_else(autograder, isolation):
+    if why := available()[isolation]:
+        pytest.skip(f"no {isolation} isolation: {why}")
+    path = os.environ["PATH"]
+    if isolation == "uid":  # as in a container that may not make namespaces
+        (autograder / "bin").mkdir()
+        (autograder / "bin" / "bwrap").write_text(
+            "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
+        )
+        (autograder / "bin" / "bwrap").chmod(0o755)
+        path = f"{autograder / 'bin'}:{path}"
+    results, said = run(autograder, PATH=path)
+    assert f"isolation: {isolation}" in said
+    assert results["score"] == pytest.approx(sum(EXPECTED[EXAMPLE]["points"].values()), abs=1e-3), results
+    assert results["execution_time"] > 0
+    assert results["output"].startswith("Handed in 1 d 2 h after the due date.")
+    assert results["extra_data"] == {"late_s": 26 * 3600}
+    assert results["leaderboard"] == [{"name": "points", "value": results["score"], "order": "desc"}]
+    settings = json.loads((autograder / "source" / "settings.json").read_text())
+    for secret in (settings["seed"], CANARY, str(autograder), "ada@example.com"):
+        assert secret not in json.dumps(results)
+    assert autograder.stat().st_mode & 0o77 == 0, "a submission's user could read the tests and the seed"
+
+
+def test_where_no_isolation_is_to_be_had_nothing_is_run(autograder, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "chmod", "cp", "mkdir"):
+        (tmp_path / "bin" / tool).symlink_to(
+            next(p for p in (Path("/bin") / tool, Path("/usr/bin") / tool) if p.exists())
+        )
+    results, said = run(autograder, PATH=str(tmp_path / "bin"))
+    assert_failed(results, said)
+    assert "no isolation: bubblewrap is not installed" in said
+
+
+@pytest.mark.parametrize("how", ["no python", "settings", "killed"])
+def test_a_crash_of_the_grader_is_told_as_one(autograder, tmp_path, how):
+    if how == "no python":
+        results, said = run(autograder, AUTOGRADER_VENV=str(tmp_path / "nowhere"))
+    elif how == "settings":
+        (autograder / "source" / "settings.json").write_text("{")
+        results, said = run(autograder)
+        assert "JSONDecodeError" in said, "the instructor is not told why"
+    else:
+        harness = autograder / "source" / "grader" / "gradescope" / "harness.py"
+        harness.write_text("import os\nos.kill(os.getpid(), 9)\n")
+        results, said = run(autograder)
+    assert_failed(results, said)
+
+
+def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
+    one, other = archive.files(PROFILE), archive.files(PROFILE)
+    tops = {name.partition("/")[0] for name in one}
+    assert tops.isdisjoint({"reference", "student", "notebooks", "examples", "benchmarks"})
+    assert not [
+        n for n in one if n.startswith(("tests/kit/", "grader/mutants/", "grader/variants/", "grader/hostile/"))
+    ]
+    assert {name for name in one if one[name] != other[name]} == {"settings.json"}
+    assert json.loads(one["settings.json"])["profile"] == PROFILE
+    assert set(default().profiles[PROFILE]) == set(EXPECTED[EXAMPLE]["points"])
+
+
+@pytest.mark.parametrize(
+    ("change", "seconds"),
+    [
+        ({}, 26 * 3600),
+        ({"created_at": "2026-01-31T23:30:00-08:00"}, 0),
+        ({"users": [{"assignment": {"due_date": "2026-02-02T00:30:00-08:00"}}]}, 3600),  # an extension of their own
+        ({"assignment": {"due_date": None}}, 0),
+        ({"created_at": "yesterday"}, 0),
+        ({"users": 7}, 0),
+    ],
+)
+def test_lateness_is_that_of_the_latest_due_date(change, seconds):
+    assert late_s({**METADATA, **change}) == seconds
+
+
+def test_a_duration_reads_well():
+    assert [_duration(s) for s in (90_061, 59, 3600)] == ["1 d 1 h 1 min", "less than a minute", "1 h"]

@@ -1,0 +1,202 @@
+"""A student's archive works by itself and holds no solution, however it is written down."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import pytest
+import yaml
+
+from grader import release
+from lab.assignment import ROOT, default
+
+OURS = {"grader", "reference", "benchmarks", "examples"}
+FLAT = "ddp/flat.py"
+
+
+@pytest.fixture(scope="module")
+def files():
+    return release.files()
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    return release.solutions()
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory, files):
+    """The archive, unpacked as a student does."""
+    folder = tmp_path_factory.mktemp("student")
+    release.write_zip(folder / "a.zip", {f"{release.NAME}/{name}": data for name, data in files.items()})
+    with zipfile.ZipFile(folder / "a.zip") as packed:
+        packed.extractall(folder)
+    return folder / release.NAME
+
+
+def said(folder, *command):
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    command = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_no_solution_is_in_a_release(files, solutions):
+    """But for what is given on purpose, all of which is still there."""
+    assert {(leak.file, leak.text) for leak in solutions.search(files)} == release.GIVEN
+
+
+def test_only_what_is_for_students_is_in_it(files):
+    tops = {name.partition("/")[0] for name in files}
+    assert tops.isdisjoint(OURS | {".ci", "CHANGELOG.md"})
+    assert not [n for n in files if n.startswith("tests/kit/") or "instructors" in n or "__pycache__" in n]
+    for exercise in default().exercises.values():
+        assert f"student/{exercise.file}" in files
+
+
+def test_nothing_in_it_imports_what_is_not(files):
+    for name, data in files.items():
+        if name.endswith(".py"):
+            nodes = [n for n in ast.walk(ast.parse(data)) if isinstance(n, ast.Import | ast.ImportFrom)]
+            modules = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+            modules += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+            strangers = {m for m in modules if m.partition(".")[0] in OURS or m.startswith("tests.kit")}
+            assert not strangers, f"{name} imports {strangers}"
+
+
+def test_every_link_of_its_pages_resolves(unpacked):
+    for page in unpacked.rglob("*.md"):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            if not target.startswith(("http", "#")):
+                assert (page.parent / target.partition("#")[0]).exists(), f"{page.name}: {target} is not there"
+
+
+def test_what_its_readme_says_works(unpacked):
+    readme = (unpacked / "README.md").read_text(encoding="utf-8")
+    tried = [
+        "python -m lab",
+        "python -m lab check",
+        "python -m lab hint --level 2",
+        "pytest tests/ --stage ddp",
+        "make env",
+    ]
+    assert not [command for command in tried if command not in readme]
+    points = sum(e.points for e in default().exercises.values())
+    first = next(iter(default().exercises.values()))
+    code, text = said(unpacked, "python", "-c", "import lab; print(lab.__file__)")
+    assert str(unpacked) in text, "another kit's lab was tried"
+    code, text = said(unpacked, "python", "-m", "lab")
+    assert code == 0, text
+    assert f"0 of {points:g} points" in text
+    assert f"next: {first.id}" in text
+    code, text = said(unpacked, "python", "-m", "lab", "hint", "--level", "2")
+    assert code == 0, text
+    assert first.hints[1] in text
+    code, text = said(unpacked, "python", "-m", "pytest", "tests/", "--stage", "ddp")
+    assert code == 1, text
+    assert "next: ddp." in text
+    code, text = said(unpacked, "make", "-n", "env", "test")
+    assert code == 0, text
+    for name in re.findall(r"cp (\S+) ", text):
+        assert (unpacked / name).is_file()
+
+
+def test_the_workflow_for_github_classroom_works_in_it(unpacked):
+    """Its last step is run; the others are those of the README."""
+    text = (ROOT / "examples" / "classroom" / ".github" / "workflows" / "classroom.yml").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    install, test, points = (step["run"] for step in job["steps"] if "run" in step)
+    assert said(unpacked, *install.replace("make", "make -n").split())[0] == 0
+    assert said(unpacked, "python", *test.split()[1:], "--collect-only", "--stage", "ddp")[0] == 0
+    (unpacked / ".venv" / "bin").mkdir(parents=True)
+    (unpacked / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (unpacked / ".venv" / "bin" / "python").chmod(0o755)
+    code, told = said(unpacked, "env", f"GITHUB_STEP_SUMMARY={unpacked / 'summary.md'}", "bash", "-ec", points)
+    assert code == 0, told
+    assert "next: " in (unpacked / "summary.md").read_text(encoding="utf-8")
+    for name in re.findall(r"cache-dependency-path: (\S+)", text):
+        assert (unpacked / name).is_file()
+
+
+def test_the_notebooks_run_on_student(files):
+    names = [n for n in files if n.endswith(".ipynb")]
+    assert names
+    for name in names:
+        cells = json.loads(files[name])["cells"]
+        code = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+        assert code.count('IMPL = "student"') == 1
+        assert '"reference"' not in code
+        assert "finished implementation" in "".join(cells[0]["source"])
+
+
+def body(file: str = FLAT, statements: int = 3) -> str:
+    """Some statements in a row of a solution, as the reference has them."""
+    tree = ast.parse(text := (ROOT / "reference" / file).read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and len(n.body) > statements]
+    longest = max(functions, key=lambda f: len(ast.unparse(f)))
+    lines = text.splitlines()[longest.body[-statements].lineno - 1 : longest.end_lineno]
+    return textwrap.dedent("\n".join(lines)) + "\n"
+
+
+def reformatted(code: str) -> str:
+    """Two spaces, single quotes, a line for each argument, and remarks."""
+    code = textwrap.indent(ast.unparse(ast.parse(code)).replace("    ", "  "), "      ")
+    return re.sub(r"(?m)$", "  # a remark", re.sub(r"\(([^()]+), ", r"(\n\1,\n  ", code))
+
+
+def in_notebook(code: str, **layout: int) -> str:
+    cells = [{"cell_type": "code", "source": code.splitlines(keepends=True), "outputs": []}]
+    return json.dumps({"cells": cells, "nbformat": 4}, **layout)
+
+
+def in_output(code: str) -> str:
+    """As a notebook shows what is HTML: escaped for HTML, then for JSON."""
+    return json.dumps({"outputs": [{"data": {"text/html": in_html(code)}}]})
+
+
+def in_html(code: str) -> str:
+    """As a site does: each word in a span, signs escaped, lines by <br>."""
+    spans = re.sub(r"\w+", r'<span class="n">\g<0></span>', html.escape(code, quote=True).replace("&#x27;", "&apos;"))
+    spans = re.sub(r"&<span class=\"n\">(\w+)</span>;", r"&\1;", spans)
+    return f'<p>See:</p><pre class="highlight"><code>{spans.replace(chr(10), "<br>")}</code></pre>'
+
+
+@pytest.mark.parametrize(
+    "write", [str, reformatted, lambda c: in_notebook(c, indent=1), in_notebook, in_output, in_html],
+    ids=["as it is", "reformatted", "notebook", "notebook in one line", "output of a notebook", "html"],
+)  # fmt: skip
+def test_a_planted_solution_is_found(solutions, write):
+    text = "before\n" + write(body()) + "\nafter, and\n"
+    found = list(solutions.find(text))
+    assert found, text
+    assert {leak.source for leak in found} == {FLAT}
+    assert not list(solutions.find("before\n" + write(body().splitlines()[0] + "\n"))), "one short statement is no leak"
+
+
+def test_a_file_of_a_release_that_holds_one_stops_it(files, monkeypatch, tmp_path):
+    held = {"lab/rng.py": files["lab/rng.py"] + b"\n\n'''\n" + body().encode() + b"'''\n"}
+    monkeypatch.setattr(release, "files", lambda: held)
+    with pytest.raises(release.ReleaseError, match=r"lab/rng.py holds ddp/flat.py:\d+"):
+        release.archive(tmp_path / "a.zip")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_exercise_that_is_more_than_a_line_would_be_found(solutions):
+    """Searched in the reference itself; what is left is one short statement."""
+    missed = []
+    for e in default().exercises.values():
+        text = (ROOT / "reference" / e.file).read_text(encoding="utf-8")
+        if not any(leak.source == e.file for leak in solutions.find(text)):
+            missed.append(e.id)
+    assert missed == ["flash_attention.speed"]

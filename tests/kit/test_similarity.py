@@ -1,0 +1,146 @@
+"""A copy is found however it is renamed; what was written apart is not taken for one; a grade never changes."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import re
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from grader import cli, mutants, similarity
+from grader.gradebook import Flag, Gradebook, Graded
+from grader.report import pairs as pages
+from grader.submissions import find
+from lab.assignment import ROOT, default
+
+FILE = "flash_attention/tiled_backward.py"
+APART = "tiled-backward-queries-outside"  # a variant: another loop order, written anew
+HOSTILE = '"</pre></mark><script>alert(1)</script>"'
+
+
+def renamed(text: str) -> str:
+    """Another name for everything that is bound, other comments and docstrings, other blank lines."""
+    tree = ast.parse(text)
+    bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    for i, name in enumerate(sorted(bound)):
+        text = re.sub(rf"(?<![\w.]){name}\b", f"mine_{i}", text)
+    text = re.sub(r'""".*?"""', '"""Mine alone."""', re.sub(r"#.*", "# my own idea", text), flags=re.DOTALL)
+    return re.sub(r"(?m)$", "  # mine", text.replace("\n", "\n\n"))
+
+
+@pytest.fixture(scope="module")
+def classroom(tmp_path_factory):
+    """ada wrote it, bob copied her, cyd did it another way, dan wrote nothing; eve took it from last year."""
+    folder = tmp_path_factory.mktemp("similarity")
+    ada = (ROOT / "reference" / FILE).read_text(encoding="utf-8")
+    variant = next(v for v in mutants.read("variant", "flash_attention") if v.name == APART)
+    cyd = (mutants.apply(variant, folder / "variants") / FILE).read_text(encoding="utf-8")
+    stub = (ROOT / "student" / FILE).read_text(encoding="utf-8")
+    naive = (ROOT / "reference" / "ddp" / "naive.py").read_text(encoding="utf-8")
+    texts = {"ada": ada, "bob": renamed(ada) + f"\nx = {HOSTILE}\n", "cyd": cyd, "dan": stub}
+    for name, text in texts.items():
+        write(folder / "class" / name / FILE, text)
+    write(folder / "class" / "eve" / "ddp" / "naive.py", renamed(naive))
+    write(folder / "2025" / "fay" / "ddp" / "naive.py", naive)
+    write(folder / "2025" / "gus" / "ddp" / "naive.py", naive)
+    return folder
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def compared(classroom):
+    """{(one, other): pair}, most alike first."""
+    parties = [*similarity.of_class(find([classroom / "class"]))]
+    assert [p.name for p in parties if not p.files] == ["dan"]
+    assert similarity.compare(parties[0], next(p for p in parties if p.name == "dan")).share == 0
+    parties += similarity.of_class(find([classroom / "2025"]), "earlier")
+    parties.append(similarity.of_kit({FILE, "ddp/naive.py"}))
+    return {(p.one.name, p.other.name): p for p in similarity.pairs(parties)}
+
+
+def test_a_renamed_copy_is_at_the_top_and_what_was_written_apart_is_not(compared):
+    in_class = {names: p for names, p in compared.items() if p.other.kind == "class"}
+    assert next(iter(in_class)) == ("ada", "bob")
+    assert in_class["ada", "bob"].share > 0.9
+    assert in_class["ada", "cyd"].share < 0.5
+    assert in_class["bob", "cyd"].share < 0.5
+
+
+def test_stubs_alone_are_like_nothing(compared):
+    assert not [names for names in compared if "dan" in names]
+
+
+def test_the_kits_solutions_are_known_in_every_version(compared):
+    of_kit = {one: p.files[0] for (one, other), p in compared.items() if other == similarity.KIT and p.files}
+    assert (of_kit["ada"].share, of_kit["ada"].other.label) == (1.0, "reference")
+    assert (of_kit["cyd"].share, of_kit["cyd"].other.label) == (1.0, APART)
+
+
+def test_earlier_years_are_beside_the_class_and_not_beside_each_other(compared):
+    assert compared["eve", "2025/fay"].share > 0.9
+    assert not [names for names in compared if set(names) == {"2025/fay", "2025/gus"}]
+
+
+def test_lines_that_are_alike_are_marked_and_those_of_the_stub_are_not(compared):
+    pair = compared["ada", "bob"].files[0]
+    lines = pair.one.text.splitlines()
+    marked, _ = pair.lines()
+    stub = {line.strip() for line in (ROOT / "student" / FILE).read_text(encoding="utf-8").splitlines()}
+    given = {i for i, line in enumerate(lines, 1) if line.strip() in stub}
+    last = next(i for i, line in enumerate(lines, 1) if line.strip().startswith("return"))
+    assert last in marked
+    assert not marked & given
+    assert len(marked) > 0.8 * len(set(range(1, len(lines) + 1)) - given)
+
+
+def test_what_comes_from_submissions_is_escaped_everywhere(compared, tmp_path):
+    ada, bob = compared["ada", "bob"].one, compared["ada", "bob"].other
+    names = ("=HYPERLINK(1)", "<script>alert(1)</script>\u202e")
+    one, other = (similarity.Party(name, "class", p.files) for name, p in zip(names, (ada, bob), strict=True))
+    index = pages.write(tmp_path, [similarity.compare(one, other)], ["<b>zed"], default(), 0.5)
+    for page in (index, tmp_path / "pairs" / "1.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "&lt;script&gt;alert(1)" in text
+        assert "<script>alert" not in text
+        assert "\u202e" not in text
+        assert "</pre></mark><script" not in text
+    rows = list(csv.DictReader((tmp_path / "similarity.csv").read_text(encoding="utf-8").splitlines()))
+    assert rows[0]["submission"] == "'=HYPERLINK(1)"
+    assert json.loads((tmp_path / "similarity.json").read_text(encoding="utf-8"))["pairs"][0]["share"] > 0.9
+
+
+def test_pairs_are_flagged_when_asked_and_no_grade_changes(classroom, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    only = tmp_path / "class"
+    for name in ("ada", "bob"):
+        shutil.copytree(classroom / "class" / name, only / name)
+    with Gradebook(out / "gradebook.sqlite") as book:
+        run = book.start_run(seed="5ec2e7", profile="tour", isolation="process", assignment="f" * 64)
+        for name in ("ada", "bob"):
+            book.record(run, Graded(name, flags=[Flag("forbidden call", "torch")]))
+
+    def flags(*more: str) -> tuple[list, list]:
+        asked = CliRunner().invoke(cli.app, ["similarity", str(only), "--out", str(out), *more])
+        assert asked.exit_code == 0, asked.output
+        with Gradebook(out / "gradebook.sqlite", write=False) as book:
+            graded = book.graded(run)
+        found = [(f.kind, f.detail) for f in graded["bob"].flags]
+        return found, [s.earned for s in graded["bob"].scores(default(), default().profiles["tour"])]
+
+    before = flags()
+    assert before[0] == [("forbidden call", "torch")]
+    after = flags("--flag")
+    assert [kind for kind, _ in after[0]] == ["forbidden call", *[similarity.FLAG] * 2]
+    assert "also in ada; most in flash_attention/tiled_backward.py" in after[0][1][1] + after[0][2][1]
+    assert after[1] == before[1]
+    assert flags("--flag") == after, "flagged twice"
