@@ -20,6 +20,7 @@ from pathlib import Path
 
 from lab.assignment import ROOT
 
+from .cs336 import is_counted
 from .graded import Flag, Graded
 from .submissions import Submission, SubmissionError, hash_of, unpack
 
@@ -68,7 +69,7 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
             runner = Runner(SandboxRoom(box, unpacked.root))
             try:
                 runner.warm()
-                results = judge(runner, settings.ids, settings.seed, Path(settings.cache))
+                results = judge(runner, settings.ids, settings.seed, Path(settings.cache), unpacked.edition)
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
@@ -80,7 +81,7 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
 
 def _flags(results: list) -> Iterator[Flag]:
     """Evidence for a person: a flag never changes a grade."""
-    for r in results:
+    for r in filter(is_counted, results):
         if r.reason == "forbidden":
             yield Flag("forbidden call", f"{r.id}: {r.message}")
         elif r.reason == "crashed":
@@ -94,9 +95,10 @@ def new_seed() -> str:
 
 
 def fingerprint() -> str:
-    """sha256 of what decides a grade besides the submission: assignment.toml, tests and lab."""
+    """sha256 of what decides a grade besides the submission: assignment.toml, tests, lab, the bridge to CS336."""
     digest = hashlib.sha256()
-    files = [ROOT / "assignment.toml", *sorted((ROOT / "lab").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+    code = (sorted((ROOT / folder).rglob("*.py")) for folder in ("lab", "tests", "grader/cs336"))
+    files = [ROOT / "assignment.toml", ROOT / "grader/cs336/profiles.toml", *(file for some in code for file in some)]
     for file in files:
         relative = file.relative_to(ROOT)
         if relative.parts[:2] != ("tests", "kit"):

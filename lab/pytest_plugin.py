@@ -32,6 +32,7 @@ from .verdicts import Verdicts
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
 KIT = ROOT / "tests" / "kit"
+CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
 VERDICTS = pytest.StashKey[Verdicts]()
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
@@ -86,12 +87,16 @@ def implementation(config: pytest.Config) -> Path:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Kit tests run only when asked for by path."""
-    return True if collection_path == KIT and not _asks_for_kit(config) else None
+    """Kit tests run only when asked for by path, and so do another course's."""
+    return True if collection_path in (KIT, CS336) and not _asks_for(collection_path, config) else None
 
 
 def _asks_for_kit(config: pytest.Config) -> bool:
-    return any(Path(str(a).partition("::")[0]).resolve().is_relative_to(KIT) for a in config.args)
+    return _asks_for(KIT, config)
+
+
+def _asks_for(folder: Path, config: pytest.Config) -> bool:
+    return any(Path(str(a).partition("::")[0]).resolve().is_relative_to(folder) for a in config.args)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
