@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.archives import Member, SubmissionError, UnpackLimits, open_source
-from lab.assignment import KINDS, ROOT
+from lab.assignment import ROOT
 from lab.scoring import Result
 
 HERE = Path(__file__).parent
@@ -124,8 +124,8 @@ class Asked:
 
 
 @functools.cache
-def profiles() -> dict[str, dict[str, list[str]]]:
-    """profiles.toml: edition -> "counts", "advisory" -> patterns."""
+def profiles() -> dict[str, dict[str, Any]]:
+    """profiles.toml: edition -> "counts" and "advisory" (patterns), "adapters" (exercise -> what is judged)."""
     return tomllib.loads((HERE / "profiles.toml").read_text(encoding="utf-8"))
 
 
@@ -149,7 +149,3 @@ def _lacks(message: str, own: set[str]) -> str:
     if (found := _NO_PACKAGE.search(message)) and (package := found[1].partition(".")[0]) not in own:
         return f"needs package {package}, which is not installed here"
     return ""
-
-
-def is_counted(r: Result) -> bool:
-    return r.kind in KINDS

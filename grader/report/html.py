@@ -21,6 +21,7 @@ from markupsafe import Markup
 from lab.assignment import Assignment
 from lab.scoring import totals
 
+from .. import cs336
 from ..graded import Graded, Run
 from . import labels, one_line, page_name, plain
 from .classroom import class_summary
@@ -48,6 +49,8 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             more_notes=max(0, len(graded.notes) - 20),
             totals=totals(scores),
             exercises=exercise_views(scores, graded.results, limits),
+            adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
+            advisory=any(r.kind == cs336.ADVISORY for r in graded.results),
             limits=limits,
         )
         if len(page.encode()) <= PAGE_LIMIT:
