@@ -20,8 +20,9 @@ from pathlib import Path
 
 from lab.assignment import KINDS, ROOT
 
+from . import cs336
 from .graded import Flag, Graded
-from .submissions import Submission, SubmissionError, hash_of, unpack
+from .submissions import Submission, SubmissionError, Unpacked, hash_of, unpack
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
+        flags = [*_flags(results), *_borrowed(unpacked)]
         return Graded(
             submission.name, str(submission.path), hash_of(unpacked.root), notes=notes, results=results,
-            seconds=time.monotonic() - start, flags=list(_flags(results)),
+            seconds=time.monotonic() - start, flags=flags,
         )  # fmt: skip
 
 
@@ -87,6 +89,12 @@ def _flags(results: list) -> Iterator[Flag]:
             yield Flag("ended its process", f"{r.id}: {r.message}")
         elif r.outcome == "failed" and r.public == "passed":
             yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
+
+
+def _borrowed(unpacked: Unpacked) -> Iterator[Flag]:
+    """Of a CS336 fork, whose files lie behind the bridge, what `lab.forbidden` would have found in a stage's."""
+    for line in cs336.borrowed(unpacked.root) if unpacked.edition else ():
+        yield Flag("reads the instruments", line)
 
 
 def new_seed() -> str:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from grader.archives import Member, SubmissionError, UnpackLimits, open_source
-from lab.assignment import ROOT
+from lab import forbidden
+from lab.assignment import ROOT, default
 from lab.scoring import Result
 
 HERE = Path(__file__).parent
@@ -28,11 +29,13 @@ ADVISORY = "advisory"  # a kind of test that lab.scoring does not count
 TESTS = ROOT / "tests" / "cs336"
 _PACKAGES = ("cs336_systems", "cs336_basics")
 _DATA = (".json", ".toml", ".txt", ".yaml", ".yml")
+_NOT_THEIRS = ("lab", "venv", "env", "build", "dist", "wandb")
 _NEEDS_CUDA = re.compile(
     "not compiled with CUDA|No CUDA GPUs|Found no NVIDIA|0 active drivers|NVTX functions not installed"
     "|needs? (a GPU|CUDA)|requires? (a GPU|CUDA)|no NVIDIA driver|libcuda",
     re.IGNORECASE,
 )
+_NEEDS_PYTHON = re.compile(r"RuntimeError: needs Python 3\.\d+")
 _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
@@ -45,14 +48,18 @@ def root_of(members: Sequence[Member]) -> tuple[str, ...] | None:
 def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
     """Where a file goes that lies at `where` below the root; () if it is left out.
 
-    Its packages, wherever the course has them, and tests/*.py; of data, text that is within the limits.
+    All code but tests and what bears a name of the bridge's, and in its packages text that is data, within the limits.
     """
     if len(where) > 2 and where[0] == "cs336-basics" and where[1] in _PACKAGES:
         where = where[1:]
-    source = where[-1].endswith(".py") and where[-1] != "conftest.py"
-    if where[0] in _PACKAGES and len(where) > 1:
-        return where if source or (where[-1].endswith(_DATA) and member.size <= limits.file_bytes) else ()
-    return where if source and where[0] == "tests" and len(where) == 2 else ()
+    if where == ("pyproject.toml",):
+        return where
+    if where[-1].endswith(_DATA):
+        return where if where[0] in _PACKAGES and member.size <= limits.file_bytes else ()
+    if not where[-1].endswith(".py") or where[-1] == "conftest.py" or not where[0].removesuffix(".py").isidentifier():
+        return ()
+    ours = where[0] in _NOT_THEIRS or (HERE / "bridge" / where[0]).exists()
+    return () if ours or (where[0] == "tests" and len(where) > 2) else where
 
 
 def edition(adapters: bytes) -> str:
@@ -64,18 +71,19 @@ def edition(adapters: bytes) -> str:
     return "cs336-2026" if {"get_fsdp", "get_ddp"} & defined else "cs336-2025"
 
 
-def edition_of(path: Path, limits: UnpackLimits | None = None) -> str:
-    """The profile that fits a folder or archive; "" where it is no fork, or cannot be read."""
+def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
+    """Of a folder or archive: the profile that fits a fork, "stages", or "" where it is neither or cannot be read."""
     try:
         source = open_source(path, limits or UnpackLimits())
         members = [*source.members()]
         root = root_of(members)
-        if root is None:
-            return ""
-        wanted = {m.name for m in members if m.parts == (*root, *ADAPTERS)}
-        return next((edition(content) for _, content in source.read(wanted)), "")
-    except SubmissionError:
+        if root is not None:
+            wanted = {m.name for m in members if m.parts == (*root, *ADAPTERS)}
+            return next(edition(content) for _, content in source.read(wanted))
+    except (SubmissionError, StopIteration):
         return ""  # unpacking it will say why
+    stages = {stage.name for stage in default().stages}
+    return "stages" if any(stages.intersection(m.parts[:4]) for m in members) else ""
 
 
 def profile_of(submissions: Iterable[Any], layout: str, profile: str) -> str:
@@ -83,11 +91,10 @@ def profile_of(submissions: Iterable[Any], layout: str, profile: str) -> str:
 
     Raises SubmissionError where submissions of more than one layout, or of several years, would be graded alike.
     """
-    found = {s.path: edition_of(s.path) if layout != "stages" else "" for s in submissions}
-    kinds = {e or "ours": path.name for path, e in found.items()}
-    if layout == "cs336" and "ours" in kinds:
-        raise SubmissionError(f"{kinds['ours']}: expected a fork with tests/adapters.py; check --layout")
-    if not {*kinds} - {"ours"} or profile.startswith("cs336-"):
+    kinds = {kind: s.path.name for s in submissions if layout != "stages" and (kind := kind_of(s.path))}
+    if layout == "cs336":
+        kinds.pop("stages", None)  # each is refused by itself
+    if not {*kinds} - {"stages"} or profile.startswith("cs336-"):
         return profile
     if len(kinds) > 1:
         told = ", ".join(f"{name} ({kind})" for kind, name in sorted(kinds.items()))
@@ -129,23 +136,31 @@ def profiles() -> dict[str, dict[str, Any]]:
     return tomllib.loads((HERE / "profiles.toml").read_text(encoding="utf-8"))
 
 
-def settled(results: Iterable[Result], edition: str, own: Iterable[str] = _PACKAGES) -> list[Result]:
+def settled(results: Iterable[Result], edition: str) -> list[Result]:
     """Results as that course has them: what asks more is advisory, what the machine lacks is not run."""
     asked = Asked(edition)
-    return [_settled(r, asked.counts(r.id), {*own, "tests"}) for r in results]
+    return [_settled(r, asked.counts(r.id)) for r in results]
 
 
-def _settled(r: Result, counts: bool, own: set[str]) -> Result:
+def _settled(r: Result, counts: bool) -> Result:
     kind = r.kind if counts else ADVISORY
-    if r.outcome == "failed" and r.reason in ("raised", "import") and (lacks := _lacks(r.message, own)):
+    if r.outcome == "failed" and r.reason in ("raised", "import") and (lacks := _lacks(r.message)):
         return replace(r, kind=kind, outcome="not_run", reason=lacks, message="", public="")
     return replace(r, kind=kind)
 
 
-def _lacks(message: str, own: set[str]) -> str:
+def borrowed(root: Path) -> list[str]:
+    """Where a fork names the kit's instruments: no honest one knows of them."""
+    files = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))
+    return sorted({line for file in files for line in forbidden.find(root, file, ())})
+
+
+def _lacks(message: str) -> str:
     """What this machine would need to run it, or "" if that is not what failed."""
     if _NEEDS_CUDA.search(message):
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"
-    if (found := _NO_PACKAGE.search(message)) and (package := found[1].partition(".")[0]) not in own:
+    if found := _NEEDS_PYTHON.search(message):
+        return f"{found[0].partition(': ')[2]}, as its pyproject.toml says; grade it with that"
+    if (found := _NO_PACKAGE.search(message)) and (package := found[1].partition(".")[0]) not in (*_PACKAGES, "tests"):
         return f"needs package {package}, which is not installed here"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 
 HERE = Path(__file__).parent
 # At the end: nothing of a fork comes before the kit, the standard library or what is installed.
-sys.path += [str(HERE), str(HERE / "supplied")]
+sys.path += [str(HERE / "supplied"), str(HERE)]
 supplied = importlib.import_module("cs336_supplied")
 supplied.supply()
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
     """The first of these functions that tests/adapters.py has; where it is a stub, the exercise is not written yet."""
-    adapters = importlib.import_module(f"{__package__}.tests.adapters")
+    adapters = _adapters()
     found = next((getattr(adapters, n) for n in names if hasattr(adapters, n)), None)
     if found is None:
         raise NotImplementedError(f"{exercise}: tests/adapters.py has no {' or '.join(names)}")
@@ -29,3 +30,15 @@ def adapter(exercise: str, *names: str) -> Callable[..., Any]:
             raise NotImplementedError(f"{exercise}: {found.__name__} is not written yet") from error
 
     return call
+
+
+def _adapters() -> Any:
+    try:
+        return importlib.import_module(f"{__package__}.tests.adapters")
+    except SyntaxError as error:
+        project = HERE / "pyproject.toml"
+        text = project.read_text(encoding="utf-8", errors="replace") if project.is_file() else ""
+        asked = re.search(r"requires-python\s*=\s*[\"']\s*>=\s*3\.(\d+)", text)
+        if asked and int(asked[1]) > sys.version_info.minor:
+            raise RuntimeError(f"needs Python 3.{asked[1]}: {error}") from error
+        raise
