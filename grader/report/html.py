@@ -50,7 +50,6 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             totals=totals(scores),
             exercises=exercise_views(scores, graded.results, limits),
             adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
-            advisory=any(r.kind == cs336.ADVISORY for r in graded.results),
             limits=limits,
         )
         if len(page.encode()) <= PAGE_LIMIT:

@@ -142,23 +142,31 @@ def result(test: str, outcome: str = "passed", kind: str = "numerics", case: str
 
 def test_what_asks_more_is_shown_and_worth_nothing():
     counted = "cs336/test_data_parallel.py::test_gradients_sent_as_they_come_train_as_one"
+    late = "cs336/test_data_parallel.py::test_communication_begins_during_backward"
     buffers = "ddp/test_overlapped.py::test_tied_frozen_and_unused_parameters"
     results = cs336.settled(
-        [result(counted), result(buffers, "failed", reason="assertion", message="scale differs")], "cs336-2025"
+        [
+            result(counted),
+            result(late, "failed", "property", reason="assertion", message="all was sent late"),
+            result(buffers, "failed", reason="assertion", message="scale differs"),
+        ],
+        "cs336-2025",
     )
-    assert [r.kind for r in results] == ["numerics", "advisory"]
+    assert [r.kind for r in results] == ["numerics", "property", "advisory"]
     (points,) = score(default(), results, ["ddp.overlapped"])
-    assert (points.earned, points.possible) == (8, 8)
+    assert (points.earned, points.possible) == (pytest.approx(8 * 60 / 90), 8)
     run = Run(1, "00", "cs336-2025", "process", "a", "2026-01-31 23:59:59", {}, "")
     graded = Graded("ada", results=results)
     page = html.submission_page(graded, default(), run, ["ddp.overlapped"])
-    assert "scale differs" in page
-    assert "worth no points" in page
-    assert "get_ddp_individual_parameters" in page
+    failed, _, advisory = page.partition('<h2 id="advisory">')
+    assert "all was sent late" in failed
+    assert "get_ddp_individual_parameters" in failed
+    assert "scale differs" not in failed
+    assert "scale differs" in advisory
     told = exports.gradescope(graded, default(), ["ddp.overlapped"])
-    assert told["score"] == 8
-    assert [t["name"] for t in told["tests"]] == [
-        "ddp.overlapped: numerics", "ddp.overlapped: advisory (worth no points)",
+    assert told["score"] == pytest.approx(8 * 60 / 90, abs=1e-3)
+    assert [t["name"].partition(": ")[2] for t in told["tests"]] == [
+        "numerics", "property", "advisory (worth no points)",
     ]  # fmt: skip
 
 
@@ -181,6 +189,15 @@ def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says
         assert says in got.reason
         (points,) = score(default(), [got], ["ddp.overlapped"])
         assert points.not_run == 8
+
+
+def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
+    right = unpacked(build(FORKS["right-2026"], tmp_path / "right"), tmp_path / "1")
+    assert not cs336.borrowed(right.root)
+    spy = build(FORKS["right-2026"], tmp_path / "spy")
+    (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.world.group import ledger\n")
+    told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
+    assert told == ["cs336_systems/ddp.py:2: lab.world.group"]
 
 
 def test_every_pattern_names_a_test_and_every_profile_its_exercises():
