@@ -51,12 +51,11 @@ def differences(fork: dict[str, Any], graded: Graded, ids: tuple[str, ...] | lis
         counted = [r for r in graded.results if r.exercise == id and r.kind != cs336.ADVISORY]
         lacks = fork.get("not_run", {}).get(id, "")
         want = 0.0 if lacks else most * fork.get("points", {}).get(id, 1.0)
-        not_run = most if lacks else 0.0
-        said = all(r.reason.startswith(lacks) for r in counted) if lacks else True
-        if abs(points.earned - want) > 1e-2 or abs(points.not_run - not_run) > 1e-2 or not said:
+        as_said = not lacks or (points.not_run == most and all(r.reason.startswith(lacks) for r in counted))
+        if abs(points.earned - want) > 1e-2 or not as_said:
             why = "; ".join(f"{r.id}: {r.outcome}, {r.reason}, {r.message}" for r in counted if r.outcome != "passed")
             told.append(
-                f"{id} earned {points.earned:g}, not run {points.not_run:g}, expected {want:g}, {not_run:g}: {why}"
+                f"{id} earned {points.earned:g}, not run {points.not_run:g}, expected {want:g}{lacks and ', '}{lacks}: {why}"
             )
     return told
 
