@@ -54,9 +54,8 @@ def differences(fork: dict[str, Any], graded: Graded, ids: tuple[str, ...] | lis
         as_said = not lacks or (points.not_run == most and all(r.reason.startswith(lacks) for r in counted))
         if abs(points.earned - want) > 1e-2 or not as_said:
             why = "; ".join(f"{r.id}: {r.outcome}, {r.reason}, {r.message}" for r in counted if r.outcome != "passed")
-            told.append(
-                f"{id} earned {points.earned:g}, not run {points.not_run:g}, expected {want:g}{lacks and ', '}{lacks}: {why}"
-            )
+            wanted = f"{want:g} {lacks}".strip()
+            told.append(f"{id} earned {points.earned:g}, not run {points.not_run:g}, expected {wanted}: {why}")
     return told
 
 
