@@ -47,6 +47,7 @@ class Member:
     kind: str  # "file", "folder", or what it is instead
     parts: tuple[str, ...]  # () when the name is unsafe
     problem: str  # why the name is unsafe; else ""
+    size: int = 0  # as its header claims
 
     @property
     def shown(self) -> str:
@@ -61,17 +62,17 @@ class Source(ABC):
     def members(self) -> Iterator[Member]:
         """Everything in it. Raises SubmissionError when it is no such archive, or a bomb."""
         with self._blaming(self.path.name):
-            for count, (name, kind) in enumerate(self._list()):
+            for count, (name, kind, size) in enumerate(self._list()):
                 if count >= _MEMBERS:
                     raise SubmissionError(f"{self.path.name}: expected at most {_MEMBERS} members; hand in the stages")
-                yield _checked(name, kind)
+                yield _checked(name, kind, size)
 
     @abstractmethod
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         """(name, content) of each wanted member."""
 
     @abstractmethod
-    def _list(self) -> Iterator[tuple[str, str]]: ...
+    def _list(self) -> Iterator[tuple[str, str, int]]: ...
 
     def _content(self, name: str, stream: IO[bytes]) -> bytes:
         content = stream.read(self.limits.file_bytes + 1)
@@ -106,7 +107,7 @@ def open_source(path: Path, limits: UnpackLimits) -> Source:
 
 
 class _Folder(Source):
-    def _list(self) -> Iterator[tuple[str, str]]:
+    def _list(self) -> Iterator[tuple[str, str, int]]:
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -115,12 +116,13 @@ class _Folder(Source):
                     name = f"{folder}{entry.name}"
                     if entry.is_dir(follow_symlinks=False):
                         if entry.name.startswith("."):  # .git, .venv: not entered, left out as one
-                            yield name, "file"
+                            yield name, "file", 0
                         elif name.count("/") < 30:
-                            yield f"{name}/", "folder"
+                            yield f"{name}/", "folder", 0
                             waiting.append(f"{name}/")
                     else:
-                        yield name, _kind_of(entry.stat(follow_symlinks=False).st_mode)
+                        about = entry.stat(follow_symlinks=False)
+                        yield name, _kind_of(about.st_mode), about.st_size
 
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         for name in sorted(wanted):
@@ -133,13 +135,13 @@ class _Folder(Source):
 
 
 class _Zip(Source):
-    def _list(self) -> Iterator[tuple[str, str]]:
+    def _list(self) -> Iterator[tuple[str, str, int]]:
         self._check_directory()
         with zipfile.ZipFile(self.path) as archive:
             for info in archive.infolist():
                 mode = info.external_attr >> 16 if info.create_system == 3 else 0
                 kind = "folder" if info.is_dir() else _kind_of(mode) if stat.S_IFMT(mode) else "file"
-                yield info.orig_filename, kind  # zipfile cuts .filename at a NUL
+                yield info.orig_filename, kind, info.file_size  # zipfile cuts .filename at a NUL
 
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         with zipfile.ZipFile(self.path) as archive:
@@ -178,11 +180,11 @@ class _Zip(Source):
 
 
 class _Tar(Source):
-    def _list(self) -> Iterator[tuple[str, str]]:
+    def _list(self) -> Iterator[tuple[str, str, int]]:
         with self._opened() as archive:
             for info in self._each(archive):
                 plain = info.isreg() and not info.issparse()
-                yield info.name, "folder" if info.isdir() else "file" if plain else _tar_kind(info)
+                yield info.name, "folder" if info.isdir() else "file" if plain else _tar_kind(info), info.size
 
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         with self._blaming(self.path.name), self._opened() as archive:
@@ -226,7 +228,7 @@ class _Budget(io.RawIOBase):
         return block
 
 
-def _checked(name: str, kind: str) -> Member:
+def _checked(name: str, kind: str, size: int) -> Member:
     """The parts of a name, or why it may not be used."""
     parts = tuple(p for p in name.split("/") if p not in ("", "."))
     problem = ""
@@ -238,7 +240,7 @@ def _checked(name: str, kind: str) -> Member:
         problem = "odd characters in its name"
     elif any(len(p.encode()) > 120 for p in parts) or len(name.encode()) > 1000:
         problem = "too long a name"
-    return Member(name, kind, () if problem else parts, problem)
+    return Member(name, kind, () if problem else parts, problem, size)
 
 
 def _kind_of(mode: int) -> str:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from lab.assignment import ROOT
+from lab.assignment import KINDS, ROOT
 
+from . import cs336
 from .graded import Flag, Graded
-from .submissions import Submission, SubmissionError, hash_of, unpack
+from .submissions import Submission, SubmissionError, Unpacked, hash_of, unpack
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,20 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
             runner = Runner(SandboxRoom(box, unpacked.root))
             try:
                 runner.warm()
-                results = judge(runner, settings.ids, settings.seed, Path(settings.cache))
+                results = judge(runner, settings.ids, settings.seed, Path(settings.cache), unpacked.edition)
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
         answers, unread = written.judge(unpacked.root, settings.questions)
         return Graded(
             submission.name, str(submission.path), hash_of(unpacked.root), notes=[*notes, *unread], results=results,
-            seconds=time.monotonic() - start, flags=list(_flags(results)), answers=answers,
+            seconds=time.monotonic() - start, flags=[*_flags(results), *_borrowed(unpacked)], answers=answers,
         )  # fmt: skip
 
 
 def _flags(results: list) -> Iterator[Flag]:
     """Evidence for a person: a flag never changes a grade."""
-    for r in results:
+    for r in [r for r in results if r.kind in KINDS]:  # what is advisory asks for more than was promised
         if r.reason == "forbidden":
             yield Flag("forbidden call", f"{r.id}: {r.message}")
         elif r.reason == "crashed":
@@ -92,15 +93,28 @@ def _flags(results: list) -> Iterator[Flag]:
             yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
 
 
+def _borrowed(unpacked: Unpacked) -> Iterator[Flag]:
+    """Of a CS336 fork, whose files lie behind the bridge, what `lab.forbidden` would have found in a stage's."""
+    for line in cs336.borrowed(unpacked.root) if unpacked.edition else ():
+        yield Flag("reads the instruments", line)
+
+
 def new_seed() -> str:
     return secrets.token_hex(16)
 
 
 def fingerprint() -> str:
-    """sha256 of what decides a grade besides the submission: assignment and questions, tests and lab."""
+    """sha256 of what decides a grade besides the submission: assignment, questions, tests, lab, the bridge to CS336."""
     digest = hashlib.sha256()
-    ours = [ROOT / name for name in ("assignment.toml", "questions.toml", "grader/written.py", "grader/truths.py")]
-    files = [*ours, *sorted((ROOT / "lab").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+    single = (
+        "assignment.toml",
+        "questions.toml",
+        "grader/written.py",
+        "grader/truths.py",
+        "grader/cs336/profiles.toml",
+    )
+    code = (sorted((ROOT / folder).rglob("*.py")) for folder in ("lab", "tests", "grader/cs336"))
+    files = [*(ROOT / name for name in single), *(file for some in code for file in some)]
     for file in files:
         relative = file.relative_to(ROOT)
         if relative.parts[:2] != ("tests", "kit"):

@@ -51,6 +51,7 @@ def grade(
     paths: Paths,
     out_folder: Annotated[Path, typer.Option("--out", help="Where the gradebook and reports go.")] = Path("out"),
     profile: Profile = "full",
+    layout: Annotated[str, typer.Option(help="auto, stages, or cs336: forks of that course's assignment 2.")] = "auto",
     isolation: Annotated[str | None, typer.Option(help="bubblewrap (default), uid, or process.")] = None,
     seed: Annotated[str | None, typer.Option(help="The secret seed; default: the gradebook's, else random.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
@@ -58,15 +59,19 @@ def grade(
     as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON and nothing else.")] = False,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, submissions
+    from . import batch, cs336, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
     assignment = default()
-    ids = _ids(assignment, profile)
-    found = submissions.find(paths)
+    _ids(assignment, profile)
+    if layout not in submissions.LAYOUTS:
+        raise Wrong(f"--layout: expected one of {', '.join(submissions.LAYOUTS)}, got {layout!r}")
+    found = submissions.find(paths, layout)
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
+    profile = cs336.profile_of(found, layout, profile)
+    ids = _ids(assignment, profile)
     chosen = choose(isolation)
     try:
         out_folder.mkdir(parents=True, exist_ok=True)
@@ -344,6 +349,20 @@ def similarity(
     for p in marked[:20]:
         out.print(_plain(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
     out.print(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def bridge(
+    fork: Annotated[Path, typer.Argument(help="A fork of CS336's assignment 2: a folder, .zip or .tar.gz.")],
+    to: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Lay a CS336 fork out as our tests want it: `pytest tests/cs336 --impl TO` shows its author what they say."""
+    from . import submissions
+
+    unpacked = submissions.unpack(submissions.Submission(fork.name, fork, "cs336"), to)
+    for note in unpacked.notes:
+        out.print(note, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}", highlight=False, soft_wrap=True)
 
 
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:

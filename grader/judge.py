@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from lab.pytest_plugin import OWNED, RESULTS, RUNNER
 from lab.runner import Runner
 from lab.scoring import Result
 
+from . import cs336
 from .sandbox import Sandbox
 
 PUBLIC = "public"
@@ -49,15 +50,20 @@ class SandboxRoom:
         self.box.kill(process)
 
 
-def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path) -> list[Result]:
-    """Every test of the exercises in ids on the secret seed; those that failed on the public one too."""
-    results = run_tests(runner, ids, secret, cache)
+def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, edition: str = "") -> list[Result]:
+    """Every test of the exercises in ids on the secret seed; those that failed on the public one too.
+
+    edition: of a CS336 fork, which is asked what that course asks.
+    """
+    asked = cs336.Asked(edition) if edition else None
+    more = [cs336.TESTS] if edition else []
+    results = run_tests(runner, ids, secret, cache, only=asked, more=more)
     # What a clock says differs from run to run, not from seed to seed.
     again = {r.id for r in results if r.outcome == "failed" and r.reason not in SEEDLESS and r.kind != "timing"}
-    if not again or secret == PUBLIC:
-        return results
-    public = {r.id: r.outcome for r in run_tests(runner, ids, PUBLIC, cache, only=again)}
-    return [replace(r, public=public.get(r.id, "")) if r.id in again else r for r in results]
+    if again and secret != PUBLIC:
+        public = {r.id: r.outcome for r in run_tests(runner, ids, PUBLIC, cache, only=again, more=more)}
+        results = [replace(r, public=public.get(r.id, "")) if r.id in again else r for r in results]
+    return cs336.settled(results, edition) if edition else results
 
 
 def run_tests(
@@ -65,14 +71,18 @@ def run_tests(
     ids: Collection[str],
     seed: str,
     cache: Path,
-    only: Collection[str] | None = None,
+    only: Container[str] | None = None,
     first_failure: bool = False,
+    more: Iterable[Path] = (),
 ) -> list[Result]:
-    """One pytest session in this process. only: these test ids alone. Raises KitError if pytest itself fails."""
+    """One pytest session in this process. Raises KitError if pytest itself fails.
+
+    only: these test ids alone. more: folders of further tests of these exercises; they come first.
+    """
     session = _Session(runner, only)
     runner.seed = seed
     stages = sorted({id.partition(".")[0] for id in ids})
-    folders = [str(ROOT / "tests" / s) for s in stages if (ROOT / "tests" / s).is_dir()]
+    folders = [str(f) for f in (*more, *(ROOT / "tests" / s for s in stages)) if f.is_dir()]
     asked = [a for id in ids for a in ("--exercise", id)]
     arguments = [
         *folders, *asked, "--seed", seed, "--impl", str(runner.room.source), "--expect-cache", str(cache),
@@ -94,7 +104,7 @@ def run_tests(
 class _Session:
     """A pytest plugin that brings the runner and takes the results away."""
 
-    def __init__(self, runner: Runner, only: Collection[str] | None):
+    def __init__(self, runner: Runner, only: Container[str] | None):
         self.runner, self.only = runner, only
         self.results: list[Result] = []
 

@@ -1,4 +1,5 @@
-"""Finds submissions and unpacks them: of what students send, only the code of the six stages gets through.
+"""Finds submissions and unpacks them: of what students send, only the code of the six stages gets through, or of a
+CS336 fork its packages and adapters.
 
 Nothing here trusts a name, a size or a header: files are read with a byte budget and written one by one, links are
 never followed, and what is no part of a submission is left out and counted. Bombs and limits refuse the whole.
@@ -12,16 +13,17 @@ import re
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from grader import archives
+from grader import archives, cs336
 from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
 from lab import assignment
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
+LAYOUTS = ("auto", "stages", "cs336")
 AT_THE_ROOT = ("answers.toml", "writeup.md")
 _IGNORED = ("__MACOSX", "__pycache__", "lost+found")
 _MOST_NOTES = 20
@@ -31,24 +33,26 @@ _MOST_NOTES = 20
 class Submission:
     name: str  # unique in its run, safe as a file name
     path: Path  # a folder or an archive
+    layout: str = "auto"  # one of LAYOUTS
 
 
 @dataclass(frozen=True)
 class Unpacked:
     root: Path  # has the stage folders
     notes: list[str] = field(default_factory=list)  # what was left out, for the report
+    edition: str = ""  # of a CS336 fork: which year's
 
 
-def find(paths: list[Path]) -> list[Submission]:
+def find(paths: list[Path], layout: str = "auto") -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
-    A folder that has a stage folder, itself or in student/, is one submission; of any other folder, each sub-folder and
-    each archive is one.
+    A folder that has a stage folder, itself or in student/, or a fork's adapters is one submission; of any other folder,
+    each sub-folder and each archive is one.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
-        if path.is_dir() and not _stages_in(path) and not _stages_in(path / "student"):
+        if path.is_dir() and not _is_one(path):
             children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
             if not children:
                 raise SubmissionError(_nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
@@ -58,7 +62,7 @@ def find(paths: list[Path]) -> list[Submission]:
         else:
             came = "a file of another kind" if path.exists() else "nothing"
             raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
-    return _named(list(dict.fromkeys(found)))
+    return _named(list(dict.fromkeys(found)), layout)
 
 
 def _resolved(given: Path) -> Path:
@@ -74,23 +78,28 @@ def _resolved(given: Path) -> Path:
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
     """Copy what a submission may hold into the new or empty folder `destination`: files 0644, folders 0755.
 
-    That is `<stage>/**/*.py`, answers.toml and writeup.md. Raises SubmissionError when there is no stage folder, a
-    limit is passed, or the archive lies about itself; then nothing is left at `destination`.
+    That is `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork what `cs336.place` takes, with the bridge
+    beside it. Raises SubmissionError when there is no stage folder, a limit is passed, or the archive lies about
+    itself; then nothing is left at `destination`.
     """
     limits = limits or UnpackLimits()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SubmissionError(f"{destination}: expected a new or empty folder to unpack into; remove it first")
     source = archives.open_source(submission.path, limits)
     members = list(source.members())
-    root = _root_of(members, submission.path.name)
-    chosen, notes = _choose(members, root, limits)
+    fork = cs336.root_of(members) if submission.layout != "stages" else None
+    if submission.layout == "cs336" and fork is None:
+        raise SubmissionError(f"{submission.path.name}: expected a CS336 fork, it has no {'/'.join(cs336.ADAPTERS)}")
+    root = _root_of(members, submission.path.name) if fork is None else fork
+    chosen, notes = _choose(members, root, limits, _place if fork is None else cs336.place)
     try:
         _make_folder(destination)
         _write(source, chosen, destination, limits)
+        edition = "" if fork is None else cs336.install(destination)
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    return Unpacked(destination, notes)
+    return Unpacked(destination, notes, edition)
 
 
 def hash_of(root: Path) -> str:
@@ -106,6 +115,10 @@ def _stages() -> tuple[str, ...]:
     return tuple(stage.name for stage in assignment.default().stages)
 
 
+def _is_one(path: Path) -> bool:
+    return _stages_in(path) or _stages_in(path / "student") or path.joinpath(*cs336.ADAPTERS).is_file()
+
+
 def _stages_in(path: Path) -> bool:
     return any((path / stage).is_dir() and not (path / stage).is_symlink() for stage in _stages())
 
@@ -118,7 +131,7 @@ def _ignored(name: str) -> bool:
     return name.startswith(".") or name in _IGNORED
 
 
-def _named(paths: list[Path]) -> list[Submission]:
+def _named(paths: list[Path], layout: str) -> list[Submission]:
     """Names that differ, also on file systems that ignore case: a second alice is alice-2."""
     taken: set[str] = set()
     submissions = []
@@ -134,7 +147,7 @@ def _named(paths: list[Path]) -> list[Submission]:
             count += 1
             name = f"{safe}-{count}"
         taken.add(name.casefold())
-        submissions.append(Submission(name, path))
+        submissions.append(Submission(name, path, layout))
     return submissions
 
 
@@ -162,10 +175,16 @@ def _nothing_found(name: str, entries: Iterable[str]) -> str:
     return f"{name}: expected a folder with one of {', '.join(_stages())}; found: {found}; hand in the stage folders"
 
 
+Place = Callable[[Member, tuple[str, ...], UnpackLimits], tuple[str, ...]]
+
+
 def _choose(
-    members: list[Member], root: tuple[str, ...], limits: UnpackLimits
+    members: list[Member], root: tuple[str, ...], limits: UnpackLimits, place: Place
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """({member name: where it goes}, notes). A link or an unsafe name is named in a note, other things are counted."""
+    """({member name: where it goes}, notes). A link or an unsafe name is named in a note, other things are counted.
+
+    place(member, its parts below the root, limits): where it goes; () if it does not belong.
+    """
     chosen: dict[str, tuple[str, ...]] = {}
     taken: set[tuple[str, ...]] = set()
     named: list[str] = []
@@ -178,7 +197,7 @@ def _choose(
             if not any(map(_ignored, member.parts)):  # links inside .git are nobody's concern
                 named.append(f"left out {member.shown}: {member.problem or member.kind}")
                 continue
-        elif member.parts[: len(root)] == root and _belongs(where := member.parts[len(root) :]):
+        elif member.parts[: len(root)] == root and (where := _put(member, len(root), limits, place)):
             if len(where) > limits.depth:
                 raise SubmissionError(f"{member.shown}: expected at most {limits.depth} nested folders; flatten it")
             if times[member.name] > 1 or where in taken:
@@ -199,12 +218,14 @@ def _choose(
     return chosen, notes
 
 
-def _belongs(where: tuple[str, ...]) -> bool:
-    if any(map(_ignored, where)) or not where or where[-1] == "conftest.py":
-        return False
-    return where in [(name,) for name in AT_THE_ROOT] or (
-        len(where) > 1 and where[0] in _stages() and where[-1].endswith(".py")
-    )
+def _put(member: Member, depth: int, limits: UnpackLimits, place: Place) -> tuple[str, ...]:
+    where = member.parts[depth:]
+    return () if not where or any(map(_ignored, where)) else place(member, where, limits)
+
+
+def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
+    code = len(where) > 1 and where[0] in _stages() and where[-1].endswith(".py") and where[-1] != "conftest.py"
+    return where if code or where in [(name,) for name in AT_THE_ROOT] else ()
 
 
 def _sort_of(parts: tuple[str, ...]) -> str:

@@ -31,7 +31,8 @@ from .verdicts import Verdicts
 
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
-OURS = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
+KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
+CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
 VERDICTS = pytest.StashKey[Verdicts]()
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
@@ -86,13 +87,17 @@ def implementation(config: pytest.Config) -> Path:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests of the kit run only when asked for by path."""
-    return True if collection_path in OURS and not _asks_for_kit(config) else None
+    """Tests of the kit run only when asked for by path, and so do another course's."""
+    return True if collection_path in (*KIT, CS336) and not _asks_for([collection_path], config) else None
 
 
 def _asks_for_kit(config: pytest.Config) -> bool:
+    return _asks_for(KIT, config)
+
+
+def _asks_for(folders: list[Path], config: pytest.Config) -> bool:
     asked = [Path(str(a).partition("::")[0]).resolve() for a in config.args]
-    return any(path.is_relative_to(folder) for path in asked for folder in OURS)
+    return any(path.is_relative_to(folder) for path in asked for folder in folders)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lab.assignment import Assignment, Exercise
+from lab.assignment import KINDS, Assignment, Exercise
 from lab.scoring import ExerciseScore, score, totals
 
 from .. import written
@@ -113,7 +113,8 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
 def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> list[ExerciseStatistics]:
     missed: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
-        for exercise, test in {(r.exercise, r.test) for r in row.graded.results if r.outcome == "failed"}:
+        counted = [r for r in row.graded.results if r.kind in KINDS]
+        for exercise, test in {(r.exercise, r.test) for r in counted if r.outcome == "failed"}:
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):

@@ -19,6 +19,7 @@ from lab.assignment import Assignment
 from lab.scoring import ExerciseScore, KindScore, Result, totals
 
 from .. import written
+from ..cs336 import ADVISORY
 from ..graded import Graded, Run
 from . import labels, one_line, page_name, plain
 from .html import points, write_atomically
@@ -174,6 +175,11 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
         title = f"{name}: {k.kind}" + (f" ({word})" if nothing_ran else "")
         counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
         entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
+    if of_kind := [r for r in results if r.exercise == name and r.kind == ADVISORY]:
+        k = KindScore(ADVISORY, 0.0, passed=sum(r.outcome == "passed" for r in of_kind))
+        passed = k.passed == len(of_kind)
+        title = f"{name}: advisory (worth no points)"
+        entries.append(_entry(title, f"{number}.{len(s.kinds) + 1}", 0.0, 0.0, passed, _output(s, k, of_kind)))
     return entries
 
 

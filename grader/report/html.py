@@ -21,6 +21,7 @@ from markupsafe import Markup
 from lab.assignment import Assignment
 from lab.scoring import totals
 
+from .. import cs336
 from ..graded import Graded, Run
 from ..written import OUTCOMES
 from . import labels, one_line, page_name, plain
@@ -50,6 +51,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             totals=totals(scores),
             written=written_views(graded, limits),
             exercises=exercise_views(scores, graded.results, limits),
+            adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
             limits=limits,
         )
         if len(page.encode()) <= PAGE_LIMIT:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.assignment import Exercise
+from lab.assignment import KINDS, Exercise
 from lab.scoring import ExerciseScore, Result, of_function
 
 from .. import written
@@ -93,6 +93,7 @@ class ExerciseView:
     more: list[str]  # names of failing tests beyond the limit
     skipped: dict[str, list[str]]  # why it was not run → names of tests
     undecided: dict[str, list[str]]  # why it is inconclusive → names of tests
+    beyond: dict[str, str]  # advisory tests that failed → why, in the first case
     tests: list[TestView]
 
     @property
@@ -156,12 +157,17 @@ def readable(test: str) -> str:
 
 
 def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseView:
-    failures = _failures(results, limits)
-    skipped, undecided = (_reasons(results, outcome, limits) for outcome in ("not_run", "inconclusive"))
+    counted = [r for r in results if r.kind in KINDS]
+    failures = _failures(counted, limits)
+    skipped, undecided = (_reasons(counted, outcome, limits) for outcome in ("not_run", "inconclusive"))
+    beyond: dict[str, str] = {}
+    for r in results:
+        if r.kind not in KINDS and r.outcome == "failed":
+            beyond.setdefault(readable(one_line(r.test, 300)), one_line(r.message, max(100, limits.message // 8)))
     more = [name for f in failures[limits.failures :] for name in f.names]
     tests = _tests(results) if limits.tests else []
     shown = failures[: limits.failures]
-    return ExerciseView(s.exercise, s, state(s), shown, list(dict.fromkeys(more)), skipped, undecided, tests)
+    return ExerciseView(s.exercise, s, state(s), shown, list(dict.fromkeys(more)), skipped, undecided, beyond, tests)
 
 
 def _reasons(results: Iterable[Result], outcome: str, limits: Limits) -> dict[str, list[str]]:

@@ -64,6 +64,7 @@ def said(*command):
         (["grade", "{empty}"], "expected a folder with one of"),
         (["grade", "{one}", "--profile", "nope"], "--profile: expected one of"),
         (["grade", "{one}", "--isolation", "nope"], "expected an isolation among"),
+        (["grade", "{one}", "--layout", "nope"], "--layout: expected one of"),
         (["grade", "{one}", "--out", "{empty}/out", "--isolation", "process", "--resume"], "--resume"),
         (["grade", "{one}", "--jobs", "0"], "--jobs"),
         (["grade", "{one}", "--out", "{file}", "--isolation", "process"], "expected a folder"),

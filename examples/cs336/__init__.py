@@ -1,0 +1,34 @@
+"""Forks of CS336's assignment 2, of our own making: right ones of two years, and others that are edits of those.
+
+forks.toml lists them, with what each must earn. `python -m examples.cs336 forks/` writes them all as folders, each a
+fork as that course's students have it; `grader grade forks/right-2025` grades one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def listed() -> list[dict[str, Any]]:
+    """The forks of forks.toml: name, year, why, edit: [{file, old, new}], add: {file: text}, points, not_run."""
+    return tomllib.loads((HERE / "forks.toml").read_text(encoding="utf-8"))["fork"]
+
+
+def build(fork: dict[str, Any], folder: Path) -> Path:
+    """Write one fork to the new folder `folder`; each edit must match exactly once."""
+    for part in ("common", str(fork["year"])):
+        shutil.copytree(HERE / part, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for edit in fork.get("edit", []):
+        file = folder / edit["file"]
+        text = file.read_text(encoding="utf-8")
+        assert text.count(edit["old"]) == 1, f"{fork['name']}: {text.count(edit['old'])} matches of {edit['old']!r}"
+        file.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+    for name, text in fork.get("add", {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder

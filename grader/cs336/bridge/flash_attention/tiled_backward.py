@@ -1,0 +1,14 @@
+"""The backward pass of get_flashattention_autograd_function_pytorch, reached through its forward pass."""
+
+from torch import Tensor
+
+from .adapted import function, gradients
+
+_attention = function("flash_attention.tiled_backward", "pytorch")
+
+
+def tiled_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool = False
+) -> tuple[Tensor, ...]:
+    """(dq, dk, dv). o and lse are those that their forward finds."""
+    return gradients(_attention.apply, q, k, v, do, is_causal)

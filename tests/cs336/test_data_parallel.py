@@ -1,0 +1,99 @@
+"""Data parallelism as CS336 asks for it: parameters start as rank 0's, gradients are means, and leave during backward.
+
+Buffers, groups, resting layers and accumulation are not asked for. How it would be faked: the module comes back as it
+was (ranks start elsewhere, on other shares); the mean is missing; all is sent after backward, or waited for in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from lab.judge import close
+from lab.pytest_plugin import exercise
+
+from . import probes
+
+KINDS = {"overlapped": "ddp.overlapped", "bucketed": "ddp.bucketed"}
+STEPS = 3
+
+
+def draw(rng, world, tied):
+    """(states, shares): every value different on every rank."""
+    width, rows = rng.integers(4, 8), rng.integers(2, 4)
+    template = probes.Toy(width, tied).state_dict()
+    states = [{n: rng.normal(*t.shape) * 0.5 for n, t in template.items()} for _ in range(world)]
+    for state in states if tied else []:
+        state["layers.3.weight"] = state["layers.1.weight"]
+    shares = [[(rng.normal(rows, width), rng.normal(rows, width)) for _ in range(STEPS)] for _ in range(world)]
+    return states, shares
+
+
+def oracle(tied, state, shares, lr, dtype) -> dict:
+    """One process on the whole batch."""
+    kind = {"float64": torch.float64, "float32": torch.float32}[dtype]
+    m = probes.Toy(shares[0][0][0].shape[1], tied)
+    m.load_state_dict(state)
+    m.to(kind)
+    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr)
+    for step in range(len(shares[0])):
+        x, y = (torch.cat([rank[step][i] for rank in shares]).to(kind) for i in (0, 1))
+        optimizer.zero_grad()
+        ((m(x) - y) ** 2).mean().backward()
+        optimizer.step()
+    return dict(m.state_dict())
+
+
+def trains_as_one(run, rng, expect, kind, tied):
+    states, shares = draw(rng, 2, tied)
+    lr = rng.uniform(0.05, 0.2)
+    ranks = run(probes.train, kind, tied, states, shares, lr, 1e-4, world=2)
+    want, plain = (expect(oracle, tied, states[0], shares, lr, d) for d in ("float64", "float32"))
+    for rank, got in enumerate(ranks):
+        for name, tensor in want.items():
+            close(
+                got["state"][name], tensor, plain[name], f"rank {rank} of 2, {name} after {STEPS} steps", factor=15,
+                cause="parameters start as rank 0's, and gradients are means over ranks",
+            )  # fmt: skip
+
+
+@exercise("ddp.overlapped", kind="numerics")
+@pytest.mark.parametrize("tied", [False, True], ids=["plain", "tied"])
+def test_gradients_sent_as_they_come_train_as_one(run, rng, expect, tied):
+    trains_as_one(run, rng, expect, "overlapped", tied)
+
+
+@exercise("ddp.bucketed", kind="numerics")
+@pytest.mark.parametrize("tied", [False, True], ids=["plain", "tied"])
+def test_buckets_train_as_one(run, rng, expect, tied):
+    trains_as_one(run, rng, expect, "bucketed", tied)
+
+
+def sums(run, rng, kind, megabytes) -> list:
+    """Of each rank, how many messages each phase began in all steps."""
+    states, shares = draw(rng, 2, False)
+    ranks = run(probes.train, kind, False, states, shares, 0.1, megabytes, world=2)
+    sent = ("all_reduce", "reduce_scatter")
+    return [Counter(r["phase"] for r in got["rows"] if r["op"] in sent and r["phase"] != "start") for got in ranks]
+
+
+@exercise("ddp.overlapped", kind="property")
+def test_communication_begins_during_backward(run, rng):
+    for rank, phases in enumerate(sums(run, rng, "overlapped", 1)):
+        assert phases["backward"] >= STEPS, (
+            f"rank {rank}: sums by phase in {STEPS} steps: {dict(phases)}; expected them to begin during backward"
+        )
+
+
+@exercise("ddp.bucketed", kind="property")
+def test_buckets_hold_what_fits_and_leave_during_backward(run, rng):
+    """Of eight parameters: all in one bucket where it is large, one in each where it is tiny."""
+    for megabytes, least, most in ((1, 1, 1), (1e-5, 8, 8)):
+        for rank, phases in enumerate(sums(run, rng, "bucketed", megabytes)):
+            assert STEPS * least <= phases.total() <= STEPS * most, (
+                f"rank {rank}: {phases.total()} messages in {STEPS} steps with buckets of {megabytes} MB, expected "
+                f"{STEPS * least}: eight parameters, {'all in one' if most == 1 else 'each in its own'}"
+            )
+            assert phases["backward"] == phases.total(), f"rank {rank}: {dict(phases)}: a full bucket leaves at once"

@@ -1,0 +1,70 @@
+"""The sharded optimizer as CS336 asks for it: steps of the whole one, a share of its state, groups that are added.
+
+Schedulers, closures, frozen tensors and even shares of uneven tensors are not asked for. How it would be faked: the
+plain optimizer on every rank (the bytes that two steps leave behind, and the elements that are updated).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.pytest_plugin import exercise
+
+from ..zero import probes_optimizer as probes
+from ..zero.oracles import draw_gradients
+
+ZERO1 = "zero.zero1"
+OPTIONS = {"lr": 0.1, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8}
+
+
+def draw(rng, steps=3, shapes=None) -> dict:
+    shapes = shapes or [(rng.integers(2, 9), rng.integers(2, 9)) for _ in range(rng.integers(5, 8))]
+    values = [rng.normal(*s) for s in shapes]
+    return {"optimizer": "AdamW", "options": OPTIONS, "values": values, "groups": ["all"],
+            "steps": [{"gradients": draw_gradients(rng, values)} for _ in range(steps)]}  # fmt: skip
+
+
+def steps_as_the_whole(run, plan, world):
+    want = run(probes.train, "plain", plan)
+    for rank, got in enumerate(run(probes.train, "zero1", plan, world=world)):
+        for step, tensors in enumerate(want["values"]):
+            for i, tensor in enumerate(tensors):
+                assert torch.allclose(got["values"][step][i], tensor, rtol=1e-5, atol=1e-6), (
+                    f"rank {rank} of {world}: tensor {i} of shape {tuple(tensor.shape)} differs after step {step} by "
+                    f"{(got['values'][step][i] - tensor).abs().max():.2g}: its owner updates it, and sends it to all"
+                )
+
+
+@exercise(ZERO1, kind="numerics")
+@pytest.mark.parametrize("world", [2, 3])
+def test_steps_are_those_of_adamw(run, rng, world):
+    steps_as_the_whole(run, draw(rng), world)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_a_group_that_is_added_in_training(run, rng):
+    plan = draw(rng)
+    every = range(len(plan["values"]))
+    plan["groups"], plan["steps"][1]["add"] = [{"params": [*every][:3]}], [{"params": [*every][3:]}]
+    for i in [*every][3:]:
+        plan["steps"][0]["gradients"][i] = None
+    steps_as_the_whole(run, plan, 2)
+
+
+@exercise(ZERO1, kind="property")
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_keeps_a_share_of_the_state(run, rng, world):
+    plan = draw(rng, 1, [(rng.integers(30, 40),) * 2] * 8)
+    total = run(probes.held, "plain", plan)["live"]
+    most = total / world + 64 * 8
+    elements = sum(v.numel() for v in plan["values"])
+    for rank, got in enumerate(run(probes.held, "zero1", plan, most, world=world)):
+        assert got["live"] <= most, (
+            f"rank {rank} of {world}: two steps of AdamW left {got['live']:,} bytes behind, the whole state has "
+            f"{total:,}: a rank keeps the state of its own tensors only"
+        )
+        assert got["updated"] <= elements / world, (
+            f"rank {rank} of {world}: a step updates {got['updated']:,.0f} of {elements:,} elements, a share is "
+            f"{elements // world:,}: a rank updates its own tensors"
+        )

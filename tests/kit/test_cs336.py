@@ -1,0 +1,245 @@
+"""CS336 forks are taken as they are: what is unpacked, which tests count, what is not run, what each example earns."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from examples.cs336 import build, listed
+from examples.cs336.__main__ import differences
+from grader import cs336
+from grader.graded import Graded, Run
+from grader.judge import SandboxRoom, run_tests
+from grader.report import exports, html
+from grader.sandbox import Sandbox, available
+from grader.submissions import Submission, SubmissionError, UnpackLimits, find, unpack
+from lab.assignment import ROOT, default
+from lab.runner import Runner
+from lab.scoring import Result, score
+
+FORKS = {fork["name"]: fork for fork in listed()}
+FILES = {
+    "tests/adapters.py": "from .common import x\n",
+    "tests/common.py": "x = 1\n",
+    "tests/conftest.py": "raise SystemExit\n",
+    "tests/_snapshots/expected.py": "",
+    "cs336_systems/deep/flash.py": "y = 2\n",
+    "cs336_systems/sizes.json": "{}",
+    "cs336_systems/profile.nsys-rep": "binary",
+    "cs336_systems/large.json": " " * 5000,
+    "cs336-basics/cs336_basics/model.py": "z = 3\n",
+    "cs336-basics/tests/adapters.py": "def get_fsdp(): ...\n",
+    "fork.py": "raise SystemExit\n",
+    "supplied/cs336_supplied.py": "raise SystemExit\n",
+    "ddp/overlapped.py": "raise SystemExit\n",
+    "utils.py": "w = 4\n",
+    "notes/run.py": "",
+    "venv/lib/site.py": "",
+    "uv.lock": "",
+}
+TAKEN = {
+    "tests/adapters.py", "tests/common.py", "cs336_systems/deep/flash.py", "cs336_systems/sizes.json",
+    "cs336_basics/model.py", "utils.py", "notes/run.py",
+}  # fmt: skip
+
+
+def a_fork(folder: Path, files: dict[str, str] = FILES) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def unpacked(path: Path, to: Path, layout: str = "auto", **limits: int):
+    return unpack(Submission("a", path, layout), to, UnpackLimits(**limits))
+
+
+def bridge() -> set[str]:
+    root = ROOT / "grader" / "cs336" / "bridge"
+    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+
+
+@pytest.mark.parametrize("how", ["folder", "one level down", "tar"])
+def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_path, how):
+    path = a_fork(tmp_path / "in" / "assignment2-main") if how == "one level down" else a_fork(tmp_path / "in")
+    path = tmp_path / "in"
+    if how == "tar":
+        with tarfile.open(tmp_path / "in.tar.gz", "w:gz") as archive:
+            archive.add(path, "assignment2")
+        path = tmp_path / "in.tar.gz"
+    got = unpacked(path, tmp_path / "out", file_bytes=4000)
+    files = {p.relative_to(got.root).as_posix() for p in got.root.rglob("*") if p.is_file()}
+    assert files == TAKEN | bridge()
+    for name in ("fork.py", "ddp/overlapped.py", "supplied/cs336_supplied.py"):
+        assert "SystemExit" not in (got.root / name).read_text(), f"{name} is the fork's, expected the bridge's"
+    assert got.edition == "cs336-2025", "the highest tests/adapters.py tells the year"
+    assert "left out 10 files that are no part" in got.notes[-1]
+
+
+def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_path):
+    fork, ours = a_fork(tmp_path / "class" / "ada"), a_fork(tmp_path / "class" / "bob", {"ddp/naive.py": ""})
+    assert [s.name for s in find([fork])] == ["ada"], "one submission, not one for each of its folders"
+    assert unpacked(ours, tmp_path / "1").edition == ""
+    assert not (unpacked(fork, tmp_path / "2", "stages").root / "tests").exists()
+    with pytest.raises(SubmissionError, match=r"bob: expected a CS336 fork, it has no tests/adapters.py"):
+        unpacked(ours, tmp_path / "3", "cs336")
+    assert not (tmp_path / "3").exists()
+
+
+def test_links_and_paths_out_of_a_fork_go_nowhere(tmp_path):
+    fork = a_fork(tmp_path / "in")
+    (fork / "cs336_systems" / "link.py").symlink_to("/etc/passwd")
+    with tarfile.open(tmp_path / "in.tar.gz", "w:gz") as archive:
+        archive.add(fork, "in")
+        archive.addfile(tarfile.TarInfo("in/cs336_systems/../../../evil.py"))
+    got = unpacked(tmp_path / "in.tar.gz", tmp_path / "out")
+    assert not list(tmp_path.rglob("evil.py"))
+    assert not (got.root / "cs336_systems" / "link.py").exists()
+    assert {n.partition(": ")[2] for n in got.notes[:2]} == {"a symbolic link", "a path out of the archive"}
+
+
+@pytest.mark.parametrize(
+    ("names", "layout", "profile", "says"),
+    [
+        (["old", "old2"], "auto", "full", "cs336-2025"),
+        (["new"], "cs336", "full", "cs336-2026"),
+        (["new"], "auto", "cs336-2025", "cs336-2025"),
+        (["ours"], "auto", "full", "full"),
+        (["broken"], "auto", "tour", "tour"),
+        (["old"], "stages", "core", "core"),
+        (["old", "new"], "auto", "full", "expected submissions of one layout and year, got old .*, new"),
+        (["old", "ours"], "auto", "full", "expected submissions of one layout"),
+        (["old"], "auto", "core", "expected a profile of that course"),
+        (["old", "broken", "empty"], "auto", "full", "cs336-2025"),
+        (["old", "ours"], "cs336", "full", "cs336-2025"),
+    ],
+)
+def test_the_profile_is_that_of_the_forks_year(tmp_path, names, layout, profile, says):
+    adapters = "tests/adapters.py"
+    a_fork(tmp_path / "old", {adapters: "def get_ddp_bucketed(): ..."})
+    a_fork(tmp_path / "old2", {adapters: "def ("})
+    a_fork(tmp_path / "new", {adapters: "def get_fsdp(): ..."})
+    a_fork(tmp_path / "ours", {"ddp/naive.py": ""})
+    a_fork(tmp_path / "empty", {"readme.md": ""})
+    (tmp_path / "broken.zip").write_bytes(b"no zip")
+    paths = {p.name.partition(".")[0]: p for p in tmp_path.iterdir()}
+    submissions = [Submission(n, paths[n], layout) for n in names]
+    if says in (*default().profiles,):
+        assert cs336.profile_of(submissions, layout, profile) == says
+    else:
+        with pytest.raises(SubmissionError, match=says):
+            cs336.profile_of(submissions, layout, profile)
+
+
+def result(test: str, outcome: str = "passed", kind: str = "numerics", case: str = "", **more: str) -> Result:
+    id = test.partition("/")[0]
+    exercise = {"ddp": "ddp.overlapped", "cs336": "ddp.overlapped", "zero": "zero.zero1"}[id]
+    return Result(exercise, kind, f"tests/{test}", case, outcome, **more)  # type: ignore[arg-type]
+
+
+def test_what_asks_more_is_shown_and_worth_nothing():
+    counted = "cs336/test_data_parallel.py::test_gradients_sent_as_they_come_train_as_one"
+    late = "cs336/test_data_parallel.py::test_communication_begins_during_backward"
+    buffers = "ddp/test_overlapped.py::test_tied_frozen_and_unused_parameters"
+    results = cs336.settled(
+        [
+            result(counted),
+            result(late, "failed", "property", reason="assertion", message="all was sent late"),
+            result(buffers, "failed", reason="assertion", message="scale differs"),
+        ],
+        "cs336-2025",
+    )
+    assert [r.kind for r in results] == ["numerics", "property", "advisory"]
+    (points,) = score(default(), results, ["ddp.overlapped"])
+    assert (points.earned, points.possible) == (pytest.approx(8 * 60 / 90), 8)
+    run = Run(1, "00", "cs336-2025", "process", "a", "2026-01-31 23:59:59", {}, "")
+    graded = Graded("ada", results=results)
+    page = html.submission_page(graded, default(), run, ["ddp.overlapped"])
+    failed, _, advisory = page.partition('<h2 id="advisory">')
+    assert "all was sent late" in failed
+    assert "get_ddp_individual_parameters" in failed
+    assert "scale differs" not in failed
+    assert "scale differs" in advisory
+    told = exports.gradescope(graded, default(), ["ddp.overlapped"])
+    assert told["score"] == pytest.approx(8 * 60 / 90, abs=1e-3)
+    assert [t["name"].partition(": ")[2] for t in told["tests"]] == [
+        "numerics", "property", "advisory (worth no points)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "says"),
+    [
+        ("AssertionError: Torch not compiled with CUDA enabled\nat x.py:3", "raised", "needs CUDA"),
+        ("RuntimeError: 0 active drivers ([]). There should only be one.", "raised", "needs CUDA"),
+        ("ddp/overlapped.py does not load: ModuleNotFoundError: No module named 'einx.op'", "import", "package einx"),
+        ("rank 1: ModuleNotFoundError: No module named 'cs336_systems.ddp'", "import", ""),
+        ("RuntimeError: shapes do not match", "raised", ""),
+        ("o is not close: Torch not compiled with CUDA enabled", "assertion", ""),
+    ],
+)
+def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says):
+    test = "cs336/test_data_parallel.py::test_communication_begins_during_backward"
+    (got,) = cs336.settled([result(test, "failed", reason=reason, message=message)], "cs336-2026")
+    assert got.outcome == ("not_run" if says else "failed")
+    if says:
+        assert says in got.reason
+        (points,) = score(default(), [got], ["ddp.overlapped"])
+        assert points.not_run == 8
+
+
+def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
+    right = unpacked(build(FORKS["right-2026"], tmp_path / "right"), tmp_path / "1")
+    assert not cs336.borrowed(right.root)
+    spy = build(FORKS["right-2026"], tmp_path / "spy")
+    (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.world.group import ledger\n")
+    told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
+    assert told == ["cs336_systems/ddp.py:2: lab.world.group"]
+
+
+def test_every_pattern_names_a_test_and_every_profile_its_exercises():
+    for edition, profile in cs336.profiles().items():
+        assert sorted(profile["adapters"]) == sorted(default().profiles[edition])
+        for pattern in (*profile["counts"], *profile["advisory"]):
+            file, _, test = pattern.partition("::")
+            name = re.match(r"\w+", test)
+            assert name, f"{edition}: {pattern}"
+            assert f"def {name[0]}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{edition}: {pattern}"
+
+
+# By fork, exercises that tell it from others; `python -m examples.cs336 --check` grades all of all.
+SOME = {
+    "right-2025": ["ddp.bucketed"],
+    "right-2026": ["zero.fsdp_gather", "zero.fsdp_mixed"],
+    "subtly-wrong": ["ddp.overlapped", "zero.zero1"],
+    "implements-nothing": ["ddp.bucketed"],
+    "odd": ["flash_attention.tiled_forward", "flash_attention.triton_forward"],
+    "needs-more": ["flash_attention.triton_forward", "zero.fsdp_gather"],
+    "half-done": ["zero.zero1"],
+}
+
+
+class Counted(cs336.Asked):
+    """What is advisory left out: it takes the most time, and changes no points."""
+
+    def __contains__(self, id: object) -> bool:
+        return self.counts(str(id))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_an_example_earns_what_it_must(tmp_path, monkeypatch, name):
+    """In the box, by what counts."""
+    fork, ids = FORKS[name], SOME[name]
+    got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
+    isolation, cache = "process" if available()["bubblewrap"] else "bubblewrap", tmp_path / "expected"
+    with Sandbox(isolation, got.root, ROOT) as box:
+        runner = Runner(SandboxRoom(box, got.root))
+        try:
+            results = run_tests(runner, ids, "public", cache, Counted(got.edition), more=[cs336.TESTS])
+        finally:
+            runner.close()
+    graded = Graded(name, results=cs336.settled(results, got.edition))
+    assert not differences(fork, graded, ids)
