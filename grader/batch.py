@@ -21,6 +21,7 @@ from pathlib import Path
 from lab.assignment import ROOT
 
 from .graded import Flag, Graded
+from .schedulers import Cluster
 from .submissions import Submission, SubmissionError, hash_of, unpack
 
 
@@ -35,11 +36,20 @@ class Settings:
 
 
 def grade_all(
-    submissions: list[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
+    submissions: list[Submission],
+    settings: Settings,
+    jobs: int,
+    done: Callable[[Graded], None],
+    cluster: Cluster | None = None,
 ) -> Iterator[tuple[Submission, str]]:
     """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged."""
+    if cluster:
+        from .cluster import grade_on
+
+        yield from grade_on(cluster, submissions, settings, jobs, done)
+        return
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=_settle)
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=settle)
     futures = {pool.submit(grade_one, s, settings): s for s in submissions}
     try:
         for future in concurrent.futures.as_completed(futures):
@@ -118,7 +128,7 @@ def commit() -> str:
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
-def _settle() -> None:
+def settle() -> None:
     """A worker ends with its grader, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

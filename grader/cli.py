@@ -29,12 +29,13 @@ class Wrong(Exception):
 def main() -> None:
     from .gradebook import GradebookError
     from .sandbox import SandboxError
+    from .schedulers import ClusterError
     from .stubs import StubError
     from .submissions import SubmissionError
 
     try:
         app()
-    except (Wrong, AssignmentError, GradebookError, SandboxError, SubmissionError, StubError) as error:
+    except (Wrong, AssignmentError, ClusterError, GradebookError, SandboxError, SubmissionError, StubError) as error:
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
@@ -54,9 +55,15 @@ def grade(
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest run: grade what it lacks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON and nothing else.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Judge in jobs of slurm, or of this machine: local.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="On a cluster: GPUs of a job of the gpu track; 0: none.")] = 0,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of sbatch, as partition=teaching, or gpu.partition=h100; may be given again."),
+    ] = None,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, submissions
+    from . import batch, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
@@ -65,7 +72,12 @@ def grade(
     found = submissions.find(paths)
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
-    chosen = choose(isolation)
+    chosen = choose(isolation, here=cluster != "slurm")
+    if cluster is None and (gpus or slurm):
+        raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
+    nodes = schedulers.Cluster(cluster, out_folder.resolve() / "cluster", gpus, tuple(slurm or ())) if cluster else None
+    if nodes:
+        schedulers.check(nodes)
     try:
         out_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,6 +99,8 @@ def grade(
         have = book.graded(run_id)
         todo = [s for s in found if s.name not in have]
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"))
+        if nodes:
+            nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
         problems = []
         try:
             with _progress(as_json) as progress:
@@ -96,7 +110,7 @@ def grade(
                     book.record(run_id, graded)
                     progress.update(bar, advance=1, description=f"graded {graded.name[:30]}")
 
-                for submission, why in batch.grade_all(todo, settings, jobs, record):
+                for submission, why in batch.grade_all(todo, settings, jobs, record, nodes):
                     problems.append(f"{submission.name}: {why}")
         except KeyboardInterrupt:
             done = len(book.graded(run_id))
