@@ -141,7 +141,9 @@ class Lane:
             if answer := read(task.result):
                 self._end(task)
                 yield task, answer
-        states = self.scheduler.states(list(self.jobs.values())) if self.jobs else {}
+        if not self.jobs:
+            return
+        states = self.scheduler.states(list(self.jobs.values()))
         self._heard(states is not None)
         for task, job in list(self.jobs.items() if states is not None else ()):
             state = (states or {}).get(job)

@@ -52,8 +52,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ClusterError(f"--cluster: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-        if bad := next((o for o in self.options if not _OPTION.fullmatch(o)), None):
-            raise ClusterError(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad!r}")
+        if bad := [o for o in self.options if not _OPTION.fullmatch(o)]:
+            raise ClusterError(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
 
     def asked(self, track: str) -> dict[str, str | bool]:
         """sbatch's options for the jobs of a track, without dashes; True for one without a value."""

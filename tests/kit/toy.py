@@ -47,13 +47,36 @@ def test_{name}(run, rng):
     number = rng.integers(2, 9)
     assert run(probes.called, "toy", "{name}", number) == {times} * number
 """
+# A judge that imports nothing and so takes no time; a submission's toy/plan.py says what befalls it, once.
+LIGHT = """
+
+def grade_one(submission, settings):
+    import os
+    from lab.scoring import Result
+
+    plan = submission.path / "toy" / "plan.py"
+    told, _, seconds = plan.read_text().partition(" ") if plan.exists() else ("", "", "")
+    with open(ROOT / "judged", "a") as stream:
+        stream.write(f"{submission.name} {settings.ids}\\n")
+    if told == "kill":
+        plan.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told == "raise":
+        raise RuntimeError("broken")
+    time.sleep(float(seconds or 0))
+    results = [Result(id, "numerics", f"tests/toy::{id}", "", "passed") for id in settings.ids]
+    return Graded(submission.name, str(submission.path), hash_of(submission.path), results=results)
+"""
 RIGHT = {"double": "def double(number):\n    return 2 * number\n", "triple": "def triple(n):\n    return 3 * n\n"}
 
 
-def kit(folder: Path) -> Path:
-    """The kit in `folder`: toy.double on the cpu track, toy.triple on the gpu track."""
+def kit(folder: Path, light: bool = False) -> Path:
+    """The kit in `folder`: toy.double on the cpu track, toy.triple on the gpu track; light: with LIGHT as its judge."""
     for package in ("lab", "grader"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("mutants", "variants"))
+    if light:
+        with open(folder / "grader" / "batch.py", "a") as stream:
+            stream.write(LIGHT)
     exercises = [EXERCISE.format(name="double", track="cpu"), EXERCISE.format(name="triple", track="gpu")]
     (folder / "assignment.toml").write_text(ASSIGNMENT + "".join(exercises))
     shutil.copy2(ROOT / "pyproject.toml", folder)
