@@ -16,7 +16,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab.assignment import default
+from lab.files import write_whole
 
 from .batch import Settings, grade_one, settle
 from .graded import Graded
@@ -163,7 +163,8 @@ class Lane:
             self.waiting.extendleft(reversed(tasks))
             return
         self.jobs.update(zip(tasks, given, strict=True))
-        write(self.memory, json.dumps({t.submission.name: job for t, job in self.jobs.items()}))
+        known = {t.submission.name: job for t, job in self.jobs.items()}
+        write_whole(self.memory, json.dumps(known).encode())
 
     def _lost(self, task: Task, job: str, state: str) -> Iterator[tuple[Task, Problem]]:
         self._end(task)
@@ -222,7 +223,7 @@ def _judge(task: Task) -> None:
         answer = {"graded": grade_one(task.submission, task.settings).packed()}
     except Exception as error:  # one that cannot be judged is no lost node
         answer = {"problem": f"{type(error).__name__}: {error}"}
-    write(task.result, json.dumps(answer))
+    write_whole(task.result, json.dumps(answer).encode())
 
 
 def read(path: Path) -> Graded | Problem | None:
@@ -234,15 +235,6 @@ def read(path: Path) -> Graded | Problem | None:
         return Graded.unpacked(answer["graded"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def write(path: Path, text: str) -> None:
-    """Whole or not at all, whoever is killed and whoever reads meanwhile."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(stream.name, path)
 
 
 def _remembered(path: Path) -> dict[str, str]:

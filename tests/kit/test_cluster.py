@@ -13,6 +13,7 @@ import pickle
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from grader.gradebook import Gradebook
 from grader.graded import Flag, Graded, Run
 from grader.schedulers import ENDED, Cluster, ClusterError
 from grader.submissions import Submission
+from lab.files import write_whole
 from lab.scoring import Result
 
 from . import toy
@@ -35,6 +37,10 @@ NAMES = ("ada", "bob", "cyd")
 
 def graded(name: str, id: str = "ddp.naive", outcome: str = "passed") -> Graded:
     return Graded(name, f"{name}.zip", "a" * 64, results=[Result(id, "numerics", "t::a", "", outcome)], seconds=1.5)
+
+
+def leave(path: Path, answer: dict) -> None:
+    write_whole(path, json.dumps(answer).encode())
 
 
 class Fake:
@@ -76,7 +82,7 @@ class Fake:
         return {**dict.fromkeys(self.running, "RUNNING"), **self.ended}
 
     def answer(self, task: c.Task) -> None:
-        c.write(task.result, json.dumps({"graded": graded(task.submission.name, task.settings.ids[0]).packed()}))
+        leave(task.result, {"graded": graded(task.submission.name, task.settings.ids[0]).packed()})
 
     def cancel(self, jobs):
         self.cancelled += jobs
@@ -191,15 +197,15 @@ def test_what_one_track_found_is_kept_when_the_other_is_lost(grade, tmp_path):
 
 def test_files_that_changed_between_the_tracks_make_no_grade(grade, monkeypatch):
     gpu = Fake(track="gpu")
-    monkeypatch.setattr(gpu, "answer", lambda task: c.write(task.result, json.dumps(
-        {"graded": Graded(task.submission.name, hash="b" * 64).packed()})))  # fmt: skip
+    other = {"graded": Graded("ada", hash="b" * 64).packed()}
+    monkeypatch.setattr(gpu, "answer", lambda task: leave(task.result, other))
     order, problems, _ = grade(Fake(), gpu, names=("ada",))
     assert (order, problems) == ([], {"ada": "its files changed while it was graded; grade it again"})
 
 
 def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, tmp_path):
     fake = Fake()
-    monkeypatch.setattr(fake, "answer", lambda task: c.write(task.result, json.dumps({"problem": "KitError: broken"})))
+    monkeypatch.setattr(fake, "answer", lambda task: leave(task.result, {"problem": "KitError: broken"}))
     order, problems, _ = grade(fake, names=("ada",))
     assert (order, problems, fake.given) == ([], {"ada": "KitError: broken"}, ["ada"])
     order, problems, _ = grade(Fake(), names=("ada",))
@@ -238,20 +244,45 @@ def test_a_head_that_was_killed_leaves_jobs_that_the_next_one_finds(grade, tmp_p
 
 def test_an_answer_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "ada.json"
-    whole = json.dumps({"graded": graded("ada").packed()})
-    seen = []
-    monkeypatch.setattr(os, "fsync", lambda fd: seen.append(path.exists()))
-    c.write(path, whole)
-    assert seen == [False], "it must get its name last"
+    whole = {"graded": graded("ada").packed()}
+    replace, seen = os.replace, []
+
+    def watched(old: str, new: Path) -> None:
+        seen.append((path.exists(), json.loads(Path(old).read_text()) == whole))
+        replace(old, new)
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "replace", watched)
+        leave(path, whole)
+    assert seen == [(False, True)], "it must get its name last"
     assert c.read(path) == graded("ada")
-    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError("killed here")))
-    with pytest.raises(OSError):
-        c.write(path, "{}")
-    assert c.read(path) == graded("ada")
-    for cut in range(len(whole)):
-        path.write_text(whole[:cut])
+    text = path.read_text()
+    for cut in range(0, len(text), 7):
+        path.write_text(text[:cut])
         assert c.read(path) is None, f"half an answer of {cut} characters was read"
     assert c.read(tmp_path / "nothing.json") is None
+
+
+def test_of_many_writers_and_readers_none_sees_half(tmp_path):
+    """On two machines process ids can be the same: here all writers have one."""
+    path, halves = tmp_path / "shared", []
+    texts = [bytes([65 + i]) * 200_000 for i in range(4)]
+    write_whole(path, texts[0])
+
+    def read() -> None:
+        for _ in range(200):
+            if path.read_bytes() not in texts:
+                halves.append(path.stat().st_size)
+
+    def write(text: bytes) -> None:
+        for _ in range(30):
+            write_whole(path, text)
+
+    with ThreadPoolExecutor(6) as pool:
+        for future in [*(pool.submit(write, t) for t in texts), pool.submit(read), pool.submit(read)]:
+            future.result()
+    assert not halves
+    assert [p.name for p in tmp_path.iterdir()] == ["shared"]
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"graded": "3"}', '{"graded": "{}"}', '{"graded": null}', "\x00", "{}"])
@@ -264,7 +295,7 @@ def test_what_is_no_answer_is_not_read_as_one(tmp_path, text):
 def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
     said = Result("ddp.naive", "numerics", text, text, "failed", text, text, float("inf"), text, text)
     g = Graded(text, text, text, "refused", text, 0.5, [text], [said], [Flag(text, text)])
-    c.write(tmp_path / "a", json.dumps({"graded": g.packed()}))
+    leave(tmp_path / "a", {"graded": g.packed()})
     assert c.read(tmp_path / "a") == g
 
 
