@@ -21,6 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from lab.assignment import default
 from lab.files import write_whole
@@ -199,7 +200,7 @@ class Lane:
         self.memory.unlink(missing_ok=True)
 
 
-def work(task: Task) -> None:
+def work(task: Task) -> NoReturn:
     """In a job: judge one submission, in a process of its own, and leave the answer.
 
     submitit takes signals in this process: SIGTERM it ignores, and what it raises pytest would take for a failed test.
@@ -207,8 +208,8 @@ def work(task: Task) -> None:
     child = multiprocessing.get_context("spawn").Process(target=_judge, args=(task,))
     child.start()
     child.join()
-    if child.exitcode:
-        sys.exit(f"the judge ended with {child.exitcode}")
+    # Always by way of exit: submitit would leave a pickle of what this returns.
+    sys.exit(f"the judge ended with {child.exitcode}" if child.exitcode else 0)
 
 
 def _judge(task: Task) -> None:

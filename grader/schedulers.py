@@ -58,7 +58,7 @@ class Cluster:
     def asked(self, track: str) -> dict[str, str | bool]:
         """sbatch's options for the jobs of a track, without dashes; True for one without a value."""
         options: dict[str, str | bool] = {
-            "cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES), "requeue": True, "job-name": "grader",
+            "cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES), "requeue": True,
         }  # fmt: skip
         if track == "gpu":
             options["gres"] = f"gpu:{self.gpus}"
@@ -147,8 +147,9 @@ class Slurm(_Submitit):
         self.executor = self._executor("SlurmExecutor")
         # No srun: its step would get SIGUSR2 before a limit, and a probe that dies of it would look like a crash.
         self.executor.update_parameters(
-            array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, additional_parameters=self.options
-        )
+            job_name="grader", array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, wckey=None,
+            additional_parameters=self.options,
+        )  # fmt: skip
 
     def room(self, running: int) -> int:
         return 0 if running else ARRAY  # one array at a time: a cap holds within one

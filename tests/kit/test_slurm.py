@@ -19,7 +19,7 @@ import pytest
 
 from grader.sandbox import available
 
-from . import toy
+from . import toy_class as toy
 
 pytestmark = pytest.mark.slurm
 PATIENCE_S = 900
@@ -177,21 +177,6 @@ def running() -> list[str]:
     return said("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i").split()
 
 
-def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
-    kit = toy.kit(tmp_path)
-    toy.submission(kit / "class" / "right")
-    toy.submission(kit / "class" / "wrong", double="def double(n):\n    return n + 1\n")
-    toy.submission(kit / "class" / "broken", triple="def (")
-    (kit / "class" / "empty").mkdir()
-    isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
-    plain = result(grade(kit, *isolation))
-    jobs = result(grade(kit, *isolation, "--cluster", "slurm", "--jobs", "4", "--gpus", "1"))
-    assert {n: s["status"] for n, s in jobs.items()} == {n: s["status"] for n, s in plain.items()}
-    points = {n: [e["earned"] for e in s["exercises"].values()] for n, s in jobs.items()}
-    assert points == {n: [e["earned"] for e in s["exercises"].values()] for n, s in plain.items()}
-    assert (points["right"], points["wrong"], points["broken"]) == ([10, 10], [0, 10], [10, 0])
-
-
 def test_no_more_jobs_run_than_the_cap(light):
     head, most = grade(light, "--cluster", "slurm", "--jobs", "2"), 0
     while head.poll() is None:
@@ -203,11 +188,13 @@ def test_no_more_jobs_run_than_the_cap(light):
 
 
 def test_a_cancelled_job_is_handed_over_again(light):
+    (light / "class" / "s0" / "toy" / "plan.py").write_text("wait 15")
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
-    wait_for(lambda: len(judged(light)) >= 2, "jobs")
-    subprocess.run(["scancel", running()[0]], check=True)
+    wait_for(lambda: "s0" in judged(light), "a job")
+    (known,) = (light / "out" / "cluster").glob("*/cpu/jobs.json")
+    subprocess.run(["scancel", json.loads(known.read_text())["s0"]], check=True)
     assert len(result(head)) == 6
-    assert len(judged(light)) == 7
+    assert judged(light).count("s0") == 2
 
 
 def test_daemons_that_are_killed_lose_nothing(light, slurm):
@@ -250,3 +237,17 @@ def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
     assert "invalid partition specified: nope" in says or "sbatch refuses such jobs" in says
     assert len(says.strip().splitlines()) == 1
     assert not (light / "out").exists()
+
+
+def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
+    kit = toy.kit(tmp_path)
+    toy.submission(kit / "class" / "right")
+    toy.submission(kit / "class" / "wrong", double="def double(n):\n    return n + 1\n", triple="def (")
+    (kit / "class" / "empty").mkdir()
+    isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
+    plain = result(grade(kit, *isolation))
+    jobs = result(grade(kit, *isolation, "--cluster", "slurm", "--jobs", "4", "--gpus", "1"))
+    assert {n: s["status"] for n, s in jobs.items()} == {n: s["status"] for n, s in plain.items()}
+    points = {n: [e["earned"] for e in s["exercises"].values()] for n, s in jobs.items()}
+    assert points == {n: [e["earned"] for e in s["exercises"].values()] for n, s in plain.items()}
+    assert (points["right"], points["wrong"]) == ([10, 10], [0, 0])
