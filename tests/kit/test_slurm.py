@@ -212,6 +212,8 @@ def test_daemons_that_are_killed_lose_nothing(light, slurm):
 
 
 def test_jobs_of_a_lost_node_are_requeued(light, slurm):
+    for plan in light.glob("class/*/toy/plan.py"):
+        plan.write_text("wait 20")
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
     wait_for(lambda: len(judged(light)) >= 2, "jobs")
     slurm.lose_the_node()
