@@ -52,7 +52,7 @@ def grade(
     profile: Profile = "full",
     isolation: Annotated[str | None, typer.Option(help="bubblewrap (default), uid, or process.")] = None,
     seed: Annotated[str | None, typer.Option(help="The secret seed; default: the gradebook's, else random.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time; on a cluster, of each track.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest run: grade what it lacks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON and nothing else.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Judge in jobs of slurm, or of this machine: local.")] = None,

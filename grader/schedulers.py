@@ -125,12 +125,12 @@ class _Submitit:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def _executor(self, name: str) -> Any:
+    def _executor(self, name: str, track: str) -> Any:
         import submitit
 
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        python = f"env {shlex.quote(f'PYTHONPATH={paths}')} {shlex.quote(sys.executable)}"
-        return getattr(submitit, name)(self.folder, python=python)
+        given = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # none was asked for
+        return getattr(submitit, name)(self.folder, python=shlex.join(["env", *given, sys.executable]))
 
     def log(self, job: str) -> Path:
         return self.folder / f"{job}_0_log.out"
@@ -144,7 +144,7 @@ class Slurm(_Submitit):
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder)
         self.options = cluster.asked(track)
-        self.executor = self._executor("SlurmExecutor")
+        self.executor = self._executor("SlurmExecutor", track)
         # No srun: its step would get SIGUSR2 before a limit, and a probe that dies of it would look like a crash.
         self.executor.update_parameters(
             job_name="grader", array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, wckey=None,
@@ -186,7 +186,7 @@ class Local(_Submitit):
         super().__init__(folder)
         self.jobs = 1 if track == "gpu" else jobs  # its devices are always the first ones
         self.handed_over: list[Any] = []
-        self.executor = self._executor("LocalExecutor")
+        self.executor = self._executor("LocalExecutor", track)
         gpus = cluster.gpus if track == "gpu" else 0
         self.executor.update_parameters(timeout_min=MINUTES, gpus_per_node=gpus, stderr_to_stdout=True)
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from grader import cli, schedulers
 from grader import cluster as c
-from grader import schedulers
 from grader.batch import Settings
 from grader.gradebook import Gradebook
 from grader.graded import Flag, Graded, Run
@@ -335,6 +336,26 @@ def test_options_reach_their_track(tmp_path):
 def test_an_option_that_is_none_is_refused(tmp_path, option):
     with pytest.raises(ClusterError, match="expected an option of sbatch"):
         Cluster("slurm", tmp_path, 0, (option,))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--cluster", "nope"], "--cluster: expected one of slurm, local, got 'nope'"),
+        (["--gpus", "1"], "--gpus and --slurm go with --cluster slurm"),
+        (["--slurm", "partition=x"], "--gpus and --slurm go with --cluster slurm"),
+        (["--cluster", "slurm", "--slurm", "-x"], "--slurm: expected an option of sbatch, as partition=teaching"),
+        (["--cluster", "slurm"], "sbatch, squeue, scancel, scontrol, srun not found; run it on a node that submits"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch, options, says):
+    monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
+    (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
+    command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
+    run = CliRunner().invoke(cli.app, command)
+    assert isinstance(run.exception, ClusterError | cli.Wrong)
+    assert says in str(run.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_squeue_says_is_read_as_it_is_meant(tmp_path, monkeypatch):
