@@ -55,13 +55,13 @@ class Fake:
         self.ended: dict[str, str] = {}
         self.given: list[str] = []
         self.cancelled: list[str] = []
-        self.silent = 0  # questions that get no answer
+        self.silent = {"submit": 0, "states": 0}  # questions that get no answer
 
     def room(self, running: int) -> int:
         return self.most - running
 
     def submit(self, work, tasks):
-        if self._silent():
+        if self._silent("submit"):
             return None
         jobs = [f"{len(self.given) + i}" for i in range(len(tasks))]
         self.given += [t.submission.name for t in tasks]
@@ -70,7 +70,7 @@ class Fake:
         return jobs
 
     def states(self, jobs):
-        if self._silent():
+        if self._silent("states"):
             return None
         for job, task in list(self.running.items())[:1]:  # one ends at a time
             plan = self.plan.get(task.submission.name, [""])
@@ -91,9 +91,9 @@ class Fake:
     def log(self, job):
         return Path(f"/logs/{job}")
 
-    def _silent(self) -> bool:
-        self.silent -= 1
-        return self.silent >= 0
+    def _silent(self, question: str) -> bool:
+        self.silent[question] -= 1
+        return self.silent[question] >= 0
 
 
 @pytest.fixture
@@ -163,9 +163,10 @@ def test_a_job_that_is_unknown_counts_as_gone_only_after_its_answer_had_time_to_
     assert (sorted(order), problems, sorted(fake.given)) == (sorted(NAMES), {}, sorted(NAMES))
 
 
-def test_nothing_is_concluded_from_a_controller_that_does_not_answer(grade, caplog):
+@pytest.mark.parametrize("question", ["submit", "states"])
+def test_nothing_is_concluded_from_a_controller_that_does_not_answer(grade, caplog, question):
     fake = Fake()
-    fake.silent = 7
+    fake.silent[question] = 7
     order, problems, _ = grade(fake)
     assert (sorted(order), problems, sorted(fake.given)) == (sorted(NAMES), {}, sorted(NAMES))
     assert [r.message for r in caplog.records] == ["the cluster's controller does not answer; waiting for it"]
