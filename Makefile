@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test grade mutants soak lint bench pictures clean sandbox
+.PHONY: env test test-slurm grade mutants soak lint bench pictures clean sandbox
 
 env: $(VENV)/.ready
 
@@ -28,6 +28,14 @@ sandbox:
 	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq bubblewrap; \
 	  elif sudo -n true 2>/dev/null; then sudo apt-get update -qq && sudo apt-get install -y -qq bubblewrap; \
 	  else echo "no bubblewrap: for the hostile examples run: sudo apt-get install bubblewrap"; fi; } >&2 || true
+
+# A Slurm of one node, from Debian's packages; the test starts it in a folder of its own.
+test-slurm: env sandbox
+	@command -v slurmctld munged >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq slurm-wlm munge; \
+	  elif sudo -n true 2>/dev/null; then sudo apt-get update -qq && sudo apt-get install -y -qq slurm-wlm munge; \
+	  else echo "no Slurm: run: sudo apt-get install slurm-wlm munge"; fi; } >&2 || true
+	$(PY) -m pytest tests/kit/test_slurm.py -m slurm -rs
 
 grade: env sandbox
 	@$(PY) -m examples.grade --out out --jobs 2

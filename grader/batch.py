@@ -22,6 +22,7 @@ from lab.assignment import KINDS, ROOT
 
 from . import cs336
 from .graded import Flag, Graded
+from .schedulers import Cluster
 from .submissions import Submission, SubmissionError, Unpacked, hash_of, unpack
 
 
@@ -37,11 +38,20 @@ class Settings:
 
 
 def grade_all(
-    submissions: list[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
+    submissions: list[Submission],
+    settings: Settings,
+    jobs: int,
+    done: Callable[[Graded], None],
+    cluster: Cluster | None = None,
 ) -> Iterator[tuple[Submission, str]]:
     """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged."""
+    if cluster:
+        from .cluster import grade_on
+
+        yield from grade_on(cluster, submissions, settings, jobs, done)
+        return
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=_settle)
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=settle)
     futures = {pool.submit(grade_one, s, settings): s for s in submissions}
     try:
         for future in concurrent.futures.as_completed(futures):
@@ -104,7 +114,7 @@ def new_seed() -> str:
 
 
 def fingerprint() -> str:
-    """sha256 of what decides a grade besides the submission: assignment, questions, tests, lab, the bridge to CS336."""
+    """sha256 of what decides a grade besides the submission: assignment, questions, tests, lab, the CS336 bridge."""
     digest = hashlib.sha256()
     single = (
         "assignment.toml",
@@ -136,7 +146,7 @@ def commit() -> str:
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
-def _settle() -> None:
+def settle() -> None:
     """A worker ends with its grader, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -31,12 +31,15 @@ def main() -> None:
     from .gradebook import GradebookError
     from .rubric import RubricError
     from .sandbox import SandboxError
+    from .schedulers import ClusterError
     from .stubs import StubError
     from .submissions import SubmissionError
 
     try:
         app()
-    except (Wrong, AssignmentError, GradebookError, RubricError, SandboxError, SubmissionError, StubError) as error:
+    except (
+        Wrong, AssignmentError, ClusterError, GradebookError, RubricError, SandboxError, SubmissionError, StubError,
+    ) as error:  # fmt: skip
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
@@ -54,12 +57,18 @@ def grade(
     layout: Annotated[str, typer.Option(help="auto, stages, or cs336: forks of that course's assignment 2.")] = "auto",
     isolation: Annotated[str | None, typer.Option(help="bubblewrap (default), uid, or process.")] = None,
     seed: Annotated[str | None, typer.Option(help="The secret seed; default: the gradebook's, else random.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time; on a cluster, of each track.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest run: grade what it lacks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON and nothing else.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Judge in jobs of slurm, or of this machine: local.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="On a cluster: GPUs of a job of the gpu track; 0: none.")] = 0,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of sbatch, as partition=teaching, or gpu.partition=h100; may be given again."),
+    ] = None,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, cs336, submissions
+    from . import batch, cs336, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
@@ -72,7 +81,12 @@ def grade(
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile = cs336.profile_of(found, layout, profile)
     ids = _ids(assignment, profile)
-    chosen = choose(isolation)
+    chosen = choose(isolation, here=cluster != "slurm")
+    if cluster is None and (gpus or slurm):
+        raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
+    nodes = schedulers.Cluster(cluster, out_folder.resolve() / "cluster", gpus, tuple(slurm or ())) if cluster else None
+    if nodes:
+        schedulers.check(nodes)
     try:
         out_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,6 +109,8 @@ def grade(
         todo = [s for s in found if s.name not in have]
         asked = questions().of_profile(profile)
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
+        if nodes:
+            nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
         problems = []
         try:
             with _progress(as_json) as progress:
@@ -104,7 +120,7 @@ def grade(
                     book.record(run_id, graded)
                     progress.update(bar, advance=1, description=f"graded {graded.name[:30]}")
 
-                for submission, why in batch.grade_all(todo, settings, jobs, record):
+                for submission, why in batch.grade_all(todo, settings, jobs, record, nodes):
                     problems.append(f"{submission.name}: {why}")
         except KeyboardInterrupt:
             done = len(book.graded(run_id))
@@ -363,6 +379,25 @@ def bridge(
     for note in unpacked.notes:
         out.print(note, markup=False, highlight=False, soft_wrap=True)
     out.print(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+) -> None:
+    """Look what this machine lacks for grading, and say what to do about it; exit 1 only where it cannot grade."""
+    from . import doctor as d
+
+    found = list(d.examine())
+    if as_json:
+        print(json.dumps([vars(f) for f in found], indent=1))
+    else:
+        table = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
+        for f in found:
+            style = "red" if f.fatal else "yellow" if f.do else ""
+            table.add_row(*map(_plain, (f.what, f.found, f.do)), style=style)
+        out.print(table)
+    sys.exit(1 if any(f.fatal for f in found) else 0)
 
 
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:

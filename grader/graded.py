@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from lab.assignment import Assignment
 from lab.scoring import ExerciseScore, Result, score
@@ -74,3 +75,18 @@ class Graded:
     def scores(self, assignment: Assignment, ids: Iterable[str] | None = None) -> list[ExerciseScore]:
         """Points of each exercise in ids (default: all), computed from the results."""
         return score(assignment, self.results, ids)
+
+    def packed(self) -> str:
+        """As JSON, for a file; any name and message survives, lone surrogates too."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def unpacked(cls, text: str) -> Graded:
+        """From `packed`. Raises ValueError for what is not the whole of it."""
+        try:
+            fields = json.loads(text)
+            kinds = {"results": Result, "flags": Flag, "answers": Answer, "marks": Mark}
+            lists = {name: [kind(**row) for row in fields.pop(name)] for name, kind in kinds.items()}
+            return cls(**fields, **lists)
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"expected a submission as graded, got {text[:80]!r}: {error}") from None

@@ -46,8 +46,8 @@ class Unpacked:
 def find(paths: list[Path], layout: str = "auto") -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
-    A folder that has a stage folder, itself or in student/, or a fork's adapters is one submission; of any other folder,
-    each sub-folder and each archive is one.
+    A folder that has a stage folder, itself or in student/, or a fork's adapters is one submission; of any other, each
+    sub-folder and each archive is one.
     """
     found: list[Path] = []
     for given in paths:

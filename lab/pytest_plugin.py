@@ -22,6 +22,7 @@ import pytest
 from . import assignment as assignments
 from . import forbidden, wire
 from .assignment import KINDS, ROOT, AssignmentError
+from .files import write_whole
 from .judge import DECIDED, Inconclusive
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
@@ -220,10 +221,7 @@ def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
         if path.is_file():
             return wire.unpack(path.read_bytes())
         value = oracle(*args)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(wire.pack(value))
-        temporary.replace(path)
+        write_whole(path, wire.pack(value))
         return value
 
     return expected

@@ -16,7 +16,7 @@ from lab.assignment import Assignment
 
 from ..similarity import FilePair, Pair
 from . import labels, one_line, plain
-from .exports import _cell
+from .exports import disarmed
 from .html import _render, write_atomically
 
 SHOWN = 100  # pairs that have a page
@@ -75,6 +75,6 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     writer.writerow(["submission", "other", "kind", "share", "files", "most_alike", "its_share"])
     for row in rows:
         first: dict[str, Any] = row["files"][0] if row["files"] else {"file": "", "share": 0.0}
-        names = [_cell(row["one"]), _cell(row["other"]), row["kind"]]
-        writer.writerow([*names, row["share"], len(row["files"]), _cell(first["file"]), first["share"]])
+        names = [disarmed(row["one"]), disarmed(row["other"]), row["kind"]]
+        writer.writerow([*names, row["share"], len(row["files"]), disarmed(first["file"]), first["share"]])
     return text.getvalue()

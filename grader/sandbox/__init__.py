@@ -137,11 +137,14 @@ def available() -> dict[str, str]:
     return dict(_available())
 
 
-def choose(isolation: str | None) -> str:
-    """The isolation to use: bubblewrap unless a weaker one is asked for by name. Raises SandboxError, fails closed."""
+def choose(isolation: str | None, here: bool = True) -> str:
+    """The isolation to use: bubblewrap unless a weaker one is asked for by name. Raises SandboxError, fails closed.
+
+    here: whether boxes will be on this machine; a cluster's nodes each look for themselves.
+    """
     if isolation is not None and isolation not in ISOLATIONS:
         raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
-    reason = available()[isolation or "bubblewrap"]
+    reason = available()[isolation or "bubblewrap"] if here else ""
     if reason:
         weaker = "; or pass --isolation uid|process and accept less" if isolation in (None, "bubblewrap") else ""
         raise SandboxError(f"no {isolation or 'bubblewrap'} isolation: {reason}{weaker}")

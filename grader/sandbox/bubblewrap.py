@@ -30,6 +30,7 @@ _INSTALL = "apt-get install bubblewrap"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _MORE = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
          "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
+_PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # which GPUs a job was given
 _OURS = ("grader", "reference", "student", "tests", "examples")  # what an installed kit puts into site-packages
 _NAMESPACES = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
                "--die-with-parent", "--new-session", "--hostname", "shardlings"]  # fmt: skip
@@ -71,6 +72,7 @@ class Box:
             limits = _with_those_running(limits)
         self.group = ControlGroup(limits, notes)
         user = self.identity.uid if self.identity else os.getuid()
+        env = {k: v for k, v in os.environ.items() if k in _PASSED} | env
         options = [*_NAMESPACES, *_view(staged, hidden, limits, python)]
         passed = []
         for name, content in (
@@ -203,7 +205,13 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
         made.add(path)
     for path in masks:
         options += ["--remount-ro", str(path)]
-    return [*options, "--proc", "/proc", "--dev", "/dev", *scratch, "/dev/shm"]
+    gpus = [part for device in devices() for part in ("--dev-bind", str(device), str(device))]
+    return [*options, "--proc", "/proc", "--dev", "/dev", *gpus, *scratch, "/dev/shm"]
+
+
+def devices() -> list[Path]:
+    """The nodes of this machine's GPUs, without which a box sees none; what a job was given of them is in _PASSED."""
+    return sorted(Path("/dev").glob("nvidia*"))
 
 
 def _with_those_running(limits: Limits) -> Limits:

@@ -91,7 +91,7 @@ def owner_tag() -> str:
 
 def sweep() -> None:
     """Remove cgroups (and their members) and temporary folders of graders that are dead."""
-    for _, mount, _ in _cgroup_mounts():
+    for _, mount, _ in hierarchies():
         for folder, children, _ in os.walk(mount, topdown=False):
             for child in children:
                 if _orphan(child):
@@ -130,7 +130,7 @@ def _started(pid: int) -> str:
         return "0"
 
 
-def _cgroup_mounts() -> list[tuple[str, Path, list[str]]]:
+def hierarchies() -> list[tuple[str, Path, list[str]]]:
     """(type, mount point, options) of each cgroup hierarchy."""
     with contextlib.suppress(OSError):
         fields = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
@@ -147,7 +147,7 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         own.update(dict.fromkeys(names.split(","), path.lstrip("/")))
-    for kind, mount, options in _cgroup_mounts():
+    for kind, mount, options in hierarchies():
         if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options):
             here = mount / own.get(controller, "")
             yield from (p for p in (here, *here.parents) if p.is_relative_to(mount) and p.is_dir())

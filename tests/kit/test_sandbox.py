@@ -98,6 +98,16 @@ def test_no_hidden_file_can_be_read_inside(boxed) -> None:
     assert boxed(spy(SPY_FILES)) == []
 
 
+def test_gpus_are_seen_inside_and_other_devices_are_not(boxed, monkeypatch) -> None:
+    """A job's choice of GPUs comes with them; for want of one, another device stands for it."""
+    listed = "print(json.dumps([os.path.exists('/dev/kmsg'), os.environ.get('CUDA_VISIBLE_DEVICES')]))"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert boxed(listed) == [False, None]
+    monkeypatch.setattr(sandbox.bubblewrap, "devices", lambda: [Path("/dev/kmsg")])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert boxed(listed) == [True, "1"]
+
+
 def test_the_lookout_sees_hidden_files_without_a_box(kit: Path) -> None:
     code = spy(SPY_FILES).replace("sys.argv[1:] or", f"[{str(kit)!r}] or")
     assert len(in_a_box(kit, code, "process")) == len(HIDDEN) + 2  # bob's, and alice's link

@@ -1,0 +1,164 @@
+"""What a machine lacks for grading, and what to do about it: `grader doctor`. What students need too: `lab.doctor`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from lab import doctor
+from lab.doctor import Finding, output
+
+from . import schedulers
+from .sandbox import Limits, available, cgroups, seccomp
+
+GIB = 1 << 30
+_LANDLOCK = 444  # landlock_create_ruleset, on every architecture
+_SWITCHES = (  # file, the value that refuses namespaces, what to set
+    ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
+)
+_NAMESPACES = {"user": ["--user", "--map-root-user"], "PID": ["--pid", "--fork"], "network": ["--net"]}
+
+
+def examine() -> Iterator[Finding]:
+    """All that a grader needs."""
+    yield from isolation()
+    yield from kernel()
+    yield from doctor.examine()
+    yield from slurm()
+    yield from room()
+
+
+def isolation() -> Iterator[Finding]:
+    """The boxes that start here. Without one that holds hostile code, grading cannot work."""
+    found = available()
+    boxed = not (found["bubblewrap"] and found["uid"])
+    for kind in ("bubblewrap", "uid"):
+        why, _, do = found[kind].rpartition(";") if found[kind] else ("", "", "")
+        fatal = kind == "bubblewrap" and not boxed
+        if kind == "uid" and not found["bubblewrap"]:
+            do = ""  # nobody needs it then
+        elif kind == "bubblewrap" and why and not fatal:
+            do = f"{do.strip()}; until then: --isolation uid, which leaves the network open"
+        yield Finding(f"isolation {kind}", why or "works", do.strip(), fatal)
+    yield Finding("isolation process", "works, and hides nothing: for honest code only")
+
+
+def kernel() -> Iterator[Finding]:
+    """What the boxes are made of."""
+    if sys.platform != "linux":
+        yield Finding("kernel", platform.system(), "boxes need Linux: grade in a virtual machine or a container")
+        return
+    yield Finding("kernel", f"Linux {platform.release()}")
+    for name, options in _NAMESPACES.items():
+        yield _namespace(name, options)
+    filtered = Path("/proc/sys/kernel/seccomp/actions_avail").exists()
+    known = bool(seccomp.program())
+    do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
+    yield Finding("seccomp", ("there" if filtered else "not there") + ("" if known else f", {_UNKNOWN}"), do)
+    abi = _landlock()
+    yield Finding("Landlock", f"ABI {abi}" if abi > 0 else "not there", "")
+    yield _cgroups()
+
+
+_UNKNOWN = f"system calls of {platform.machine()} not known"
+
+
+def _namespace(name: str, options: list[str]) -> Finding:
+    """Whether a process may have one of its own: as root it needs no user namespace first."""
+    user = [] if os.geteuid() == 0 or name == "user" else ["--user", "--map-root-user"]
+    said = doctor.output(["unshare", *user, *options, "echo", "fine"], 20)
+    if said.strip() == "fine":
+        return Finding(f"{name} namespace", "allowed")
+    if shutil.which("unshare") is None:
+        return Finding(f"{name} namespace", "not known: no unshare here", "run: apt-get install util-linux")
+    if name == "user" and os.geteuid() == 0:
+        return Finding(f"{name} namespace", "refused", "none needed as root")
+    for path, off, do in _SWITCHES:
+        if _setting(path) == off:
+            return Finding(f"{name} namespace", f"refused: {Path(path).name} is {off}", f"run: sudo sysctl {do}")
+    return Finding(f"{name} namespace", "refused", "in a container: docker run --privileged")
+
+
+def _setting(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _landlock() -> int:
+    """Its ABI; 0 where the kernel has none, or has it switched off."""
+    asked = ctypes.CDLL(None).syscall(_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    return max(0, int(asked))
+
+
+def _cgroups() -> Finding:
+    """What can be limited for a whole box, tried with a group."""
+    notes: list[str] = []
+    cgroups.ControlGroup(Limits(), notes).end()
+    versions = (
+        " and ".join(sorted({"v2" if kind == "cgroup2" else "v1" for kind, _, _ in cgroups.hierarchies()})) or "none"
+    )
+    if not notes:
+        return Finding("cgroups", f"{versions}: memory and processes of a whole box are limited")
+    lacking = " and ".join(name for name in ("pids", "memory") if any(f"no {name} " in n for n in notes))
+    do = "run as root" if os.geteuid() else "mount a hierarchy with memory and pids, writable; docker: --privileged"
+    return Finding("cgroups", f"{versions}: no {lacking} limit for a whole box, only a process", do)
+
+
+def slurm() -> Iterator[Finding]:
+    """Whether `--cluster slurm` works, and what it would run on."""
+    missing = [name for name in schedulers.COMMANDS if shutil.which(name) is None]
+    if len(missing) == len(schedulers.COMMANDS):
+        yield Finding("Slurm", "none", "needed for --cluster slurm only")
+        return
+    if missing:
+        yield Finding("Slurm", f"{', '.join(missing)} not found", "run it on a node that submits jobs")
+        return
+    if importlib.util.find_spec("submitit") is None:
+        yield Finding("Slurm", "submitit is not installed", "pip install submitit")
+        return
+    if not schedulers.answers():
+        yield Finding("Slurm", "no controller answers", "scontrol ping; systemctl status slurmctld")
+        return
+    yield Finding("Slurm", output(["sinfo", "--version"]).strip().removeprefix("slurm ") or "answers")
+    rows = [line.split("|") for line in output(["sinfo", "--noheader", "--format=%P|%a|%D|%T|%G"]).splitlines()]
+    partitions = [r for r in rows if len(r) == 5]
+    for name, up, nodes, state, gres in partitions:
+        down = up != "up" or state.rstrip("*~#!%$@^-") in ("down", "drained", "draining", "drain", "fail", "inval")
+        do = "look at: sinfo -R; scontrol update nodename=… state=resume" if down else ""
+        gpus = f", {gres}" if "gpu" in gres else ""
+        yield Finding(f"partition {name}", f"{up}, {nodes} nodes {state}{gpus}", do)
+    if not partitions:
+        yield Finding("partitions", "none", "look at: sinfo")
+    elif not any("gpu" in r[4] for r in partitions):
+        yield Finding("GPUs in Slurm", "none as gres", "leave --gpus out: the gpu track is not run")
+
+
+def room() -> Iterator[Finding]:
+    """Cores, memory and disk, for boxes beside each other."""
+    limits, cores = Limits(), os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    yield Finding("cores", str(cores), "" if cores > 1 else "times of two ranks stay inconclusive on one core")
+    memory = psutil.virtual_memory().total
+    boxes = memory // limits.memory_bytes
+    do = f"--jobs {max(1, boxes)} at most: a box may hold {limits.memory_bytes // GIB} GiB" if boxes < cores else ""
+    yield Finding("memory", f"{memory / GIB:.1f} GiB", do)
+    for where, needed in ((Path(tempfile.gettempdir()), 1), (Path.cwd(), 1), (Path("/dev/shm"), 0.25)):
+        if where.is_dir():
+            free = shutil.disk_usage(where).free / GIB
+            full = free < needed
+            do = f"free {needed:g} GiB" + ("; docker run --shm-size=1g" if "shm" in str(where) else "") if full else ""
+            yield Finding(f"room in {where}", f"{free:.1f} GiB free", do, fatal=full and needed == 1 and free < 0.1)

@@ -1,0 +1,436 @@
+"""Past one machine: what jobs find out arrives whole and once, whatever is killed; what is lost is tried again.
+
+The rules are tried on a scheduler made of a dictionary; the whole on this machine as a cluster, with a judge that
+imports nothing. A real Slurm: test_slurm.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from grader import cli, schedulers
+from grader import cluster as c
+from grader.batch import Settings
+from grader.gradebook import Gradebook
+from grader.graded import Flag, Graded, Run
+from grader.schedulers import ENDED, Cluster, ClusterError
+from grader.submissions import Submission
+from lab.files import write_whole
+from lab.scoring import Result
+
+from . import toy_class as toy
+
+IDS = ("ddp.naive", "flash_attention.speed")  # one of each track
+NAMES = ("ada", "bob", "cyd")
+
+
+def graded(name: str, id: str = "ddp.naive", outcome: str = "passed") -> Graded:
+    return Graded(name, f"{name}.zip", "a" * 64, results=[Result(id, "numerics", "t::a", "", outcome)], seconds=1.5)
+
+
+def leave(path: Path, answer: dict) -> None:
+    write_whole(path, json.dumps(answer).encode())
+
+
+class Fake:
+    """A scheduler without jobs: `plan` says how the tries of a submission end, the last for good; "" answers."""
+
+    pause_s, late_s = 0.0, 0.0
+
+    def __init__(self, plan: dict[str, list[str]] | None = None, room: int = 99, track: str = "cpu"):
+        self.plan, self.most, self.track = plan or {}, room, track
+        self.running: dict[str, c.Task] = {}
+        self.ended: dict[str, str] = {}
+        self.given: list[str] = []
+        self.cancelled: list[str] = []
+        self.silent = {"submit": 0, "states": 0}  # questions that get no answer
+
+    def room(self, running: int) -> int:
+        return self.most - running
+
+    def submit(self, work, tasks):
+        if self._silent("submit"):
+            return None
+        jobs = [f"{len(self.given) + i}" for i in range(len(tasks))]
+        self.given += [t.submission.name for t in tasks]
+        self.running |= dict(zip(jobs, tasks, strict=True))
+        assert len(self.running) <= self.most
+        return jobs
+
+    def states(self, jobs):
+        if self._silent("states"):
+            return None
+        for job, task in list(self.running.items())[:1]:  # one ends at a time
+            plan = self.plan.get(task.submission.name, [""])
+            state = plan.pop(0) if len(plan) > 1 else plan[0]
+            if state != "RUNNING":
+                self.running.pop(job)
+                self.ended[job] = state or "COMPLETED"
+            if not state:
+                self.answer(task)
+        return {**dict.fromkeys(self.running, "RUNNING"), **self.ended}
+
+    def answer(self, task: c.Task) -> None:
+        leave(task.result, {"graded": graded(task.submission.name, task.settings.ids[0]).packed()})
+
+    def cancel(self, jobs):
+        self.cancelled += jobs
+
+    def log(self, job):
+        return Path(f"/logs/{job}")
+
+    def _silent(self, question: str) -> bool:
+        self.silent[question] -= 1
+        return self.silent[question] >= 0
+
+
+@pytest.fixture
+def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`grade(cpu, gpu, names=…)`: (names as they were recorded, problems by name, what was recorded)."""
+
+    def run(cpu: Fake, gpu: Fake | None = None, names=NAMES, done=None):
+        monkeypatch.setattr(c, "start", lambda cluster, track, folder, jobs: cpu if track == "cpu" else gpu)
+        recorded: dict[str, Graded] = {}
+        order: list[str] = []
+
+        def record(g: Graded) -> None:
+            (done or (lambda _: None))(g)
+            order.append(g.name)
+            recorded[g.name] = g
+
+        submissions = [Submission(n, tmp_path / n) for n in names]
+        on = Cluster("local", tmp_path / "run", gpus=1 if gpu else 0)
+        problems = {
+            s.name: why for s, why in c.grade_on(on, submissions, Settings("5ec2e7", IDS, "process", ""), 2, record)
+        }
+        return order, problems, recorded
+
+    return run
+
+
+def test_each_is_recorded_once_and_nothing_is_left_behind(grade, tmp_path):
+    order, problems, recorded = grade(Fake())
+    assert sorted(order) == sorted(NAMES)
+    assert not problems
+    assert recorded["ada"] == graded("ada")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_job_that_is_gone_without_an_answer_is_handed_over_again(grade):
+    fake = Fake({"ada": ["CANCELLED", "NODE_FAIL", ""]})
+    order, problems, _ = grade(fake)
+    assert (sorted(order), problems) == (sorted(NAMES), {})
+    assert [fake.given.count(n) for n in NAMES] == [3, 1, 1]
+
+
+def test_a_job_that_is_lost_each_time_leaves_its_submission_ungraded_and_says_so(grade):
+    fake = Fake({"ada": ["NODE_FAIL"], "bob": ["TIMEOUT"]})
+    order, problems, _ = grade(fake)
+    assert order == ["cyd"]
+    assert problems["ada"].startswith("node lost: 3 jobs ended without a result, the last, ")
+    assert ", NODE_FAIL; look at /logs/" in problems["ada"]
+    assert problems["ada"].endswith("go on with --resume")
+    assert problems["bob"].startswith("node lost: one job ended"), "what took too long takes too long again"
+    assert [fake.given.count(n) for n in NAMES] == [c.TRIES, 1, 1]
+
+
+def test_a_job_that_is_unknown_counts_as_gone_only_after_its_answer_had_time_to_arrive(grade, monkeypatch):
+    fake = Fake()
+    fake.late_s = 3600.0
+    slow = []
+
+    def states(jobs):  # jobs end at once, their answers are seen a question later
+        for task in slow:
+            fake.answer(task)
+        slow[:] = fake.running.values()
+        fake.running.clear()
+        return {}
+
+    monkeypatch.setattr(fake, "states", states)
+    order, problems, _ = grade(fake)
+    assert (sorted(order), problems, sorted(fake.given)) == (sorted(NAMES), {}, sorted(NAMES))
+
+
+@pytest.mark.parametrize("question", ["submit", "states"])
+def test_nothing_is_concluded_from_a_controller_that_does_not_answer(grade, caplog, question):
+    fake = Fake()
+    fake.silent[question] = 7
+    order, problems, _ = grade(fake)
+    assert (sorted(order), problems, sorted(fake.given)) == (sorted(NAMES), {}, sorted(NAMES))
+    assert [r.message for r in caplog.records] == ["the cluster's controller does not answer; waiting for it"]
+
+
+def test_no_more_are_handed_over_than_there_is_room_for(grade):
+    order, _, _ = grade(Fake({"ada": ["CANCELLED", ""]}, room=1))  # Fake.submit asserts it
+    assert sorted(order) == sorted(NAMES)
+
+
+def test_the_tracks_of_a_submission_become_one(grade):
+    cpu, gpu = Fake(), Fake({"bob": ["CANCELLED", "RUNNING", ""]}, track="gpu")
+    order, problems, recorded = grade(cpu, gpu)
+    assert (sorted(order), problems) == (sorted(NAMES), {})
+    for name in NAMES:
+        assert [r.exercise for r in recorded[name].results] == list(IDS)
+        assert recorded[name].seconds == 3.0
+
+
+def test_what_one_track_found_is_kept_when_the_other_is_lost(grade, tmp_path):
+    cpu, gpu = Fake(), Fake({"bob": ["NODE_FAIL"]}, track="gpu")
+    order, problems, _ = grade(cpu, gpu)
+    assert sorted(order) == ["ada", "cyd"]
+    assert list(problems) == ["bob"]
+    cpu, gpu = Fake(), Fake(track="gpu")
+    order, problems, recorded = grade(cpu, gpu, names=("bob",))
+    assert (order, problems, cpu.given, gpu.given) == (["bob"], {}, [], ["bob"])
+    assert [r.exercise for r in recorded["bob"].results] == list(IDS)
+
+
+def test_files_that_changed_between_the_tracks_make_no_grade(grade, monkeypatch):
+    gpu = Fake(track="gpu")
+    other = {"graded": Graded("ada", hash="b" * 64).packed()}
+    monkeypatch.setattr(gpu, "answer", lambda task: leave(task.result, other))
+    order, problems, _ = grade(Fake(), gpu, names=("ada",))
+    assert (order, problems) == ([], {"ada": "its files changed while it was graded; grade it again"})
+
+
+def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, tmp_path):
+    fake = Fake()
+    monkeypatch.setattr(fake, "answer", lambda task: leave(task.result, {"problem": "KitError: broken"}))
+    order, problems, _ = grade(fake, names=("ada",))
+    assert (order, problems, fake.given) == ([], {"ada": "KitError: broken"}, ["ada"])
+    order, problems, _ = grade(Fake(), names=("ada",))
+    assert (order, problems) == (["ada"], {}), "an old problem must not be taken for the answer of a new job"
+
+
+def test_ctrl_c_ends_the_jobs_and_keeps_what_was_recorded(grade):
+    fake = Fake({"bob": ["RUNNING"]}, room=2)
+
+    def done(g: Graded) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grade(fake, done=done)
+    assert fake.cancelled == list(fake.running)
+    assert fake.running
+
+
+def test_a_head_that_was_killed_leaves_jobs_that_the_next_one_finds(grade, tmp_path, monkeypatch):
+    first = Fake({"ada": [""], "bob": ["RUNNING"], "cyd": ["CANCELLED"]})
+    first.late_s = 3600.0
+
+    def killed(self, task) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as m:  # nothing after this moment happens: neither is ada recorded, nor a job ended
+        m.setattr(c.Lane, "stop", lambda self: None)
+        m.setattr(c.Lane, "_end", killed)
+        with pytest.raises(SystemExit):
+            grade(first)
+    first.plan = {}
+    order, problems, _ = grade(first)
+    assert (sorted(order), problems) == (sorted(NAMES), {})
+    assert [first.given.count(n) for n in NAMES] == [1, 1, 1], "what ran, or was answered, was handed over again"
+
+
+def test_an_answer_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "ada.json"
+    whole = {"graded": graded("ada").packed()}
+    replace, seen = os.replace, []
+
+    def watched(old: str, new: Path) -> None:
+        seen.append((path.exists(), json.loads(Path(old).read_text()) == whole))
+        replace(old, new)
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "replace", watched)
+        leave(path, whole)
+    assert seen == [(False, True)], "it must get its name last"
+    assert c.read(path) == graded("ada")
+    text = path.read_text()
+    for cut in range(0, len(text), 7):
+        path.write_text(text[:cut])
+        assert c.read(path) is None, f"half an answer of {cut} characters was read"
+    assert c.read(tmp_path / "nothing.json") is None
+
+
+def test_of_many_writers_and_readers_none_sees_half(tmp_path):
+    """On two machines process ids can be the same: here all writers have one."""
+    path, halves = tmp_path / "shared", []
+    texts = [bytes([65 + i]) * 200_000 for i in range(4)]
+    write_whole(path, texts[0])
+
+    def read() -> None:
+        for _ in range(200):
+            if path.read_bytes() not in texts:
+                halves.append(path.stat().st_size)
+
+    def write(text: bytes) -> None:
+        for _ in range(30):
+            write_whole(path, text)
+
+    with ThreadPoolExecutor(6) as pool:
+        for future in [*(pool.submit(write, t) for t in texts), pool.submit(read), pool.submit(read)]:
+            future.result()
+    assert not halves
+    assert [p.name for p in tmp_path.iterdir()] == ["shared"]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"graded": "3"}', '{"graded": "{}"}', '{"graded": null}', "\x00", "{}"])
+def test_what_is_no_answer_is_not_read_as_one(tmp_path, text):
+    (tmp_path / "a").write_text(text)
+    assert c.read(tmp_path / "a") is None
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\u202e", '{"a": ', "é" * 9])
+def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
+    said = Result("ddp.naive", "numerics", text, text, "failed", text, text, float("inf"), text, text)
+    g = Graded(text, text, text, "refused", text, 0.5, [text], [said], [Flag(text, text)])
+    leave(tmp_path / "a", {"graded": g.packed()})
+    assert c.read(tmp_path / "a") == g
+
+
+def test_what_is_pickled_for_a_job_is_ours_and_plain(tmp_path):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    task = c.Task(Submission("ada", tmp_path / "ada"), Settings("5ec2e7", IDS, "process", "x"), tmp_path / "r.json")
+    named = set()
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module, name):
+            named.add(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    assert Reader(io.BytesIO(cloudpickle.dumps((c.work, task)))).load() == (c.work, task)
+    ours = {"cluster.work", "cluster.Task", "submissions.Submission", "batch.Settings"}
+    assert named == {f"grader.{name}" for name in ours} | {"pathlib.PosixPath"}
+
+
+def test_a_run_has_a_folder_of_its_own(tmp_path):
+    def at(id: int, started: str) -> Path:
+        return Cluster("local", tmp_path).of_run(Run(id, "s", "full", "process", "", started, {}, "")).folder
+
+    one = at(1, "2026-01-31 23:59:59")
+    assert one == tmp_path / "1-2026-01-31T235959"
+    assert len({one, at(2, "2026-01-31 23:59:59"), at(1, "2026-02-01 00:00:00")}) == 3
+
+
+def test_options_reach_their_track(tmp_path):
+    on = Cluster("slurm", tmp_path, 2, ("gpu.partition=h100", "partition=teaching", "exclusive", "mem=4G"))
+    cpu, gpu = on.asked("cpu"), on.asked("gpu")
+    assert (cpu["partition"], cpu["mem"], cpu["exclusive"], "gres" in cpu) == ("teaching", "4G", True, False)
+    assert (gpu["partition"], gpu["mem"], gpu["exclusive"], gpu["gres"]) == ("h100", "4G", True, "gpu:2")
+    assert cpu["requeue"] is gpu["requeue"] is True
+
+
+@pytest.mark.parametrize("option", ["", "-p=x", "partition=", "a b=c", "--partition=x", "tpu.partition=x"])
+def test_an_option_that_is_none_is_refused(tmp_path, option):
+    with pytest.raises(ClusterError, match="expected an option of sbatch"):
+        Cluster("slurm", tmp_path, 0, (option,))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--cluster", "nope"], "--cluster: expected one of slurm, local, got 'nope'"),
+        (["--gpus", "1"], "--gpus and --slurm go with --cluster slurm"),
+        (["--slurm", "partition=x"], "--gpus and --slurm go with --cluster slurm"),
+        (["--cluster", "slurm", "--slurm", "-x"], "--slurm: expected an option of sbatch, as partition=teaching"),
+        (["--cluster", "slurm"], "sbatch, squeue, scancel, scontrol, srun not found; run it on a node that submits"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch, options, says):
+    monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
+    (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
+    command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
+    run = CliRunner().invoke(cli.app, command)
+    assert isinstance(run.exception, ClusterError | cli.Wrong)
+    assert says in str(run.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_squeue_says_is_read_as_it_is_meant(tmp_path, monkeypatch):
+    said = "12_0|RUNNING|None\n12_1|PENDING|JobArrayTaskLimit\n12_2|PENDING|launch failed requeued held\n" \
+           "12_3|NODE_FAIL|NodeDown\n7|RUNNING|None\n"  # fmt: skip
+    code = 0
+    answer = lambda *a, **k: SimpleNamespace(returncode=code, stdout=said)  # noqa: E731
+    monkeypatch.setattr(schedulers.subprocess, "run", answer)
+    asked = schedulers.Slurm.states(None, [f"12_{i}" for i in range(5)])
+    assert asked == {"12_0": "RUNNING", "12_1": "PENDING", "12_2": "LAUNCH_FAILED", "12_3": "NODE_FAIL"}
+    assert [schedulers.alive(asked.get(f"12_{i}")) for i in range(5)] == [True, True, False, False, False]
+    code = 1
+    assert schedulers.Slurm.states(None, ["12_0"]) is None
+    assert "COMPLETING" not in ENDED
+
+
+@pytest.fixture
+def light(tmp_path: Path) -> Path:
+    """A toy kit whose judge takes no time, and a class of three."""
+    pytest.importorskip("submitit")
+    kit = toy.kit(tmp_path, light=True)
+    for name in NAMES:
+        toy.submission(kit / "class" / name)
+    return kit
+
+
+def run(kit: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(toy.grade(kit, *options), env=toy.surroundings(kit), cwd="/", stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def judged(kit: Path) -> list[str]:
+    """The submissions in the order in which a judge began with them, once a job."""
+    path = kit / "judged"
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_this_machine_as_a_cluster_grades_alike_and_outlives_a_killed_job(light):
+    told, said = run(light, "--json").communicate(timeout=600)
+    plain = json.loads(told)["submissions"]
+    (light / "judged").unlink()
+    (light / "class" / "bob" / "toy" / "plan.py").write_text("kill")
+    (light / "class" / "cyd" / "toy" / "plan.py").write_text("raise")
+    head = run(light, "--json", "--cluster", "local", "--jobs", "3")
+    told, said = head.communicate(timeout=600)
+    assert head.returncode == 1, said
+    assert "not graded: cyd: RuntimeError: broken" in said
+    assert sorted(judged(light)) == ["ada", "bob", "bob", "cyd"]
+    (light / "class" / "cyd" / "toy" / "plan.py").unlink()
+    head = run(light, "--json", "--cluster", "local", "--resume")
+    told, said = head.communicate(timeout=600)
+    assert head.returncode == 0, said
+    got = json.loads(told)["submissions"]
+    for name in NAMES:
+        assert got[name]["exercises"] == plain[name]["exercises"]
+    assert sorted(judged(light)) == ["ada", "bob", "bob", "cyd", "cyd"]
+    assert not (light / "out" / "cluster").exists(), "the secret seed was left lying about"
+
+
+def test_jobs_of_a_head_that_was_killed_are_found_by_the_next(light):
+    for name in NAMES:
+        (light / "class" / name / "toy" / "plan.py").write_text("wait 3")
+    head = run(light, "--cluster", "local", "--jobs", "3")
+    deadline = time.monotonic() + 300
+    while len(judged(light)) < 3 and time.monotonic() < deadline and head.poll() is None:
+        time.sleep(0.05)
+    os.kill(head.pid, signal.SIGKILL)
+    head.communicate()
+    with Gradebook(light / "out" / "gradebook.sqlite", write=False) as book:
+        seed = book.latest_run().seed
+    second = run(light, "--json", "--cluster", "local", "--jobs", "3", "--resume")
+    told, said = second.communicate(timeout=600)
+    assert second.returncode == 0, said
+    assert sorted(json.loads(told)["submissions"]) == list(NAMES)
+    assert sorted(judged(light)) == list(NAMES), "what was being judged was judged again"
+    with Gradebook(light / "out" / "gradebook.sqlite", write=False) as book:
+        assert book.latest_run().seed == seed

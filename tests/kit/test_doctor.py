@@ -1,0 +1,283 @@
+"""On a bad machine each check says what to do; only what stops grading is fatal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from packaging.version import Version
+from typer.testing import CliRunner
+
+from grader import cli, schedulers
+from grader import doctor as grader_doctor
+from lab import doctor
+from lab.doctor import Finding
+
+GOOD = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6"}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """`machine(torch="2.9.0", …)`: other versions installed; None: not at all."""
+
+    def has(**versions: str | None) -> None:
+        found = {**GOOD, **versions}
+        monkeypatch.setattr(doctor, "installed", lambda name: Version(v) if (v := found.get(name)) else None)
+
+    has()
+    return has
+
+
+def one(findings, what: str) -> Finding:
+    (found,) = [f for f in findings if f.what == what]
+    return found
+
+
+def told(findings) -> list[Finding]:
+    return [f for f in findings if f.do or f.fatal]
+
+
+def test_what_ci_uses_needs_nothing(machine):
+    pins = {name: str(doctor._pinned(name)) for name in GOOD}
+    machine(**pins)
+    assert not told(doctor.versions())
+    assert pins["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "found", "do", "fatal"),
+    [
+        ("torch", "2.9.1", "2.9.1", "pip install 'torch>=2.11'", True),
+        ("torch", None, "not installed", "pip install 'torch>=2.11'", True),
+        ("torch", "2.99.0", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0", False),
+        ("triton", "3.5.0", "3.5.0", "pip install 'triton>=3.6'", True),
+        ("numpy", None, "not installed", "pip install 'numpy'", True),
+    ],
+)
+def test_a_version_out_of_range_says_which_to_install(machine, name, version, found, do, fatal):
+    machine(**{name: version})
+    finding = one(doctor.versions(), name)
+    assert (finding.found, finding.fatal) == (found, fatal)
+    assert do in finding.do
+
+
+def test_an_old_python_says_how_to_use_another(machine, monkeypatch):
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.10.14")
+    finding = one(doctor.versions(), "python")
+    assert (finding.found, finding.fatal) == ("3.10.14", True)
+    assert ">=3.11" in finding.do
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "bad"), [("3.6.0", "2.4.0", True), ("3.6.0", "2.3.9", False), ("3.7.1", "2.4.6", False)]
+)
+def test_a_bad_pair_is_told_though_each_is_in_range(machine, triton, numpy, bad):
+    machine(triton=triton, numpy=numpy)
+    pairs = [f for f in doctor.versions() if f.what == "versions together"]
+    assert len(pairs) == bad
+    if bad:
+        assert pairs[0].found.startswith("triton 3.6.0 with numpy 2.4.0: loops")
+        assert pairs[0].do == "pip install 'numpy<2.4'"
+
+
+def test_without_triton_its_exercises_are_not_run_on_a_mac(machine, monkeypatch):
+    machine(triton=None)
+    environment = {"sys_platform": "darwin"}
+    real = doctor.Requirement.__init__
+
+    def elsewhere(self, text):
+        real(self, text)
+        if self.marker is not None:
+            self.marker = SimpleNamespace(evaluate=lambda: environment["sys_platform"] == "linux")
+
+    monkeypatch.setattr(doctor.Requirement, "__init__", elsewhere)
+    finding = one(doctor.versions(), "triton")
+    assert not finding.fatal
+    assert "not run here" in finding.do
+    assert "not run here" in doctor.triton().do
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [({"sum": 6.0}, "runs a kernel"), ({"sum": 0.0}, "a sum of 0.0 instead of 6"), ({"error": "no such"}, "no such")],
+)
+def test_the_interpreter_is_tried_not_believed(machine, monkeypatch, answer, found):
+    monkeypatch.setattr(doctor, "ask", lambda code, env=None: answer)
+    finding = doctor.triton()
+    assert found in finding.found
+    assert bool(finding.do) == (answer != {"sum": 6.0})
+
+
+def test_a_python_that_crashes_hangs_or_prints_is_heard_right(monkeypatch):
+    assert doctor.ask("print('noise')\nsay({'a': 1})\nprint('more')") == {"a": 1}
+    assert doctor.ask("raise RuntimeError('driver too old')") == {"error": "RuntimeError: driver too old"}
+    assert doctor.ask("import os; os.kill(os.getpid(), 9)") == {"error": "exit code -9"}
+    monkeypatch.setattr(doctor, "ASK_S", 1.0)
+    assert doctor.ask("while True: pass") == {"error": "no answer in 1 s"}
+
+
+H200 = {"name": "NVIDIA H200", "capability": [9, 0], "bytes": 150 << 30}
+ROW = ("NVIDIA H200", "580.65.06", "Disabled")
+
+
+@pytest.mark.parametrize(
+    ("rows", "torch", "what", "found", "do"),
+    [
+        ([], {"built": None, "devices": []}, "GPU", "none", "not run"),
+        ([ROW], {"built": "13.0", "devices": [H200]}, "GPU in torch", "NVIDIA H200, sm_90, 150 GiB", ""),
+        ([ROW] * 2, {"built": "13.0", "devices": [H200] * 2}, "GPU in torch", "2 × NVIDIA H200, sm_90, 150 GiB", ""),
+        ([ROW], {"built": None, "devices": []}, "GPU in torch", "built without CUDA", "a CUDA build"),
+        ([ROW], {"built": "13.0", "devices": []}, "GPU in torch", "though there is one", "compare the driver"),
+        ([("A100", "580", "Enabled")], {"built": "13.0", "devices": [H200]}, "GPU 0", "A100, driver 580", "MIG is on"),
+        ([("T4", "580", "[N/A]")], {"built": "13.0", "devices": [{**H200, "capability": [7, 5]}]}, "GPU in torch",
+         "sm_75", "sm_80"),
+        ([ROW], {"error": "libcudart.so not found"}, "torch", "libcudart.so not found", "reinstall"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_seen_by_the_driver_and_by_torch_or_it_says_why(monkeypatch, rows, torch, what, found, do):
+    monkeypatch.setattr(doctor, "driver", lambda: rows)
+    monkeypatch.setattr(doctor, "ask", lambda code, env=None: torch)
+    finding = one(doctor.gpu(), what)
+    assert found in finding.found
+    assert do in finding.do
+    assert bool(finding.do) == bool(do)
+
+
+def test_the_driver_is_read_line_by_line(monkeypatch):
+    assert doctor.output(["no-such-program-anywhere"]) == ""
+    text = "NVIDIA H200, 580.65.06, Disabled\nNVIDIA H200, 580.65.06, [N/A]\nNVIDIA-SMI has failed\n"
+    monkeypatch.setattr(doctor, "output", lambda command: text)
+    assert doctor.driver() == [ROW, ("NVIDIA H200", "580.65.06", "[N/A]")]
+
+
+NO_BWRAP = "bubblewrap is not installed; run: apt-get install bubblewrap"
+NO_UID = "uid isolation needs root; run with: sudo"
+
+
+@pytest.mark.parametrize(
+    ("bubblewrap", "uid", "fatal", "do"),
+    [
+        ("", "", False, {"bubblewrap": "", "uid": ""}),
+        ("", NO_UID, False, {"bubblewrap": "", "uid": ""}),
+        (NO_BWRAP, "", False, {"bubblewrap": "apt-get install bubblewrap; until then: --isolation uid", "uid": ""}),
+        (NO_BWRAP, NO_UID, True, {"bubblewrap": "run: apt-get install bubblewrap", "uid": "run with: sudo"}),
+    ],
+)
+def test_only_a_machine_without_any_box_cannot_grade(monkeypatch, bubblewrap, uid, fatal, do):
+    monkeypatch.setattr(grader_doctor, "available", lambda: {"bubblewrap": bubblewrap, "uid": uid, "process": ""})
+    found = list(grader_doctor.isolation())
+    assert any(f.fatal for f in found) == fatal
+    for kind, words in do.items():
+        finding = one(found, f"isolation {kind}")
+        assert words in finding.do
+        assert bool(finding.do) == bool(words)
+        assert finding.found in ("works", (bubblewrap if kind == "bubblewrap" else uid).partition(";")[0])
+
+
+@pytest.mark.parametrize(("path", "off", "do"), grader_doctor._SWITCHES)
+def test_namespaces_that_are_switched_off_name_the_switch(monkeypatch, path, off, do):
+    monkeypatch.setattr(doctor, "output", lambda command, timeout_s=60: "")
+    monkeypatch.setattr(grader_doctor, "_setting", lambda p: off if p == path else "x")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    finding = grader_doctor._namespace("user", ["--user"])
+    assert finding.do == f"run: sudo sysctl {do}"
+    monkeypatch.setattr(grader_doctor, "_setting", lambda p: "")
+    assert "docker run --privileged" in grader_doctor._namespace("network", ["--net"]).do
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "util-linux" in grader_doctor._namespace("network", ["--net"]).do
+
+
+def test_a_kernel_without_filters_or_groups_says_what_is_lost(monkeypatch):
+    monkeypatch.setattr(doctor, "output", lambda command, timeout_s=60: "fine\n")
+    monkeypatch.setattr(grader_doctor.seccomp, "program", lambda: b"")
+    monkeypatch.setattr(grader_doctor, "_landlock", lambda: 0)
+
+    class Group:
+        def __init__(self, limits, notes):
+            notes += ["no pids cgroup could be set: …", "no memory cgroup could be set: …"]
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr(grader_doctor.cgroups, "ControlGroup", Group)
+    monkeypatch.setattr(grader_doctor.cgroups, "hierarchies", lambda: [("cgroup2", None, [])])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    found = list(grader_doctor.kernel())
+    assert "without a system-call filter" in one(found, "seccomp").do
+    assert one(found, "Landlock").found == "not there"
+    assert one(found, "cgroups") == Finding(
+        "cgroups", "v2: no pids and memory limit for a whole box, only a process", "run as root"
+    )
+    monkeypatch.setattr(grader_doctor.sys, "platform", "darwin")
+    assert ["virtual machine" in f.do for f in grader_doctor.kernel()] == [True]
+
+
+SINFO = "class*|up|3|idle|gpu:h100:8\nold|up|1|down*|(null)\noff|inact|2|mixed|(null)\n"
+
+
+def test_slurm_is_told_piece_by_piece(monkeypatch):
+    there = {"sbatch", "squeue", "scancel", "scontrol", "srun"}
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(schedulers, "answers", lambda: True)
+    outputs = {"--version": "slurm 22.05.8\n"}
+    monkeypatch.setattr(grader_doctor, "output", lambda command: outputs.get(command[-1], SINFO))
+    monkeypatch.setattr(grader_doctor.importlib.util, "find_spec", lambda name: object())
+    found = list(grader_doctor.slurm())
+    assert one(found, "Slurm") == Finding("Slurm", "22.05.8")
+    assert one(found, "partition class*") == Finding("partition class*", "up, 3 nodes idle, gpu:h100:8")
+    assert "sinfo -R" in one(found, "partition old").do
+    assert "sinfo -R" in one(found, "partition off").do
+    outputs[" "] = ""
+    monkeypatch.setattr(grader_doctor, "output", lambda command: "class*|up|3|idle|(null)\n")
+    assert "--gpus" in one(grader_doctor.slurm(), "GPUs in Slurm").do
+    monkeypatch.setattr(grader_doctor, "output", lambda command: "")
+    assert one(grader_doctor.slurm(), "partitions").do == "look at: sinfo"
+    monkeypatch.setattr(schedulers, "answers", lambda: False)
+    assert "scontrol ping" in one(grader_doctor.slurm(), "Slurm").do
+    monkeypatch.setattr(grader_doctor.importlib.util, "find_spec", lambda name: None)
+    assert one(grader_doctor.slurm(), "Slurm").do == "pip install submitit"
+    there.remove("sbatch")
+    assert one(grader_doctor.slurm(), "Slurm").found == "sbatch not found"
+    there.clear()
+    assert "only" in one(grader_doctor.slurm(), "Slurm").do
+
+
+def test_a_small_or_full_machine_says_how_many_jobs_and_how_much_to_free(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    monkeypatch.setattr(grader_doctor.psutil, "virtual_memory", lambda: SimpleNamespace(total=14 << 30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+    found = list(grader_doctor.room())
+    assert "inconclusive" in one(found, "cores").do
+    assert one(found, "memory").do == ""
+    rooms = [f for f in found if f.what.startswith("room in")]
+    assert all(f.do.startswith("free ") for f in rooms)
+    assert [f.fatal for f in rooms] == ["shm" not in f.what for f in rooms], "/dev/shm alone stops nothing"
+    assert "--shm-size" in one(found, "room in /dev/shm").do
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    found = list(grader_doctor.room())
+    assert one(found, "memory").do == "--jobs 2 at most: a box may hold 6 GiB"
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_the_command_prints_a_table_or_json_and_fails_only_where_grading_cannot_work(monkeypatch, fatal):
+    rows = [Finding("torch", "2.13.0"), Finding("GPU", "[bold]none", "buy one"), Finding("box", "none", "x", fatal)]
+    monkeypatch.setattr(grader_doctor, "examine", lambda: iter(rows))
+    run = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert run.exit_code == fatal
+    assert json.loads(run.stdout) == [vars(r) for r in rows]
+    monkeypatch.setattr(cli, "out", cli.Console(width=120))
+    run = CliRunner().invoke(cli.app, ["doctor"])
+    assert run.exit_code == fatal
+    assert re.search(r"^GPU +\[bold\]none +buy one", run.stdout, re.MULTILINE)
+
+
+def test_this_machine_is_told_whole_with_what_is_asked_of_it(monkeypatch):
+    """The real checks, but for the two that import torch."""
+    monkeypatch.setattr(doctor, "ask", lambda code, env=None: {"sum": 6, "built": None, "devices": []})
+    found = {f.what: f for f in grader_doctor.examine()}
+    for what in ("isolation bubblewrap", "python", "torch", "triton", "numpy", "GPU", "cores", "memory"):
+        assert found[what].found
+    assert all("\n" not in f.found + f.do for f in found.values())

@@ -1,0 +1,255 @@
+"""On a real Slurm of one node, in a folder of its own (`make test-slurm`): a class is graded whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grader.sandbox import available
+
+from . import toy_class as toy
+
+pytestmark = pytest.mark.slurm
+PATIENCE_S = 900
+CONF = """
+ClusterName=toy
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SlurmdParameters=config_overrides
+SlurmdTimeout=10
+KillWait=2
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0
+MpiDefault=none
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=64000 Gres=gpu:2 State=UNKNOWN
+PartitionName=class Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Daemons:
+    """munged, slurmctld and slurmd of one folder; each can be killed and started again."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.running = folder, dict[str, subprocess.Popen[bytes]]()
+        for name in ("state", "spool"):
+            (folder / name).mkdir()
+        with contextlib.ExitStack() as held:
+            free = [held.enter_context(socket.socket()) for _ in range(2)]
+            for s in free:
+                s.bind(("127.0.0.1", 0))
+            ports = [s.getsockname()[1] for s in free]
+        host = socket.gethostname().partition(".")[0]
+        (folder / "slurm.conf").write_text(CONF.format(host=host, ports=ports, user=getpass.getuser(), folder=folder))
+        for i in range(2):
+            (folder / f"gpu{i}").touch()
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
+        (folder / "munge.key").touch(0o600)
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+
+    def begin(self) -> None:
+        for name in ("munged", "slurmctld", "slurmd"):
+            self.start(name)
+        wait_for(lambda: "idle" in said("sinfo", "--noheader", "--format=%T"), f"a node; see {self.folder}/*.log")
+
+    def start(self, name: str) -> None:
+        own = [f"--{what}={self.folder}/munge.{what.partition('-')[0]}" for what in
+               ("socket", "key-file", "pid-file", "log-file", "seed-file")]  # fmt: skip
+        options = {"munged": ["--foreground", "--force", *own], "slurmctld": ["-D"], "slurmd": ["-D"]}[name]
+        command = [str(shutil.which(name)), *options]
+        with open(self.folder / f"{name}.out", "ab") as out:
+            self.running[name] = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        if name == "munged":
+            wait_for((self.folder / "munge.socket").exists, "munged")
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def lose_the_node(self) -> None:
+        """slurmd, its shepherds and all they started, at once: as if the power went."""
+        steps = [p for p in psutil.process_iter() if p.name() == "slurmstepd" and str(self.folder) in _conf_of(p)]
+        doomed = [*steps, *(child for p in steps for child in p.children(recursive=True))]
+        if "slurmd" in self.running:
+            self.kill("slurmd")
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def end(self) -> None:
+        subprocess.run(["scancel", "--user", getpass.getuser()], capture_output=True)
+        time.sleep(1)
+        self.lose_the_node()
+        for name in reversed(list(self.running)):
+            self.kill(name)
+        del os.environ["SLURM_CONF"]
+
+
+def _conf_of(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("SLURM_CONF", "")
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    if request.config.option.markexpr != "slurm":
+        pytest.skip("starts daemons and takes minutes: make test-slurm")
+    if missing := [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]:
+        pytest.skip(f"no Slurm here ({', '.join(missing)}); run: apt-get install slurm-wlm munge")
+    daemons = Daemons(tmp_path_factory.mktemp("slurm"))
+    try:
+        daemons.begin()
+        yield daemons
+    finally:
+        daemons.end()
+
+
+@pytest.fixture
+def light(slurm: Daemons, tmp_path: Path) -> Path:
+    """A toy kit whose judge takes as long as a submission says: six of three seconds."""
+    kit = toy.kit(tmp_path, light=True)
+    for i in range(6):
+        folder = toy.submission(kit / "class" / f"s{i}")
+        (folder / "toy" / "plan.py").write_text("wait 3")
+    return kit
+
+
+def said(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def wait_for(what: Callable[[], object], name: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, f"waited in vain for {name}"
+        time.sleep(0.2)
+
+
+def grade(kit: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*toy.grade(kit, "--json", *options)]
+    return subprocess.Popen(command, env=toy.surroundings(kit), cwd="/", stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def result(head: subprocess.Popen[str]) -> dict:
+    told, says = head.communicate(timeout=PATIENCE_S)
+    assert head.returncode == 0, says
+    return json.loads(told)["submissions"]
+
+
+def judged(kit: Path) -> list[str]:
+    path = kit / "judged"
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def running() -> list[str]:
+    return said("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i").split()
+
+
+def test_no_more_jobs_run_than_the_cap(light):
+    head, most = grade(light, "--cluster", "slurm", "--jobs", "2"), 0
+    while head.poll() is None:
+        most = max(most, len(running()))
+        time.sleep(0.2)
+    assert sorted(result(head)) == sorted(set(judged(light)))
+    assert most == 2
+    assert len(judged(light)) == 6
+
+
+def test_a_cancelled_job_is_handed_over_again(light):
+    (light / "class" / "s0" / "toy" / "plan.py").write_text("wait 15")
+    head = grade(light, "--cluster", "slurm", "--jobs", "6")
+    wait_for(lambda: "s0" in judged(light), "a job")
+    (known,) = (light / "out" / "cluster").glob("*/cpu/jobs.json")
+    subprocess.run(["scancel", json.loads(known.read_text())["s0"]], check=True)
+    assert len(result(head)) == 6
+    assert judged(light).count("s0") == 2
+
+
+def test_daemons_that_are_killed_lose_nothing(light, slurm):
+    """slurmctld is away while jobs run and end; slurmd is away and comes back to jobs that go on."""
+    head = grade(light, "--cluster", "slurm", "--jobs", "2")
+    wait_for(lambda: judged(light), "jobs")
+    slurm.kill("slurmctld")
+    time.sleep(12)
+    slurm.start("slurmctld")
+    wait_for(lambda: len(judged(light)) >= 3, "jobs after the controller's return")
+    slurm.kill("slurmd")
+    time.sleep(2)
+    slurm.start("slurmd")
+    assert len(result(head)) == 6
+
+
+def test_jobs_of_a_lost_node_are_requeued(light, slurm):
+    for plan in light.glob("class/*/toy/plan.py"):
+        plan.write_text("wait 20")
+    head = grade(light, "--cluster", "slurm", "--jobs", "6")
+    wait_for(lambda: len(judged(light)) >= 2, "jobs")
+    slurm.lose_the_node()
+    wait_for(lambda: "down" in said("sinfo", "--noheader", "--format=%T"), "Slurm to miss the node")
+    slurm.start("slurmd")
+    assert len(result(head)) == 6
+    assert len(judged(light)) > 6
+
+
+def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
+    head = grade(light, "--cluster", "slurm", "--jobs", "6")
+    wait_for(lambda: len(judged(light)) >= 2, "jobs")
+    head.send_signal(signal.SIGKILL)
+    head.communicate()
+    assert len(result(grade(light, "--cluster", "slurm", "--jobs", "6", "--resume"))) == 6
+    assert len(judged(light)) == 6, "what was being judged was judged again"
+
+
+def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
+    head = grade(light, "--cluster", "slurm", "--slurm", "partition=nope")
+    _, says = head.communicate(timeout=PATIENCE_S)
+    assert head.returncode == 2
+    assert "invalid partition specified: nope" in says or "sbatch refuses such jobs" in says
+    assert len(says.strip().splitlines()) == 1
+    assert not (light / "out").exists()
+
+
+def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
+    kit = toy.kit(tmp_path)
+    toy.submission(kit / "class" / "right")
+    toy.submission(kit / "class" / "wrong", double="def double(n):\n    return n + 1\n", triple="def (")
+    (kit / "class" / "empty").mkdir()
+    isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
+    plain = result(grade(kit, *isolation))
+    jobs = result(grade(kit, *isolation, "--cluster", "slurm", "--jobs", "4", "--gpus", "1"))
+    assert {n: s["status"] for n, s in jobs.items()} == {n: s["status"] for n, s in plain.items()}
+    points = {n: [e["earned"] for e in s["exercises"].values()] for n, s in jobs.items()}
+    assert points == {n: [e["earned"] for e in s["exercises"].values()] for n, s in plain.items()}
+    assert (points["right"], points["wrong"]) == ([10, 10], [0, 0])

@@ -1,0 +1,108 @@
+"""An assignment of one second, in a kit of its own: copies of `lab` and `grader` around two exercises."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from lab.assignment import ROOT
+
+ASSIGNMENT = """
+title = "Toy"
+version = "1"
+[split]
+numerics = 60
+property = 30
+timing = 10
+[[stage]]
+name = "toy"
+title = "Toy"
+[profiles]
+full = "all"
+"""
+EXERCISE = """
+[[exercise]]
+id = "toy.{name}"
+object = "toy/{name}.py:{name}"
+points = 10
+hours = 1.0
+difficulty = 1
+track = "{track}"
+needs = []
+forbidden = []
+hints = ["one", "two", "three"]
+"""
+PROBES = """
+def called(impl, stage, name, number):
+    return getattr(getattr(getattr(impl, stage), name), name)(number)
+"""
+TEST = """
+from lab.pytest_plugin import exercise
+from . import probes
+
+@exercise("toy.{name}", kind="numerics")
+def test_{name}(run, rng):
+    number = rng.integers(2, 9)
+    assert run(probes.called, "toy", "{name}", number) == {times} * number
+"""
+# A judge that imports nothing and so takes no time; a submission's toy/plan.py says what befalls it, once.
+LIGHT = """
+
+def grade_one(submission, settings):
+    import os
+    from lab.scoring import Result
+
+    plan = submission.path / "toy" / "plan.py"
+    told, _, seconds = plan.read_text().partition(" ") if plan.exists() else ("", "", "")
+    with open(ROOT / "judged", "a") as stream:
+        stream.write(f"{submission.name} {settings.ids}\\n")
+    if told == "kill":
+        plan.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told == "raise":
+        raise RuntimeError("broken")
+    time.sleep(float(seconds or 0))
+    results = [Result(id, "numerics", f"tests/toy::{id}", "", "passed") for id in settings.ids]
+    return Graded(submission.name, str(submission.path), hash_of(submission.path), results=results)
+"""
+RIGHT = {"double": "def double(number):\n    return 2 * number\n", "triple": "def triple(n):\n    return 3 * n\n"}
+
+
+def kit(folder: Path, light: bool = False) -> Path:
+    """The kit in `folder`: toy.double on the cpu track, toy.triple on the gpu track; light: with LIGHT as its judge."""
+    for package in ("lab", "grader"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("mutants", "variants"))
+    if light:
+        with open(folder / "grader" / "batch.py", "a") as stream:
+            stream.write(LIGHT)
+    exercises = [EXERCISE.format(name="double", track="cpu"), EXERCISE.format(name="triple", track="gpu")]
+    (folder / "assignment.toml").write_text(ASSIGNMENT + "".join(exercises))
+    shutil.copy2(ROOT / "pyproject.toml", folder)
+    (folder / "tests" / "toy").mkdir(parents=True)
+    for file in ("__init__.py", "conftest.py"):
+        shutil.copy2(ROOT / "tests" / file, folder / "tests")
+    (folder / "tests" / "toy" / "__init__.py").touch()
+    (folder / "tests" / "toy" / "probes.py").write_text(PROBES)
+    for times, name in ((2, "double"), (3, "triple")):
+        (folder / "tests" / "toy" / f"test_{name}.py").write_text(TEST.format(name=name, times=times))
+    return folder
+
+
+def submission(folder: Path, **files: str) -> Path:
+    """A submission of both exercises; `double="…"` puts another text in the place of the right one."""
+    (folder / "toy").mkdir(parents=True)
+    for name, text in {**RIGHT, **files}.items():
+        (folder / "toy" / f"{name}.py").write_text(text)
+    return folder
+
+
+def grade(kit: Path, *options: str) -> list[str]:
+    """The command that grades kit/class into kit/out. Run it with `surroundings(kit)`, in any folder."""
+    return [sys.executable, "-m", "grader", "grade", str(kit / "class"), "--out", str(kit / "out"), "--isolation",
+            "process", *options]  # fmt: skip
+
+
+def surroundings(kit: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(kit)}
