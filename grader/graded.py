@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from lab.assignment import Assignment
 from lab.scoring import ExerciseScore, Result, score
@@ -86,7 +87,7 @@ class Graded:
         try:
             fields = json.loads(text)
             kinds = {"results": Result, "flags": Flag, "answers": Answer, "marks": Mark}
-            lists = {name: [kind(**row) for row in fields.pop(name)] for name, kind in kinds.items()}
+            lists: dict[str, Any] = {name: [kind(**row) for row in fields.pop(name)] for name, kind in kinds.items()}
             return cls(**fields, **lists)
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a submission as graded, got {text[:80]!r}: {error}") from None
