@@ -55,10 +55,11 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
     """Unpack, box, judge. What a submission may do wrong ends in its Graded, never in an exception."""
     from lab.runner import Runner
 
+    from . import evidence
     from .judge import SandboxRoom, judge
     from .sandbox import Sandbox
 
-    start = time.monotonic()
+    start, seen = time.monotonic(), list[Flag]()
     with tempfile.TemporaryDirectory(prefix="shardlings-") as folder:
         try:
             unpacked = unpack(submission, Path(folder) / "impl")
@@ -68,13 +69,15 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
             runner = Runner(SandboxRoom(box, unpacked.root))
             try:
                 runner.warm()
+                runner.observe = lambda observed: seen.extend(evidence.of_probe(observed))
                 results = judge(runner, settings.ids, settings.seed, Path(settings.cache))
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
+        seen += evidence.of_source(unpacked.root, settings.ids)
         return Graded(
             submission.name, str(submission.path), hash_of(unpacked.root), notes=notes, results=results,
-            seconds=time.monotonic() - start, flags=list(_flags(results)),
+            seconds=time.monotonic() - start, flags=[*_flags(results), *_one_an_exercise(seen)],
         )  # fmt: skip
 
 
@@ -83,10 +86,17 @@ def _flags(results: list) -> Iterator[Flag]:
     for r in results:
         if r.reason == "forbidden":
             yield Flag("forbidden call", f"{r.id}: {r.message}")
+        elif r.reason == "forged":
+            yield Flag("moved its own measurements", f"{r.id}: {r.message}")
         elif r.reason == "crashed":
             yield Flag("ended its process", f"{r.id}: {r.message}")
         elif r.outcome == "failed" and r.public == "passed":
             yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
+
+
+def _one_an_exercise(flags: list[Flag]) -> list[Flag]:
+    """The first of each kind for each exercise: the others say the same of other probes."""
+    return [*{(f.kind, f.detail.partition(":")[0]): f for f in reversed(flags)}.values()][::-1]
 
 
 def new_seed() -> str:

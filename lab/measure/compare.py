@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from ..world.witness import tell
 from . import clock
 
 Times = float | Sequence[float]
@@ -90,10 +91,12 @@ def interleaved(
         for which in draw.sample((0, 1), 2):
             ready()
             _wait_for_the_device()
+            tell("begin")
             begin = clock.perf_counter()
             (a, b)[which]()
             _wait_for_the_device()
             taken[which].append(clock.perf_counter() - begin)
+            tell("took", which, taken[which][-1])
     return taken
 
 

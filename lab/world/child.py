@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import forbidden, wire
 from .. import impl as implementation
-from . import framing
+from . import framing, witness
 from .board import Board
 
 FRAMES = 12
@@ -40,9 +40,10 @@ class Job:
     link: Sequence[float] | None = None  # latency in seconds, bytes a second
 
 
-def answer(job: Job, args: bytes, rank: int, reply: int, board: Board, store: str) -> None:
-    """Run the probe as `rank` and write what came of it to the descriptor `reply`; never returns."""
+def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board, store: str) -> None:
+    """Run the probe as `rank`, telling `told` of it, and write what came of it to `reply`; never returns."""
     try:
+        witness.listen(told)
         value = run(job, wire.unpack(args), rank, board, store)
         blob = wire.pack(value)
         header: dict[str, Any] = {"ok": True}
@@ -62,6 +63,8 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
     """The probe's value, in this process."""
     import torch
 
+    from . import group
+
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
@@ -73,7 +76,6 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
     if job.world:
         import torch.distributed as dist
 
-        from . import group
         from .cluster import Link
 
         link = Link(*job.link) if job.link else None
@@ -81,10 +83,11 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
     forbidden.guard_threads(job.impl)
     forbidden.guard(job.forbidden)  # after the stand-ins: they may be what the exercise forbids
-    impl = implementation.load(job.impl, replace)
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
-    value = probe(impl, *args)
+    done = witness.seal(module, job.device == "simulated")  # before any of the code under test
+    value = probe(implementation.load(job.impl, replace), *args)
+    done(group.ledger)
     if job.device == "simulated":
         simulated.uninstall()  # what crosses are plain CPU tensors again
     if job.world:

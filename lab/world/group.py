@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from . import waits
+from . import waits, witness
 from .board import Board, Stand, group_key
 from .cluster import Link
 from .ledger import Ledger, Row
@@ -154,6 +154,7 @@ class LedgerGroup(dist.ProcessGroup):
         """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
+        witness.tell("row", *witness.facts(row.plain())[:-1])
         key = group_key(ranks)
         sequence = _stand.counts.get(key, 0)
         _stand.counts[key] = sequence + 1
