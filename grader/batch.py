@@ -77,26 +77,29 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
         seen += evidence.of_source(unpacked.root, settings.ids)
         return Graded(
             submission.name, str(submission.path), hash_of(unpacked.root), notes=notes, results=results,
-            seconds=time.monotonic() - start, flags=[*_flags(results), *_one_an_exercise(seen)],
+            seconds=time.monotonic() - start, flags=_flags(results, seen),
         )  # fmt: skip
 
 
-def _flags(results: list) -> Iterator[Flag]:
-    """Evidence for a person: a flag never changes a grade."""
+def _flags(results: list, seen: list[Flag]) -> list[Flag]:
+    """Evidence for a person: a flag never changes a grade. Of what was seen from outside, one a kind and exercise."""
+    first = {(f.kind, f.detail.partition(":")[0]): f for f in reversed(seen)}
+    return [*_of_results(results), *reversed(first.values())]
+
+
+def _of_results(results: list) -> Iterator[Flag]:
+    forged = set()
     for r in results:
         if r.reason == "forbidden":
             yield Flag("forbidden call", f"{r.id}: {r.message}")
         elif r.reason == "forged":
-            yield Flag("moved its own measurements", f"{r.id}: {r.message}")
+            if r.exercise not in forged:  # mostly all of its tests say the same
+                yield Flag("moved its own measurements", f"{r.id}: {r.message}")
+            forged.add(r.exercise)
         elif r.reason == "crashed":
             yield Flag("ended its process", f"{r.id}: {r.message}")
         elif r.outcome == "failed" and r.public == "passed":
             yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
-
-
-def _one_an_exercise(flags: list[Flag]) -> list[Flag]:
-    """The first of each kind for each exercise: the others say the same of other probes."""
-    return [*{(f.kind, f.detail.partition(":")[0]): f for f in reversed(flags)}.values()][::-1]
 
 
 def new_seed() -> str:

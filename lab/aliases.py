@@ -6,8 +6,8 @@
 
 Followed are renamed imports and assignments, containers, attributes, arguments and results of the file's own functions,
 `getattr`, `vars`, `__dict__`, `sys.modules`, `importlib`, `operator.attrgetter` and `methodcaller`,
-`functools.partial`, constant text that is put together, and `exec` and `eval` of such text. Order and branches are not looked at: a name
-stands for all that it is ever given.
+`functools.partial`, constant text that is put together, and `exec` and `eval` of such text. Order and branches are not
+looked at: a name stands for all that it is ever given.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Names:
             if isinstance(node, ast.Call):
                 self._pass(node)
         for node in nodes:
-            at = line or getattr(node, "lineno", 0)
+            at: int = line or getattr(node, "lineno", 0)
             if isinstance(node, ast.Attribute | ast.Name | ast.Call | ast.Subscript):
                 self.mentions += [(at, name) for name in self.of(node) if name.isprintable()]
             if isinstance(node, ast.Call):
@@ -289,12 +289,14 @@ class Names:
         if id(node) in self._texts:
             return self._texts[id(node)]
         self._fuel -= 1
-        if depth > _DEPTH or self._fuel < 0:
+        if -id(node) in self._open or depth > _DEPTH or self._fuel < 0:
             self._cut = True
             return []
         cut, self._cut, found = self._cut, False, list[Any]()
+        self._open.add(-id(node))  # of text, beside those of names
         with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError):
             found = [*itertools.islice(self._constants(node, depth + 1), _MANY)]
+        self._open.discard(-id(node))
         if not self._cut:
             self._texts[id(node)] = found
         self._cut = self._cut or cut

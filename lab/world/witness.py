@@ -186,7 +186,7 @@ class Account:
         for told in _dicts(value, MEMORY):
             if [told[name] for name in MEMORY] not in ends:
                 return f"a peak of {readable(told['peak_bytes'])} is none that was metered"
-        seconds = {len(pairs): [] for pairs in self.took.values()}
+        seconds: dict[int, list] = {len(pairs): [] for pairs in self.took.values()}
         for pairs in self.took.values():
             seconds[len(pairs)].append([inside for inside, _ in pairs])
         for times in _times(value):
