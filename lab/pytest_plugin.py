@@ -8,6 +8,7 @@ A test names its exercise and kind, asks for a probe to be run, and judges what 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from . import assignment as assignments
-from . import forbidden, wire
+from . import forbidden, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .judge import Inconclusive
 from .rng import Rng
@@ -158,6 +159,13 @@ def _runner(config: pytest.Config) -> Runner:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if config.stash.get(OWNED, False):
         config.stash[RUNNER].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What is timed has the machine's cores and GPUs for itself, as far as other timed tests go."""
+    with turns.alone() if _kind(item) == "timing" else contextlib.nullcontext():
+        return (yield)
 
 
 @pytest.fixture

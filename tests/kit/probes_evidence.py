@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
+from lab.measure.memory import meter
 from lab.world.group import ledger
 
 
@@ -41,3 +43,20 @@ def collectives(impl: Any, op: str, elements: int, times: int) -> list:
             elif rank == 1:
                 dist.recv(x, 0)
     return ledger.plain()
+
+
+def beneath(impl: Any, elements: int, times: int) -> list:
+    """Past the ledger: all-reduces on the group underneath, and one that is told of."""
+    x = torch.ones(elements)
+    for _ in range(times):
+        dist.group.WORLD.gloo.allreduce([x]).wait()
+    dist.all_reduce(torch.ones(1))
+    return ledger.plain()
+
+
+def hoard(impl: Any, megabytes: int, metered: bool) -> dict:
+    """Hold some memory while torch's is metered: torch's own, or what the meter does not see."""
+    with meter() as memory:
+        kept = torch.ones(megabytes << 18) if metered else numpy.ones(megabytes << 17)
+        del kept
+    return memory.plain()
