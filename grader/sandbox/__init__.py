@@ -101,7 +101,8 @@ class Sandbox:
     def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
         """What the box of `process` did within the block, by the kernel's books, which nothing inside can write.
 
-        loopback_bytes and loopback_packets: carried, headers included. memory_bytes: by how much the whole box, with
+        loopback_bytes, loopback_packets: carried, headers included; loopback_resent: TCP segments of them, sent again.
+        memory_bytes: by how much the whole box, with
         what lies in /tmp and /dev/shm, grew at most. What this machine cannot tell is missing.
         """
         box, found = self._boxes.get(process), dict[str, int]()
@@ -114,7 +115,8 @@ class Sandbox:
         with contextlib.suppress(OSError):  # it may have ended
             if before is not None:
                 after = box.loopback()  # type: ignore[union-attr]
-                found["loopback_bytes"], found["loopback_packets"] = after[0] - before[0], after[1] - before[1]
+                for name, was, now in zip(("bytes", "packets", "resent"), before, after, strict=True):
+                    found[f"loopback_{name}"] = now - was
             if used >= 0:
                 found["memory_bytes"] = group.memory()[1] - used  # type: ignore[union-attr]
 
