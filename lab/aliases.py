@@ -70,7 +70,7 @@ class Names:
             if isinstance(node, ast.Call):
                 self._pass(node)
         for node in nodes:
-            at: int = line or getattr(node, "lineno", 0)
+            at = line or int(getattr(node, "lineno", 0))
             if isinstance(node, ast.Attribute | ast.Name | ast.Call | ast.Subscript):
                 self.mentions += [(at, name) for name in self.of(node) if name.isprintable()]
             if isinstance(node, ast.Call):

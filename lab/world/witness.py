@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from torch.optim import Optimizer
-
 from ..forbidden import refuses
 from .board import readable
 
@@ -112,7 +110,11 @@ class Seal:
 
 def _hooked(now: Any, part: Any) -> bool:
     """Whether it is what torch makes of an optimizer's step when the first one is made."""
-    return getattr(now, "__wrapped__", None) is part and now.__code__ in Optimizer.profile_hook_step.__code__.co_consts
+    if getattr(now, "__wrapped__", None) is not part:
+        return False
+    from torch.optim import Optimizer
+
+    return now.__code__ in Optimizer.profile_hook_step.__code__.co_consts
 
 
 _OURS = ("lab.", "tests.")
