@@ -64,7 +64,7 @@ def on_the_wire(rows: list[list]) -> tuple[float, float]:
     sure = most = 0.0
     for _, op, bytes, _, _, group, *_ in rows:
         others = len(group) - 1
-        if others and op != "recv":
+        if others > 0 and op != "recv":
             payload = bytes * _ON_THE_WIRE.get(op, lambda w: 0.0)(len(group))
             sure += 0.0 if op == "all_to_all" else payload
             most += payload + MESSAGE * others
@@ -104,8 +104,8 @@ def _clock(observed: Observed) -> str:
             inside, outside = (sum(seconds) for seconds in zip(*pairs, strict=True))
             if abs(inside - outside) > 0.3 * outside + 0.1 or inside > observed.seconds:
                 return (
-                    f"rank {rank} told of {inside:.3f} s for {'ab'[which]}, {len(pairs)} times in all; between its "
-                    f"telling so {outside:.3f} s went by, in the whole probe {observed.seconds:.3f} s"
+                    f"rank {rank} told of {inside:.3f} s for {'b' if which else 'a'}, in {len(pairs)} times; between "
+                    f"its telling so {outside:.3f} s went by, in the whole probe {observed.seconds:.3f} s"
                 )
     return ""
 

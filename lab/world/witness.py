@@ -175,7 +175,7 @@ class Account:
                 stamp, _, told = line.partition(b" ")
                 what, *values = json.loads(told)
                 getattr(self, f"_on_{what}")(float(stamp), *values)
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
             self.wrong = f"the instruments told what they never tell ({type(error).__name__})"
 
     def disagrees(self, value: Any) -> str:
@@ -184,7 +184,7 @@ class Account:
             return self.wrong
         if not self._end:
             return "the instruments fell silent before the probe was done"
-        count, digest, changed, _ = self._end
+        count, digest, changed = self._end
         if changed:
             return f"{', '.join(changed)}: replaced while the probe ran"
         if digest != _digest(self.rows.values()):
@@ -212,6 +212,9 @@ class Account:
     # One method a kind of line.
 
     def _on_row(self, stamp: float, number: int, *rest: Any) -> None:
+        op, bytes, _, _, group, *_ = rest
+        if type(number) is not int or type(op) is not str or type(bytes) is not int or type(group) is not list:
+            raise ValueError("no row")
         if number != len(self.rows):
             self.wrong = self.wrong or f"row #{number} was written where #{len(self.rows)} was to come"
         self.rows[number] = [number, *rest, -1.0]
@@ -220,10 +223,10 @@ class Account:
         self.rows[number][-1] = when
 
     def _on_made(self, stamp: float, meter: int, bytes: int, elements: int) -> None:
-        self._made[meter].append((bytes, elements))
+        self._made[meter].append((int(bytes), int(elements)))
 
     def _on_saved(self, stamp: float, meter: int, bytes: int) -> None:
-        self._saved[meter] += bytes
+        self._saved[meter] += int(bytes)
 
     def _on_memory(self, stamp: float, meter: int, *numbers: int) -> None:
         peak = max(itertools.accumulate((b for b, _ in self._made[meter]), initial=0))
@@ -231,7 +234,7 @@ class Account:
         for seen, told in ((peak, numbers[0]), (largest, numbers[1]), (self._saved[meter], numbers[2])):
             if seen > told:
                 self.wrong = self.wrong or f"{seen:,} were metered when it happened, {told:,} at the end"
-        self.memory[meter] = list(numbers)
+        self.memory[meter] = [int(n) for n in numbers]
 
     def _on_launched(self, stamp: float, watch: int, *seen: Any) -> None:
         self._accesses[watch] = list(seen)
@@ -245,16 +248,20 @@ class Account:
             )
 
     def _on_grown(self, stamp: float, bytes: int) -> None:
-        self.grown.append(max(0, bytes))
+        self.grown.append(max(0, int(bytes)))
 
     def _on_begin(self, stamp: float) -> None:
         self._begun = stamp
 
     def _on_took(self, stamp: float, which: int, seconds: float) -> None:
-        self.took[which].append((seconds, stamp - self._begun))
+        self.took[int(which)].append((float(seconds), stamp - self._begun))
 
     def _on_end(self, stamp: float, count: int, digest: str, changed: list, others: list) -> None:
-        self._end, self.patched = [count, digest, changed, others], [str(name) for name in others]
+        self._end, self.patched = [int(count), str(digest), _names(changed)], _names(others)
+
+
+def _names(told: list) -> list[str]:
+    return [str(name)[:200] for name in told[:9]]
 
 
 def _dicts(value: Any, keys: tuple[str, ...]) -> Iterator[dict]:

@@ -138,6 +138,8 @@ FORGED = {
     "times are others": (told(*TIMED), ([0.5, 0.75], [0.1, 0.1])),
     "something was replaced": (told(changed=("lab.measure.memory.meter",)), {}),
     "silence": (told(ROW, end=False), {}),
+    "a row that is none": (told(["row", 0, "send", "many", 1, "", 7, "", 0, 0.0, 0]), {}),
+    "lists in lists": (Account(b"1.0 " + b"[" * 10**5), {}),
     "nonsense": (Account(b'1.0 ["wait","a","b"]\nx'), {}),
 }  # fmt: skip
 
