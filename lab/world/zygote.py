@@ -144,6 +144,7 @@ class Rank:
     reply: int
     output_fd: int
     stack: Any
+    secret: str  # what an answer must hold, or the code under test has written it to the pipe itself
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
@@ -185,6 +186,7 @@ class World:
         reply_read, reply_write = os.pipe()
         output_read, output_write = os.pipe()
         stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
+        secret = os.urandom(16).hex()
         pid = os.fork()
         if pid == 0:
             try:
@@ -199,14 +201,15 @@ class World:
                     os.close(rank.output_fd)
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-                answer(self.job, self.args, number, reply_write, self.board, os.path.join(self.folder, "store"))
+                store = os.path.join(self.folder, "store")
+                answer(self.job, self.args, number, reply_write, self.board, store, secret)
             finally:
                 os._exit(1)
         os.close(reply_write)
         os.close(output_write)
         os.set_blocking(reply_read, False)
         os.set_blocking(output_read, False)
-        rank = Rank(pid, reply_read, output_read, stack)
+        rank = Rank(pid, reply_read, output_read, stack, secret)
         self.selector.register(reply_read, selectors.EVENT_READ, (rank, "reply"))
         self.selector.register(output_read, selectors.EVENT_READ, (rank, "output"))
         return rank
@@ -262,10 +265,13 @@ class World:
         try:
             header = framing.json.loads(rank.inbox[8 : 8 + size])
             (blob_size,) = header["blobs"]
+            if header.get("secret") != rank.secret:
+                self._refuse(rank, framing.FORGED)
+                return
             ok = header["ok"] is True
             error = None if ok else header["error"]
-        except (ValueError, KeyError, TypeError):
-            self._refuse(rank, "an answer that is none")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._refuse(rank, framing.FORGED)
             return
         if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
             self._refuse(rank, "an answer that is too large")
