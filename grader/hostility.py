@@ -66,7 +66,7 @@ class Outcome:
             found.append(f"flags: {', '.join(self.flags) or 'none'}; expected {'some' if must.flagged else 'none'}")
         if must.open:
             found = [] if found else ["it is as it must be: remove `open`"]
-        if not self.evidence:
+        if must.must_earn < 1 and not self.evidence:
             found.append("no evidence")
         if self.neighbour:
             found.append(f"its neighbour: {self.neighbour}")

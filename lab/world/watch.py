@@ -7,6 +7,7 @@ when the probe has returned. Whoever catches the refusal is told on all the same
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
@@ -23,7 +24,7 @@ _FRAMES = "looks into the frames of its callers"
 _HEAP = "searches the heap"
 _PROGRAMS = "starts or signals processes"
 _NETWORK = "opens connections of its own"
-_THREADS = "starts threads: what runs in them is not seen by what measures it"
+_THREADS = "starts threads, in which nothing is seen by what measures it,"
 _SOURCE = "runs source that it puts together"
 _MEMORY = "reaches past Python"
 _REFUSED = {
@@ -34,7 +35,7 @@ _REFUSED = {
     "os.spawn": _PROGRAMS, "os.system": _PROGRAMS, "os.kill": _PROGRAMS, "os.killpg": _PROGRAMS,
     "signal.pthread_kill": _PROGRAMS, "subprocess.Popen": _PROGRAMS,
     "socket.connect": _NETWORK, "socket.bind": _NETWORK, "socket.sendto": _NETWORK, "socket.getaddrinfo": _NETWORK,
-    "socket.gethostbyname": _NETWORK, "_thread.start_new_thread": _THREADS, "_thread.start_joinable_thread": _THREADS,
+    "socket.gethostbyname": _NETWORK,
     "exec": _SOURCE, "compile": _SOURCE, "code.__new__": _SOURCE, "open": _MEMORY,
     "ctypes.dlopen": _MEMORY, "ctypes.dlsym": _MEMORY, "ctypes.dlsym/handle": _MEMORY, "ctypes.addressof": _MEMORY,
     "ctypes.cdata": _MEMORY, "ctypes.cdata/buffer": _MEMORY, "ctypes.string_at": _MEMORY,
@@ -53,6 +54,11 @@ class Watch:
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self._looking = threading.local()
+        # Python 3.11 tells an audit hook nothing of threads. The second and third name are bound in threading.
+        for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread"),
+                             (threading, "_start_joinable_thread")):  # fmt: skip
+            if start := getattr(module, name, None):
+                setattr(module, name, self._unless_the_solutions(start))
         sys.addaudithook(self._hear)
 
     @contextlib.contextmanager
@@ -78,9 +84,20 @@ class Watch:
             return
         if event == "open" and not str(args[0]).startswith("/proc/"):
             return
+        self._refuse(what, event)
+
+    def _unless_the_solutions(self, start: Any) -> Any:
+        def started(*args: Any, **kwargs: Any) -> Any:
+            self._refuse(_THREADS, start.__name__)
+            return start(*args, **kwargs)
+
+        return started
+
+    def _refuse(self, what: str, event: str) -> None:
+        """Raise ForbiddenCall where the solution asks for it."""
         self._looking.on = True  # to look is to ask for a frame
         try:
-            asks = self._is_the_solutions(sys._getframe(1), what)
+            asks = self._is_the_solutions(sys._getframe(2), what)
         finally:
             self._looking.on = False
         if asks:

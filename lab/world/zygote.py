@@ -48,6 +48,7 @@ def main() -> None:
     boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
     if boxed:
         _dumpable(False)  # or a child could open this process's pipes through /proc
+    alone = _processes()
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
         try:
@@ -58,6 +59,9 @@ def main() -> None:
         ranks = world.run()
         left = False
         if boxed:
+            if strays := _processes() - alone:
+                for rank in ranks:
+                    world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
             left = _left_behind()
@@ -69,6 +73,10 @@ def main() -> None:
         )
         if left:
             return
+
+
+def _processes() -> set[str]:
+    return {p for p in os.listdir("/proc") if p.isdecimal()} if os.path.isdir("/proc") else set()
 
 
 def _left_behind() -> bool:
@@ -258,7 +266,7 @@ class World:
             return
         size = int.from_bytes(rank.inbox[:8], "little")
         if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
-            self._refuse(rank, "an answer that is too large")
+            self.refuse(rank, "an answer that is too large")
             return
         if len(rank.inbox) < 8 + size:
             return
@@ -266,15 +274,15 @@ class World:
             header = framing.json.loads(rank.inbox[8 : 8 + size])
             (blob_size,) = header["blobs"]
             if header.get("secret") != rank.secret:
-                self._refuse(rank, framing.FORGED)
+                self.refuse(rank, framing.FORGED)
                 return
             ok = header["ok"] is True
             error = None if ok else header["error"]
         except (ValueError, KeyError, TypeError, AttributeError):
-            self._refuse(rank, framing.FORGED)
+            self.refuse(rank, framing.FORGED)
             return
         if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
-            self._refuse(rank, "an answer that is too large")
+            self.refuse(rank, "an answer that is too large")
         elif len(rank.inbox) >= 8 + size + blob_size:
             rank.outcome = "ok" if ok else "error"
             rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
@@ -291,8 +299,8 @@ class World:
             if not rank.outcome:
                 self._died(rank)
 
-    def _refuse(self, rank: Rank, why: str) -> None:
-        rank.outcome, rank.extra = "error", {"error": {"reason": "refused", "type": "", "text": why, "frames": []}}
+    def refuse(self, rank: Rank, why: str, reason: str = "refused") -> None:
+        rank.outcome, rank.extra = "error", {"error": {"reason": reason, "type": "", "text": why, "frames": []}}
 
     def _died(self, rank: Rank) -> None:
         """The reply pipe closed without an answer: say how the process ended."""
