@@ -35,8 +35,8 @@ from .sandbox.limits import Limits
 from .submissions import Submission, find
 
 NEIGHBOUR = "benchmarking.straggler"  # small, and on several ranks
-LIMIT_S = 60.0  # of probes, for one attack; a class is given longer
-OVER_S = 150.0  # what a limit may be passed by: the last probe, its zygote's end, a start on busy cores
+LIMIT_S = 120.0  # of probes, for one attack; a class is given longer
+OVER_S = 240.0  # what a limit may be passed by: the last probe, its zygote's end, a start on busy cores
 NEEDS = ("memory cgroup", "pids cgroup")  # what an attack may ask of the kernel
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import operator
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from ..assignment import ROOT
@@ -43,8 +44,9 @@ _REFUSED = {
 }  # fmt: skip
 _WAYS_TO_A_FRAME = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 _BY_ITSELF = (_FRAMES, _SOURCE)  # the standard library does these for everybody: a namedtuple looks at its caller
-_LOOKED_AT = ("lab.", "tests.", "torch.distributed", "torch.cuda", "torch.autograd")
-_MORE = ("torch", "torch.nn.functional", "torch.testing", "time", "gc")
+_OURS = ("lab.", "tests.")
+_THEIRS = ("torch", "torch.autograd", "torch.autograd.graph", "torch.cuda", "torch.distributed", "torch.nn.functional",
+           "torch.distributed.distributed_c10d", "torch.testing", "time", "gc")  # fmt: skip
 
 
 class Watch:
@@ -64,12 +66,14 @@ class Watch:
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
         """Around a probe: raises ForbiddenCall for what was refused in it, or replaced and not put back."""
-        before = [(where, vars(where), dict(vars(where))) for where in _places()]
-        modules = {name: m for name, m in sys.modules.items() if _is_looked_at(name)}
+        modules = {n: m for n, m in sys.modules.items() if n.startswith(_OURS) or n in _THEIRS}
+        before = [(where, vars(where), dict(vars(where))) for where in _places(modules)]
         yield
         if ForbiddenCall.first is not None:
             raise ForbiddenCall.first
         for where, now, then in before:
+            if len(now) >= len(then) and all(map(operator.is_, then.values(), now.values())):
+                continue
             for name, old in then.items():
                 if now.get(name) is not old and _is_somebodys(old):
                     raise ForbiddenCall(f"a solution does not replace what others use: {where.__name__}.{name}")
@@ -124,18 +128,13 @@ def _is_standard(file: str) -> bool:
     return file.startswith("<frozen") or (file.startswith(_STANDARD) and "-packages" not in file)
 
 
-def _places() -> list[Any]:
+def _places(modules: dict[str, Any]) -> list[Any]:
     """What is looked at again: modules, the tensors' own methods, and the instruments' classes."""
-    modules = [m for name, m in [*sys.modules.items()] if _is_looked_at(name)]
-    ours = [m for m in modules if m.__name__.startswith(("lab.", "tests."))]
-    classes = {c for m in ours for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__}
-    import torch
-
-    return [*modules, torch.Tensor, torch.nn.Module, *classes]
-
-
-def _is_looked_at(name: str) -> bool:
-    return (name.startswith(_LOOKED_AT) or name in _MORE) and type(sys.modules.get(name)) is ModuleType
+    found = [*modules.values(), modules["torch"].Tensor]
+    for name, module in modules.items():
+        if name.startswith(_OURS):
+            found += [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
+    return found
 
 
 def _is_somebodys(value: Any) -> bool:
