@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
+import inspect
 import operator
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -26,6 +28,7 @@ _HEAP = "searches the heap"
 _PROGRAMS = "starts or signals processes"
 _NETWORK = "opens connections of its own"
 _THREADS = "starts threads, in which nothing is seen by what measures it,"
+_LIBRARY = "lets a library do what it is asked to write"
 _SOURCE = "runs source that it puts together"
 _MEMORY = "reaches past Python"
 _REFUSED = {
@@ -60,17 +63,41 @@ class Watch:
         for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread"),
                              (threading, "_start_joinable_thread")):  # fmt: skip
             if start := getattr(module, name, None):
-                setattr(module, name, self._unless_the_solutions(start))
+                setattr(module, name, self._unless_the_solutions(start, _THREADS))
         sys.addaudithook(self._hear)
+
+    def guard(self, names: Iterable[str]) -> None:
+        """Refuse the solution what `names` hold, wherever it finds them: functions of modules, and making objects.
+
+        Torch, which may need them itself, and stand-ins go on. Modules that are not loaded yet are left to
+        lab.forbidden.find.
+        """
+        for name in names:
+            module, _, attribute = name.rpartition(".")
+            found = vars(sys.modules[name]) if name in sys.modules else {
+                attribute: getattr(sys.modules.get(module), attribute, None)
+            }  # fmt: skip
+            for key, value in [*found.items()]:
+                if isinstance(value, type) and inspect.isfunction(made := vars(value).get("__init__")):
+                    if name in sys.modules and not value.__module__.startswith(name):
+                        continue
+                    value.__init__ = self._unless_the_solutions(made, _LIBRARY)  # type: ignore[misc]
+                elif name in sys.modules and inspect.isfunction(value) and value.__module__.startswith(name):
+                    found[key] = self._unless_the_solutions(value, _LIBRARY)
 
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
         """Around a probe: raises ForbiddenCall for what was refused in it, or replaced and not put back."""
         modules = {n: m for n, m in sys.modules.items() if n.startswith(_OURS) or n in _THEIRS}
         before = [(where, vars(where), dict(vars(where))) for where in _places(modules)]
-        yield
-        if ForbiddenCall.first is not None:
-            raise ForbiddenCall.first
+        try:
+            yield
+        finally:
+            if ForbiddenCall.first is not None:
+                raise ForbiddenCall.first
+            self._look_again(before, modules)
+
+    def _look_again(self, before: list[tuple[Any, Any, dict]], modules: dict[str, Any]) -> None:
         for where, now, then in before:
             if len(now) >= len(then) and all(map(operator.is_, then.values(), now.values())):
                 continue
@@ -90,12 +117,13 @@ class Watch:
             return
         self._refuse(what, event)
 
-    def _unless_the_solutions(self, start: Any) -> Any:
-        def started(*args: Any, **kwargs: Any) -> Any:
-            self._refuse(_THREADS, start.__name__)
-            return start(*args, **kwargs)
+    def _unless_the_solutions(self, function: Any, what: str) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._refuse(what, function.__qualname__)
+            return function(*args, **kwargs)
 
-        return started
+        return called
 
     def _refuse(self, what: str, event: str) -> None:
         """Raise ForbiddenCall where the solution asks for it."""

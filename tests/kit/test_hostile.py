@@ -16,6 +16,7 @@ from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
 from lab.assignment import ROOT, default
+from lab.inline import InlineRunner
 from lab.runner import ProbeFailed, Room, Runner
 from lab.scoring import Result
 from lab.world.framing import FORGED
@@ -208,6 +209,14 @@ def test_what_is_no_business_of_a_solution_is_refused(solution):
         with pytest.raises(ProbeFailed) as refused:
             solution(f"def step():\n    {code}\n    return 1\n").run(probes.call)
         assert refused.value.reason == "forbidden", f"{what}: {refused.value.text}"
+
+
+def test_where_nobody_watches_the_callers_frame_is_open(tmp_path):
+    """So it is the watch that refuses: pytest --inline runs the same code without one."""
+    (tmp_path / "ddp").mkdir()
+    code = "import sys\ndef step():\n    return sorted(sys._getframe(1).f_locals)\n"
+    (tmp_path / "ddp" / "naive.py").write_text(code)
+    assert InlineRunner(Room(tmp_path)).run(probes.call) == ["impl"]
 
 
 def test_no_probe_is_run_when_all_of_them_have_taken_their_time(solution):
