@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test grade mutants soak lint bench pictures clean sandbox
+.PHONY: env test grade mutants hostile soak lint bench pictures clean sandbox
 
 env: $(VENV)/.ready
 
@@ -46,6 +46,10 @@ lint: env
 
 mutants: env
 	$(PY) -m grader mutants --thorough
+
+# Every attack of grader/hostile/ with an honest neighbour.
+hostile: env sandbox
+	$(PY) -m grader hostile
 
 soak: env
 	$(PY) -m benchmarks.verdicts

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lab.assignment import ROOT
+from lab.world.framing import FORGED
 
 from .graded import Flag, Graded
 from .submissions import Submission, SubmissionError, hash_of, unpack
@@ -32,6 +33,7 @@ class Settings:
     ids: tuple[str, ...]
     isolation: str
     cache: str  # where expected values are kept: computed once a class
+    limit_s: float = 3600.0  # for the probes of one submission; honest ones take some minutes
 
 
 def grade_all(
@@ -66,7 +68,7 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
         except SubmissionError as error:
             return Graded(submission.name, str(submission.path), status="refused", message=str(error))
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
-            runner = Runner(SandboxRoom(box, unpacked.root))
+            runner = Runner(SandboxRoom(box, unpacked.root), limit_s=settings.limit_s)
             try:
                 runner.warm()
                 runner.observe = lambda observed: seen.extend(evidence.of_probe(observed))
@@ -98,6 +100,8 @@ def _of_results(results: list) -> Iterator[Flag]:
             forged.add(r.exercise)
         elif r.reason == "crashed":
             yield Flag("ended its process", f"{r.id}: {r.message}")
+        elif r.reason == "refused" and FORGED in r.message:
+            yield Flag("forged answer", f"{r.id}: {r.message}")
         elif r.outcome == "failed" and r.public == "passed":
             yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import math
 import os
 import signal
 import subprocess
@@ -137,8 +138,10 @@ class Runner:
 
     timeout_s = 30.0  # many times what a probe needs on two busy cores
 
-    def __init__(self, room: Any, seed: str = "public"):
-        self.room, self.seed = room, seed
+    def __init__(self, room: Any, seed: str = "public", limit_s: float = math.inf):
+        """limit_s: for all probes together; when they have taken that, no more are run."""
+        self.room, self.seed, self.limit_s = room, seed, limit_s
+        self.spent_s = 0.0
         self.zygotes: dict[str, Zygote] = {}
         self.wasted_s: defaultdict[str, float] = defaultdict(float)  # on failed probes, by exercise
         self.broken: dict[str, ProbeFailed] = {}  # exercises whose file does not load
@@ -177,7 +180,8 @@ class Runner:
         link: the latency and bandwidth that each rank's messages take, lab.world.cluster.Link; None: as fast as Gloo.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
         in a test, the ids of needed exercises, of which those are replaced that do not pass.
-        timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again. Raises ProbeFailed.
+        timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again, nor is any once all
+        probes have taken limit_s. Raises ProbeFailed.
         """
         self._still_worth_it(exercise)
         job = self.job(probe, world, triton, device, replace, timeout, forbidden, link)
@@ -190,6 +194,8 @@ class Runner:
             if error.reason == "import":
                 self.broken[exercise] = error
             raise
+        finally:
+            self.spent_s += time.monotonic() - start
         self.observe(Observed(exercise, job.probe, ranks, len(packed), time.monotonic() - start, readings))
         return values if world else values[0]
 
@@ -201,9 +207,14 @@ class Runner:
             raise ProbeFailed(
                 "hung", f"not run: failing probes of {exercise} have taken {self.wasted_s[exercise]:.0f} s"
             )
+        if self.spent_s > self.limit_s:
+            raise ProbeFailed(
+                "hung", f"not run: all probes so far have taken {self.spent_s:.0f} s, of {self.limit_s:.0f} there are"
+            )
 
     def forget(self) -> None:
         """What was learnt of one implementation says nothing of the next."""
+        self.spent_s = 0.0
         self.wasted_s.clear()
         self.broken.clear()
         self.verdicts.clear()

@@ -49,6 +49,7 @@ def main() -> None:
     boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
     if boxed:
         _dumpable(False)  # or a child could open this process's pipes through /proc
+    alone = _processes()
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
         try:
@@ -59,6 +60,9 @@ def main() -> None:
         ranks = world.run()
         left = False
         if boxed:
+            if strays := _processes() - alone:
+                for rank in ranks:
+                    world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
             left = _left_behind()
@@ -70,6 +74,10 @@ def main() -> None:
         )
         if left:
             return
+
+
+def _processes() -> set[str]:
+    return {p for p in os.listdir("/proc") if p.isdecimal()} if os.path.isdir("/proc") else set()
 
 
 def _left_behind() -> bool:
@@ -118,7 +126,6 @@ def _warm() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         with contextlib.suppress(ImportError, AttributeError):
             patch_once()
-    witness.remember()
     gc.collect()
     gc.freeze()  # children must not copy these pages just to count references
     _in_huge_pages()
@@ -147,6 +154,7 @@ class Rank:
     output_fd: int
     told_fd: int
     stack: Any
+    secret: str  # what an answer must hold, or the code under test has written it to the pipe itself
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
@@ -191,6 +199,7 @@ class World:
         output_read, output_write = os.pipe()
         told_read, told_write = os.pipe()
         stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
+        secret = os.urandom(16).hex()
         pid = os.fork()
         if pid == 0:
             try:
@@ -206,12 +215,12 @@ class World:
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 store = os.path.join(self.folder, "store")
-                answer(self.job, self.args, number, reply_write, told_write, self.board, store)
+                answer(self.job, self.args, number, reply_write, told_write, self.board, store, secret)
             finally:
                 os._exit(1)
         for fd in (reply_write, output_write, told_write):
             os.close(fd)
-        rank = Rank(pid, reply_read, output_read, told_read, stack)
+        rank = Rank(pid, reply_read, output_read, told_read, stack, secret)
         for fd, what in ((reply_read, "reply"), (output_read, "output"), (told_read, "told")):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ, (rank, what))
@@ -272,20 +281,23 @@ class World:
             return
         size = int.from_bytes(rank.inbox[:8], "little")
         if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
-            self._refuse(rank, "an answer that is too large")
+            self.refuse(rank, "an answer that is too large")
             return
         if len(rank.inbox) < 8 + size:
             return
         try:
             header = framing.json.loads(rank.inbox[8 : 8 + size])
             (blob_size,) = header["blobs"]
+            if header.get("secret") != rank.secret:
+                self.refuse(rank, framing.FORGED)
+                return
             ok = header["ok"] is True
             error = None if ok else header["error"]
-        except (ValueError, KeyError, TypeError):
-            self._refuse(rank, "an answer that is none")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.refuse(rank, framing.FORGED)
             return
         if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
-            self._refuse(rank, "an answer that is too large")
+            self.refuse(rank, "an answer that is too large")
         elif len(rank.inbox) >= 8 + size + blob_size:
             rank.outcome = "ok" if ok else "error"
             rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
@@ -302,8 +314,8 @@ class World:
             if not rank.outcome:
                 self._died(rank)
 
-    def _refuse(self, rank: Rank, why: str) -> None:
-        rank.outcome, rank.extra = "error", {"error": {"reason": "refused", "type": "", "text": why, "frames": []}}
+    def refuse(self, rank: Rank, why: str, reason: str = "refused") -> None:
+        rank.outcome, rank.extra = "error", {"error": {"reason": reason, "type": "", "text": why, "frames": []}}
 
     def _died(self, rank: Rank) -> None:
         """The reply pipe closed without an answer: say how the process ended."""

@@ -114,10 +114,10 @@ def test_the_reference_names_nothing_forbidden_and_reaches_for_nothing():
 # ---- what was told ----
 
 
-def told(*lines: list, changed: tuple = (), rows: list | None = None, end: bool = True) -> Account:
+def told(*lines: list, rows: list | None = None, end: bool = True) -> Account:
     """An account of these lines; its end says what a ledger with `rows` says."""
     written = [[*line[1:], -1.0] for line in lines if line[0] == "row"] if rows is None else rows
-    last = [["end", len(written), witness._digest(written), list(changed), []]] if end else []
+    last = [["end", len(written), witness._digest(written)]] if end else []
     return Account(b"".join(b"%d.5 %s\n" % (n, json.dumps(x).encode()) for n, x in enumerate([*lines, *last])))
 
 
@@ -136,7 +136,6 @@ FORGED = {
     "a storage was not counted": (told(*MADE, ["memory", 0, 4, 1 << 18, 0, 0]), {}),
     "an access is gone": (told(["launched", 0, 1, 3, 77], ["watched", 0, 1, 2, 78]), {}),
     "times are others": (told(*TIMED), ([0.5, 0.75], [0.1, 0.1])),
-    "something was replaced": (told(changed=("lab.measure.memory.meter",)), {}),
     "silence": (told(ROW, end=False), {}),
     "a row that is none": (told(["row", 0, "send", "many", 1, "", 7, "", 0, 0.0, 0]), {}),
     "lists in lists": (Account(b"1.0 " + b"[" * 10**5), {}),
@@ -153,18 +152,6 @@ def test_an_answer_that_is_not_what_was_told_is_none(name):
 def test_an_answer_that_agrees_is_one():
     assert told(ROW, *METERED, ["launched", 0, 1, 3, 77], ["watched", 0, 1, 3, 77]).disagrees([AS_DICT, METER]) == ""
     assert told(*TIMED).disagrees(([0.5, 0.75], [1, 2], [0.1])) == ""
-
-
-def test_a_seal_knows_what_was_replaced_and_forgets_what_was_put_back(monkeypatch):
-    seal = witness.Seal()
-    seal.take(__name__)
-    assert seal.broken() == []
-    monkeypatch.setattr("lab.measure.memory._Meter._see", print)
-    monkeypatch.setattr(f"{__name__}.told", print)
-    monkeypatch.setattr("lab.measure.memory.max", min, raising=False)
-    assert {f"{__name__}.told", "lab.measure.memory._Meter._see", "lab.measure.memory.max"} <= {*seal.broken()}
-    monkeypatch.undo()
-    assert seal.broken() == []
 
 
 # ---- what is seen from outside ----
@@ -255,7 +242,6 @@ def test_what_goes_past_the_meter_is_in_the_box(box, metered):
 FLAT, OVERLAPPED = "tests/ddp/test_flat.py", "tests/ddp/test_overlapped.py"
 ATTACKED = {
     "ledger-rewritten": f"{FLAT}::test_one_all_reduce_a_step_and_dtype[dtypes0]",
-    "times-rewritten": f"{OVERLAPPED}::test_on_a_link_communication_hides_behind_backward",
     "meter-set-back": "tests/flash_attention/test_tiled_forward.py::test_no_matrix_of_queries_by_keys_exists[full]",
     "tiles-not-counted":
         "tests/flash_attention/test_triton_forward.py::test_tiles_above_the_diagonal_are_never_read[square-interpret]",
@@ -264,42 +250,52 @@ ATTACKED = {
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """judge(attack, test) -> the result of one test on what the attack hands in, in the student's room."""
+    """bench.judge(attack, test): the result of one test on what the attack hands in, in the student's room."""
     folder, runner = tmp_path_factory.mktemp("attacks"), Runner(Room(ROOT / "reference"))
 
-    def judge(name: str, test: str, room=Room):
+    def judge(name: str, test: str):
         a = ATTACKS[name]
         edits = tuple((e["file"], e["old"], e["new"]) for e in a["edit"])
         if not (folder / name).exists():
             mutants.apply(mutants.Edited(name, a["exercise"], a["why"], "assertion", edits), folder)
-        runner.room = room(folder / name)
+        runner.room = Room(folder / name)
         runner.forget()
         runner.verdicts = dict.fromkeys(default().exercises, True)
         (result,) = run_tests(runner, [a["exercise"]], "a seed", folder / "expected", only=[test])
         return result
 
-    yield judge
+    runner.judge = judge
+    yield runner
     runner.close()
 
 
 @pytest.mark.parametrize("name", ATTACKED)
 def test_an_attack_earns_without_its_cross_check_and_not_with_it(bench, monkeypatch, name):
-    held = []
+    with monkeypatch.context() as off:
+        off.setattr(Account, "disagrees", lambda account, value: "")
+        without = bench.judge(name, ATTACKED[name])
+    assert without.outcome == "passed", f"it was to work: {without.message}"
+    checked = bench.judge(name, ATTACKED[name])
+    assert (checked.outcome, checked.reason) == ("failed", "forged"), checked.message
+    assert "forged" in REASONS
+
+
+def test_a_clock_that_is_moved_earns_and_is_seen_from_outside(bench, monkeypatch):
+    """A flag never changes a grade: what the clock was made to say counts, and a person reads of it."""
+    held, flags = [], list[Flag]()
 
     @contextlib.contextmanager
     def alone():
-        held.append(name)
+        held.append("the machine")
         yield
 
     monkeypatch.setattr(turns, "alone", alone)
-    with monkeypatch.context() as off:
-        off.setattr(Account, "disagrees", lambda account, value: "")
-        without = bench(name, ATTACKED[name])
-    assert without.outcome == "passed", f"it was to work: {without.message}"
-    checked = bench(name, ATTACKED[name])
-    assert (checked.outcome, checked.reason) == ("failed", "forged"), checked.message
-    assert "forged" in REASONS
-    assert bool(held) == (without.kind == "timing"), "what is timed is timed alone, and nothing else waits"
+    name = "clock-that-pauses"
+    bench.observe = lambda seen: flags.extend(evidence.of_probe(seen))
+    result = bench.judge(name, f"{OVERLAPPED}::test_on_a_link_communication_hides_behind_backward")
+    assert result.outcome == "passed", f"it was to work: {result.message}"
+    assert {f.kind for f in flags} == {"clocks disagree"}
+    assert held, "what is timed is timed alone"
 
 
 # ---- turns ----
