@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test test-slurm grade mutants soak lint bench pictures clean sandbox
+.PHONY: env test test-slurm grade mutants hostile soak lint bench pictures clean sandbox
 
 env: $(VENV)/.ready
 
@@ -54,6 +54,10 @@ lint: env
 
 mutants: env
 	$(PY) -m grader mutants --thorough
+
+# Every attack of grader/hostile/ with an honest neighbour.
+hostile: env sandbox
+	$(PY) -m grader hostile
 
 soak: env
 	$(PY) -m benchmarks.verdicts

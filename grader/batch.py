@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lab.assignment import KINDS, ROOT
+from lab.world.framing import FORGED
 
 from . import cs336
 from .graded import Flag, Graded
@@ -35,6 +36,7 @@ class Settings:
     isolation: str
     cache: str  # where expected values are kept: computed once a class
     questions: tuple[str, ...] = ()  # the written ones that are asked
+    limit_s: float = 3600.0  # for the probes of one submission; honest ones take some minutes
 
 
 def grade_all(
@@ -67,38 +69,52 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
     """Unpack, box, judge. What a submission may do wrong ends in its Graded, never in an exception."""
     from lab.runner import Runner
 
-    from . import written
+    from . import evidence, written
     from .judge import SandboxRoom, judge
     from .sandbox import Sandbox
 
-    start = time.monotonic()
+    start, seen = time.monotonic(), list[Flag]()
     with tempfile.TemporaryDirectory(prefix="shardlings-") as folder:
         try:
             unpacked = unpack(submission, Path(folder) / "impl")
         except SubmissionError as error:
             return Graded(submission.name, str(submission.path), status="refused", message=str(error))
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
-            runner = Runner(SandboxRoom(box, unpacked.root))
+            runner = Runner(SandboxRoom(box, unpacked.root), limit_s=settings.limit_s)
             try:
                 runner.warm()
+                runner.observe = lambda observed: seen.extend(evidence.of_probe(observed))
                 results = judge(runner, settings.ids, settings.seed, Path(settings.cache), unpacked.edition)
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
+        seen += [*evidence.of_source(unpacked.root, settings.ids), *_borrowed(unpacked)]
         answers, unread = written.judge(unpacked.root, settings.questions)
         return Graded(
             submission.name, str(submission.path), hash_of(unpacked.root), notes=[*notes, *unread], results=results,
-            seconds=time.monotonic() - start, flags=[*_flags(results), *_borrowed(unpacked)], answers=answers,
+            seconds=time.monotonic() - start, flags=_flags(results, seen), answers=answers,
         )  # fmt: skip
 
 
-def _flags(results: list) -> Iterator[Flag]:
-    """Evidence for a person: a flag never changes a grade."""
+def _flags(results: list, seen: list[Flag]) -> list[Flag]:
+    """Evidence for a person: a flag never changes a grade. Of what was seen from outside, one a kind and exercise."""
+    first = {(f.kind, f.detail.partition(":")[0]): f for f in reversed(seen)}
+    return [*_of_results(results), *reversed(first.values())]
+
+
+def _of_results(results: list) -> Iterator[Flag]:
+    forged = set()
     for r in [r for r in results if r.kind in KINDS]:  # what is advisory asks for more than was promised
         if r.reason == "forbidden":
             yield Flag("forbidden call", f"{r.id}: {r.message}")
+        elif r.reason == "forged":
+            if r.exercise not in forged:  # mostly all of its tests say the same
+                yield Flag("moved its own measurements", f"{r.id}: {r.message}")
+            forged.add(r.exercise)
         elif r.reason == "crashed":
             yield Flag("ended its process", f"{r.id}: {r.message}")
+        elif r.reason == "refused" and FORGED in r.message:
+            yield Flag("forged answer", f"{r.id}: {r.message}")
         elif r.outcome == "failed" and r.public == "passed":
             yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
 

@@ -29,6 +29,7 @@ class Wrong(Exception):
 
 def main() -> None:
     from .gradebook import GradebookError
+    from .hostile import HostileError
     from .rubric import RubricError
     from .sandbox import SandboxError
     from .schedulers import ClusterError
@@ -38,7 +39,8 @@ def main() -> None:
     try:
         app()
     except (
-        Wrong, AssignmentError, ClusterError, GradebookError, RubricError, SandboxError, SubmissionError, StubError,
+        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, RubricError, SandboxError, SubmissionError,
+        StubError,
     ) as error:  # fmt: skip
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -398,6 +400,35 @@ def doctor(
             table.add_row(*map(_plain, (f.what, f.found, f.do)), style=style)
         out.print(table)
     sys.exit(1 if any(f.fatal for f in found) else 0)
+
+
+@app.command()
+def hostile(
+    technique: Annotated[list[str] | None, typer.Option(help="Only this technique; may be given again.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 2,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Keep gradebook and report in this new folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+) -> None:
+    """Check the grader: grade the hostile corpus, each attack with an honest neighbour."""
+    from . import hostility
+
+    attacks = hostility.chosen(technique or (), name or ())
+    outcomes = []
+    with hostility.kept(out_folder) as folder, _progress(as_json) as progress:
+        bar = progress.add_task("grading", total=len(attacks))
+        for outcome in hostility.grade(attacks, folder, jobs):
+            outcomes.append(outcome)
+            progress.update(bar, advance=1, description=outcome.attack.name[:30])
+            if not as_json:
+                out.print(_plain(outcome.line), style="red" if outcome.wrong else None, soft_wrap=True)
+    if as_json:
+        print(json.dumps({o.attack.name: o.plain() for o in outcomes}, indent=1))
+    else:
+        out.print(hostility.summary(outcomes), highlight=False, soft_wrap=True)
+    sys.exit(1 if any(o.wrong for o in outcomes) else 0)
 
 
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:

@@ -43,6 +43,9 @@ class SandboxRoom:
         alone = {"SHARDLINGS_BOX": "1"} if self.isolation != "process" else {}
         return self.box.popen(args, {**env, **alone})
 
+    def observing(self, process: Any) -> Any:
+        return self.box.observing(process)
+
     def said(self, process: Any) -> str:
         return self.box.stderr(process)
 

@@ -1,22 +1,21 @@
 """Calls that would be the answer itself: found in the source, and refused at run time.
 
 The list of an exercise stands in assignment.toml and in its chapter. Two nets of different mesh: `find` reads the
-source without running it and follows renamed imports; `guard` makes the real objects raise, however reached.
+source without running it and follows aliases; `guard` makes the real objects raise, however reached.
 """
 
 from __future__ import annotations
 
-import _thread
 import ast
 import functools
 import inspect
-import os
 import sys
-import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .aliases import Names
 
 # An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
 INSTRUMENTS = (
@@ -26,7 +25,13 @@ INSTRUMENTS = (
 
 
 class ForbiddenCall(RuntimeError):
-    """The code under test called what the exercise asks to be written."""
+    """The code under test called what the exercise asks to be written, or what is no business of a solution's."""
+
+    first: ForbiddenCall | None = None  # in this process: who catches it is told on all the same
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        ForbiddenCall.first = ForbiddenCall.first or self
 
 
 def guard(names: Iterable[str]) -> None:
@@ -46,27 +51,6 @@ def guard(names: Iterable[str]) -> None:
             setattr(owner, attribute, _refusal(name))
 
 
-def guard_threads(impl: str) -> None:
-    """Let the code in folder `impl` start no thread: the instruments watch the one that the probe runs in."""
-    for module, name in ((_thread, "start_new_thread"), *((threading, n) for n in _STARTS if hasattr(threading, n))):
-        setattr(module, name, _unless_from(impl, getattr(module, name)))
-
-
-_STARTS = ("_start_new_thread", "_start_joinable_thread")  # what threading has bound to names of its own
-
-
-def _unless_from(impl: str, start: Any) -> Any:
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.endswith(("threading.py", "futures/thread.py")):
-            frame = frame.f_back
-        if frame.f_code.co_filename.startswith(impl + os.sep):
-            raise ForbiddenCall("a solution starts no threads: what runs in them is not seen by what measures it")
-        return start(*args, **kwargs)
-
-    return guarded
-
-
 def _refusal(name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise ForbiddenCall(f"{name} is forbidden in this exercise: it would be the answer itself")
@@ -76,11 +60,65 @@ def _refusal(name: str) -> Any:
 
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
     """Where `file`, or what it imports relatively, names something forbidden: ["ddp/naive.py:3: torch.…"]."""
-    names, found = [*names, *INSTRUMENTS], []
+    forbidden, found = frozenset((*names, *INSTRUMENTS)), []
     for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
-        lines = {(at, n) for at, m in source.mentions for n in names if m == n or m.startswith(f"{n}.")}
+        lines = {(at, m) for at, m in source.mentions if _is_one_of(m, forbidden)}
         found += [f"{relative}:{line}: {name}" for line, name in sorted(lines)]
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_one_of(mention: str, forbidden: frozenset[str]) -> bool:
+    """Whether a name is forbidden or in something that is; or the same object under another name, or its operator."""
+    if any(mention == n or mention.startswith(f"{n}.") for n in forbidden):
+        return True
+    if not mention.startswith(("torch.", "triton.")):
+        return False
+    if mention.startswith("torch.ops."):
+        words = set(mention.partition(".ops.")[2].split(".")[1:2][0].split("_")) if mention.count(".") > 2 else set()
+        return any(len(own := n.rpartition(".")[2].split("_")) > 1 and words >= {*own} for n in forbidden)
+    thing = _object(mention)
+    return thing is not None and any(thing is _object(n) for n in forbidden)
+
+
+def _object(name: str) -> Any:
+    """What a name of a library stands for in this process, if that is a function, class or module; imports nothing."""
+    parts = name.split(".")
+    at = next((i for i in range(len(parts), 0, -1) if ".".join(parts[:i]) in sys.modules), 0)
+    thing: Any = sys.modules.get(".".join(parts[:at]))
+    for part in parts[at:]:
+        thing = inspect.getattr_static(thing, part, None)
+    return thing if callable(thing) or inspect.ismodule(thing) else None
+
+
+# Where a solution looks past what it is given: into frames, cells and the collector's lists; at the wiring of others.
+_PAST = {
+    "f_back", "f_locals", "f_globals", "f_builtins", "tb_frame", "gi_frame", "__closure__", "cell_contents",
+    "co_consts", "__subclasses__", "__globals__",
+}  # fmt: skip
+_PAST_CALLS = (
+    "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile", "sys.addaudithook", "gc.get_objects",
+    "gc.get_referrers", "gc.get_referents", "inspect.currentframe", "inspect.stack", "ctypes", "sys.modules",
+    "sys.meta_path", "builtins.__import__", "_thread", "mmap", "pty", "signal", "socket", "subprocess",
+)  # fmt: skip
+_WIRING = ("torch.", "triton.", "lab.", "time.", "builtins.", "sys.", "os.", "gc.", "pytest.", "numpy.", "json.")
+
+
+def _is_wired(name: str) -> bool:
+    """Whether it is part of a module or class of others; a setting in torch.backends is there to be set."""
+    return not name.startswith("torch.backends.") and _object(name.rpartition(".")[0]) is not None
+
+
+def reaches(root: Path, file: str) -> list[str]:
+    """Where `file`, or what it imports relatively, reaches past what it is given: no verdict, but worth a look."""
+    found = []
+    for path, source in _sources(root, file).items():
+        relative = path.relative_to(root).as_posix()
+        lines = {(at, m) for at, m in source.mentions if any(m == n or m.startswith(f"{n}.") for n in _PAST_CALLS)}
+        lines |= {(at, f"sets {m}") for at, m in source.assigned if m.startswith(_WIRING) and _is_wired(m)}
+        lines |= {*source.unread, *source.past}
+        found += [f"{relative}:{line}: {what}" for line, what in sorted(lines)]
     return found
 
 
@@ -91,8 +129,11 @@ def reachable(root: Path, file: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class _Source:
-    mentions: list[tuple[int, str]]  # (line, dotted name) of every import and access
-    imports: list[tuple[int, str, list[str]]]  # (level, module, names) of every relative import
+    mentions: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of every import and access
+    assigned: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of what it sets in others
+    unread: list[tuple[int, str]] = field(default_factory=list)  # (line, what) of names that are made as it runs
+    past: list[tuple[int, str]] = field(default_factory=list)  # (line, attribute) of _PAST
+    imports: list[tuple[int, str, list[str]]] = field(default_factory=list)  # (level, module, names), relative
 
 
 def _sources(root: Path, file: str) -> dict[Path, _Source]:
@@ -113,40 +154,12 @@ def _sources(root: Path, file: str) -> dict[Path, _Source]:
 @functools.lru_cache(maxsize=512)  # every test asks this of the same few files
 def _read(text: bytes) -> _Source:
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        tree = ast.parse(text)
+        names = Names(tree)
     except (SyntaxError, ValueError, RecursionError):
-        return _Source([], [])  # it does not load either, and says so itself
-    froms = [n for n in nodes if isinstance(n, ast.ImportFrom)]
-    relative = [(n.level, n.module or "", [a.name for a in n.names]) for n in froms if n.level]
-    return _Source(_mentions(nodes), relative)
-
-
-def _mentions(nodes: list[ast.AST]) -> list[tuple[int, str]]:
-    """(line, dotted name) of every absolute import and dotted access, through renamed imports too."""
-    known: dict[str, str] = {}  # local name -> what it stands for
-    mentions = []
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            for a in node.names:
-                known[a.asname or a.name.partition(".")[0]] = a.name if a.asname else a.name.partition(".")[0]
-                mentions.append((node.lineno, a.name))
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            for a in node.names:
-                known[a.asname or a.name] = f"{node.module}.{a.name}"
-                mentions.append((node.lineno, f"{node.module}.{a.name}"))
-    for node in nodes:
-        if isinstance(node, ast.Assign) and (dotted := _dotted(node.value, known)):
-            known.update({t.id: dotted for t in node.targets if isinstance(t, ast.Name)})
-    for node in nodes:
-        if isinstance(node, ast.Attribute | ast.Name) and (dotted := _dotted(node, known)):
-            mentions.append((node.lineno, dotted))
-    return mentions
-
-
-def _dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`F.softmax` -> "torch.nn.functional.softmax", given `import torch.nn.functional as F`."""
-    if isinstance(node, ast.Name):
-        return known.get(node.id, "")
-    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, known)):
-        return f"{base}.{node.attr}"
-    return ""
+        return _Source()  # it does not load either, and says so itself
+    nodes = [*ast.walk(tree)]
+    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level]
+    relative = [(n.level, n.module or "", [a.name for a in n.names]) for n in froms]
+    past = [(n.lineno, n.attr) for n in nodes if isinstance(n, ast.Attribute) and n.attr in _PAST]
+    return _Source(names.mentions, names.assigned, names.unread, past, relative)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from .measure.compare import Comparison
+from .measure.compare import Comparison, slowest
 
 
 def close(
@@ -52,6 +54,20 @@ class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
 
 
 DECIDED: list[str] = []  # what the timed comparisons of the running test said: a test that passes tells its ratio
+
+
+def timed(ranks: Sequence[tuple], least_s: float, allowed: float = 1e-5) -> tuple[list[float], list[float]]:
+    """Times of a world whose ranks each give (a's, b's, the worst error of any repeat), of each pair the slowest rank.
+
+    Asserts that every repeat came to the right result, on inputs of its own, and that b took what it takes at least.
+    """
+    for rank, (*_, worst) in enumerate(ranks):
+        assert worst <= allowed, f"rank {rank}: a repeat that was timed came to a wrong result: off by {worst:.3g}"
+    a_s, b_s = slowest([(a, b) for a, b, _ in ranks])
+    assert min(b_s) >= 0.99 * least_s, (
+        f"a repeat took {1e3 * min(b_s):.2f} ms; what it is made of sleeps for {1e3 * least_s:.2f} ms"
+    )
+    return a_s, b_s
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:

@@ -8,6 +8,7 @@ A test names its exercise and kind, asks for a probe to be run, and judges what 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from . import assignment as assignments
-from . import forbidden, wire
+from . import forbidden, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .files import write_whole
 from .judge import DECIDED, Inconclusive
@@ -167,6 +168,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[RUNNER].close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What is timed has the machine's cores and GPUs for itself, as far as other timed tests go."""
+    with turns.alone() if _kind(item) == "timing" else contextlib.nullcontext():
+        return (yield)
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`run(probe, *args, world=None, …)`: see lab.runner.Runner.run. Never calls the code under test here."""
@@ -282,6 +290,7 @@ def _explain(error: ProbeFailed, id: str) -> str:
         "import": f"{who}{exercise.file} does not load: {error.text}",
         "refused": f"{who}what came back cannot be judged: {error.text}",
         "forbidden": error.text,
+        "forged": f"{who}what was measured did not come back as it was measured: {error.text}",
         "crashed": f"{who}{error.text}",
         "hung": f"no answer in time: {error.text}",
     }.get(error.reason, error.text)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from .scoring import REASONS
 from .world import framing
 from .world.child import Job
 from .world.cluster import Link
+from .world.witness import Account
 
 START_S = 120.0  # a cold disk and two busy cores
 PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
-TOLD = frozenset(REASONS) - {"assertion", "kit"}  # reasons that a room may give: it neither judges nor knows the kit
+TOLD = frozenset(REASONS) - {"assertion", "forged", "kit"}  # what a room may give: it neither judges nor knows the kit
 GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
 
 
@@ -52,6 +54,18 @@ class RoomLost(RuntimeError):
     """The room itself failed, not the code under test: nothing can be said of it."""
 
 
+@dataclass(frozen=True)
+class Observed:
+    """A probe that gave its values, as seen from outside: for the grader to compare with what was told inside."""
+
+    exercise: str
+    probe: str  # "tests.ddp.probes:sent"
+    ranks: list[Account]
+    asked_bytes: int  # what the probe was called with
+    seconds: float  # from the question to the answer
+    readings: dict[str, int]  # what the room's meters rose by meanwhile
+
+
 class Room:
     """The student's room: zygotes are plain processes beside the tests."""
 
@@ -71,6 +85,11 @@ class Room:
             env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **env},
             process_group=0,  # Ctrl-C is for pytest; it ends the zygote by closing its stdin
         )
+
+    @contextlib.contextmanager
+    def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
+        """What can be read from outside of what goes on inside; filled when the block ends. Here it is nothing."""
+        yield {}
 
     def said(self, process: subprocess.Popen[bytes]) -> str:
         """What came on standard error, where it was kept; here it went to the terminal."""
@@ -96,11 +115,14 @@ class Zygote:
         self.requests, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         self.ready = False
 
-    def ask(self, job: Job, args: bytes) -> tuple[dict, list[bytes]]:
-        """One probe. Raises framing.Closed, framing.TimedOut or ValueError when the zygote itself fails."""
+    def wait(self) -> None:
+        """Until it is warm. Raises framing.Closed, framing.TimedOut or ValueError when it fails, as `ask` does."""
         if not self.ready:
             framing.receive(self.answers, time.monotonic() + START_S)
             self.ready = True
+
+    def ask(self, job: Job, args: bytes) -> tuple[dict, list[bytes]]:
+        """One probe."""
         framing.send(self.requests, asdict(job), [args])
         return framing.receive(self.answers, time.monotonic() + job.timeout_s + GRACE_S)
 
@@ -116,12 +138,15 @@ class Runner:
 
     timeout_s = 30.0  # many times what a probe needs on two busy cores
 
-    def __init__(self, room: Any, seed: str = "public"):
-        self.room, self.seed = room, seed
+    def __init__(self, room: Any, seed: str = "public", limit_s: float = math.inf):
+        """limit_s: for all probes together; when they have taken that, no more are run."""
+        self.room, self.seed, self.limit_s = room, seed, limit_s
+        self.spent_s = 0.0
         self.zygotes: dict[str, Zygote] = {}
         self.wasted_s: defaultdict[str, float] = defaultdict(float)  # on failed probes, by exercise
         self.broken: dict[str, ProbeFailed] = {}  # exercises whose file does not load
         self.verdicts: dict[str, bool] = {}  # whether needed exercises pass: lab.verdicts
+        self.observe: Callable[[Observed], None] = lambda observed: None  # the grader's, who raises flags
         atexit.register(self.close)
 
     def warm(self, triton: str = "interpret") -> Zygote:
@@ -155,18 +180,23 @@ class Runner:
         link: the latency and bandwidth that each rank's messages take, lab.world.cluster.Link; None: as fast as Gloo.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
         in a test, the ids of needed exercises, of which those are replaced that do not pass.
-        timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again. Raises ProbeFailed.
+        timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again, nor is any once all
+        probes have taken limit_s. Raises ProbeFailed.
         """
         self._still_worth_it(exercise)
         job = self.job(probe, world, triton, device, replace, timeout, forbidden, link)
-        start = time.monotonic()
+        packed, start = wire.pack(args), time.monotonic()
         try:
-            values = _values(*self._ask(triton, job, wire.pack(args)), max(job.world, 1))
+            header, blobs, readings = self._ask(triton, job, packed)
+            values, ranks = _values(header, blobs, max(job.world, 1))
         except ProbeFailed as error:
             self.wasted_s[exercise] += time.monotonic() - start
             if error.reason == "import":
                 self.broken[exercise] = error
             raise
+        finally:
+            self.spent_s += time.monotonic() - start
+        self.observe(Observed(exercise, job.probe, ranks, len(packed), time.monotonic() - start, readings))
         return values if world else values[0]
 
     def _still_worth_it(self, exercise: str) -> None:
@@ -177,9 +207,14 @@ class Runner:
             raise ProbeFailed(
                 "hung", f"not run: failing probes of {exercise} have taken {self.wasted_s[exercise]:.0f} s"
             )
+        if self.spent_s > self.limit_s:
+            raise ProbeFailed(
+                "hung", f"not run: all probes so far have taken {self.spent_s:.0f} s, of {self.limit_s:.0f} there are"
+            )
 
     def forget(self) -> None:
         """What was learnt of one implementation says nothing of the next."""
+        self.spent_s = 0.0
         self.wasted_s.clear()
         self.broken.clear()
         self.verdicts.clear()
@@ -216,14 +251,16 @@ class Runner:
             (link.alpha_s, link.bytes_per_s) if link else None,
         )
 
-    def _ask(self, triton: str, job: Job, args: bytes) -> tuple[dict, list[bytes]]:
+    def _ask(self, triton: str, job: Job, args: bytes) -> tuple[dict, list[bytes], dict[str, int]]:
         """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
         zygote = self.warm(triton)
         try:
-            header, blobs = zygote.ask(job, args)
+            zygote.wait()
+            with self.room.observing(zygote.process) as readings:
+                header, blobs = zygote.ask(job, args)
             if header.get("spent"):
                 self.zygotes.pop(triton).close()
-            return header, blobs
+            return header, blobs, readings
         except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
@@ -237,19 +274,24 @@ class Runner:
             raise ProbeFailed("hung" if hung else "crashed", text) from None
 
 
-def _values(header: dict, blobs: list[bytes], world: int) -> list[Any]:
-    """The ranks' values, or the failure of the rank that failed first in importance."""
+def _values(header: dict, blobs: list[bytes], world: int) -> tuple[list[Any], list[Account]]:
+    """The ranks' values and what they told, or the failure of the rank that failed first in importance."""
     ranks = header.get("ranks")
-    if type(ranks) is not list or len(ranks) != world or len(blobs) != world:
+    if type(ranks) is not list or len(ranks) != world or len(blobs) != 2 * world:
         raise ProbeFailed("refused", "an answer that is none")
     failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
     if failures:
         _, i = max(failures, key=lambda f: (f[0], -f[1]))
         raise _failure(header, ranks, i, world)
     try:
-        return [wire.unpack(blob) for blob in blobs]
+        values = [wire.unpack(blob) for blob in blobs[:world]]
     except wire.WireError as error:
         raise ProbeFailed("refused", f"an answer that may not cross: {error}") from None
+    accounts = [Account(blob) for blob in blobs[world:]]
+    for i, (account, value) in enumerate(zip(accounts, values, strict=True)):
+        if why := account.disagrees(value):
+            raise ProbeFailed("forged", why, i if world > 1 else None)
+    return values, accounts
 
 
 def _weight(rank: dict) -> int:

@@ -8,6 +8,7 @@ with Sandbox(choose(None), submission, kit) as sandbox:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from grader.sandbox import bubblewrap, fallback
@@ -94,6 +96,29 @@ class Sandbox:
                 f"expected {self.isolation} to start {self.python}, it ended: {said}; run: grader doctor"
             )
         return box.process
+
+    @contextlib.contextmanager
+    def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
+        """What the box of `process` did within the block, by the kernel's books, which nothing inside can write.
+
+        loopback_bytes, loopback_packets: carried, headers included; loopback_resent: TCP segments of them, sent again.
+        memory_bytes: by how much the whole box, with
+        what lies in /tmp and /dev/shm, grew at most. What this machine cannot tell is missing.
+        """
+        box, found = self._boxes.get(process), dict[str, int]()
+        group = getattr(box, "group", None)
+        before = box.loopback() if isinstance(box, bubblewrap.Box) else None
+        used = -1
+        with contextlib.suppress(OSError, AttributeError):
+            used, _ = group.memory(restart=True)  # type: ignore[union-attr]
+        yield found
+        with contextlib.suppress(OSError):  # it may have ended
+            if before is not None:
+                after = box.loopback()  # type: ignore[union-attr]
+                for name, was, now in zip(("bytes", "packets", "resent"), before, after, strict=True):
+                    found[f"loopback_{name}"] = now - was
+            if used >= 0:
+                found["memory_bytes"] = group.memory()[1] - used  # type: ignore[union-attr]
 
     def stderr(self, process: subprocess.Popen[bytes]) -> str:
         """The last 64 KiB that came on standard error; for people to read, never evidence."""

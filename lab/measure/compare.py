@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from ..world.witness import tell
 from . import clock
 
 Times = float | Sequence[float]
@@ -77,11 +78,13 @@ def interleaved(
     pairs: int,
     seed: int = 0,
     ready: Callable[[], object] = lambda: None,
+    check: Callable[[int], object] = lambda which: None,
 ) -> tuple[list[float], list[float]]:
     """Seconds of a and of b in each pair, for a probe: one after the other, in an order drawn for each pair.
 
     Both run once before, unmeasured. The order comes from the seed, so that all ranks of a world have the same; `ready`
-    is called before each measurement, a barrier for instance. A GPU is waited for.
+    is called before each measurement: new inputs, a barrier; `check` after each, with 0 for a and 1 for b, to look at
+    what came of it. A GPU is waited for.
     """
     draw = random.Random(seed)
     taken: tuple[list[float], list[float]] = ([], [])
@@ -90,10 +93,13 @@ def interleaved(
         for which in draw.sample((0, 1), 2):
             ready()
             _wait_for_the_device()
+            tell("begin")
             begin = clock.perf_counter()
             (a, b)[which]()
             _wait_for_the_device()
             taken[which].append(clock.perf_counter() - begin)
+            tell("took", which, taken[which][-1])
+            check(which)
     return taken
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import itertools
 import re
 import subprocess
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,8 +31,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ..world.witness import tell
+
 # Tensor cores, and the copy engine, as they read in PTX.
 INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
+
+
+_watches = itertools.count()
 
 
 class OutOfBounds(IndexError):
@@ -139,7 +146,8 @@ def watching(keep: bool = False) -> Iterator[Watch]:
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
 
-    seen = Watch(keep)
+    seen, number = Watch(keep), next(_watches)
+    told = [0, 0, 0]  # launches, accesses and their checksum, as they happen
     builder = interpreter.interpreter_builder
     real = {name: getattr(builder, name) for name in _MEMORY}
     interpret, launch = interpreter.GridExecutor.__call__, JITFunction.run
@@ -148,15 +156,19 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         outer, seen.storages = seen.storages, _storages((*args, *kwargs.values()))
         function = getattr(self.fn, "__wrapped__", self.fn)
         seen.launches.append(Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs})))
+        told[0] += 1
         with _disable_current_modes():
             try:
                 return interpret(self, *args, **kwargs)
             finally:
                 seen.storages = outer
+                tell("launched", number, *told)
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if not warmup:
             seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs)))
+            told[0] += 1
+            tell("launched", number, *told)
         with _disable_current_modes():
             return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
 
@@ -166,7 +178,8 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         def access(*args: Any, **kwargs: Any) -> Any:
             pointers = args[1] if name == "create_atomic_rmw" else args[0]
             mask = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}.get(name)
-            _note(seen, builder, kind, pointers.data, args[mask].data if mask else None)
+            if kept := _note(seen, builder, kind, pointers.data, args[mask].data if mask else None):
+                told[1:] = told[1] + 1, _checksum(kept, told[2])
             return real[name](*args, **kwargs)
 
         return access
@@ -178,6 +191,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         _Operators(seen.operators),
     ):
         yield seen
+    tell("watched", number, len(seen.launches), len(seen.accesses), _checksum(seen.accesses))
 
 
 _MEMORY = {
@@ -186,12 +200,19 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> None:
+def _checksum(accesses: list[Access], start: int = 0) -> int:
+    for a in accesses:
+        start = zlib.crc32(a.addresses.tobytes(), zlib.crc32(repr((a.launch, a.program, a.kind)).encode(), start))
+    return start
+
+
+def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> list[Access]:
+    """Keep the access if accesses are kept; those that were."""
     chosen = pointers if mask is None else pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
     if kind == "atomic":
         seen.atomics += 1
     if not chosen.size:
-        return
+        return []
     low, high = int(chosen.min()), int(chosen.max())
     if not any(first <= low and high <= last for first, last in seen.storages) and not _each_inside(
         chosen, seen.storages
@@ -200,10 +221,11 @@ def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.n
             f"program {builder.grid_idx} of {seen.launches[-1].kernel}: a {kind} leaves the tensors that the kernel "
             "was given; mask what lies beyond their edges"
         )
-    if seen.keep:
-        seen.accesses.append(
-            Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, np.unique(chosen.astype(np.uint64)))
-        )
+    if not seen.keep:
+        return []
+    access = Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, np.unique(chosen.astype(np.uint64)))
+    seen.accesses.append(access)
+    return [access]
 
 
 def _each_inside(addresses: np.ndarray, storages: list[tuple[int, int]]) -> bool:

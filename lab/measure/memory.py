@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from ..world.witness import LARGE, MEMORY, tell
 from . import clock
 
 
@@ -48,10 +50,13 @@ class Memory:
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
+_meters = itertools.count()
+
+
 @contextlib.contextmanager
 def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
     """Meter everything torch does inside. inputs: tensors that exist already and are not charged."""
-    memory = Memory()
+    memory, number = Memory(), next(_meters)
     saved: dict[int, weakref.ref] = {}  # by weakref: to hold them would keep alive what backward frees
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,11 +64,13 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
         if storage._cdata not in saved:
             _know(saved, storage)
             memory.saved_bytes += storage.nbytes()
+            tell("saved", number, storage.nbytes())
         memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
         return tensor
 
-    with _Meter(memory, inputs), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with _Meter(memory, inputs, number), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield memory
+    tell("memory", number, *(getattr(memory, name) for name in MEMORY))
 
 
 @contextlib.contextmanager
@@ -116,9 +123,9 @@ def _simulated() -> bool:
 
 
 class _Meter(TorchDispatchMode):
-    def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor]):
+    def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor], number: int):
         super().__init__()
-        self.memory, self.counter = memory, Counter[str]()
+        self.memory, self.number, self.counter = memory, number, Counter[str]()
         self.known: dict[int, weakref.ref] = {}
         for tensor in inputs:
             _know(self.known, tensor.untyped_storage())
@@ -145,10 +152,14 @@ class _Meter(TorchDispatchMode):
         def freed(_: Any) -> None:
             self.known.pop(key, None)
             memory._change(phase, -size)
+            if size >= LARGE:
+                tell("made", self.number, -size, 0)
 
         self.known[key] = weakref.ref(storage, freed)
         memory._change(phase, size)
         elements = size // tensor.element_size()
+        if size >= LARGE:
+            tell("made", self.number, size, elements)
         if elements > memory.largest_elements:
             memory.largest_elements, memory.largest_op = elements, op
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..world.witness import tell
 from . import clock
 
 
@@ -26,7 +27,8 @@ def grown(call: Callable[[], object]) -> int:
         return -1
     before = _resident("VmRSS")
     call()
-    return _resident("VmHWM") - before
+    tell("grown", grown := _resident("VmHWM") - before)
+    return grown
 
 
 def kept(call: Callable[[], object]) -> int:

@@ -19,8 +19,9 @@ from typing import Any
 
 from .. import forbidden, wire
 from .. import impl as implementation
-from . import framing
+from . import framing, witness
 from .board import Board
+from .watch import Watch
 
 FRAMES = 12
 
@@ -40,10 +41,14 @@ class Job:
     link: Sequence[float] | None = None  # latency in seconds, bytes a second
 
 
-def answer(job: Job, args: bytes, rank: int, reply: int, board: Board, store: str) -> None:
-    """Run the probe as `rank` and write what came of it to the descriptor `reply`; never returns."""
+def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board, store: str, secret: str) -> None:
+    """Run the probe as `rank`, telling `told` of it, and write what came of it, with `secret`, to `reply`.
+
+    Never returns.
+    """
     try:
-        value = run(job, wire.unpack(args), rank, board, store)
+        witness.listen(told)
+        value = run(job, wire.unpack(args), rank, board, store, Watch(job.impl))
         blob = wire.pack(value)
         header: dict[str, Any] = {"ok": True}
     except BaseException as error:  # SystemExit from the code under test is an answer too
@@ -51,16 +56,18 @@ def answer(job: Job, args: bytes, rank: int, reply: int, board: Board, store: st
     with contextlib.suppress(framing.Closed):
         sys.stdout.flush()
         sys.stderr.flush()
-        framing.send(reply, header, [blob])
+        framing.send(reply, {**header, "secret": secret}, [blob])
         if job.world > 1 and header["ok"]:
             # A rank that exits resets connections its peers may still read from; the zygote ends all at once.
             select.select([], [], [], job.timeout_s)
     os._exit(0)
 
 
-def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
-    """The probe's value, in this process."""
+def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch | None = None) -> Any:
+    """The probe's value, in this process. watch: over the solution; None in a process that goes on afterwards."""
     import torch
+
+    from . import group
 
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
@@ -73,18 +80,19 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str) -> Any:
     if job.world:
         import torch.distributed as dist
 
-        from . import group
         from .cluster import Link
 
         link = Link(*job.link) if job.link else None
         group.join(rank, job.world, dist.FileStore(store, job.world), board, link=link)
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
-    forbidden.guard_threads(job.impl)
+    if watch:
+        watch.guard(job.forbidden)  # before other names stand for what is forbidden
     forbidden.guard(job.forbidden)  # after the stand-ins: they may be what the exercise forbids
-    impl = implementation.load(job.impl, replace)
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
-    value = probe(impl, *args)
+    with watch.over() if watch else contextlib.nullcontext():
+        value = probe(implementation.load(job.impl, replace), *args)
+        witness.end(group.ledger)
     if job.device == "simulated":
         simulated.uninstall()  # what crosses are plain CPU tensors again
     if job.world:

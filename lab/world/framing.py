@@ -12,6 +12,7 @@ from typing import Any
 _LENGTH = struct.Struct("<Q")
 HEADER_LIMIT = 8 << 20
 BLOB_LIMIT = 1 << 30
+FORGED = "an answer that did not come from the probe"
 
 
 class Closed(EOFError):

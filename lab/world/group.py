@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from . import waits
+from . import waits, witness
 from .board import Board, Stand, group_key
 from .cluster import Link
 from .ledger import Ledger, Row
@@ -45,6 +45,8 @@ def join(
     _rank, _board, ledger.rank = rank, board, rank
     _timetable = Timetable(f"{store.path}.link", rank, world, link) if link and not link.free else None
     if BACKEND not in dist.Backend.backend_list:
+        c10d = dist.distributed_c10d
+        c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
         waits.install(_begin, _end)
         dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
@@ -52,6 +54,15 @@ def join(
     dist.init_process_group(
         BACKEND, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout_s)
     )
+
+
+def _always_ours(make: Any) -> Any:
+    """A group that asks for Gloo gets what is on top of it here: it pays the link and is in the ledger, too."""
+
+    def call(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(size, rank, ranks, BACKEND if "gloo" in str(backend) else backend, *args, **kwargs)
+
+    return call
 
 
 def finished() -> None:
@@ -154,6 +165,7 @@ class LedgerGroup(dist.ProcessGroup):
         """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
+        witness.tell("row", *witness.facts(row.plain())[:-1])
         key = group_key(ranks)
         sequence = _stand.counts.get(key, 0)
         _stand.counts[key] = sequence + 1

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import witness
 from .ledger import Row, _now
 
 Known = tuple[Row, int]  # and its number within its group
@@ -38,7 +39,9 @@ def install(begin: Callable[[Row, int], Any], end: Callable[[Any], None]) -> Non
                 return wait(of, *args, **kwargs)
             now = _now()
             for row, _ in rows:
-                row.waited_s = now if row.waited_s < 0 else row.waited_s
+                if row.waited_s < 0:
+                    row.waited_s = now
+                    witness.tell("waited", row.number, now)
             before = begin(*next((r for r in rows if r[0].returned_s < 0), rows[0]))
             result = wait(of, *args, **kwargs)
             now = _now()

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import framing
+from . import framing, witness
 from .board import Board, deadlock, describe, mismatch
 from .child import Job, answer
 
@@ -31,7 +31,8 @@ _HUGE = 2 << 20
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 # What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
 _PROBES = (
-    "lab.measure.clock", "lab.measure.kernels", "lab.measure.memory", "lab.measure.process", "lab.model.transformer",
+    "lab.measure.clock", "lab.measure.compare", "lab.measure.device", "lab.measure.kernels", "lab.measure.memory",
+    "lab.measure.process", "lab.measure.reads", "lab.model.transformer",
     "triton.language", "triton.runtime.interpreter", "triton.tools.tensor_descriptor",
     "triton.experimental.gluon.nvidia.hopper",
 )  # fmt: skip
@@ -48,6 +49,7 @@ def main() -> None:
     boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
     if boxed:
         _dumpable(False)  # or a child could open this process's pipes through /proc
+    alone = _processes()
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
         try:
@@ -58,6 +60,9 @@ def main() -> None:
         ranks = world.run()
         left = False
         if boxed:
+            if strays := _processes() - alone:
+                for rank in ranks:
+                    world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
             left = _left_behind()
@@ -65,10 +70,14 @@ def main() -> None:
         framing.send(
             answers,
             {"ranks": summary, "hang": world.hang, "mismatch": world.mismatch, "seconds": world.seconds, "spent": left},
-            [r.blob for r in ranks],
+            [*(r.blob for r in ranks), *(bytes(r.told) for r in ranks)],
         )
         if left:
             return
+
+
+def _processes() -> set[str]:
+    return {p for p in os.listdir("/proc") if p.isdecimal()} if os.path.isdir("/proc") else set()
 
 
 def _left_behind() -> bool:
@@ -143,10 +152,14 @@ class Rank:
     pid: int
     reply: int
     output_fd: int
+    told_fd: int
     stack: Any
+    secret: str  # what an answer must hold, or the code under test has written it to the pipe itself
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
+    told: bytearray = field(default_factory=bytearray)  # by its instruments, whole lines with a stamp each
+    line: bytes = b""  # the start of one
     outcome: str = ""  # "", then "ok", "error", "died", "hung"
     blob: bytes = b""
     extra: dict = field(default_factory=dict)
@@ -184,7 +197,9 @@ class World:
     def _fork(self, number: int, earlier: list[Rank]) -> Rank:
         reply_read, reply_write = os.pipe()
         output_read, output_write = os.pipe()
+        told_read, told_write = os.pipe()
         stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
+        secret = os.urandom(16).hex()
         pid = os.fork()
         if pid == 0:
             try:
@@ -192,23 +207,23 @@ class World:
                 _dumpable(True)
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
-                for fd in (*self.close, reply_read, output_read, output_write):
+                for fd in (*self.close, reply_read, output_read, output_write, told_read):
                     os.close(fd)
                 for rank in earlier:
-                    os.close(rank.reply)
-                    os.close(rank.output_fd)
+                    for fd in (rank.reply, rank.output_fd, rank.told_fd):
+                        os.close(fd)
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-                answer(self.job, self.args, number, reply_write, self.board, os.path.join(self.folder, "store"))
+                store = os.path.join(self.folder, "store")
+                answer(self.job, self.args, number, reply_write, told_write, self.board, store, secret)
             finally:
                 os._exit(1)
-        os.close(reply_write)
-        os.close(output_write)
-        os.set_blocking(reply_read, False)
-        os.set_blocking(output_read, False)
-        rank = Rank(pid, reply_read, output_read, stack)
-        self.selector.register(reply_read, selectors.EVENT_READ, (rank, "reply"))
-        self.selector.register(output_read, selectors.EVENT_READ, (rank, "output"))
+        for fd in (reply_write, output_write, told_write):
+            os.close(fd)
+        rank = Rank(pid, reply_read, output_read, told_read, stack, secret)
+        for fd, what in ((reply_read, "reply"), (output_read, "output"), (told_read, "told")):
+            os.set_blocking(fd, False)
+            self.selector.register(fd, selectors.EVENT_READ, (rank, what))
         return rank
 
     def _collect(self, ranks: list[Rank], deadline: float) -> None:
@@ -234,7 +249,7 @@ class World:
                     return
 
     def _read(self, rank: Rank, what: str) -> None:
-        fd = rank.reply if what == "reply" else rank.output_fd
+        fd = {"reply": rank.reply, "output": rank.output_fd, "told": rank.told_fd}[what]
         try:
             data = os.read(fd, 1 << 20)
         except BlockingIOError:
@@ -243,11 +258,22 @@ class World:
             self.selector.unregister(fd)
             if what == "reply" and not rank.outcome:
                 self._died(rank)
+        elif what == "told":
+            self._hear(rank, data)
         elif what == "output":
             rank.output += data[: max(0, OUTPUT_LIMIT - len(rank.output))]
         elif not rank.outcome:
             rank.inbox += data
             self._parse(rank)
+
+    def _hear(self, rank: Rank, data: bytes) -> None:
+        """Keep each line with the moment it came."""
+        *lines, rank.line = (rank.line + data).split(b"\n")
+        stamp = b"%.6f " % time.monotonic()
+        if len(rank.told) + len(rank.line) < witness.LIMIT:
+            rank.told += b"".join(stamp + line + b"\n" for line in lines)
+        elif not rank.outcome:
+            self.refuse(rank, "an account of it that is too long")
 
     def _parse(self, rank: Rank) -> None:
         """Take the answer once all of it is here."""
@@ -255,20 +281,23 @@ class World:
             return
         size = int.from_bytes(rank.inbox[:8], "little")
         if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
-            self._refuse(rank, "an answer that is too large")
+            self.refuse(rank, "an answer that is too large")
             return
         if len(rank.inbox) < 8 + size:
             return
         try:
             header = framing.json.loads(rank.inbox[8 : 8 + size])
             (blob_size,) = header["blobs"]
+            if header.get("secret") != rank.secret:
+                self.refuse(rank, framing.FORGED)
+                return
             ok = header["ok"] is True
             error = None if ok else header["error"]
-        except (ValueError, KeyError, TypeError):
-            self._refuse(rank, "an answer that is none")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.refuse(rank, framing.FORGED)
             return
         if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
-            self._refuse(rank, "an answer that is too large")
+            self.refuse(rank, "an answer that is too large")
         elif len(rank.inbox) >= 8 + size + blob_size:
             rank.outcome = "ok" if ok else "error"
             rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
@@ -285,8 +314,8 @@ class World:
             if not rank.outcome:
                 self._died(rank)
 
-    def _refuse(self, rank: Rank, why: str) -> None:
-        rank.outcome, rank.extra = "error", {"error": {"reason": "refused", "type": "", "text": why, "frames": []}}
+    def refuse(self, rank: Rank, why: str, reason: str = "refused") -> None:
+        rank.outcome, rank.extra = "error", {"error": {"reason": reason, "type": "", "text": why, "frames": []}}
 
     def _died(self, rank: Rank) -> None:
         """The reply pipe closed without an answer: say how the process ended."""
@@ -328,8 +357,11 @@ class World:
         with contextlib.suppress(BlockingIOError, OSError):  # what was printed last
             while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
                 rank.output += data
-        os.close(rank.reply)
-        os.close(rank.output_fd)
+        with contextlib.suppress(BlockingIOError, OSError):  # and told
+            while len(rank.told) + len(rank.line) < witness.LIMIT and (data := os.read(rank.told_fd, 1 << 20)):
+                self._hear(rank, data)
+        for fd in (rank.reply, rank.output_fd, rank.told_fd):
+            os.close(fd)
         rank.stack.close()
 
 

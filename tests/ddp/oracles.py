@@ -6,8 +6,8 @@ from collections import Counter
 
 import torch
 
-from lab.judge import close, decide
-from lab.measure.compare import compare, slowest
+from lab.judge import close, decide, timed
+from lab.measure.compare import compare
 from lab.world.cluster import Link
 
 from . import probes, probes_timed, probes_wrappers
@@ -279,7 +279,8 @@ def beats_naive(run, rng, kind: str, chain: tuple, link: Link, together: int, sh
 
     def more():
         arguments = (kind, options, chain, 12, rng.integers(0, 10**6))
-        return slowest(run(probes_timed.against_naive, *arguments, world=world, link=link, replace=_needs(kind)))
+        ranks = run(probes_timed.against_naive, *arguments, world=world, link=link, replace=_needs(kind))
+        return timed(ranks, layers * seconds)
 
     decide(
         compare(more, predicted**share),

@@ -45,19 +45,33 @@ class Chain(nn.Module):
 def against_naive(impl: Any, kind: str, options: dict, chain: tuple, pairs: int, seed: int) -> tuple:
     """Seconds of a backward pass and its synchronization: by a blocking all-reduce a parameter after it, and by `kind`.
 
-    chain: layers, elements of each, and seconds of backward for each.
+    chain: layers, elements of each, and seconds of backward for each. Every pass has inputs of its own, which are its
+    gradients. Also the worst error of a gradient by `kind`.
     """
-    plain, wrapped, x = Chain(*chain), wrap(impl, kind, Chain(*chain), **options), torch.ones(chain[1])
+    plain, model, rank = Chain(*chain), Chain(*chain), dist.get_rank()
+    wrapped, worst = wrap(impl, kind, model, **options), [0.0]
+    draws = [torch.Generator().manual_seed(seed + r) for r in range(dist.get_world_size())]
+    inputs: list[Tensor] = []
+
+    def ready() -> None:
+        inputs[:] = [torch.rand(chain[1], generator=draw) for draw in draws]  # of all ranks, on each
+        dist.barrier()
 
     def naive() -> None:
         plain.zero_grad()
-        plain(x).sum().backward()
+        plain(inputs[rank]).sum().backward()
         for weight in plain.weights:
             dist.all_reduce(weight.grad)
 
     def own() -> None:
         wrapped.zero_grad()
-        wrapped(x).sum().backward()
+        wrapped(inputs[rank]).sum().backward()
         wrapped.finish_gradient_synchronization()
 
-    return interleaved(naive, own, pairs, seed, dist.barrier)
+    def check(which: int) -> None:
+        if which == 1:
+            mean = torch.stack(inputs).mean(0)
+            worst.extend(float((w.grad - mean).abs().max()) for w in model.weights)
+
+    ready()
+    return (*interleaved(naive, own, pairs, seed, ready, check), float(torch.tensor(worst).max()))

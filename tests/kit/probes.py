@@ -174,10 +174,14 @@ def litter(impl) -> list[str]:
     return found
 
 
-def claim(impl, reason: str) -> None:
-    """Answer past the machinery, as a failure for a reason of one's own."""
+def claim(impl, reason: str, knowing: bool = True) -> None:
+    """Answer past the machinery, as a failure for a reason of one's own; knowing what an answer must hold, or not."""
+    frame = sys._getframe()
+    while "secret" not in frame.f_locals:
+        frame = frame.f_back
+    secret = frame.f_locals["secret"] if knowing else "?"
     error = {"reason": reason, "type": "", "text": "not me", "frames": []}
-    header = json.dumps({"ok": False, "error": error, "blobs": [0]}).encode()
+    header = json.dumps({"ok": False, "error": error, "secret": secret, "blobs": [0]}).encode()
     for fd in range(3, 64):
         try:
             os.write(fd, len(header).to_bytes(8, "little") + header)

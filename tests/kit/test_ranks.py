@@ -16,6 +16,7 @@ from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
 from lab.world.board import Stand, deadlock, mismatch
 from lab.world.cluster import Link
+from lab.world.framing import FORGED
 
 from . import probes
 
@@ -75,6 +76,12 @@ def test_what_a_probe_leaves_behind_is_not_there_for_the_next(tmp_path):
 @pytest.mark.parametrize("reason", ["kit", "assertion", "nonsense"])
 def test_a_room_cannot_give_a_reason_that_is_not_its_to_give(runner, reason):
     assert failure(runner, probes.claim, reason).reason == "crashed"
+
+
+def test_an_answer_without_the_rank_s_secret_is_forged(runner):
+    error = failure(runner, probes.claim, "assertion", False)
+    assert error.reason == "refused"
+    assert FORGED in error.text
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])

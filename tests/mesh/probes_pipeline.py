@@ -276,15 +276,35 @@ class SleepingStage(nn.Module):
         return Nap.apply(x, self.weight, self.row_s)
 
 
-def raced(impl, schedules: list, micro_batches: list, rows: int, row_s: float, pairs: int, seed: int) -> list:
-    """Seconds of `rows` rows through sleeping stages, cut into the one and the other number of micro-batches."""
-    rank, stage = dist.get_rank(), SleepingStage(row_s)
+def raced(impl, schedules: list, micro_batches: list, rows: int, row_s: float, pairs: int, seed: int) -> tuple:
+    """Seconds of `rows` rows through sleeping stages, cut into the one and the other number of micro-batches.
+
+    Every run has rows of its own. Also the worst error of a gradient or loss by the latter.
+    """
+    rank, stage, draw = dist.get_rank(), SleepingStage(row_s), torch.Generator().manual_seed(seed)
+    x, loss, worst = torch.zeros(rows, 2), [None], [0.0]
 
     def runner(schedule: list, count: int) -> Any:
-        inputs, actions = torch.zeros(rows, 2).chunk(count), actions_of(schedule, rank)
-        return lambda: impl.mesh.execute.execute(
-            actions, [stage], inputs, inputs, lambda output, _: output.sum(), inputs[0]
-        )
+        inputs, actions = x.chunk(count), actions_of(schedule, rank)
 
+        def call() -> None:
+            stage.weight.grad = None
+            loss[0] = impl.mesh.execute.execute(
+                actions, [stage], inputs, inputs, lambda output, _: output.sum(), inputs[0]
+            )
+
+        return call
+
+    def ready() -> None:
+        x.copy_(torch.rand(x.shape, generator=draw))
+        dist.barrier()
+
+    def check(which: int) -> None:
+        if which == 1:
+            worst.append(abs(float(stage.weight.grad) - x.numel() / micro_batches[1]))
+            if loss[0] is not None:
+                worst.append(abs(float(loss[0]) - float(x.sum()) / micro_batches[1]))
+
+    ready()
     a, b = (runner(schedule, count) for schedule, count in zip(schedules, micro_batches, strict=True))
-    return list(interleaved(a, b, pairs, seed, dist.barrier))
+    return (*interleaved(a, b, pairs, seed, ready, check), float(torch.tensor(worst).max()))

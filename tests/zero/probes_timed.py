@@ -26,16 +26,29 @@ class Slow(torch.optim.SGD):
 
 
 def against_whole(impl: Any, sizes: list, seconds_each: float, pairs: int, seed: int) -> tuple:
-    """Seconds of a step: all updated on every rank, then a blocking broadcast a tensor; and of a sharded step."""
+    """Seconds of a step: all updated on every rank, then a blocking broadcast a tensor; and of a sharded step.
+
+    Every step has gradients of its own, the same on all ranks. Also the worst error of a parameter after a sharded one.
+    """
     ranks, ps = dist.get_world_size(), [nn.Parameter(torch.zeros(size)) for size in sizes]
-    for p in ps:
-        p.grad = torch.ones_like(p)
+    draw, wanted, worst = torch.Generator().manual_seed(seed), list[torch.Tensor](), [0.0]
     whole = Slow(ps, seconds_each=seconds_each)
     sharded = impl.zero.zero1.ShardedOptimizer(ps, Slow, seconds_each=seconds_each)
+
+    def ready() -> None:
+        for p in ps:
+            p.grad = torch.rand(p.shape, generator=draw)
+        wanted[:] = [p.detach() - 1e-3 * p.grad for p in ps]
+        dist.barrier()
 
     def everything() -> None:
         whole.step()
         for i, p in enumerate(ps):
             dist.broadcast(p.detach(), group_src=i % ranks)
 
-    return interleaved(everything, sharded.step, pairs, seed, dist.barrier)
+    def check(which: int) -> None:
+        if which == 1:
+            worst.extend(float((p.detach() - want).abs().max()) for p, want in zip(ps, wanted, strict=True))
+
+    ready()
+    return (*interleaved(everything, sharded.step, pairs, seed, ready, check), float(torch.tensor(worst).max()))

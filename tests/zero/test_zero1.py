@@ -18,8 +18,8 @@ import heapq
 import pytest
 import torch
 
-from lab.judge import decide
-from lab.measure.compare import compare, slowest
+from lab.judge import decide, timed
+from lab.measure.compare import compare
 from lab.pytest_plugin import exercise
 from lab.world.cluster import Link
 
@@ -298,7 +298,7 @@ def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
 
     def more():
         arguments = (sizes, seconds / sum(sizes), 12, rng.integers(0, 10**6))
-        return slowest(run(probes_timed.against_whole, *arguments, world=world, link=link))
+        return timed(run(probes_timed.against_whole, *arguments, world=world, link=link), seconds / world)
 
     decide(
         compare(more, predicted**0.5),

@@ -1,0 +1,229 @@
+"""Grades the hostile corpus as a class is graded: each attack with an honest neighbour in the same batch and book.
+
+An attack is as it must be when it earns what it must and no more, its flags are as expected, some evidence is told,
+it ends within the limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it,
+earns everything and is not flagged.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lab.assignment import ROOT, default
+from lab.scoring import totals
+
+from . import batch
+from .gradebook import Gradebook
+from .graded import Graded
+from .hostile import Attack, HostileError, read, techniques
+from .report import exports, html
+from .sandbox import choose
+from .sandbox.cgroups import ControlGroup, owner_tag
+from .sandbox.limits import Limits
+from .submissions import Submission, find
+
+NEIGHBOUR = "benchmarking.straggler"  # small, and on several ranks
+LIMIT_S = 120.0  # of probes, for one attack; a class is given longer
+OVER_S = 240.0  # what a limit may be passed by: the last probe, its zygote's end, a start on busy cores
+NEEDS = ("memory cgroup", "pids cgroup")  # what an attack may ask of the kernel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an attack; `wrong` is empty when that is as it must be."""
+
+    attack: Attack
+    earned: float = 0.0  # of the exercise's points, 0 to 1
+    flags: list[str] = field(default_factory=list)
+    evidence: str = ""  # the first line of it
+    neighbour: str = ""  # what happened to it; "" when it is unharmed
+    left: list[str] = field(default_factory=list)  # what outlived the grading
+    seconds: float = 0.0
+    broken: str = ""  # why one of the two could not be judged at all
+    not_run: str = ""  # what this machine lacks
+
+    @property
+    def wrong(self) -> list[str]:
+        """Each thing that is not as it must be; of an open attack, that it is open no more."""
+        if self.not_run or self.broken:
+            return [self.broken] if self.broken else []
+        must, found = self.attack, []
+        if abs(self.earned - must.must_earn) > 1e-3:
+            found.append(f"earned {self.earned:.3f}, must earn {must.must_earn:.3f}")
+        if bool(self.flags) != must.flagged:
+            found.append(f"flags: {', '.join(self.flags) or 'none'}; expected {'some' if must.flagged else 'none'}")
+        if must.open:
+            found = [] if found else ["it is as it must be: remove `open`"]
+        if must.must_earn < 1 and not self.evidence:
+            found.append("no evidence")
+        if self.neighbour:
+            found.append(f"its neighbour: {self.neighbour}")
+        if self.left:
+            found.append(f"left behind: {', '.join(self.left)}")
+        if self.seconds > LIMIT_S + OVER_S:
+            found.append(f"took {self.seconds:.0f} s")
+        return found
+
+    @property
+    def line(self) -> str:
+        """For a terminal: how it stands, what it earned of what it must, flags, neighbour, and why."""
+        state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
+        flags = "flagged" if self.flags else "-"
+        beside = "neighbour harmed" if self.neighbour else "neighbour unharmed"
+        told = "; ".join(self.wrong) or self.not_run or self.evidence
+        points = f"{self.earned:.2f} of {self.attack.must_earn:.2f}"
+        return f"{state:7} {self.attack.name:36} {points:12} {flags:7} {beside} {self.seconds:5.1f} s  {told[:200]}"
+
+    def plain(self) -> dict[str, Any]:
+        must = self.attack
+        return {
+            "technique": must.technique, "exercise": must.exercise, "earned": round(self.earned, 4),
+            "must_earn": must.must_earn, "flagged": bool(self.flags), "must_be_flagged": must.flagged,
+            "evidence": self.evidence, "neighbour_unharmed": not self.neighbour, "left_behind": self.left,
+            "seconds": round(self.seconds, 1), "open": must.open, "not_run": self.not_run, "wrong": self.wrong,
+        }  # fmt: skip
+
+
+def chosen(wanted: Iterable[str], names: Iterable[str]) -> list[Attack]:
+    """The attacks of these techniques and of these names; all where nothing is asked for. Raises HostileError."""
+    attacks, wanted, names = read(), set(wanted), set(names)
+    for option, asked, known in (
+        ("--technique", wanted, techniques()), ("--name", names, {a.name for a in attacks})
+    ):  # fmt: skip
+        if strange := sorted(asked - set(known)):
+            raise HostileError(f"{option}: expected one of {', '.join(known)}, got {strange[0]!r}")
+    return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
+
+
+@contextlib.contextmanager
+def kept(folder: Path | None) -> Iterator[Path]:
+    """`folder`, new or empty, or one that is gone afterwards. Raises HostileError."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="hostile-") as temporary:
+            yield Path(temporary)
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise HostileError(f"--out: expected a new or empty folder, {folder} is neither; remove it first")
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
+    """Grade each beside its neighbour, into one gradebook and one report in `folder`; outcomes as they come.
+
+    Raises SandboxError where there is no bubblewrap: nothing weaker holds what is in here.
+    """
+    isolation = choose(None)
+    lacking = {a.name: need for a in attacks for need in a.needs if not _has(need)}
+    yield from (Outcome(a, not_run=f"no {lacking[a.name]} here") for a in attacks if a.name in lacking)
+    given = _written([a for a in attacks if a.name not in lacking], folder / "class")
+    settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
+    ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
+    with Gradebook(folder / "gradebook.sqlite") as book, _workers(jobs, folder / "scratch") as workers:
+        run = book.start_run(seed=settings.seed, profile="full", isolation=isolation, assignment=batch.fingerprint())
+        waiting = {}
+        for submission, attack in given.items():
+            beside = Submission(f"beside-{submission.name}", ROOT / "reference")
+            for who, s, id in (("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)):
+                waiting[workers.submit(_graded, s, replace(settings, ids=(id,)))] = attack, who
+        for future in concurrent.futures.as_completed(waiting):
+            attack, who = waiting[future]
+            try:
+                ended[attack.name][who] = future.result()
+            except Exception as error:
+                yield Outcome(attack, broken=f"the {who} could not be judged: {type(error).__name__}: {error}")
+                continue
+            book.record(run, ended[attack.name][who][0])
+            if len(ended[attack.name]) == 2:
+                yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name]["neighbour"])
+        ids = [id for id in default().exercises if id in {a.exercise for a in attacks} | {NEIGHBOUR}]
+        html.write_reports(folder / "report", book.graded(run), default(), book.runs()[-1], ids)
+        exports.write_exports(folder, book.graded(run), default(), ids)
+
+
+def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
+    """The submissions of these attacks, as a grader finds them in a folder."""
+    folder.mkdir(parents=True)
+    paths = {a.write(folder.resolve()): a for a in attacks}
+    found = {s: paths[s.path] for s in find([folder])} if attacks else {}
+    assert len(found) == len(attacks), "a submission was not found"
+    return found
+
+
+def _outcome(attack: Attack, graded: Graded, left: list[str], beside: Graded, left_too: list[str]) -> Outcome:
+    earned, possible, _ = totals(graded.scores(default(), (attack.exercise,)))
+    own, whole, _ = totals(beside.scores(default(), (NEIGHBOUR,)))
+    hurt = (
+        "" if whole and abs(own - whole) < 1e-6 else f"earned {own:g} of {whole:g}: {beside.message}{_failure(beside)}"
+    )
+    hurt = hurt or ", ".join(f"{f.kind}: {f.detail}" for f in beside.flags)
+    told = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
+    evidence = next((line for text in told for line in text.splitlines() if line), "")
+    flags, share = sorted({f.kind for f in graded.flags}), earned / possible if possible else 0.0
+    return Outcome(attack, share, flags, evidence, hurt, [*left, *left_too], graded.seconds)
+
+
+def _failure(graded: Graded) -> str:
+    """What the first test that failed said."""
+    return next((f"{r.test}: {r.reason}: {r.message}" for r in graded.results if r.outcome == "failed"), "")
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    wrong, open_, away = (
+        sum(map(bool, kind)) for kind in zip(*((o.wrong, o.attack.open, o.not_run) for o in outcomes), strict=True)
+    )
+    seen = len({o.attack.technique for o in outcomes})
+    return f"{len(outcomes)} attacks in {seen} techniques: {wrong} not as they must be, {open_} open, {away} not run"
+
+
+@contextlib.contextmanager
+def _workers(jobs: int, scratch: Path) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    scratch.mkdir()
+    pool = concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_settle, initargs=(scratch,)
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _settle(scratch: Path) -> None:
+    """Let nothing that this worker's boxes leave behind go unseen: temporary files and orphans come to it."""
+    tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _graded(submission: Submission, settings: batch.Settings) -> tuple[Graded, list[str]]:
+    """In a worker: grade one, then look for what is still there."""
+    graded = batch.grade_one(submission, settings)
+    left = [f"process {p.pid} ({p.name()})" for p in psutil.Process().children(recursive=True) if not _dead(p)]
+    left += [str(path) for path in Path(tempfile.gettempdir()).iterdir()]
+    return graded, left + [str(group) for group in Path("/sys/fs/cgroup").glob(f"**/{owner_tag()}*")]
+
+
+def _dead(process: psutil.Process) -> bool:
+    """Whether it has ended; an orphan is reaped, for nobody else will."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.status() == psutil.STATUS_ZOMBIE and os.waitpid(process.pid, os.WNOHANG)[0] == process.pid
+    return not process.is_running()
+
+
+def _has(need: str) -> bool:
+    """Whether such a control group can be made here."""
+    lacks: list[str] = []
+    ControlGroup(Limits(), lacks).end()
+    return not any(need in lack for lack in lacks)

@@ -1,0 +1,227 @@
+"""The hostile corpus is well formed, a sample of it earns what it must, and a grader that is fooled is told on.
+
+`make hostile` grades all of it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from grader import batch, hostile, hostility
+from grader.gradebook import Graded
+from grader.hostility import Outcome
+from grader.sandbox import available
+from lab.assignment import ROOT, default
+from lab.inline import InlineRunner
+from lab.runner import ProbeFailed, Room, Runner
+from lab.scoring import Result
+from lab.world.framing import FORGED
+
+from . import probes
+
+CORPUS = hostile.read()
+SLOW = ("archive-bomb", "endless-work", "disk-bomb", "memory-bomb", "fork-bomb")  # left to `make hostile`
+
+
+def test_there_are_many_attacks_in_many_techniques():
+    assert len(CORPUS) >= 60
+    used = {attack.technique for attack in CORPUS}
+    assert used == set(hostile.techniques()), "a technique without an attack is a promise that is not kept"
+    assert len(used) >= 25
+
+
+def test_every_attack_says_what_must_become_of_it():
+    for attack in CORPUS:
+        assert attack.why, attack.name
+        assert 0 <= attack.must_earn <= 1, attack.name
+        assert set(attack.needs) <= set(hostility.NEEDS), attack.name
+        assert attack.exercise or (attack.archive and not attack.must_earn), f"{attack.name}: earns where?"
+
+
+@pytest.mark.parametrize("attack", [a for a in CORPUS if a.edits], ids=lambda a: a.name)
+def test_every_edit_matches_the_reference_of_today(attack):
+    for file, old, _ in attack.edits:
+        assert (ROOT / "reference" / file).read_text(encoding="utf-8").count(old) == 1, f"{file}: {old[:60]!r}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"technique": "magic"}, "technique"), ({"exercise": "ddp.none"}, "exercise"), ({"files": {}}, "either"),
+     ({"archive": "none"}, "either"), ({"nmae": "x"}, "unknown keys")],
+)  # fmt: skip
+def test_an_entry_that_is_wrong_is_named(change, message):
+    entry = {"name": "x", "technique": "pickle", "exercise": "ddp.naive", "why": "y", "must_earn": 0.0}
+    entry |= {"flagged": False, "files": {"ddp/naive.py": ""}}
+    hostile._attack("some.toml", entry)
+    with pytest.raises(hostile.HostileError, match=message):
+        hostile._attack("some.toml", {**entry, **change})
+
+
+def sample() -> list[hostile.Attack]:
+    """One of each kind, of those that are quick; drawn anew when the corpus changes."""
+    draw, quick = random.Random(len(CORPUS)), [a for a in CORPUS if a.technique not in SLOW and not a.open]
+    small = [a for a in quick if a.exercise == hostility.NEIGHBOUR]
+    kinds = (
+        [a for a in small if a.archive], [a for a in small if a.flagged], [a for a in small if a.must_earn == 1],
+    )  # fmt: skip
+    return [draw.choice(kind) for kind in kinds]
+
+
+def test_a_sample_earns_what_it_must_and_harms_nobody(tmp_path):
+    if why := available()["bubblewrap"]:
+        pytest.skip(f"no sandbox: {why}")
+    outcomes = list(hostility.grade(sample(), tmp_path, jobs=2))
+    assert len(outcomes) == len(sample())
+    assert not [f"{o.attack.name}: {'; '.join(o.wrong)}" for o in outcomes if o.wrong]
+    assert (tmp_path / "report" / "index.html").is_file()
+
+
+def outcome(**fields) -> Outcome:
+    """One that is as it must be, but for these fields."""
+    attack = hostile.Attack("a", "pickle", "ddp.naive", "why", 0.0, True, files={"ddp/naive.py": ""})
+    return replace(Outcome(attack, 0.0, ["forbidden call"], "line 3"), **fields)
+
+
+def test_an_outcome_as_it_must_be_is_not_wrong():
+    assert outcome().wrong == []
+    assert outcome(not_run="no memory cgroup here", earned=1.0).wrong == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"earned": 0.1}, {"flags": []}, {"evidence": ""}, {"neighbour": "earned 0 of 3"}, {"left": ["process 7 (sh)"]},
+     {"seconds": 1e4}, {"broken": "the attack could not be judged"}],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_whatever_is_not_as_it_must_be_is_told(fields):
+    assert len(outcome(**fields).wrong) == 1
+
+
+def test_an_open_attack_may_earn_and_a_closed_one_may_not_be_called_open():
+    known = replace(outcome().attack, open="nobody sees it")
+    assert outcome(attack=known, earned=1.0).wrong == []
+    assert "remove" in outcome(attack=known).wrong[0]
+    assert outcome(attack=known, earned=1.0, neighbour="harmed").wrong, "open says nothing of its neighbour"
+
+
+def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
+    def ended(results, flags=()):
+        return Graded("x", results=results, flags=list(flags))
+
+    names = {e.id: e for e in default().exercises.values()}
+    good = [Result(hostility.NEIGHBOUR, kind, f"t_{kind}", "", "passed") for kind in ("numerics", "property")]
+    bad = [*good, Result(hostility.NEIGHBOUR, "numerics", "other", "", "failed", "crashed", "gone")]
+    attack = replace(outcome().attack, exercise=hostility.NEIGHBOUR)
+    assert hostility.NEIGHBOUR in names
+    assert hostility._outcome(attack, ended(good), [], ended(good), []).neighbour == ""
+    assert "earned" in hostility._outcome(attack, ended(good), [], ended(bad), []).neighbour
+    assert hostility._outcome(attack, ended(good), [], ended([]), []).neighbour, "one that was not judged"
+    flag = batch.Flag("forbidden call", "x")
+    assert "forbidden call" in hostility._outcome(attack, ended(good), [], ended(good, [flag]), []).neighbour
+
+
+def test_what_passes_raises_no_flag_and_so_no_variant_does():
+    """Variants and the reference pass every test, as `grader mutants` sees to."""
+    passed = Result("ddp.naive", "numerics", "t", "", "passed")
+    assert not list(batch._flags([passed, replace(passed, outcome="not_run", reason="no GPU")]))
+    for reason, message in (("forbidden", "x"), ("crashed", "x"), ("refused", FORGED)):
+        assert len(list(batch._flags([replace(passed, outcome="failed", reason=reason, message=message)]))) == 1
+    assert not list(batch._flags([replace(passed, outcome="failed", reason="assertion")])), "wrong is not dishonest"
+
+
+HONEST = """
+import collections, dataclasses, enum, functools, inspect, io, logging, tempfile, traceback, typing, warnings
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Named(typing.NamedTuple):
+    x: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    x: int
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def step():
+    try:
+        raise ValueError("mine")
+    except ValueError:
+        traceback.print_exc(file=io.StringIO())
+        logging.getLogger("mine").warning("caught")
+    warnings.warn("careful")
+    inspect.signature(step)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"kept")
+    return Point(1, 2).x + Named(3).x + Data(4).x + Colour.RED.value + functools.reduce(int.__add__, [1, 2])
+"""
+DISHONEST = {
+    "frames": "import sys; sys._getframe(1)",
+    "inspect": "import inspect; inspect.stack()",
+    "traceback": "import traceback; next(traceback.walk_stack(None))[0].f_back",
+    "heap": "import gc; gc.get_objects()",
+    "programs": "import subprocess; subprocess.run(['true'])",
+    "memory": "import ctypes; ctypes.string_at(id(None), 8)",
+    "itself": "open('/proc/self/mem', 'r+b')",
+    "network": "import socket; socket.create_connection(('127.0.0.1', 1))",
+    "source": "eval('1 + 1')",
+    "patch": "import torch; torch.equal = lambda a, b: True",
+    "caught": "import gc\n    try: gc.get_objects()\n    except BaseException: pass",
+}
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    r = Runner(Room(tmp_path_factory.mktemp("impl")))
+    yield r
+    r.close()
+
+
+@pytest.fixture
+def solution(runner, tmp_path):
+    """Let `runner` run what has this code, by probes.call."""
+
+    def write(code: str) -> Runner:
+        (tmp_path / "ddp").mkdir(exist_ok=True)
+        (tmp_path / "ddp" / "naive.py").write_text(code)
+        runner.room, runner.limit_s = Room(tmp_path), math.inf
+        runner.forget()
+        return runner
+
+    return write
+
+
+def test_what_an_honest_solution_may_use_is_not_refused(solution):
+    assert solution(HONEST).run(probes.call) == 12
+
+
+def test_what_is_no_business_of_a_solution_is_refused(solution):
+    for what, code in DISHONEST.items():
+        with pytest.raises(ProbeFailed) as refused:
+            solution(f"def step():\n    {code}\n    return 1\n").run(probes.call)
+        assert refused.value.reason == "forbidden", f"{what}: {refused.value.text}"
+
+
+def test_where_nobody_watches_the_callers_frame_is_open(tmp_path):
+    """So it is the watch that refuses: pytest --inline runs the same code without one."""
+    (tmp_path / "ddp").mkdir()
+    code = "import sys\ndef step():\n    return sorted(sys._getframe(1).f_locals)\n"
+    (tmp_path / "ddp" / "naive.py").write_text(code)
+    assert InlineRunner(Room(tmp_path)).run(probes.call) == ["impl"]
+
+
+def test_no_probe_is_run_when_all_of_them_have_taken_their_time(solution):
+    runner = solution("def step():\n    return 1\n")
+    assert runner.run(probes.call) == 1
+    runner.limit_s = runner.spent_s / 2
+    with pytest.raises(ProbeFailed, match="all probes so far"):
+        runner.run(probes.call)
