@@ -273,7 +273,7 @@ class World:
         if len(rank.told) + len(rank.line) < witness.LIMIT:
             rank.told += b"".join(stamp + line + b"\n" for line in lines)
         elif not rank.outcome:
-            self._refuse(rank, "an account of it that is too long")
+            self.refuse(rank, "an account of it that is too long")
 
     def _parse(self, rank: Rank) -> None:
         """Take the answer once all of it is here."""
