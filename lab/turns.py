@@ -1,6 +1,6 @@
 """Never two timed tests on one core or GPU, whoever asks for them: graders, pytest sessions, several of each.
 
-A lock file a core and a GPU, in the machine's temporary folder; the kernel lets go of them when their holder dies.
+A lock file a core and a GPU, in /tmp wherever a session keeps its own files; the kernel lets go when a holder dies.
 Cores are those that this process, and so what it starts, may run on: two sessions pinned apart do not wait.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+FOLDER = Path("/tmp")
 
 
 @contextlib.contextmanager
@@ -21,7 +22,7 @@ def alone() -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         for name in _places():  # all in one order, or two could wait for each other
-            held.enter_context(_locked(Path(tempfile.gettempdir()) / f"shardlings-{name}.lock"))
+            held.enter_context(_locked(FOLDER / f"shardlings-{name}.lock"))
         yield
 
 

@@ -28,6 +28,7 @@ LARGE = 256 << 10  # bytes from which on a storage is told of when it is made, a
 # What a row says of itself when it is written, and of the first wait for it; the rest depends on the peers.
 FACTS = ("number", "op", "bytes", "elements", "dtype", "group", "phase", "rank", "issued_s", "storage", "waited_s")
 MEMORY = ("peak_bytes", "largest_elements", "saved_bytes", "saved_largest_elements")
+
 _fd = -1
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import tempfile
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -302,7 +300,7 @@ def test_a_clock_that_is_moved_earns_and_is_seen_from_outside(bench, monkeypatch
 
 
 def test_two_who_time_something_wait_for_each_other():
-    lock = Path(tempfile.gettempdir()) / f"shardlings-{turns._places()[0]}.lock"
+    lock = turns.FOLDER / f"shardlings-{turns._places()[0]}.lock"
     with turns.alone(), lock.open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with lock.open() as file:
