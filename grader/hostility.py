@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import difflib
 import multiprocessing
 import os
 import sys
@@ -103,7 +104,8 @@ def chosen(wanted: Iterable[str], names: Iterable[str]) -> list[Attack]:
         ("--technique", wanted, techniques()), ("--name", names, {a.name for a in attacks})
     ):  # fmt: skip
         if strange := sorted(asked - set(known)):
-            raise HostileError(f"{option}: expected one of {', '.join(known)}, got {strange[0]!r}")
+            near = difflib.get_close_matches(strange[0], known, 5, 0.0)
+            raise HostileError(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
     return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
 
 

@@ -53,12 +53,12 @@ def zip_of_zeros(folder: Path, name: str) -> Path:
 
 
 def zip_of_one_large_file(folder: Path, name: str) -> Path:
-    """A gibibyte, in one megabyte of archive."""
+    """256 MiB in a quarter of one."""
     path = folder / f"{name}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(EXERCISE, _honest())
         with archive.open("benchmarking/notes.py", "w", force_zip64=True) as stream:
-            for _ in range(64):
+            for _ in range(16):
                 stream.write(bytes(16 * _MIB))
     return path
 
@@ -73,7 +73,7 @@ def zip_that_lies_about_sizes(folder: Path, name: str) -> Path:
     return path
 
 
-def zip_of_a_million_members(folder: Path, name: str) -> Path:
+def zip_of_many_members(folder: Path, name: str) -> Path:
     """A directory of many members, each empty: slow to list, large in memory."""
     many = ((f"benchmarking/{i}.py", b"", 0) for i in range(60_000))
     return _zip(folder / f"{name}.zip", [(EXERCISE, _honest(), 0), *many])
@@ -91,7 +91,7 @@ def zip_within_a_zip(folder: Path, name: str) -> Path:
 
 
 def zip_of_deep_folders(folder: Path, name: str) -> Path:
-    """A path of a thousand folders below a stage."""
+    """A path of two hundred folders below a stage."""
     deep = "benchmarking/" + "a/" * 200 + "notes.py"
     return _zip(folder / f"{name}.zip", [(EXERCISE, _honest(), 0), (deep, b"x = 1\n", 0)])
 
@@ -151,13 +151,13 @@ def tar_with_devices_and_links(folder: Path, name: str) -> Path:
 
 
 def tar_bomb(folder: Path, name: str) -> Path:
-    """A gibibyte of zeros in one member, a megabyte packed."""
+    """256 MiB of zeros in one member, a quarter of one packed."""
     path = folder / f"{name}.tar.gz"
     info = tarfile.TarInfo("benchmarking/notes.py")
-    info.size = 1 << 30
+    info.size = 256 * _MIB
     with gzip.open(path, "wb") as packed:
         packed.write(info.tobuf())
-        for _ in range(64):
+        for _ in range(16):
             packed.write(bytes(16 * _MIB))
     return path
 
