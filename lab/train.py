@@ -18,12 +18,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
 
 from .assignment import ROOT
 from .impl import load
@@ -48,19 +49,37 @@ def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
 def main(arguments: list[str] | None = None) -> None:
     """Train, save, draw."""
     options = parse(arguments)
-    with process_group():
+    with process_group() as store:
         try:
             train(options)
-        except (ValueError, FileNotFoundError, NotImplementedError) as error:
-            if dist.get_rank() == 0:
-                console = Console(stderr=True, soft_wrap=True, highlight=False)
-                console.print(f"lab.train: {error}", style="red", markup=False)
+        except (ValueError, OSError, SafetensorError, NotImplementedError) as error:
+            if store.add("complaints", 1) == 1:  # one rank tells for all
+                complain(str(error))
             sys.exit(2)
+        except RuntimeError:
+            if not store.add("complaints", 0):
+                raise
+            sys.exit(2)  # another rank has told why it is gone
+
+
+def complain(message: str) -> None:
+    """In one line, what was expected, what came and what to do."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"lab.train: {' '.join(message.split())}", style="red", markup=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are one line, from one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        if os.environ.get("RANK", "0") == "0":
+            complain(f"{message} (see --help)")
+        sys.exit(2)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; `mesh` as a dict of degrees."""
-    parser = argparse.ArgumentParser("lab.train", description=__doc__)
+    parser = Parser("lab.train", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--mesh", type=degrees, default={}, help="data=2,pipe=1,expert=1,tensor=2; what is left out is 1"
@@ -88,8 +107,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    if min(options.steps, options.save_every, options.sequences, options.context) < 1:
-        parser.error("expected --steps, --save-every, --sequences and --context of at least 1")
+    for name, value in vars(options).items():
+        least = {"experts": 0, "warm_up": 0, "seed": 0}.get(name, 1)
+        if type(value) is int and value < least:
+            parser.error(f"expected --{name.replace('_', '-')} of at least {least}, got {value}")
+    if not (0 <= options.dropout < 1 and options.lr > 0 and options.clip > 0):
+        parser.error(
+            f"expected 0 <= --dropout < 1, --lr > 0 and --clip > 0, got {options.dropout}, {options.lr}, {options.clip}"
+        )
+    if options.impl not in ("student", "reference") and not Path(options.impl).is_dir():
+        parser.error(f"expected --impl student, reference or a folder, got {options.impl!r}")
+    ranks, world = math.prod(options.mesh.values()), int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > world == 1:
+        parser.error(f"--mesh has {ranks} ranks, and this is one: torchrun --nproc-per-node {ranks} -m lab.train …")
     return options
 
 
@@ -105,23 +135,28 @@ def degrees(text: str) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def process_group() -> Iterator[None]:
-    """The group that torchrun describes; without torchrun, this process alone."""
+def process_group() -> Iterator[dist.Store]:
+    """The group that torchrun describes; without torchrun, this process alone. Gives a store that all ranks share."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if "RANK" not in os.environ:
         os.environ |= alone
-    if torch.cuda.is_available():
+    if device() == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, world = next(dist.rendezvous("env://"))
     # torchrun's store outlives its workers: without a name of their own, those of a second attempt would find the
     # addresses of the first, and wait for the dead.
     store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "nccl" if device() == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:
-        yield
+        yield store
     finally:
         dist.destroy_process_group()
+
+
+def device() -> str:
+    """ "cuda" where each rank of this machine has a GPU of its own, else "cpu": NCCL takes no two ranks on one."""
+    return "cuda" if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1)) else "cpu"
 
 
 def train(options: argparse.Namespace) -> list[float]:
@@ -149,7 +184,7 @@ class Run:
     def __init__(self, impl: Any, mesh: Any, options: argparse.Namespace):
         self.impl, self.options = impl, options
         self.lead = dist.get_rank() == 0
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device())
         torch.manual_seed(options.seed)
         whole = Transformer(replace(SIZES[options.size], vocabulary=VOCABULARY, context=options.context))
         if options.experts:
@@ -165,12 +200,23 @@ class Run:
     def resume(self) -> list[float]:
         """Losses of the steps that the folder's checkpoint has behind it; none where there is no checkpoint."""
         options = self.options
-        if self.lead and options.fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-            shutil.rmtree(options.folder, ignore_errors=True)
+        if self.lead:
+            try:
+                options.folder.mkdir(parents=True, exist_ok=True)  # better told now than at the first checkpoint
+            except OSError as error:
+                raise OSError(f"expected a --folder that can be written to, got {options.folder}: {error}") from error
+            if options.fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+                shutil.rmtree(options.folder / "checkpoint", ignore_errors=True)
         dist.barrier()
         if not (options.folder / "checkpoint" / "index.json").exists():
             return []
-        losses = self.checkpoint.load(self.parallel, self.optimizer)["losses"]
+        try:
+            losses = self.checkpoint.load(self.parallel, self.optimizer)["losses"]
+        except (ValueError, OSError, SafetensorError) as error:
+            raise ValueError(
+                f"{options.folder} holds a checkpoint that does not fit: {error}; --fresh forgets it, another --folder "
+                f"leaves it as it is"
+            ) from error
         self.say(f"resumed behind step {len(losses)} of {options.steps}")
         return losses
 
@@ -185,7 +231,13 @@ class Run:
         )  # fmt: skip
 
     def save(self, losses: list[float]) -> None:
-        self.checkpoint.save(self.parallel, self.optimizer, extra={"losses": losses})
+        try:
+            self.checkpoint.save(self.parallel, self.optimizer, extra={"losses": losses})
+        except (OSError, SafetensorError) as error:
+            raise OSError(
+                f"could not save step {len(losses)} in {self.options.folder}: {error}; the checkpoint before is whole: "
+                f"make room and start again"
+            ) from error
 
     @contextlib.contextmanager
     def progress(self, first: int) -> Iterator[Any]:

@@ -20,7 +20,7 @@ def spread(layers: int, stages: int) -> list[range]:
 
 
 def rank_seed(mesh: Mesh, seed: int, *, sequence: bool) -> int:
-    """What this rank's random numbers, of dropout on the residual stream, start from; a function of its place alone.
+    """What this rank's random numbers, of dropout on the residual stream, start from; of `seed` and its place alone.
 
     The tensor ranks of one place on the other axes hold the same activations: they draw alike, or each would train
     another model. With `sequence` they hold other tokens, and draw otherwise, as ranks that differ on another axis do.
@@ -36,7 +36,8 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
     Attention, dense SwiGLUs, embedding and head are cut along tensor. Each `MoE` keeps its experts along expert, and
     has the groups it needs: expert for tokens; data × expert for statistics, with sequence parallelism tensor too,
     averaged over data · expert. The blocks are spread over pipe · chunks virtual stages, number c · pipe + p of them
-    being chunk c of stage p. With plan.fsdp each chunk is an `FSDPAxis`. A head tied to the embedding stays so, on
+    being chunk c of stage p. With plan.fsdp each chunk is an `FSDPAxis`, in whose units experts, what tensor has cut
+    and what it has not are apart: `placements` names the copies of a unit. A head tied to the embedding stays so, on
     different stages too. Random numbers start from `rank_seed(mesh, plan.seed, …)` afterwards. On a mesh of one rank
     the result computes what model did. plan: `Plan()` if None.
 

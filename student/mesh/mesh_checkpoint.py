@@ -15,9 +15,9 @@ class MeshCheckpoint:
     Every number is saved once, by one rank, under its place in the whole model, so that a mesh of other degrees, with
     another plan, finds it: on 4 ranks or on 16, sharded along data or not. Tensors are in one safetensors file a rank,
     all else is JSON; nothing is pickled, and no tensor is sent. `index.json` names the files that belong together, and
-    is replaced in one moment (os.replace) when all of them are on the disk: whoever is killed while saving, at whatever
-    moment, leaves the checkpoint that was there. All ranks of the mesh call save and load together, on a folder that
-    all of them see.
+    is replaced in one moment (os.replace) when all of them are on the disk (os.fsync): whoever is killed while saving,
+    at whatever moment, leaves the checkpoint that was there. All ranks of the mesh call save and load together, on a
+    folder that all of them see; when save returns, on whichever rank, the checkpoint is the new one.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -44,6 +44,7 @@ class MeshCheckpoint:
     def load(self, parallel: Placed, optimizer: torch.optim.Optimizer) -> Any:
         """Overwrite parameters, the optimizer's state and its hyperparameters with what was saved; return `extra`.
 
+        Hyperparameters that are tuples, as betas, come back as tuples, which JSON does not know.
         Rows that pad the vocabulary, of which another mesh has more or fewer, are dropped, or are zeros. Tensors are
         put together one after the other: beside its own a rank holds at any moment at most two of the whole model's.
 

@@ -98,7 +98,10 @@ def test_another_mesh_goes_on_where_one_rank_stopped(alone, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--mesh", "data=2"], "product is the 1 ranks"),
+        (["--mesh", "data=2"], "torchrun --nproc-per-node 2"),
+        (["--impl", "nowhere"], "a folder, got 'nowhere'"),
+        (["--micro-batches", "0"], "--micro-batches of at least 1, got 0"),
+        (["--folder", "/dev/null/here"], "/dev/null/here"),
         (["--experts", "3", "--k", "4"], "k=4"),
         (["--schedule", "zero bubble"], "expected a schedule"),
         (["--sequences", "6", "--micro-batches", "4"], "micro-batches"),

@@ -10,16 +10,19 @@ from torch import Tensor, nn
 
 from lab.model.transformer import Config, SwiGLU, Transformer
 
+from .experts import capped
 from .probes_placed import AXES, coordinate
 from .tensor_oracles import piece
 
 
 class Mixture(nn.Module):
-    """Every expert on every token, and zero for those that were not chosen."""
+    """Every expert on every token, and zero for those that were not chosen, or dropped: factor limits what each rank's
+    tokens take. parts: ranks along the batch, and along the context."""
 
-    def __init__(self, config: Config, n: int, k: int):
+    def __init__(self, config: Config, n: int, k: int, factor: float | None = None, parts: tuple = (1, 1)):
         super().__init__()
-        self.k, self.router = k, nn.Linear(config.width, n, bias=False)
+        self.k, self.factor, self.parts, self.dropped = k, factor, parts, 0
+        self.router = nn.Linear(config.width, n, bias=False)
         self.experts = nn.ModuleList(SwiGLU(config) for _ in range(n))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,8 +33,24 @@ class Mixture(nn.Module):
         share = chosen.sum(0) / chosen.sum()
         self.balance = len(self.experts) * (share * p.mean(0)).sum()
         self.gap = float((ranked[:, self.k - 1] - ranked[:, self.k]).detach().min())
+        if self.factor is not None:
+            self.gap = float((ranked[:, :-1] - ranked[:, 1:])[:, : self.k].detach().min())  # who is first, too
+            chosen = self._kept(logits.topk(self.k).indices, x.shape[:2], chosen)
         outputs = torch.stack([expert(rows) for expert in self.experts], dim=1)  # (tokens, n, width)
         return (outputs * (p * chosen)[..., None]).sum(1).view(x.shape)
+
+    def _kept(self, choices: Tensor, shape: tuple, chosen: Tensor) -> Tensor:
+        """chosen (rows, n), without the choices that are above the limit of one rank's tokens."""
+        shares, along = self.parts
+        ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, along, shape[1] // along).transpose(1, 2)
+        kept = torch.zeros_like(chosen)
+        for rows in ranks.flatten(2).flatten(0, 1):
+            left, dropped, _ = capped(choices[rows], len(self.experts), self.factor or 1.0)
+            self.dropped += sum(dropped)
+            for row, own in zip(rows.tolist(), left.tolist(), strict=True):
+                for expert in own:
+                    kept[row, expert] += expert >= 0
+        return kept
 
 
 def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
@@ -56,15 +75,55 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
             first = {name: p.grad.clone() for name, p in made.named_parameters()}
         losses.append(total)
         optimizer.step()
-    return {"losses": losses, "gradients": first, "gap": gap,
+    return {"losses": losses, "gradients": first, "gap": gap, "dropped": sum(m.dropped for m in mixtures),
             "parameters": {name: p.detach() for name, p in made.named_parameters()}}  # fmt: skip
+
+
+def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list, lr: float) -> dict:
+    """As `alone`, of a dense model, its dropout given: masks, by rank, of what it kept, in the order it drew."""
+    made = bare(model).double()
+    made.load_state_dict(state)
+    optimizer, drawn = torch.optim.SGD(made.parameters(), lr=lr), [iter(own) for own in masks]
+    layers, stages, shares = model["sizes"]["layers"], degrees["pipe"], degrees["data"]
+    place: dict = {}
+
+    def drop(site: int):
+        stage = 0 if site == 0 else next(s for s in range(stages) if site - 1 < -(-layers * (s + 1) // stages))
+
+        def hook(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            ranks = [r for r in range(len(masks)) if coordinate(degrees, r) | {"data": place["share"], "pipe": stage}
+                     == coordinate(degrees, r)]  # fmt: skip
+            kept = [next(drawn[r]) for r in ranks]  # of all tensor ranks
+            whole = torch.cat(kept, 1) if plan["sequence"] else kept[0]
+            return output * whole.double() / (1 - plan["dropout"])
+
+        return hook
+
+    for site, module in enumerate([made.embedding, *made.blocks]):
+        module.register_forward_hook(drop(site))
+    losses, first = [], {}
+    for step, (tokens, targets) in enumerate(batches):
+        optimizer.zero_grad()
+        total, count = 0.0, shares * plan["micro_batches"]
+        for place["share"], own in enumerate(zip(tokens.chunk(shares), targets.chunk(shares), strict=True)):
+            for x, y in zip(*(t.chunk(plan["micro_batches"]) for t in own), strict=True):
+                loss = F.cross_entropy(made(x).flatten(0, 1), y.flatten()) / count
+                loss.backward()
+                total += float(loss.detach())
+        if step == 0:
+            first = {name: p.grad.clone() for name, p in made.named_parameters()}
+        losses.append(total)
+        optimizer.step()
+    return {"losses": losses, "gradients": first}
 
 
 def bare(model: dict) -> Transformer:
     made = Transformer(Config(**model["sizes"]))
     if model.get("experts"):
         for block in made.blocks:
-            block.mlp = Mixture(made.config, model["experts"], model["k"])
+            block.mlp = Mixture(
+                made.config, model["experts"], model["k"], model.get("factor"), model.get("parts", (1, 1))
+            )
     return made
 
 
@@ -90,6 +149,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
     """(state, batches, what one process makes of them): routing that rounding does not change."""
     shares, micro_batches = degrees.get("data", 1) * degrees.get("expert", 1), plan.get("micro_batches", 1)
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
+    told = {**model, "parts": [shares, degrees.get("tensor", 1) if plan.get("sequence") else 1]}
     for _ in range(20):
         state = {
             name: rng.normal(*t.shape) * (0.4 if t.dim() > 1 else 0.2) + (t.dim() == 1)
@@ -100,7 +160,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
         batches = [
             [rng.tokens(*shape, vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)] for _ in range(steps)
         ]
-        want = expect(alone, model, state, batches, shares, micro_batches, plan.get("balance", 0.01), lr)
+        want = expect(alone, told, state, batches, shares, micro_batches, plan.get("balance", 0.01), lr)
         if want["gap"] > 1e-4:
             return state, batches, want
     raise AssertionError("no routing without near ties in 20 draws")

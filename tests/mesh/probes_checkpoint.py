@@ -3,7 +3,11 @@ call."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,13 +17,16 @@ from lab.measure.memory import meter
 from lab.raising import raised
 from lab.world.group import ledger
 
-from ..zero.probes_state import shared_folder, watched
+from ..zero.probes_state import shared_folder, snapshot, watched
 from .probes_placed import Share
 
 
 def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
+    """A model and its optimizer: parameters in another order than the model's, options as a scheduler sets them."""
     share = Share(impl, layout, values)
-    return share, getattr(torch.optim, name)(share.parameters(), **options)
+    optimizer = getattr(torch.optim, name)([*share.shares][::-1])
+    optimizer.param_groups[0].update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    return share, optimizer
 
 
 def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> None:
@@ -32,6 +39,11 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
 def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
             extra: dict) -> dict:  # fmt: skip
     """Load what is in `files`, if there are any, take a step for each of `gradients`, save. Rank 0 tells the files."""
+    with flushes() as flushed:
+        return _session(impl, layout, name, options, values, gradients, files, extra, flushed)
+
+
+def _session(impl, layout, name, options, values, gradients, files, extra, flushed: list) -> dict:
     folder = shared_folder()
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
@@ -51,6 +63,10 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     checkpoint.save(share, optimizer, extra=extra)
     told["save_sent"] = sent(first)
     dist.barrier()
+    told["flushed"] = [
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.stat().st_ino in flushed or None in flushed
+    ]
+    dist.barrier()
     if dist.get_rank() == 0:
         told["files"] = {
             str(path.relative_to(folder)): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
@@ -69,6 +85,25 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     return told
 
 
+@contextlib.contextmanager
+def flushes() -> Iterator[list]:
+    """Inodes of what this process lets reach the disk inside; None for everything."""
+    found: list = []
+    plain = {name: getattr(os, name) for name in ("fsync", "fdatasync", "sync") if hasattr(os, name)}
+
+    def flush(name: str, *file) -> None:
+        found.extend([os.fstat(f if isinstance(f, int) else f.fileno()).st_ino for f in file] or [None])
+        plain[name](*file)
+
+    try:
+        for name in plain:
+            setattr(os, name, functools.partial(flush, name))
+        yield found
+    finally:
+        for name, function in plain.items():
+            setattr(os, name, function)
+
+
 def sent(first: int) -> int:
     """Bytes that this rank has sent since then."""
     return sum(row.bytes for row in ledger.rows[first:] if row.op not in ("recv", "barrier"))
@@ -85,6 +120,7 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list
         dist.barrier()
         with watched(folder, late) as copies:
             checkpoint.save(share, optimizer, extra={"saved": name})
+            copies.append(("return", snapshot(folder, len(copies))))
         states[name] = contents(share, optimizer, {"saved": name})
         dist.barrier()
     everyones: list = [None] * dist.get_world_size()
@@ -141,6 +177,8 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     dist.barrier()
     several = torch.optim.AdamW([{"params": [p]} for p in share.shares], **options)
     told["groups, save"] = raised(lambda: checkpoint.save(share, several))
+    dist.barrier()
+    told["refused saves, files"] = str([path.name for path in folder.rglob("*") if path.is_file()])
     dist.barrier()
     checkpoint.save(share, optimizer)
     told["groups, load"] = raised(lambda: checkpoint.load(share, several))

@@ -42,9 +42,12 @@ def pieces(parallel, values: list) -> list:
 
 
 def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, lr: float) -> dict:
-    """A step for each batch. batches: [tokens, targets] of the whole batch."""
+    """A step for each batch. batches: [tokens, targets] of the whole batch. Tells with dropout what was kept, too."""
     compose, share = impl.mesh.compose, impl.mesh.parallel.share
-    own = parallel(impl, model, state, degrees, plan)
+    own, masks = parallel(impl, model, state, degrees, plan), []
+    for module in own.modules():
+        if isinstance(module, torch.nn.Dropout) and plan.get("dropout"):
+            module.register_forward_hook(lambda module, args, output: masks.append(output.detach() != 0))
     optimizer = torch.optim.SGD(own.parameters(), lr=lr)
     losses, gradients, first = [], [], len(ledger.rows)
     for step, (tokens, targets) in enumerate(batches):
@@ -57,23 +60,57 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
         "gradients": gradients,
         "parameters": pieces(own, [p.detach() for p in own.placements()]),
         "rows": rows,
+        "masks": masks,
     }
 
 
 def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
-    """The largest change of a parameter by a step whose `clip` sets all gradients to zero, and how often it ran."""
+    """The largest change of a parameter by a step whose `clip` sets all gradients to zero, how often it ran, and the
+    gradients that it was given."""
     own, share = parallel(impl, model, state, degrees, plan), impl.mesh.parallel.share
-    before, calls = [p.detach().clone() for p in own.parameters()], []
+    before, calls, seen = [p.detach().clone() for p in own.parameters()], [], []
 
     def clip(given) -> None:
         calls.append(given is own and all(p.grad is not None for p in given.parameters()))
+        seen.extend(pieces(given, [p.grad for p in given.placements()]))
         for p in given.parameters():
             p.grad.zero_()
 
     tokens, targets = (share(t, own.mesh) for t in batch)
     impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=1.0), tokens, targets, clip=clip)
     changes = [float((p.detach() - old).abs().max()) for p, old in zip(own.parameters(), before, strict=True)]
-    return {"change": max(changes), "calls": calls}
+    return {"change": max(changes), "calls": calls, "gradients": seen}
+
+
+def ordered(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
+    """Forwards and backwards of this rank's chunks in the order they ran, and in that of its plan: ["forward", 0] …"""
+    own, share, ran = parallel(impl, model, state, degrees, plan), impl.mesh.parallel.share, []
+
+    def watch(chunk: int):
+        def hook(module, args, output) -> None:
+            ran.append(["forward", chunk])
+            output.register_hook(lambda gradient: ran.append(["backward", chunk]))
+
+        return hook
+
+    for number, chunk in enumerate(own.chunks):
+        chunk.register_forward_hook(watch(number))
+    tokens, targets = (share(t, own.mesh) for t in batch)
+    impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=1.0), tokens, targets)
+    return {"ran": ran, "planned": [[action.kind, action.chunk] for action in own.actions()]}
+
+
+def placed(impl, model: dict, degrees: dict, plans: list) -> list:
+    """The config, and [name, dim that tensor has cut, start, count, axes of copies] of all that this rank has, for each
+    plan."""
+    mesh, told = impl.mesh.mesh.Mesh(**degrees), []
+    for plan in plans:
+        own = parallel(impl, model, None, degrees, plan, mesh)
+        found = [
+            [p.name, p.dim, p.start, p.count, list(at.copies)] for at in own.placements().values() for p in at.pieces
+        ]
+        told.append({"config": vars(own.config), "pieces": found})
+    return told
 
 
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
@@ -89,10 +126,13 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
     return told
 
 
-def drawn(impl, model: dict, degrees: dict, plan: dict) -> list:
-    """Numbers that torch draws once a model has been parallelized."""
-    parallel(impl, model, None, degrees, plan)
-    return torch.rand(4).tolist()
+def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
+    """Numbers that torch draws once a model has been parallelized, for each plan."""
+    mesh, told = impl.mesh.mesh.Mesh(**degrees), []
+    for plan in plans:
+        parallel(impl, model, None, degrees, plan, mesh)
+        told.append(torch.rand(4).tolist())
+    return told
 
 
 def refused(impl, cases: list) -> list:

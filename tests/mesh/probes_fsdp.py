@@ -10,15 +10,17 @@ from lab.world.group import ledger
 
 
 def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, experts: list, partial: list, dtype: str,
-            small: int) -> dict:  # fmt: skip
-    """Gradients of the mean loss of this rank's micro-batches. experts, partial: names of parameters."""
+            small: int, layers: list | None = None) -> dict:  # fmt: skip
+    """Gradients of the mean loss of this rank's micro-batches. experts, partial: names of parameters; layers: of
+    modules."""
     mesh = impl.mesh.mesh.Mesh(**degrees)
     module = Transformer(Config(**sizes)).to(getattr(torch, dtype))
     module.load_state_dict(states[mesh.here])
     named = dict(module.named_parameters())
     own = impl.mesh.fsdp_axis.FSDPAxis(
-        module, mesh, experts=[named[n] for n in experts], partial=[named[n] for n in partial], small=small
-    )
+        module, mesh, experts=[named[n] for n in experts], partial=[named[n] for n in partial], small=small,
+        layers=layers and [module.get_submodule(name) for name in layers],
+    )  # fmt: skip
     first = len(ledger.rows)
     for tokens, targets in batches[mesh.here]:
         logits = own(tokens).flatten(0, 1)

@@ -6,12 +6,14 @@ has more than its share; what is sent along each axis is what the accounting say
 would be faked or got wrong: every rank trains the whole model (its elements are counted); groups along the wrong axis;
 a loss averaged per rank; micro-batches not averaged; a balancing loss that stays on its stage; a head that drifts from
 the embedding it is tied to; experts reduced over data × expert, the dense over data alone; dropout that differs
-between ranks that hold the same, or is alike where they hold other tokens.
+between ranks that hold the same, or is alike where they hold other tokens; any schedule for the one that was asked;
+a placement that tells norms and checkpoints of other copies than there are.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 
 import pytest
@@ -21,7 +23,18 @@ from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
 from . import probes_compose as probes
-from .compose import AXES, bare, coordinate, draw_model, draw_run, members, same_as_alone
+from .compose import (
+    AXES,
+    bare,
+    compare,
+    coordinate,
+    draw_model,
+    draw_run,
+    dropped_out,
+    members,
+    part_of,
+    same_as_alone,
+)
 from .costs import listed
 
 COMPOSE = "mesh.compose"
@@ -44,11 +57,10 @@ def model_for(rng, degrees: dict, plan: dict | None = None, tied: bool = False) 
     )
 
 
-def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int = 5) -> list:
-    world = 1
-    for degree in degrees.values():
-        world *= degree
-    state, batches, want = draw_run(rng, expect, model, degrees, plan, steps)
+def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int = 5, rows: int = 1) -> list:
+    world = math.prod(degrees.values())
+    state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
+    assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
     ranks = run(probes.trained, model, state, degrees, plan, batches, 0.2, world=world, replace=NEEDS)
     same_as_alone(ranks, want, degrees, " × ".join(f"{axis}={n}" for axis, n in degrees.items()))
     return ranks
@@ -59,7 +71,7 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
 def test_each_axis_alone(run, rng, expect, axis):
     degrees = {} if axis == "none" else {axis: rng.integers(2, 3)}
     plan = {"micro_batches": rng.integers(2, 3), "balance": 0.1}
-    check(run, rng, expect, degrees, plan, model_for(rng, degrees))
+    check(run, rng, expect, degrees, plan, model_for(rng, degrees), rows=2)
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -77,10 +89,18 @@ def test_all_four_axes(run, rng, expect):
 
 
 @exercise(COMPOSE, kind="numerics")
-@pytest.mark.parametrize("axis", ["pipe", "expert", "data"])
-def test_sequence_parallelism_beside_another_axis(run, rng, expect, axis):
+def test_a_mixture_whose_experts_stay_together(run, rng, expect):
+    """The balancing loss is of the whole batch where tokens do not travel, too."""
+    degrees = {"data": 2, rng.choice(["pipe", "tensor"]): 2}
+    plan = {"micro_batches": 2, "balance": 0.1}
+    check(run, rng, expect, degrees, plan, draw_model(rng, 2, 2, experts=3), steps=2, rows=2)
+
+
+@exercise(COMPOSE, kind="numerics")
+@pytest.mark.parametrize(("axis", "fsdp"), [("pipe", False), ("expert", False), ("expert", True), ("data", True)])
+def test_sequence_parallelism_beside_another_axis(run, rng, expect, axis, fsdp):
     degrees = {axis: 2, "tensor": 2}
-    plan = {"micro_batches": 2, "balance": 0.1, "sequence": True, "fsdp": axis == "data" or rng.choice([True, False])}
+    plan = {"micro_batches": 2, "balance": 0.1, "sequence": True, "fsdp": fsdp, "small": 0}
     check(run, rng, expect, degrees, plan, model_for(rng, degrees), steps=3)
 
 
@@ -99,25 +119,26 @@ def test_a_tied_head_on_one_stage(run, rng, expect):
 
 
 @exercise(COMPOSE, kind="numerics")
-def test_interleaved_stages_with_uneven_layers(run, rng, expect):
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_interleaved_stages_with_uneven_layers(run, rng, expect, fsdp):
     degrees = {"pipe": 2, "expert": 2}
-    plan = {"micro_batches": 4, "schedule": "interleaved", "chunks": 2, "balance": 0.1}
+    plan = {"micro_batches": 4, "schedule": "interleaved", "chunks": 2, "balance": 0.1, "fsdp": fsdp, "small": 0}
     model = model_for(rng, degrees, plan)
     model["sizes"]["layers"] = 5
     check(run, rng, expect, degrees, plan, model, steps=2)
 
 
 @exercise(COMPOSE, kind="numerics")
-def test_clipping_comes_between_gradients_and_step(run, rng):
-    degrees = {"pipe": 2}
+def test_clipping_comes_between_gradients_and_step(run, rng, expect):
+    degrees = {"data": 2, "pipe": 2}
     model = draw_model(rng, layers=2)
-    state = {name: rng.normal(*t.shape) for name, t in bare(model).state_dict().items()}
-    batch = [rng.tokens(2, model["sizes"]["context"], vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)]
-    for rank, got in enumerate(run(probes.clipped, model, state, degrees, {}, batch, world=2, replace=NEEDS)):
+    state, (batch,), want = draw_run(rng, expect, model, degrees, {}, 1)
+    for rank, got in enumerate(run(probes.clipped, model, state, degrees, {}, batch, world=4, replace=NEEDS)):
         assert got["calls"] == [True], f"rank {rank}: clip was called {got['calls']}, expected once, with all gradients"
         assert got["change"] == 0, (
             f"rank {rank}: clip has set all gradients to 0, and a parameter moved by {got['change']}"
         )
+        compare(got["gradients"], want["gradients"], degrees, rank, "what clip is given: gradient")
 
 
 @exercise(COMPOSE, kind="property")
@@ -174,9 +195,7 @@ def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, replaced, d
     model, micro_batches = {"sizes": sizes, "experts": experts, "k": experts or 1, "tied": False}, 2
     state = {name: rng.normal(*t.shape) for name, t in bare(model).state_dict().items()}
     batch = [rng.tokens(8, sizes["context"], vocabulary=16) for _ in range(2)]
-    world = 1
-    for degree in degrees.values():
-        world *= degree
+    world = math.prod(degrees.values())
     plan = {"micro_batches": micro_batches, "fsdp": fsdp, "small": 0}
     ranks = run(probes.trained, model, state, degrees, plan, [batch], 0.1, world=world, replace=NEEDS)
     work = {"sequences": 8, "context": 4, "micro_batches": micro_batches, "experts": experts, "k": model["k"]}
@@ -219,8 +238,11 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
 @pytest.mark.parametrize("sequence", [False, True])
 def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
     degrees = dict.fromkeys(rng.shuffled(["data", "pipe", "expert"])[:2], 2) | {"tensor": 2}
-    plan = {"seed": rng.integers(0, 99), "sequence": sequence}
-    ranks = run(probes.drawn, model_for(rng, degrees), degrees, plan, world=8, replace=NEEDS)
+    plans = [{"seed": seed, "sequence": sequence} for seed in rng.shuffled(range(99))[:2]]
+    both = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
+    ranks = [first for first, _ in both]
+    for rank, (one, other) in enumerate(both):
+        assert one != other, f"rank {rank} draws alike with seeds {plans[0]['seed']} and {plans[1]['seed']} of the plan"
     for a, b in itertools.combinations(range(8), 2):
         here, there = coordinate(degrees, a), coordinate(degrees, b)
         alike = not sequence and {**here, "tensor": 0} == {**there, "tensor": 0}
@@ -231,18 +253,81 @@ def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
 
 
 @exercise(COMPOSE, kind="property")
-def test_dropout_leaves_replicas_equal(run, rng):
-    degrees, plan = {"pipe": 2, "tensor": 2}, {"micro_batches": 2, "dropout": 0.5}
+@pytest.mark.parametrize("sequence", [False, True])
+def test_dropout_on_a_whole_mesh(run, rng, sequence):
+    """Losses and gradients are those of one process that drops what the ranks have dropped."""
+    degrees = {"data": 2, "pipe": 2, "tensor": 2}
+    plan = {"micro_batches": 2, "dropout": 0.5, "sequence": sequence}
     model = draw_model(rng, 2, 3)
+    state = {
+        name: rng.normal(*t.shape) * (0.4 if t.dim() > 1 else 0.2) + (t.dim() == 1)
+        for name, t in bare(model).state_dict().items()
+    }
+    batches = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
+    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=8, replace=NEEDS)
+    masks = [got["masks"] for got in ranks]
+    for rank, own in enumerate(masks):
+        sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
+        assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
+        assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
+            f"rank {rank} drops the same in both steps"
+        )
+        for other in members(degrees, rank, ("tensor",)) if not sequence else ():
+            assert all(torch.equal(a, b) for a, b in zip(own, masks[other], strict=True)), (
+                f"ranks {rank} and {other} hold the same activations, and do not drop the same"
+            )
+    same_as_alone(ranks, dropped_out(model, state, batches, degrees, plan, masks, 0.1), degrees, "dropout 0.5")
+
+
+@exercise(COMPOSE, kind="numerics")
+def test_capacity_on_a_whole_mesh(run, rng, expect):
+    """Each rank's tokens, on each tensor rank too, have a limit of their own; what is above it is carried on."""
+    plan = {"micro_batches": 2, "balance": 0.1, "sequence": True}
+    check(run, rng, expect, ALL, plan, {**draw_model(rng, 2, 2, experts=4), "factor": 0.5}, steps=2, rows=2)
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+def test_what_runs_is_the_schedule_of_the_plan(run, rng, replaced, schedule, chunks):
+    degrees, plan = {"pipe": 2}, {"micro_batches": 4, "schedule": schedule, "chunks": chunks}
+    model = draw_model(rng, layers=2 * chunks)
     state = {name: rng.normal(*t.shape) for name, t in bare(model).state_dict().items()}
-    batches = [[rng.tokens(4, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(3)]
-    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=4, replace=NEEDS)
-    for a, b in ((0, 1), (2, 3)):
-        there = {name: own for name, _, _, own in ranks[b]["parameters"]}
-        for name, _, _, own in ranks[a]["parameters"]:
-            if "norm" in name:
-                assert torch.equal(own, there[name]), f"{name} has drifted apart on ranks {a} and {b}"
-        assert ranks[a]["losses"] == ranks[b]["losses"], f"ranks {a} and {b} tell other losses"
+    batch = [rng.tokens(4, model["sizes"]["context"], vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)]
+    for rank, got in enumerate(run(probes.ordered, model, state, degrees, plan, batch, world=2, replace=NEEDS)):
+        assert got["ran"] == got["planned"] or replaced(["mesh.execute"]), (
+            f"rank {rank}: {schedule} says {got['planned']}, and what ran (by chunk) was {got['ran']}"
+        )
+
+
+@exercise(COMPOSE, kind="property")
+def test_placements_tell_who_has_copies(run, rng, replaced):
+    """Norms and checkpoints rely on it: along the axes that are named others have the same, and nobody else has."""
+    model = {**draw_model(rng, 2, 2, experts=2), "tied": True}
+    plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # the last: all is small
+    shapes = {name: t.shape for name, t in bare(model).state_dict().items() if name != "head.weight"}
+    everyones = run(probes.placed, model, ALL, plans, world=16, replace=NEEDS)
+    for number, plan in enumerate(plans):
+        holders, found = defaultdict(set), []
+        for rank, got in enumerate(everyones):
+            assert got[number]["config"] == model["sizes"], f"rank {rank}: config {got[number]['config']}"
+            for name, dim, start, count, copies in got[number]["pieces"]:
+                place = coordinate(ALL, rank)["tensor"]
+                cuts = zip(part_of(name, torch.empty(shapes[name]), place, 2).shape, shapes[name], strict=True)
+                cut = next((d for d, (part, whole) in enumerate(cuts) if part != whole), None)
+                assert dim == cut, f"{plan}, rank {rank}: tensor has cut {name} along {cut}, placements() says {dim}"
+                key = name, place if cut is not None else 0, start, count
+                holders[key].add(rank)
+                found.append((rank, key, copies))
+        for rank, key, copies in found:
+            said = set(members(ALL, rank, tuple(copies)))
+            assert said == holders[key], (
+                f"{plan}, rank {rank}: {key[0]} from {key[2]} is said to be on ranks {sorted(said)}, along {copies}, "
+                f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
+            )
+            sharded = "data" not in copies
+            assert sharded == (plan.get("small") == 0) or replaced(NEEDS), (
+                f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded"
+            )
 
 
 @exercise(COMPOSE, kind="property")
@@ -252,9 +337,10 @@ def test_what_does_not_divide_is_refused_in_one_line(run, rng):
     dense = {"sizes": sizes, "experts": 0, "k": 1}
     odd = {"sizes": {**sizes, "heads": 3, "kv_heads": 3, "width": 12}, "experts": 0, "k": 1}
     deep = {"schedule": "interleaved", "chunks": sizes["layers"] + 1}
-    cases = [[three, {}], [odd, {}], [dense, deep], [dense, {"micro_batches": 3}, 4]]
+    tied = {**dense, "tied": True}, {"fsdp": True, "schedule": "interleaved", "chunks": 2}
+    cases = [[three, {}], [odd, {}], [dense, deep], [*tied], [dense, {"micro_batches": 3}, 4]]
     ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4, replace=NEEDS)
-    expected = [("experts", "3"), ("heads", "3"), ("stage", "layers"), ("micro", "3")]
+    expected = [("experts", "3"), ("heads", "3"), ("stage", "layers"), ("chunk", "tied"), ("micro", "3")]
     for rank, told in enumerate(ranks):
         for said, words in zip(told, expected, strict=True):
             fine = said.startswith("ValueError: ") and all(word in said for word in words) and "\n" not in said

@@ -25,7 +25,7 @@ from .compose import coordinate, members
 
 FSDP_AXIS = "mesh.fsdp_axis"
 NEEDS = ["mesh.mesh", "zero.fsdp_gather"]
-EXPERTS = ["head.weight"]
+EXPERTS = ["head.weight", "norm.weight"]  # the second is partial, too
 PARTIAL = ["norm.weight", "blocks.0.attention_norm.weight", "blocks.0.mlp_norm.weight"]
 
 
@@ -74,7 +74,7 @@ def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -
                                      {"data": 2, "expert": 2, "tensor": 2}], ids=str)  # fmt: skip
 def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
     sizes, states, batches = draw(rng, degrees)
-    small = rng.choice([0, 8, 1000])
+    small = {1: 0, 2: rng.choice([0, 1000]), 3: 10}[len(degrees)]  # 10: norms stay whole, matrices are cut
     ranks = run(
         probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, world=len(states),
         replace=NEEDS,
@@ -128,6 +128,21 @@ def test_what_is_sent_over_which_axis(run, rng, degrees):
         )
         sent = sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in beyond)
         assert sent > 0, f"{where}: nothing crosses the expert axis"
+
+
+@exercise(FSDP_AXIS, kind="property")
+def test_layers_are_cut_unless_they_are_small(run, rng):
+    sizes, states, batches = draw(rng, {"data": 2})
+    layers = rng.shuffled(["embedding", "blocks.0.mlp", "norm"])
+    ranks = run(
+        probes.sharded, sizes, states, {"data": 2}, batches, EXPERTS, PARTIAL, "float32", 10, layers, world=2,
+        replace=NEEDS,
+    )  # fmt: skip
+    for rank, got in enumerate(ranks):
+        cut = {name for _, names in got["units"] for name in names}
+        want = {n for n in states[0] if n.startswith(("embedding.", "blocks.0.mlp."))}
+        assert cut == want, f"rank {rank}: with layers {layers} and small=10, {sorted(cut)} are cut, not {sorted(want)}"
+        assert len(got["units"]) == 2, f"rank {rank}: {len(got['units'])} units of 2 layers that are not small"
 
 
 @exercise(FSDP_AXIS, kind="property")

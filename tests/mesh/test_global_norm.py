@@ -27,7 +27,7 @@ MESHES = {
     "data": {"degrees": {"data": 3}},
     "tensor": {"degrees": {"tensor": 2}},
     "tied pipe": {"degrees": {"pipe": 2}, "tied": True},
-    "expert": {"degrees": {"expert": 2}, "experts": 2},
+    "data × expert": {"degrees": {"data": 2, "expert": 2}, "experts": 2},
     "data × tensor, sharded": {"degrees": {"data": 2, "tensor": 2}, "small": 20},
     "data × expert, sharded": {"degrees": {"data": 2, "expert": 2}, "experts": 2, "small": 0},
     "all": {"degrees": {"data": 1, "pipe": 2, "expert": 2, "tensor": 2}, "experts": 2, "tied": True},
@@ -78,13 +78,15 @@ def test_a_rank_without_gradients_takes_part(run, rng):
 
 
 @exercise(NORM, kind="numerics")
-@pytest.mark.parametrize("scale", [2e4, 1e-4])
-def test_squares_of_float16_neither_overflow_nor_vanish(run, rng, scale):
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("float16", 2e4), ("float16", 1e-4), ("float32", 1e25), ("float32", 1e-25)]
+)
+def test_squares_neither_overflow_nor_vanish(run, rng, dtype, scale):
     layout = draw_layout(rng, {"data": 2}, small=rng.choice([None, 0]))
-    gradients = {n: (g.clamp(-3, 3) * scale).half() for n, g in draw_values(rng, layout).items()}
+    gradients = {n: (g.clamp(-3, 3) * scale).to(getattr(torch, dtype)) for n, g in draw_values(rng, layout).items()}
     norm = length(gradients)
     ranks = run(probes.clipped, layout, gradients, [0.3 * norm], [], world=2, replace=NEEDS)
-    check(ranks, norm, [0.3 * norm], f"float16 of about {scale:g}")
+    check(ranks, norm, [0.3 * norm], f"{dtype} of about {scale:g}")
 
 
 @exercise(NORM, kind="numerics")
