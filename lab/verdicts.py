@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ class Verdicts:
         kept = self.folder / self._key(id)
         if not kept.is_file():
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text("passed" if self._ask(id) else "failed", encoding="ascii")
+            whole = kept.with_suffix(f".{os.getpid()}")  # a run that is killed here must leave no half a verdict
+            whole.write_text("passed" if self._ask(id) else "failed", encoding="ascii")
+            whole.replace(kept)
         return kept.read_text(encoding="ascii") == "passed"
 
     def _ask(self, id: str) -> bool:
