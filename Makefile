@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test grade mutants soak lint bench pictures clean sandbox
+.PHONY: env test grade mutants soak lint bench survival pictures clean sandbox
 
 env: $(VENV)/.ready
 
@@ -52,6 +52,10 @@ soak: env
 
 bench: env sandbox
 	$(PY) -m benchmarks.overhead
+	$(PY) -m benchmarks.grading
+
+survival: env sandbox
+	$(PY) -m benchmarks.survival
 
 clean:
 	rm -rf $(VENV) .cache out build *.egg-info
