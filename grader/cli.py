@@ -16,6 +16,7 @@ from rich.table import Table
 from lab.assignment import ROOT, Assignment, AssignmentError, default
 from lab.scoring import ExerciseScore
 
+from . import decide
 from .console import Out, Wrong, err, known, latest, out, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -220,6 +221,12 @@ def regrade(
         for problem in problems:
             err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1 if problems else 0)
+
+
+for command in (
+    decide.adjust, decide.exclude, decide.extend, decide.late, decide.withdraw, decide.decisions, decide.canvas,
+):  # fmt: skip
+    app.command()(command)
 
 
 def _judge(

@@ -172,7 +172,8 @@ class Gradebook(Database):
         own: dict[str, list[Decision]] = defaultdict(list)
         with self._errors(), self._transaction("DEFERRED"):  # one moment, while another process may be grading
             db = self._db
-            for decision in policy.standing(self.decisions()):
+            decisions = self.decisions()
+            for decision in policy.standing(decisions):
                 own[decision.name].append(decision)
             for key, exercise, earlier in db.execute(f"SELECT * FROM carried {of_run}", (run,)):
                 judged[key][exercise] = earlier
@@ -183,7 +184,7 @@ class Gradebook(Database):
                 flags[key].append(Flag(kind, detail))
             columns = "id, name, source, hash, status, message, seconds, notes"
             rows = db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)).fetchall()
-        rules = next((policy.read(str(d.value), self.assignment) for d in own[""] if d.kind == "policy"), None)
+        rules = policy.in_force(decisions, self.assignment)
         found = [
             Graded(
                 _text(name), _text(source), hash, status, says, spent, json.loads(notes), results[key], flags[key],

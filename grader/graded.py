@@ -24,7 +24,7 @@ class Run:
     started: str  # UTC, "2026-01-31 23:59:59"
     versions: dict[str, str]
     commit: str
-    manifest: dict[str, Any] = field(default_factory=dict)  # grader.fingerprint: what each exercise's results rest on
+    manifest: dict[str, Any] = field(default_factory=dict)  # what results rest on: grader.fingerprint
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,12 @@ def standing(decisions: Iterable[Decision]) -> list[Decision]:
     return [d for d in left if d.kind not in _LATEST or last[d.kind, d.name, d.exercise] is d]
 
 
+def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | None:
+    """The policy that counts now, None before there is one."""
+    texts = [str(d.value) for d in standing(decisions) if d.kind == "policy"]
+    return read(texts[-1], assignment) if texts else None
+
+
 def read(text: str, assignment: Assignment) -> Policy:
     """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises PolicyError."""
     try:

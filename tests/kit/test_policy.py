@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from datetime import datetime
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from grader import policy
+from grader.cli import app
+from grader.console import Wrong
 from grader.gradebook import FORMAT, Gradebook, GradebookError, Graded
 from grader.policy import Decision, PolicyError
 from lab.assignment import default
@@ -188,6 +192,77 @@ def test_the_parts_add_up_to_what_counts(adjustments: list, excluded: set) -> No
     assert grade.final >= 0
     assert grade.late >= 0
     assert grade.possible == sum(A.exercises[id].points for id in IDS if id not in excluded)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A folder with a graded class of one, and files to give to commands."""
+    with Gradebook(tmp_path / "gradebook.sqlite") as book:
+        book.record(book.start_run(**RUN), Graded("ada", "nowhere/ada.zip", results=all_passed()))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "times.csv").write_text("submission,submitted\nada,2026-02-18 12:00\nzed,2026-02-18 12:00\n")
+    (tmp_path / "words").write_text("just words")
+    return tmp_path
+
+
+def say(out: Path, *arguments: str) -> tuple[str, Exception | None]:
+    """(what a command printed, what it raised for `grader` to print)."""
+    done = CliRunner().invoke(app, [*(a.format(out=out) for a in arguments), "--out", str(out)])
+    error = done.exception if isinstance(done.exception, (Wrong, PolicyError, GradebookError)) else None
+    assert error or not done.exception or isinstance(done.exception, SystemExit), done.exc_info
+    return " ".join(done.output.split()), error
+
+
+def test_decisions_are_made_listed_and_withdrawn_on_the_command_line(out: Path) -> None:
+    told, _ = say(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv", "--by", "tess")
+    assert "1 not in the gradebook, left out: zed" in told
+    assert "ada: 4 days late, 2 of them free: 20 % of benchmarking, flash_attention" in told
+    told, _ = say(out, "adjust", "ada", "--points", "-2.5", "--why", "copied a table", "--by", "tess")
+    assert "decision 3: ada has 27.5 of 35 points (35 earned -2.5 adjusted −5 late)" in told
+    told, _ = say(out, "exclude", "ada", "--exercise", "ddp.naive", "--why", "no network", "--by", "tess")
+    assert "ada has 17.5 of 25 points" in told
+    told, _ = say(out, "extend", "ada", "--days", "1", "--why", "was ill", "--by", "jo")
+    assert "ada has 20 of 25 points" in told
+    say(out, "withdraw", "3", "--why", "it was hers", "--by", "jo")
+    with Gradebook(out / "gradebook.sqlite", write=False) as book:
+        assert book.graded(1)["ada"].grade(A, IDS).final == 22.5
+    told, _ = say(out, "decisions", "--json")
+    made = json.loads(told)
+    assert [(d["number"], d["kind"], d["by"]) for d in made] == [
+        (1, "policy", "tess"), (2, "submitted", "tess"), (3, "adjust", "tess"), (4, "exclude", "tess"),
+        (5, "extend", "jo"), (6, "withdraw", "jo"),
+    ]  # fmt: skip
+    assert "was ill" in say(out, "decisions", "ada")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["adjust", "adda", "--points", "2", "--why", "x"], "NAME: expected one that is graded, as ada; got 'adda'"),
+        (["adjust", "ada", "--points", "nan", "--why", "x"], "--points: expected a number, got nan"),
+        (["adjust", "ada", "--points", "2", "--why", " "], "--why: expected a reason, got nothing"),
+        (["exclude", "ada", "--exercise", "ddp.nope", "--why", "x"], "--exercise: expected one that is graded"),
+        (["late", "--policy", "{out}/words"], "policy: not TOML"),
+        (["late", "--policy", "{out}/nowhere"], "--policy: expected a text file"),
+        (["late", "--import", "{out}/times.csv"], "--import: expected due dates before times"),
+        (
+            ["late", "--policy", "{out}/policy.toml", "--import", "{out}/words"],
+            "expected columns submission, submitted",
+        ),
+        (["withdraw", "7", "--why", "x"], "expected the number of a decision that stands, got 7"),
+        (["canvas", "{out}/words", "--column", "x"], "expected Canvas' export with columns Student and ID"),
+        (["regrade", "bob"], "NAME: expected one that is graded"),
+        (["regrade", "ada"], "ada: expected it at nowhere/ada.zip, it is gone"),
+    ],
+)
+def test_bad_input_gets_one_line_and_decides_nothing(out: Path, arguments: list[str], says: str) -> None:
+    _, error = say(out, *arguments)
+    assert error
+    assert says in str(error)
+    assert "\n" not in str(error)
+    with Gradebook(out / "gradebook.sqlite", write=False) as book:
+        assert book.decisions() == []
+        assert len(book.runs()) == 1
 
 
 FORMAT_1 = """
