@@ -96,9 +96,8 @@ class ClassSummary:
         return not all(r.grade.plain for r in self.rows)
 
     @property
-    def stages(self) -> list[tuple[str, int]]:
-        """(stage, how many of its exercises are given)."""
-        return list(Counter(e.stage for e in self.exercises).items())
+    def stages(self) -> list[str]:
+        return list(dict.fromkeys(e.stage for e in self.exercises))
 
     @property
     def decisions(self) -> list[tuple[ClassRow, str, str, str]]:
