@@ -45,16 +45,19 @@ def manifest() -> dict[str, Any]:
     return {"files": dict(sorted(files.items())), "exercises": exercises}
 
 
-def changes(id: str, earlier: dict[str, Any]) -> list[str]:
-    """What an exercise's results rest on that is not as it was at that manifest, [] if all of it is."""
-    then = earlier.get("exercises", {}).get(id)
-    if then is None:
-        return ["it was not in the assignment"] if earlier else ["it was not noted what its results rest on"]
-    parts = _parts(default().exercise(id))
+def changes(id: str, earlier: dict[str, Any]) -> str:
+    """Why an exercise's results may be others now than with that manifest, in words; "" if nothing changed."""
+    if not earlier:
+        return "no note was kept of what it rests on"
+    if id not in earlier["exercises"]:
+        return "it is new in the assignment"
+    then, parts = earlier["exercises"][id], _parts(default().exercise(id))
     if _of_all(parts) == then["all"]:
-        return []
+        return ""
     before = {**earlier["files"], _ENTRY: then["entry"]}
-    return [path for path, digest in parts.items() if before.get(path) != digest] or ["it no longer imports a file"]
+    found = [path for path, digest in parts.items() if before.get(path) != digest]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{', '.join(found[:3])}{more} changed" if found else "it imports less than it did"
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 A submission is written in one transaction: a grader that dies (Ctrl-C, crash, kill -9) leaves it whole
 or absent. What tests said is the truth; points are computed from it by `lab.scoring` each time. The totals in
-the table `submission` are for people who open the file by hand. Evidence (`flag`) never changes a grade.
+the table `submission` are for people who open the file by hand. Evidence (`flag`) never changes a grade. What
+people decide (`decision`) stands beside the results and survives every regrade: see `grader.policy`.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ def affected(runs: Collection[Run], graded: Mapping[str, Graded], ids: Collectio
             return BEGUN
         if (run, id) not in reasons:
             same = by_id[run].assignment == now
-            found = [] if same else fingerprint.changes(id, by_id[run].manifest)
-            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            reasons[run, id] = f"{', '.join(found[:3])}{more} changed" if found else ""
+            reasons[run, id] = "" if same else fingerprint.changes(id, by_id[run].manifest)
         return reasons[run, id]
 
     told = {name: {id: why(g.judged.get(id, latest), id) for id in ids} for name, g in graded.items()}

@@ -195,11 +195,13 @@ def test_what_an_exercise_rests_on_is_told_apart(monkeypatch):
     try:
         assert affected("nothing.py") == set()
         assert affected("tests/ddp/test_naive.py") == {"ddp.naive"}
+        assert fingerprint.changes("ddp.naive", then) == "tests/ddp/test_naive.py changed"
         assert affected("lab/world/child.py") == set(default().exercises)
         some = affected("lab/measure/kernels.py")
         assert "flash_attention.triton_forward" in some
         assert "ddp.naive" not in some
         assert affected("lab/summary.py") == set(), "what only shows results decides none"
-        assert fingerprint.changes("ddp.naive", {**then, "exercises": {}}) == ["it was not in the assignment"]
+        assert fingerprint.changes("ddp.naive", {**then, "exercises": {}}) == "it is new in the assignment"
+        assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"
     finally:
         fingerprint._parts.cache_clear()
