@@ -9,16 +9,23 @@ import io
 import json
 import signal
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from grader import batch, fingerprint, regrade
+from grader.cli import app
 from grader.gradebook import Gradebook, Graded
 from grader.progress import grading
 from grader.sandbox import available
+from grader.submissions import Submission
 from lab.assignment import default
 from lab.scoring import Result
 
@@ -120,6 +127,39 @@ def test_what_is_not_there_is_not_regraded(kit, arguments, says):
     assert says in said
 
 
+def test_an_idle_worker_that_died_is_replaced_and_one_that_dies_twice_is_told(monkeypatch):
+    pools, done = [], []
+
+    class Pool:
+        """Broken when first asked; later ones die of bob."""
+
+        _processes: ClassVar[dict] = {}
+
+        def __init__(self, jobs):
+            pools.append(jobs)
+
+        def submit(self, function, submission, *rest):
+            if len(pools) == 1:
+                raise BrokenProcessPool
+            future = Future()
+            if submission.name == "bob":
+                future.set_exception(BrokenProcessPool())
+            else:
+                future.set_result(Graded(submission.name))
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    monkeypatch.setattr(batch, "_pool", Pool)
+    names = ("ada", "bob", "cyd")
+    settings = batch.Settings("1", (), "process", "")
+    submissions = [Submission(name, Path(name)) for name in names]
+    told = [(s.name, why) for s, why in batch.grade_all(submissions, settings, 2, done.append)]
+    assert told == [("bob", "what judged it died, twice; is there memory enough?")]
+    assert sorted(g.name for g in done) == ["ada", "cyd"]
+
+
 IDS = ("ddp.naive", "ddp.flat", "ddp.overlapped", "benchmarking.straggler")  # each but the last builds on the first
 
 
@@ -178,6 +218,39 @@ def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
     with Gradebook(tmp_path / "book.sqlite") as book:
         left = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
         assert left == {"bob": {"ddp.naive": regrade.BEGUN}}
+
+
+def test_regrade_says_what_and_why_then_judges_that_alone(tmp_path, monkeypatch):
+    then, ids = fingerprint.manifest(), default().profiles["tour"]
+    then["files"]["tests/ddp/test_naive.py"] = then["exercises"]["ddp.naive"]["all"] = "of another time"
+    (tmp_path / "ada").touch()
+    with Gradebook(tmp_path / "gradebook.sqlite") as book:
+        run = book.start_run(seed="1", profile="tour", isolation="process", assignment="then", manifest=then)
+        passed = [Result(id, "numerics", f"t::test_{id}", "", "passed") for id in ids]
+        book.record(run, Graded("ada", str(tmp_path / "ada"), results=passed))
+    judged = []
+
+    def grade_all(submissions, settings, jobs, done, before):
+        for s in submissions:
+            judged.append((s.name, [id for id, earlier in before[s.name].judged.items() if earlier is None]))
+            done(
+                batch._kept(before[s.name], Graded(s.name, str(s.path), results=[replace(passed[2], outcome="failed")]))
+            )
+        yield from ()
+
+    monkeypatch.setattr(batch, "grade_all", grade_all)
+    first = CliRunner().invoke(app, ["regrade", "--out", str(tmp_path)])
+    assert first.exit_code == 0, first.output
+    said = first.output.splitlines()
+    assert said[0] == "regrading ddp.naive of 1 submission: tests/ddp/test_naive.py changed"
+    assert "ada: ddp.naive: 10 of 10 → 0 of 10" in said
+    assert judged == [("ada", ["ddp.naive"])]
+    again = CliRunner().invoke(app, ["regrade", "--out", str(tmp_path)])
+    assert "nothing to regrade: nothing that run 2 rests on has changed" in again.output
+    asked = CliRunner().invoke(app, ["regrade", "ada", "--exercise", ids[0], "--out", str(tmp_path)])
+    assert asked.exit_code == 0, asked.output
+    assert f"regrading {ids[0]} of 1 submission: asked for" in asked.output
+    assert judged[1:] == [("ada", [ids[0]])]
 
 
 def test_what_an_exercise_rests_on_is_told_apart(monkeypatch):
