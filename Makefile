@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test test-slurm grade mutants hostile soak lint bench pictures clean sandbox
+.PHONY: env test test-slurm grade mutants hostile soak survival lint bench clean sandbox
 
 env: $(VENV)/.ready
 
@@ -64,6 +64,10 @@ soak: env
 
 bench: env sandbox
 	$(PY) -m benchmarks.overhead
+	$(PY) -m benchmarks.grading
+
+survival: env sandbox
+	$(PY) -m benchmarks.survival
 
 clean:
 	rm -rf $(VENV) .cache out build *.egg-info

@@ -5,24 +5,32 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
-import hashlib
 import multiprocessing
+import os
+import re
 import secrets
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from lab.assignment import KINDS, ROOT
+from lab.scoring import Result
+from lab.verdicts import needed
 from lab.world.framing import FORGED
 
 from . import cs336
 from .graded import Flag, Graded
+from .sandbox.cgroups import owner_tag, sweep
 from .schedulers import Cluster
 from .submissions import Submission, SubmissionError, Unpacked, hash_of, unpack
 
@@ -40,33 +48,84 @@ class Settings:
 
 
 def grade_all(
-    submissions: list[Submission],
+    submissions: Sequence[Submission],
     settings: Settings,
     jobs: int,
     done: Callable[[Graded], None],
+    before: Mapping[str, Graded] | None = None,
     cluster: Cluster | None = None,
 ) -> Iterator[tuple[Submission, str]]:
-    """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged."""
+    """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged.
+
+    before: by name, what was graded earlier; of it only what `judged` marks is judged again. A worker that dies takes
+    no other submission with it: those that were in its hands are tried once more, each alone. cluster: by its jobs,
+    and whole submissions only.
+    """
     if cluster:
         from .cluster import grade_on
 
         yield from grade_on(cluster, submissions, settings, jobs, done)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=settle)
-    futures = {pool.submit(grade_one, s, settings): s for s in submissions}
+    before = before or {}
+    sweep()
     try:
-        for future in concurrent.futures.as_completed(futures):
+        suspects: list[Submission] = []
+        for why, submission in _in_turn(submissions, settings, jobs, done, before):
+            if isinstance(why, BrokenProcessPool):
+                suspects.append(submission)
+            else:
+                yield submission, f"{type(why).__name__}: {why}"
+        for suspect in suspects:
+            for why, submission in _in_turn([suspect], settings, 1, done, before):
+                died = isinstance(why, BrokenProcessPool)
+                yield submission, "what judged it died, twice; is there memory enough?" if died else str(why)
+    finally:
+        sweep()
+
+
+def _in_turn(
+    submissions: Sequence[Submission],
+    settings: Settings,
+    jobs: int,
+    done: Callable[[Graded], None],
+    before: Mapping[str, Graded],
+) -> Iterator[tuple[Exception, Submission]]:
+    """Judge `jobs` at a time; yields (what was raised, submission). No worker holds one that it has not begun."""
+    waiting = list(reversed(submissions))
+    running: dict[concurrent.futures.Future[Graded], Submission] = {}
+    pool = _pool(jobs)
+    try:
+        while waiting or running:
+            broken = False
             try:
-                done(future.result())
-            except Exception as error:  # one that cannot be judged must not stop the others
-                yield futures[future], f"{type(error).__name__}: {error}"
+                while waiting and len(running) < jobs:
+                    next_one = waiting[-1]
+                    running[pool.submit(grade_one, next_one, settings, before.get(next_one.name))] = next_one
+                    waiting.pop()
+                ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            except BrokenProcessPool:  # an idle worker died
+                broken, ended = True, set()
+            for future in ended:
+                submission = running.pop(future)
+                try:
+                    done(future.result())
+                except Exception as error:  # one that cannot be judged must not stop the others
+                    broken |= isinstance(error, BrokenProcessPool)
+                    yield error, submission
+            if broken:
+                yield from ((BrokenProcessPool("a worker died"), s) for s in running.values())
+                running.clear()
+                _stop(pool)
+                pool = _pool(jobs)
     finally:
         _stop(pool)
 
 
-def grade_one(submission: Submission, settings: Settings) -> Graded:
-    """Unpack, box, judge. What a submission may do wrong ends in its Graded, never in an exception."""
+def grade_one(submission: Submission, settings: Settings, before: Graded | None = None) -> Graded:
+    """Unpack, box, judge. What a submission may do wrong ends in its Graded, never in an exception.
+
+    before: as graded earlier: kept, but for what it marks to be judged again and what depends on how that went.
+    """
     from lab.runner import Runner
 
     from . import evidence, written
@@ -74,26 +133,65 @@ def grade_one(submission: Submission, settings: Settings) -> Graded:
     from .sandbox import Sandbox
 
     start, seen = time.monotonic(), list[Flag]()
-    with tempfile.TemporaryDirectory(prefix="shardlings-") as folder:
+    if not submission.path.exists():
+        raise FileNotFoundError(f"expected it at {submission.path}, it is gone; put it back and go on")
+    with tempfile.TemporaryDirectory(prefix=owner_tag()) as folder:
         try:
             unpacked = unpack(submission, Path(folder) / "impl")
         except SubmissionError as error:
             return Graded(submission.name, str(submission.path), status="refused", message=str(error))
+        hash = hash_of(unpacked.root)
+        if before and (before.status == "refused" or before.hash != hash):
+            before = None  # other code than then: nothing of it can be kept
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
             runner = Runner(SandboxRoom(box, unpacked.root), limit_s=settings.limit_s)
             try:
                 runner.warm()
                 runner.observe = lambda observed: seen.extend(evidence.of_probe(observed))
-                results = judge(runner, settings.ids, settings.seed, Path(settings.cache), unpacked.edition)
+
+                def judged(ids: Collection[str]) -> list[Result]:
+                    return judge(runner, ids, settings.seed, Path(settings.cache), unpacked.edition)
+
+                results = _anew(before, settings.ids, judged) if before else judged(settings.ids)
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
         seen += [*evidence.of_source(unpacked.root, settings.ids), *_borrowed(unpacked)]
         answers, unread = written.judge(unpacked.root, settings.questions)
-        return Graded(
-            submission.name, str(submission.path), hash_of(unpacked.root), notes=[*notes, *unread], results=results,
+        graded = Graded(
+            submission.name, str(submission.path), hash, notes=[*notes, *unread], results=results,
             seconds=time.monotonic() - start, flags=_flags(results, seen), answers=answers,
         )  # fmt: skip
+        return _kept(before, graded) if before else graded
+
+
+def _anew(before: Graded, ids: Collection[str], judge: Callable[[Collection[str]], list[Result]]) -> list[Result]:
+    """Results of what is marked to be judged again; where a verdict turned, also of all that builds on it."""
+    todo = {id for id in ids if before.judged.get(id, 0) is None}
+    results: list[Result] = []
+    while todo:
+        results += judge([id for id in ids if id in todo])
+        done = {r.exercise for r in results} | todo
+        turned = {id for id in todo if _passes(before.results, id) != _passes(results, id)}
+        todo = {id for id in ids if turned & needed(id)} - done
+    return results
+
+
+def _passes(results: Collection[Result], id: str) -> bool:
+    outcomes = {r.outcome for r in results if r.exercise == id and r.kind == "numerics"}
+    return "passed" in outcomes and "failed" not in outcomes
+
+
+def _kept(before: Graded, graded: Graded) -> Graded:
+    """What was graded earlier, with the exercises in its place that were judged now."""
+    anew = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
+    stale = list(_of_results([r for r in before.results if r.exercise in anew]))
+    graded.results = [*(r for r in before.results if r.exercise not in anew), *graded.results]
+    graded.flags = list(dict.fromkeys([*(f for f in before.flags if f not in stale), *graded.flags]))
+    graded.notes = list(dict.fromkeys([*before.notes, *graded.notes]))
+    graded.judged = {id: run for id, run in before.judged.items() if id not in anew}
+    graded.seconds = before.seconds  # of the whole
+    return graded
 
 
 def _flags(results: list, seen: list[Flag]) -> list[Flag]:
@@ -129,25 +227,6 @@ def new_seed() -> str:
     return secrets.token_hex(16)
 
 
-def fingerprint() -> str:
-    """sha256 of what decides a grade besides the submission: assignment, questions, tests, lab, the CS336 bridge."""
-    digest = hashlib.sha256()
-    single = (
-        "assignment.toml",
-        "questions.toml",
-        "grader/written.py",
-        "grader/truths.py",
-        "grader/cs336/profiles.toml",
-    )
-    code = (sorted((ROOT / folder).rglob("*.py")) for folder in ("lab", "tests", "grader/cs336"))
-    files = [*(ROOT / name for name in single), *(file for some in code for file in some)]
-    for file in files:
-        relative = file.relative_to(ROOT)
-        if relative.parts[:2] != ("tests", "kit"):
-            digest.update(f"{relative}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for package in ("torch", "triton", "numpy", "pytest"):
@@ -162,11 +241,35 @@ def commit() -> str:
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
-def settle() -> None:
+def seconds_left(spent: Sequence[float], todo: int, jobs: int) -> float | None:
+    """How long `todo` submissions will take, from what others took; None while none is known."""
+    return statistics.fmean(spent) * todo / min(jobs, todo) if spent and todo else None
+
+
+def sweep_folder(out: Path) -> None:
+    """Remove what killed graders left half-written of reports and expected values."""
+    files = [
+        *out.glob(".*.tmp"),
+        *(f for name in ("report", "gradescope", "expected") for f in (out / name).rglob("*")),
+    ]
+    for file in files:
+        made_by = re.fullmatch(r"\..+\.(\d+)\.tmp|[0-9a-f]{64}\.(\d+)", file.name)
+        if made_by and not psutil.pid_exists(int(made_by[1] or made_by[2])):
+            file.unlink(missing_ok=True)
+
+
+def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=settle, initargs=(os.getpid(),))
+
+
+def settle(grader: int) -> None:
     """A worker ends with its grader, and leaves Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != grader:  # it ended before we asked to be told
+        os._exit(1)
 
 
 def _stop(pool: concurrent.futures.ProcessPoolExecutor) -> None:
@@ -175,3 +278,5 @@ def _stop(pool: concurrent.futures.ProcessPoolExecutor) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
         worker.terminate()
+    for worker in workers:
+        worker.join(5)

@@ -10,26 +10,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lab.assignment import ROOT, Assignment, AssignmentError, default
 from lab.questions import default as questions
-from lab.scoring import totals
+from lab.scoring import ExerciseScore
+
+from . import decide
+from .console import Out, Wrong, err, known, latest, out, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-err = Console(stderr=True)
-out = Console()
-
-
-class Wrong(Exception):
-    """Bad input: one line that says what was expected, what came, and what to do."""
 
 
 def main() -> None:
     from .gradebook import GradebookError
     from .hostile import HostileError
+    from .policy import PolicyError
     from .rubric import RubricError
     from .sandbox import SandboxError
     from .schedulers import ClusterError
@@ -39,15 +36,14 @@ def main() -> None:
     try:
         app()
     except (
-        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, RubricError, SandboxError, SubmissionError,
-        StubError,
+        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, PolicyError, RubricError, SandboxError,
+        SubmissionError, StubError,
     ) as error:  # fmt: skip
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
 Paths = Annotated[list[Path], typer.Argument(help="Submissions: folders, .zip, .tar.gz, or a folder of those.")]
-Out = Annotated[Path, typer.Option(help="Where the gradebook and reports go.")]
 Profile = Annotated[str, typer.Option(help="Which exercises count: a profile of assignment.toml.")]
 
 
@@ -70,7 +66,7 @@ def grade(
     ] = None,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, cs336, schedulers, submissions
+    from . import batch, cs336, fingerprint, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
@@ -99,13 +95,16 @@ def grade(
             raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
         if resume and latest is not None:
             run_id, seed = latest.id, latest.seed
-            if latest.assignment != batch.fingerprint():
-                raise Wrong("--resume: the assignment or its tests changed since that run; grade all of it anew")
+            if latest.assignment != fingerprint.whole():
+                raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
+            if (profile, chosen) != (latest.profile, latest.isolation):
+                began = f"--profile {latest.profile} --isolation {latest.isolation}"
+                raise Wrong(f"--resume: that run was begun with {began}; go on with these, or leave --resume out")
         else:
             seed = seed or (latest.seed if latest else batch.new_seed())
             run_id = book.start_run(
-                seed=seed, profile=profile, isolation=chosen, assignment=batch.fingerprint(),
-                versions=batch.versions(), commit=batch.commit(),
+                seed=seed, profile=profile, isolation=chosen, assignment=fingerprint.whole(),
+                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(),
             )  # fmt: skip
         have = book.graded(run_id)
         todo = [s for s in found if s.name not in have]
@@ -113,17 +112,8 @@ def grade(
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
         if nodes:
             nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
-        problems = []
         try:
-            with _progress(as_json) as progress:
-                bar = progress.add_task("grading", total=len(found), completed=len(found) - len(todo))
-
-                def record(graded: Any) -> None:
-                    book.record(run_id, graded)
-                    progress.update(bar, advance=1, description=f"graded {graded.name[:30]}")
-
-                for submission, why in batch.grade_all(todo, settings, jobs, record, nodes):
-                    problems.append(f"{submission.name}: {why}")
+            problems = _judge(book, run_id, todo, settings, jobs, as_json, total=len(found), cluster=nodes)
         except KeyboardInterrupt:
             done = len(book.graded(run_id))
             err.print(
@@ -146,17 +136,12 @@ def grade(
 
 @app.command()
 def report(
-    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+    out_folder: Out = Path("out"),
 ) -> None:
     """Write the pages and exports again from the gradebook."""
-    from .gradebook import Gradebook
-
     assignment = default()
-    with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
-        run = _latest(book, out_folder)
-        out.print(
-            f"report: {_write(book, run.id, out_folder, assignment, _ids(assignment, run.profile))}", soft_wrap=True
-        )
+    with latest(out_folder, write=False) as (book, run, ids):
+        out.print(f"report: {_write(book, run.id, out_folder, assignment, ids)}", soft_wrap=True)
 
 
 @app.command()
@@ -217,6 +202,58 @@ def mutants(
     sys.exit(0 if all(m.fine(o) for o in outcome.values()) else 1)
 
 
+@app.command()
+def regrade(
+    names: Annotated[list[str] | None, typer.Argument(help="Submissions; default: all that a change affects.")] = None,
+    exercise: Annotated[list[str] | None, typer.Option(help="Only this exercise; may be given again.")] = None,
+    out_folder: Out = Path("out"),
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
+) -> None:
+    """Judge again what is asked for, or what rests on something that changed; keep the rest. Goes on after a crash."""
+    from . import batch, fingerprint
+    from . import regrade as r
+    from .sandbox import choose
+
+    assignment = default()
+    with latest(out_folder) as (book, run, ids):
+        before = book.graded(run.id)
+        known(names or (), before, "NAME")
+        known(exercise or (), ids, "--exercise")
+        by_name = bool(names or exercise)
+        why = r.asked(before, names or before, exercise or ids) if by_name else r.affected(book.runs(), before, ids)
+        if not why:
+            out.print(f"nothing to regrade: nothing that run {run.id} rests on has changed")
+            return
+        todo, gone = r.submissions(before, why)
+        if gone:
+            raise Wrong(
+                f"{gone[0]}: expected it at {before[gone[0]].source}, it is gone; put it back, or grade it anew"
+            )
+        for line in r.plan(why):
+            say(f"regrading {line}")
+        begun = {reason for reasons in why.values() for reason in reasons.values()} == {r.BEGUN}
+        run_id = run.id
+        if not begun or run.assignment != fingerprint.whole():
+            run_id = book.start_run(
+                seed=run.seed, profile=run.profile, isolation=choose(run.isolation), assignment=fingerprint.whole(),
+                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(), base=run.id,
+                again=why,
+            )  # fmt: skip
+        asked = questions().of_profile(run.profile)
+        settings = batch.Settings(run.seed, ids, choose(run.isolation), str(out_folder.resolve() / "expected"), asked)
+        try:
+            problems = _judge(book, run_id, todo, settings, jobs, False, total=len(todo), again=True)
+        except KeyboardInterrupt:
+            err.print("stopped; what was regraded is in the gradebook. Go on with: grader regrade")
+            sys.exit(130)
+        for line in r.differences(before, book.graded(run_id), assignment, ids):
+            say(line)
+        out.print(f"report: {_write(book, run_id, out_folder, assignment, ids)}", highlight=False, soft_wrap=True)
+        for problem in problems:
+            err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1 if problems else 0)
+
+
 rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")
 app.add_typer(rubric, name="rubric")
 Sheet = Annotated[Path, typer.Argument(help="The CSV: a row a criterion of each answer.")]
@@ -225,16 +262,15 @@ Sheet = Annotated[Path, typer.Argument(help="The CSV: a row a criterion of each 
 @rubric.command("export")
 def rubric_export(
     sheet: Sheet,
-    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+    out_folder: Out = Path("out"),
 ) -> None:
     """Write a sheet to mark: fill in points and comments, and import it."""
     from . import rubric as sheets
-    from .gradebook import Gradebook
 
     if sheet.exists():  # it may hold marks that nobody has imported
         raise Wrong(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
-    with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
-        graded = book.graded(_latest(book, out_folder).id)
+    with latest(out_folder, write=False) as (book, run, _):
+        graded = book.graded(run.id)
     try:
         count = sheets.export(sheet, graded)
     except OSError as error:
@@ -245,31 +281,21 @@ def rubric_export(
 @rubric.command("import")
 def rubric_import(
     sheet: Sheet,
-    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+    out_folder: Out = Path("out"),
     by: Annotated[str | None, typer.Option(help="Who marked; default: who is logged in.")] = None,
 ) -> None:
     """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
     import getpass
 
     from . import rubric as sheets
-    from .gradebook import Gradebook
 
     if not (out_folder / "gradebook.sqlite").exists():
         raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
-    with Gradebook(out_folder / "gradebook.sqlite") as book:
-        run = _latest(book, out_folder)
+    with latest(out_folder) as (book, run, ids):
         marks = sheets.read(sheet, book.graded(run.id), by or getpass.getuser())
         book.mark(marks)
-        assignment = default()
-        written = _write(book, run.id, out_folder, assignment, _ids(assignment, run.profile))
+        written = _write(book, run.id, out_folder, default(), ids)
     out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
-
-
-def _latest(book: Any, folder: Path) -> Any:
-    run = book.latest_run()
-    if run is None:
-        raise Wrong(f"{folder}: the gradebook holds no run; grade something first")
-    return run
 
 
 @app.command()
@@ -306,19 +332,16 @@ def gradescope(
 @app.command()
 def leaderboard(
     names: Annotated[Path, typer.Argument(help="A CSV: submission, name. Who is not in it is not shown.")],
-    out_folder: Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")] = Path("out"),
+    out_folder: Out = Path("out"),
 ) -> None:
     """A page of points and measured ratios, of those who asked for it, by names of their choice."""
-    from .gradebook import Gradebook
     from .report import leaderboard as boards
 
-    assignment = default()
-    with Gradebook(out_folder / "gradebook.sqlite", write=False) as book:
-        run = _latest(book, out_folder)
+    with latest(out_folder, write=False) as (book, run, ids):
         try:
             page = boards.write(
-                out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), assignment, run,
-                list(_ids(assignment, run.profile)),
+                out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), default(), run,
+                list(ids),
             )  # fmt: skip
         except boards.NamesError as error:
             raise Wrong(str(error)) from None
@@ -340,7 +363,6 @@ def similarity(
     """Compare submissions with each other, with the kit's solutions and with earlier years. No grade changes."""
     from . import similarity as alike
     from . import submissions
-    from .gradebook import Gradebook
     from .report import pairs as pages
 
     ours, before = submissions.find(paths), submissions.find(earlier) if earlier else []
@@ -361,8 +383,7 @@ def similarity(
     index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
     marked = [p for p in found_pairs if p.share >= threshold]
     if flag:
-        with Gradebook(out_folder / "gradebook.sqlite") as book:
-            run = _latest(book, out_folder)
+        with latest(out_folder) as (book, run, _):
             book.flag(run.id, alike.FLAG, alike.flags(marked))
     for p in marked[:20]:
         out.print(_plain(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
@@ -431,6 +452,42 @@ def hostile(
     sys.exit(1 if any(o.wrong for o in outcomes) else 0)
 
 
+for command in (
+    decide.adjust, decide.exclude, decide.extend, decide.late, decide.withdraw, decide.decisions, decide.canvas,
+):  # fmt: skip
+    app.command()(command)
+
+
+def _judge(
+    book: Any,
+    run_id: int,
+    todo: list[Any],
+    settings: Any,
+    jobs: int,
+    quiet: bool,
+    total: int,
+    again: bool = False,
+    cluster: Any = None,
+) -> list[str]:
+    """Grade and write down one by one; returns a line for each that could not be judged."""
+    from . import batch
+    from .progress import grading
+
+    have = book.graded(run_id)
+    batch.sweep_folder(book.path.parent)
+    problems = []
+    spent = [] if again else [g.seconds for g in have.values()]
+    with grading(total, total - len(todo), jobs, spent, err, quiet) as tell:
+
+        def record(graded: Any) -> None:
+            book.record(run_id, graded)
+            tell(graded.name)
+
+        for submission, why in batch.grade_all(todo, settings, jobs, record, have if again else None, cluster):
+            problems.append(f"{submission.name}: {why}")
+    return problems
+
+
 def _ids(assignment: Assignment, profile: str) -> tuple[str, ...]:
     if profile not in assignment.profiles:
         raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")
@@ -443,6 +500,8 @@ def _write(book: Any, run_id: int, folder: Path, assignment: Assignment, ids: tu
 
     run = next(r for r in book.runs() if r.id == run_id)
     graded = book.graded(run_id)
+    if waiting := sum(None in g.judged.values() for g in graded.values()):
+        say(f"{waiting} are shown as they were: they wait to be judged again; say: grader regrade", err)
     index = html.write_reports(folder / "report", graded, assignment, run, ids)
     exports.write_exports(folder, graded, assignment, ids)
     return index
@@ -461,19 +520,23 @@ def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...])
         if g.status == "refused":
             table.add_row(_plain(name), *["–"] * len(ids), "refused", "")
             continue
-        scores = g.scores(assignment, ids)
-        earned, possible, not_run = totals(scores)
-        cells = [
-            f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"
-            for s in scores
-        ]
-        own = sum(s.inconclusive for s in scores)
-        away = f"{_points(not_run) if not_run else ''}{'?' if own else ''}"
-        table.add_row(_plain(name), *cells, f"{_points(earned)}/{_points(possible)}", away)
+        grade = g.grade(assignment, ids)
+        scores = {s.exercise.id: s for s in grade.scores}
+        cells = [_mark(scores.get(id)) for id in ids]
+        own = sum(s.inconclusive for s in grade.scores)
+        away = f"{_points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
+        table.add_row(_plain(name), *cells, f"{_points(grade.final)}/{_points(grade.possible)}", away)
         undecided += own
     out.print(table)
     if undecided:
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
+
+
+def _mark(s: ExerciseScore | None) -> str:
+    """An exercise's points in a cell; None: it is excluded."""
+    if s is None:
+        return "⊘"
+    return f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"
 
 
 def _points(value: float) -> str:

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -52,7 +52,7 @@ class Problem:
 
 
 def grade_on(
-    cluster: Cluster, submissions: list[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
+    cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
 ) -> Iterator[tuple[Submission, str]]:
     """What `batch.grade_all` does, by jobs: at most `jobs` at a time on each track."""
     lanes = []
@@ -215,7 +215,7 @@ def work(task: Task) -> NoReturn:
 def _judge(task: Task) -> None:
     from .sandbox import choose
 
-    settle()
+    settle(os.getppid())
     path = task.submission.path
     try:
         if not path.exists():  # which is no reason to refuse it

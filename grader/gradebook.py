@@ -2,38 +2,40 @@
 
 A submission is written in one transaction: a grader that dies (Ctrl-C, crash, kill -9) leaves it whole
 or absent. What tests said is the truth; points are computed from it by `lab.scoring` each time. The totals in
-the table `submission` are for people who open the file by hand. Evidence (`flag`) never changes a grade.
+the table `submission` are for people who open the file by hand. Evidence (`flag`) never changes a grade. What
+people decide (`decision`) stands beside the results and survives every regrade: see `grader.policy`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import math
-import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lab.assignment import Assignment, default
 from lab.scoring import Result, totals
 
+from . import policy
+from .database import Database, GradebookError
 from .graded import Answer, Flag, Graded, Mark, Run
-from .report import plain
+from .policy import Decision
+from .report import one_line, plain
 
-__all__ = ["Flag", "Gradebook", "GradebookError", "Graded", "Run"]
+__all__ = ["Decision", "Flag", "Gradebook", "GradebookError", "Graded", "Run"]
 
-FORMAT = 2  # PRAGMA user_version: raise it when a table changes
-APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
+FORMAT = 2  # PRAGMA user_version: raise it when a table changes, and say in _UPGRADES how older ones become it
 TEXT_LIMIT = 20_000  # characters of a message or an output that are kept
 NOTES_LIMIT = 100
 
 _OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
-# Marks belong to a name, not to a run: they stay when it is graded again. Each is kept; the latest counts.
+# Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
+_SUBMISSION = "name, source, hash, status, message, seconds, notes, earned, possible, not_run"
+_RESULT = 'exercise, kind, test, "case", outcome, reason, message, seconds, output, public, instrumented'
 _WRITTEN = f"""
 CREATE TABLE answer (
     {_OWNED}, question TEXT NOT NULL, given TEXT NOT NULL, outcome TEXT NOT NULL, share REAL NOT NULL,
@@ -43,10 +45,21 @@ CREATE TABLE rubric (
     name NOT NULL, question TEXT NOT NULL, criterion TEXT NOT NULL, points REAL NOT NULL, comment TEXT NOT NULL,
     "by" TEXT NOT NULL, at TEXT NOT NULL, text TEXT NOT NULL);
 """
+_SINCE_2 = f"""
+CREATE TABLE carried ({_OWNED}, exercise TEXT NOT NULL, run INTEGER REFERENCES run);
+CREATE INDEX carried_submission ON carried (submission);
+CREATE TABLE decision (
+    number INTEGER PRIMARY KEY, made TEXT NOT NULL, "by" TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN (
+    {", ".join(map(repr, policy.KINDS))})), name NOT NULL, exercise TEXT NOT NULL, value NOT NULL, why TEXT NOT NULL);
+CREATE TRIGGER decision_stays BEFORE UPDATE ON decision BEGIN SELECT RAISE(ABORT, 'decisions are never changed'); END;
+CREATE TRIGGER decision_kept BEFORE DELETE ON decision BEGIN SELECT RAISE(ABORT, 'decisions are never removed'); END;
+{_WRITTEN}"""
+_UPGRADES = {1: f"ALTER TABLE run ADD COLUMN manifest TEXT NOT NULL DEFAULT '{{}}';{_SINCE_2}"}
 _SCHEMA = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY, seed TEXT NOT NULL, profile TEXT NOT NULL, isolation TEXT NOT NULL,
-    assignment TEXT NOT NULL, started TEXT NOT NULL, versions TEXT NOT NULL, "commit" TEXT NOT NULL);
+    assignment TEXT NOT NULL, started TEXT NOT NULL, versions TEXT NOT NULL, "commit" TEXT NOT NULL,
+    manifest TEXT NOT NULL DEFAULT '{{}}');
 CREATE TABLE submission (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run, name NOT NULL, source NOT NULL,
     hash TEXT NOT NULL, status TEXT NOT NULL CHECK (status IN ('graded', 'refused')), message TEXT NOT NULL,
@@ -59,18 +72,10 @@ CREATE TABLE result (
 CREATE TABLE flag ({_OWNED}, kind TEXT NOT NULL, detail TEXT NOT NULL);
 CREATE INDEX result_submission ON result (submission);
 CREATE INDEX flag_submission ON flag (submission);
-{_WRITTEN}
-PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {FORMAT};
-"""
-_UPGRADES = {1: _WRITTEN}  # format → what makes the next one of it
+{_SINCE_2}"""
 
 
-class GradebookError(RuntimeError):
-    """The gradebook cannot be used; the message is one line that says why and what to do."""
-
-
-class Gradebook:
+class Gradebook(Database):
     """Opens or creates a gradebook; `with Gradebook(path) as book: ...`.
 
     With `write` (the default) this process is the only grader on it: a second one is refused. `write=False`
@@ -78,33 +83,14 @@ class Gradebook:
     """
 
     def __init__(self, path: str | Path, *, write: bool = True, assignment: Assignment | None = None):
-        self.path = Path(path)
         self.assignment = assignment or default()
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            raise GradebookError(f"{self.path}: expected a file in an existing folder; make the folder or name a file")
-        if not write and not self.path.exists():
-            raise GradebookError(f"{self.path}: no gradebook here yet; `grader grade` makes one")
-        self._lock = _lock(self.path) if write else None
-        try:
-            with self._errors():
-                self._db = sqlite3.connect(self.path, timeout=10, isolation_level=None)
-                self._check(write)
-        except GradebookError:
-            self.close()
-            raise
+        super().__init__(path, _SCHEMA, FORMAT, _UPGRADES, write=write)
 
     def __enter__(self) -> Gradebook:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        if hasattr(self, "_db"):
-            self._db.close()
-        if self._lock is not None:
-            os.close(self._lock)  # which unlocks; the lock file stays, for removing it would race with the next grader
-            self._lock = None
 
     def start_run(
         self,
@@ -115,14 +101,22 @@ class Gradebook:
         assignment: str,
         versions: dict[str, str] | None = None,
         commit: str = "",
+        manifest: dict[str, Any] | None = None,
+        base: int | None = None,
+        again: Mapping[str, Collection[str]] | None = None,
     ) -> int:
-        """Begin a run and return its id."""
+        """Begin a run and return its id.
+
+        base: an earlier run, whose submissions this one takes over as they are; again: by name, the exercises of
+        which no more than that is to stand.
+        """
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        row = (seed, profile, isolation, assignment, started, json.dumps(versions or {}), commit)
-        with self._errors():
-            sql = 'INSERT INTO run (seed, profile, isolation, assignment, started, versions, "commit") '
-            cursor = self._db.execute(sql + "VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        return int(cursor.lastrowid or 0)
+        told = (json.dumps(versions or {}), commit, json.dumps(manifest or {}))
+        with self._errors(), self._transaction():
+            run = _insert(self._db, "run", (None, seed, profile, isolation, assignment, started, *told))
+            if base is not None:
+                self._carry_over(base, run, self.assignment.profiles.get(profile, ()), again or {})
+        return run
 
     def latest_run(self) -> Run | None:
         return next(reversed(self.runs()), None)
@@ -132,8 +126,8 @@ class Gradebook:
         with self._errors():
             rows = self._db.execute("SELECT * FROM run ORDER BY id").fetchall()
         return [
-            Run(id, seed, profile, isolation, assignment, started, json.loads(versions), commit)
-            for id, seed, profile, isolation, assignment, started, versions, commit in rows
+            Run(id, seed, profile, isolation, assignment, started, json.loads(versions), commit, json.loads(manifest))
+            for id, seed, profile, isolation, assignment, started, versions, commit, manifest in rows
         ]
 
     def record(self, run: int, graded: Graded) -> None:
@@ -146,14 +140,8 @@ class Gradebook:
             name = _exact(graded.name)
             self._db.execute("DELETE FROM submission WHERE run = ? AND name = ?", (run, name))
             notes = json.dumps([plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]])
-            row = (
-                run,
-                name,
-                _exact(graded.source),
-                graded.hash,
-                graded.status,
-                plain(graded.message, TEXT_LIMIT),
-            )
+            came = (_exact(graded.source), graded.hash, graded.status, plain(graded.message, TEXT_LIMIT))
+            row = (run, name, *came)
             key = _insert(self._db, "submission", (None, *row, _finite(graded.seconds), notes, *earned))
             for result in graded.results:
                 _insert(self._db, "result", (key, *_result_row(result)))
@@ -162,6 +150,8 @@ class Gradebook:
             for a in graded.answers:
                 said = (plain(a.given, TEXT_LIMIT), a.outcome, _finite(a.share), plain(a.message, 1000))
                 _insert(self._db, "answer", (key, a.question, *said))
+            for exercise, earlier in graded.judged.items():
+                _insert(self._db, "carried", (key, exercise, earlier))
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
         """Write down what people gave, (name of a submission, mark): all of it or nothing."""
@@ -182,18 +172,46 @@ class Gradebook:
                 for detail in several:
                     _insert(self._db, "flag", (keys[name], kind, plain(detail, TEXT_LIMIT)))
 
+    def decide(self, kind: str, name: str, exercise: str, value: str | float, why: str, by: str) -> int:
+        """Add a decision, one of policy.KINDS, and return its number; those that are there are never changed."""
+        return self.decide_all([(kind, name, exercise, value)], why, by)[0]
+
+    def decide_all(self, rows: Iterable[tuple[str, str, str, str | float]], why: str, by: str) -> list[int]:
+        """Add decisions (kind, name, exercise, value) made for one reason: all of them or none."""
+        made, told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()), plain(why, TEXT_LIMIT)
+        with self._errors(), self._transaction():
+            return [
+                _insert(
+                    self._db, "decision", (None, made, one_line(by, 200), kind, _exact(name), exercise, value, told)
+                )
+                for kind, name, exercise, value in rows
+            ]
+
+    def decisions(self) -> list[Decision]:
+        """Every decision ever made, withdrawn ones too, oldest first."""
+        with self._errors():
+            rows = self._db.execute("SELECT * FROM decision ORDER BY number").fetchall()
+        return [
+            Decision(number, made, by, kind, _text(name), exercise, value, why)
+            for number, made, by, kind, name, exercise, value, why in rows
+        ]
+
     def graded(self, run: int) -> dict[str, Graded]:
-        """Every submission of a run by name, in the order of names."""
+        """Every submission of a run by name, in the order of names, with the decisions that stand."""
         of_run = "WHERE submission IN (SELECT id FROM submission WHERE run = ?) ORDER BY rowid"
         results: dict[int, list[Result]] = defaultdict(list)
         flags: dict[int, list[Flag]] = defaultdict(list)
         answers: dict[int, list[Answer]] = defaultdict(list)
         marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
-        with (
-            self._errors(),
-            self._transaction("DEFERRED"),
-        ):  # one moment, while another process may be grading
+        judged: dict[int, dict[str, int | None]] = defaultdict(dict)
+        own: dict[str, list[Decision]] = defaultdict(list)
+        with self._errors(), self._transaction("DEFERRED"):  # one moment, while another process may be grading
             db = self._db
+            decisions = self.decisions()
+            for decision in policy.standing(decisions):
+                own[decision.name].append(decision)
+            for key, exercise, earlier in db.execute(f"SELECT * FROM carried {of_run}", (run,)):
+                judged[key][exercise] = earlier
             for key, *row in db.execute(f"SELECT * FROM result {of_run}", (run,)):
                 row[-1] = bool(row[-1])  # instrumented
                 results[key].append(Result(*row))
@@ -205,106 +223,35 @@ class Gradebook:
                 marks[_text(name)][row[0], row[1]] = Mark(*row)
             columns = "id, name, source, hash, status, message, seconds, notes"
             rows = db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)).fetchall()
+        rules = policy.in_force(decisions, self.assignment)
         found = [
             Graded(
-                _text(name),
-                _text(source),
-                hash,
-                status,
-                says,
-                spent,
-                json.loads(notes),
-                results[key],
-                flags[key],
-                answers[key],
-                list(marks[_text(name)].values()) if _text(name) in marks else [],
+                _text(name), _text(source), hash, status, says, spent, json.loads(notes), results[key], flags[key],
+                answers[key], list(marks[_text(name)].values()), judged[key], own[_text(name)], rules,
             )
             for key, name, source, hash, status, says, spent, notes in rows
-        ]
+        ]  # fmt: skip
         return {g.name: g for g in sorted(found, key=lambda g: g.name)}
 
-    def _check(self, write: bool) -> None:
-        """Refuse what is not a gradebook of this format, before anything is written to it."""
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        empty = not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        new = empty and (application, version) == (0, 0)
-        if not new and application != APPLICATION:
-            raise GradebookError(f"{self.path}: not a gradebook but another SQLite file; give another path")
-        while not new and version in _UPGRADES:
-            version = self._upgrade(version)
-        if not new and version != FORMAT:
-            raise GradebookError(
-                f"{self.path}: gradebook of format {version}, this grader reads format {FORMAT}; "
-                f"{'use a newer grader' if version > FORMAT else 'grade into a new file'}"
-            )
-        if not write:
-            if new:
-                raise GradebookError(f"{self.path}: an empty file; `grader grade` makes a gradebook")
-            self._db.execute("PRAGMA query_only = ON")
-            return
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-        if new:
-            with self._transaction():
-                for statement in filter(str.strip, _SCHEMA.split(";")):
-                    self._db.execute(statement)
+    def _carry_over(self, base: int, run: int, ids: Iterable[str], again: Mapping[str, Collection[str]]) -> None:
+        """Copy the submissions of a run, and note from which one each exercise's results are."""
+        earlier: dict[int, dict[str, int | None]] = defaultdict(dict)
+        joined = "JOIN submission o ON o.id = c.submission AND o.run = ?"
+        for key, exercise, judged in self._db.execute(f"SELECT c.* FROM carried c {joined}", (base,)):
+            earlier[key][exercise] = judged
+        for old, name in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (base,)).fetchall():
+            new = self._copy("submission", old, f"NULL, {run}, {_SUBMISSION}")
+            self._copy("result", old, f"{new}, {_RESULT}")
+            self._copy("flag", old, f"{new}, kind, detail")
+            self._copy("answer", old, f"{new}, question, given, outcome, share, message")
+            stale = again.get(_text(name), ())
+            for id in ids:
+                _insert(self._db, "carried", (new, id, None if id in stale else earlier[old].get(id, base)))
 
-    def _upgrade(self, version: int) -> int:
-        """Make the next format of the one it has, in place and at once; the format it then has."""
-        with self._transaction():
-            if self._db.execute("PRAGMA user_version").fetchone()[0] == version:  # nobody else was faster
-                for statement in filter(str.strip, _UPGRADES[version].split(";")):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {version + 1}")
-        return version + 1
-
-    @contextlib.contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
-        self._db.execute(f"BEGIN {kind}")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:  # Ctrl-C too: nothing half-written stays
-            if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
-                self._db.execute("ROLLBACK")
-            raise
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """SQLite's complaints as one clear line."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            says = str(error)
-            if "not a database" in says:
-                says = "not a gradebook, nor any SQLite file; give another path"
-            elif "locked" in says:
-                says = "in use by another program; close it and run again"
-            elif "readonly" in says or "unable to open" in says:
-                says = "cannot be opened or written here; check its permissions or give another path"
-            raise GradebookError(f"{self.path}: {says}") from None
-
-
-def _lock(path: Path) -> int:
-    """Take the lock file beside the gradebook, which names its holder; held until closed, also by kill -9."""
-    beside = path.with_name(path.name + ".lock")
-    try:
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise GradebookError(f"{beside}: cannot be made: {error.strerror}; give another path") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(handle)
-        raise GradebookError(
-            f"{path}: another grader (process {holder}) is using it; wait for it or grade into another file"
-        ) from None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    return handle
+    def _copy(self, table: str, submission: int, columns: str) -> int:
+        owner = "id" if table == "submission" else "submission"
+        sql = f"INSERT INTO {table} SELECT {columns} FROM {table} WHERE {owner} = ? ORDER BY rowid"
+        return int(self._db.execute(sql, (submission,)).lastrowid or 0)
 
 
 def _insert(db: sqlite3.Connection, table: str, row: tuple[Any, ...]) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 from lab.assignment import Assignment
 from lab.scoring import ExerciseScore, Result, score
 
+from .policy import Decision, Grade, Policy, grade
+
 
 @dataclass(frozen=True)
 class Run:
@@ -23,6 +25,7 @@ class Run:
     started: str  # UTC, "2026-01-31 23:59:59"
     versions: dict[str, str]
     commit: str
+    manifest: dict[str, Any] = field(default_factory=dict)  # what results rest on: grader.fingerprint
 
 
 @dataclass(frozen=True)
@@ -71,23 +74,35 @@ class Graded:
     results: list[Result] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
-    marks: list[Mark] = field(default_factory=list)  # the latest of each criterion, from the gradebook
+    # From the gradebook alone: what people marked, the latest of each criterion; what rests on earlier runs and what
+    # people decided.
+    marks: list[Mark] = field(default_factory=list)
+    judged: dict[str, int | None] = field(default_factory=dict)  # exercise → an earlier run; None: asked for again
+    decisions: list[Decision] = field(default_factory=list)  # of people, beside the results; those that stand
+    policy: Policy | None = None  # of lateness
 
     def scores(self, assignment: Assignment, ids: Iterable[str] | None = None) -> list[ExerciseScore]:
         """Points of each exercise in ids (default: all), computed from the results."""
         return score(assignment, self.results, ids)
 
+    def grade(self, assignment: Assignment, ids: Iterable[str] | None = None) -> Grade:
+        """From what tests said to what counts: less what is excluded, adjusted, less what lateness costs."""
+        return grade(self.scores(assignment, ids), self.decisions, self.policy)
+
     def packed(self) -> str:
-        """As JSON, for a file; any name and message survives, lone surrogates too."""
-        return json.dumps(asdict(self))
+        """What was judged, as JSON, for a file; any name and message survives, lone surrogates too."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in _OF_THE_GRADEBOOK})
 
     @classmethod
     def unpacked(cls, text: str) -> Graded:
         """From `packed`. Raises ValueError for what is not the whole of it."""
         try:
             fields = json.loads(text)
-            kinds = {"results": Result, "flags": Flag, "answers": Answer, "marks": Mark}
+            kinds = {"results": Result, "flags": Flag, "answers": Answer}
             lists: dict[str, Any] = {name: [kind(**row) for row in fields.pop(name)] for name, kind in kinds.items()}
             return cls(**fields, **lists)
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"expected a submission as graded, got {text[:80]!r}: {error}") from None
+
+
+_OF_THE_GRADEBOOK = ("marks", "judged", "decisions", "policy")

@@ -25,7 +25,7 @@ import psutil
 from lab.assignment import ROOT, default
 from lab.scoring import totals
 
-from . import batch
+from . import batch, fingerprint
 from .gradebook import Gradebook
 from .graded import Graded
 from .hostile import Attack, HostileError, read, techniques
@@ -134,7 +134,7 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
     settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
     ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
     with Gradebook(folder / "gradebook.sqlite") as book, _workers(jobs, folder / "scratch") as workers:
-        run = book.start_run(seed=settings.seed, profile="full", isolation=isolation, assignment=batch.fingerprint())
+        run = book.start_run(seed=settings.seed, profile="full", isolation=isolation, assignment=fingerprint.whole())
         waiting = {}
         for submission, attack in given.items():
             beside = Submission(f"beside-{submission.name}", ROOT / "reference")

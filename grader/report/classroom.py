@@ -6,14 +6,26 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from lab.assignment import KINDS, Assignment, Exercise
-from lab.scoring import ExerciseScore, score, totals
+from lab.scoring import ExerciseScore, score
 
 from .. import written
 from ..graded import Graded
+from ..policy import Grade
 from . import labels, one_line, page_name, plain
-from .summary import readable, state
+from .summary import SYMBOLS, decisions, readable, state
+
+
+@dataclass
+class StageCell:
+    """One stage of one submission: a cell of points and marks. A mark a cell would be 40,000 cells for a class."""
+
+    earned: float
+    ran: bool
+    runs: list[tuple[str, str]]  # (state, its symbol as often as exercises in a row have it), in the handout's order
+    words: str  # "3 passed, 1 failed": the marks for those who do not see them
 
 
 @dataclass
@@ -23,21 +35,31 @@ class ClassRow:
     label: str
     page: str
     graded: Graded
-    scores: list[ExerciseScore]
-    earned: float
-    possible: float
-    not_run: float
-    states: list[str]
+    grade: Grade
+    scores: list[ExerciseScore]  # of all exercises, what is excluded too
     message: str
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
 
     @property
     def inconclusive(self) -> float:
-        return sum(s.inconclusive for s in self.scores)
+        return sum(s.inconclusive for s in self.grade.scores)
 
     @property
     def share(self) -> float | None:
-        return self.earned / self.possible if self.possible > 0 else None
+        return self.grade.final / self.grade.possible if self.grade.possible > 0 else None
+
+    @property
+    def stages(self) -> list[StageCell]:
+        cells = []
+        for _, group in groupby(self.scores, key=lambda s: s.exercise.stage):
+            scores = list(group)
+            states = ["excluded" if s.exercise.id in self.grade.excluded else state(s) for s in scores]
+            runs = [(name, SYMBOLS[name] * len(list(same))) for name, same in groupby(states)]
+            words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in Counter(states).items())
+            counted = [s for s, name in zip(scores, states, strict=True) if name != "excluded"]
+            ran = any(s.possible > 0 for s in counted)
+            cells.append(StageCell(sum(s.earned for s in counted), ran, runs, words))
+        return cells
 
 
 @dataclass
@@ -60,7 +82,7 @@ class ClassSummary:
     hardest: list[ExerciseStatistics]
     bins: list[int]  # submissions by share of possible points: 0–10 %, …, 90–100 %
     median: float | None  # of that share
-    median_earned: float | None
+    median_final: float | None
 
     @property
     def written(self) -> bool:
@@ -74,6 +96,20 @@ class ClassSummary:
     @property
     def refused(self) -> list[ClassRow]:
         return [r for r in self.rows if r.graded.status == "refused"]
+
+    @property
+    def ruled(self) -> bool:
+        """Whether people or a policy changed what tests said of anybody."""
+        return not all(r.grade.plain for r in self.rows)
+
+    @property
+    def stages(self) -> list[str]:
+        return list(dict.fromkeys(e.stage for e in self.exercises))
+
+    @property
+    def decisions(self) -> list[tuple[ClassRow, str, str, str]]:
+        """(row, what, why, who and when) of every decision that stands and every late day."""
+        return [(r, *told) for r in self.rows for told in decisions(r.graded, r.grade)]
 
     @property
     def flags(self) -> list[tuple[ClassRow, str, str]]:
@@ -90,8 +126,7 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
     rows = []
     for name, g in graded.items():
         scores = g.scores(assignment, ids)
-        states = [state(s) for s in scores]
-        row = (shown[name], page_name(name), g, scores, *totals(scores), states, plain(g.message, 1000))
+        row = (shown[name], page_name(name), g, g.grade(assignment, ids), scores, plain(g.message, 1000))
         rows.append(ClassRow(*row, written.totals(written.score(g))))
     rows.sort(key=lambda r: (r.label.casefold(), r.label))
     judged = [r for r in rows if r.share is not None]
@@ -106,7 +141,7 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
         sorted(_exercise_statistics(rows, blank), key=lambda e: 2.0 if e.share is None else e.share),
         bins,
         statistics.median(shares) if shares else None,
-        statistics.median(r.earned for r in judged) if judged else None,
+        statistics.median(r.grade.final for r in judged) if judged else None,
     )
 
 
@@ -118,7 +153,9 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):
-        column = [row.scores[i] for row in rows if row.graded.status == "graded"]
+        column = [
+            row.scores[i] for row in rows if row.graded.status == "graded" and s.exercise.id not in row.grade.excluded
+        ]
         ran = [c for c in column if c.possible > 0]
         share = statistics.fmean(c.earned / c.possible for c in ran) if ran else None
         top = max(missed[s.exercise.id].items(), key=lambda item: (item[1], item[0]), default=("", 0))

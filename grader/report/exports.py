@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -16,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from lab.assignment import Assignment
-from lab.scoring import ExerciseScore, KindScore, Result, totals
+from lab.scoring import ExerciseScore, KindScore, Result
 
 from .. import written
 from ..cs336 import ADVISORY
 from ..graded import Graded, Run
+from ..policy import Grade
 from . import labels, one_line, page_name, plain
 from .html import points, write_atomically
-from .summary import REASONS, readable
+from .summary import REASONS, decisions, readable
 
 MESSAGE_LIMIT = 4000  # characters of one message
 OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
+CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 _FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE included, look twice
 
 
@@ -36,7 +39,8 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
     Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
     Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
     """
-    scores = graded.scores(assignment, ids)
+    grade = graded.grade(assignment, ids)
+    scores = grade.scores
     if graded.status == "refused":
         why = f"Could not be unpacked, so none of it was run.\n{plain(graded.message, MESSAGE_LIMIT)}"
         total = round(sum(s.exercise.points for s in scores), 4)
@@ -44,8 +48,9 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
     else:
         tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
         tests += [_answer(s, len(scores) + i) for i, s in enumerate(written.score(graded), 1)]
+    tests += _beside(graded, grade)
     return {
-        "score": round(math.fsum(t["score"] for t in tests), 4),
+        "score": round(max(0.0, math.fsum(t["score"] for t in tests)), 4),
         "execution_time": round(graded.seconds, 3),
         "output": "\n".join(one_line(note, 300) for note in graded.notes[:20]),
         "output_format": "text",
@@ -65,21 +70,24 @@ def evidence(graded: Graded) -> str:
 def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> list[list[str | float]]:
     """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell.
 
-    What is inconclusive is a part of what was not run. The written part is in three columns of its own: points, those
-    possible so far, and those of prose that nobody has marked yet.
+    What is inconclusive is a part of what was not run; final = earned + adjusted − late. The written part is in three
+    columns of its own: points, those possible so far, and those of prose that nobody has marked yet.
     """
     ids = list(ids)
     shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
-    sums = ["earned", "possible", "not_run", "inconclusive", "written", "written_possible", "written_unmarked"]
-    rows: list[list[str | float]] = [["submission", "status", *sums, *exercises, "flags", "message"]]
+    sums = ["earned", "possible", "not_run", "inconclusive", "adjusted", "late", "final"]
+    of_written = ["written", "written_possible", "written_unmarked"]
+    rows: list[list[str | float]] = [["submission", "status", *sums, *of_written, *exercises, "flags", "message"]]
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         g = graded[name]
-        scores = g.scores(assignment, ids)
-        cells: list[str | float] = [_number(s.earned) if s.possible > 0 else "" for s in scores]
+        grade = g.grade(assignment, ids)
+        of = {s.exercise.id: _number(s.earned) if s.possible > 0 else "" for s in grade.scores}
+        cells = [of.get(id, "excluded") for id in exercises]
         head = [disarmed(shown[name]), g.status]
-        of_code = (*totals(scores), sum(s.inconclusive for s in scores))
-        numbers = [_number(value) for value in (*of_code, *written.totals(written.score(g)))]
+        undecided = sum(s.inconclusive for s in grade.scores)
+        parts = (grade.earned, grade.possible, grade.not_run, undecided, grade.adjusted, grade.late, grade.final)
+        numbers = [_number(value) for value in (*parts, *written.totals(written.score(g)))]
         rows.append([*head, *numbers, *cells, len(g.flags), disarmed(one_line(g.message, 500))])
     return rows
 
@@ -94,7 +102,7 @@ def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assign
 def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
     """Everything of a run but its secret seed: {"run": {...}, "submissions": {shown name: {...}}}."""
     ids = list(ids)
-    about = {key: value for key, value in asdict(run).items() if key != "seed"}
+    about = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
     shown = labels(graded)
     return {
         "run": about,
@@ -102,9 +110,45 @@ def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids:
     }
 
 
+def canvas(
+    roster: str, column: str, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
+) -> tuple[str, list[str]]:
+    """(CSV to import into Canvas, names of submissions that belong to nobody on the roster).
+
+    roster: Canvas' own export; of it come the columns that say who is who. column: the assignment as Canvas heads it,
+    "Shardlings (1234)". A submission is a student's whose login, SIS id or Canvas id it is named by, as files that
+    Canvas hands out are; one without a submission gets an empty cell, which changes nothing. Raises ValueError.
+    """
+    ids, table = list(ids), csv.DictReader(io.StringIO(roster.removeprefix("\ufeff")))
+    people = [name for name in CANVAS if name in (table.fieldnames or ())]
+    if not {"Student", "ID"} <= set(people):
+        came = ", ".join(table.fieldnames or ())[:200] or "nothing"
+        raise ValueError(f"expected Canvas' export with columns Student and ID, got {came}")
+    owners = {key: name for name in graded for key in _owner_keys(name)}
+    rows, placed = [[*people, disarmed(column)]], set()
+    for student in table:
+        keys = [(key, (student.get(key) or "").strip().casefold()) for key in ("SIS Login ID", "SIS User ID", "ID")]
+        name = next((owners[key] for key in keys if key[1] and key in owners), None)
+        final = "" if name is None else str(_number(graded[name].grade(assignment, ids).final))
+        if final or (student.get("ID") or "").strip():  # not the row of points possible
+            rows.append([*(disarmed(one_line(student.get(key) or "", 300)) for key in people), final])
+            placed.add(name)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue(), [name for name in graded if name not in placed]
+
+
+def _owner_keys(name: str) -> list[tuple[str, str]]:
+    """What a submission's name may say of whose it is: an id, or Canvas' doejane_LATE_1234_567890_shardlings."""
+    canvas_id = re.fullmatch(r"[^_]+_(?:LATE_)?(\d+)_\d+_.*", name)
+    whole = name.casefold()
+    return [
+        ("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas_id[1] if canvas_id else whole),
+    ]  # fmt: skip
+
+
 def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, Any]:
-    scores = g.scores(assignment, ids)
-    earned, possible, not_run = map(_number, totals(scores))
+    grade = g.grade(assignment, ids)
     of: dict[str, list[Result]] = defaultdict(list)
     for r in g.results:
         of[r.exercise].append(r)
@@ -114,19 +158,24 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
         "hash": one_line(g.hash, 100),
         "seconds": round(g.seconds, 3),
         "notes": [one_line(note, 300) for note in g.notes],
-        "earned": earned,
-        "possible": possible,
-        "not_run": not_run,
-        "inconclusive": _number(sum(s.inconclusive for s in scores)),
+        "earned": _number(grade.earned),
+        "possible": _number(grade.possible),
+        "not_run": _number(grade.not_run),
+        "inconclusive": _number(sum(s.inconclusive for s in grade.scores)),
+        "adjusted": _number(grade.adjusted),
+        "late": _number(grade.late),
+        "final": _number(grade.final),
+        "decisions": [{"what": what, "why": why, "who": who} for what, why, who in decisions(g, grade)],
         "exercises": {
             s.exercise.id: {
                 "earned": _number(s.earned),
                 "possible": _number(s.possible),
                 "not_run": _number(s.not_run),
                 "inconclusive": _number(s.inconclusive),
+                "excluded": s.exercise.id in grade.excluded,
                 "tests": [_test(r) for r in of[s.exercise.id]],
             }
-            for s in scores
+            for s in g.scores(assignment, ids)
         },
         "written": _written(g),
         "flags": [{"kind": one_line(f.kind, 200), "detail": plain(f.detail, MESSAGE_LIMIT)} for f in g.flags],
@@ -215,6 +264,17 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
     if not lines:
         lines.append(f"{k.passed} {'test' if k.passed == 1 else 'tests'} passed.")
     return plain("\n\n".join(lines), OUTPUT_LIMIT)
+
+
+def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
+    """Gradescope's tests for what is no test: adjustments, lateness, and exercises that do not count."""
+    told = [(what, why) for what, why, _ in decisions(graded, grade)]
+    scores = [(f"adjusted: {grade.adjusted:+.6g}", grade.adjusted), (f"late: −{points(grade.late)}", -grade.late)]
+    why = plain("\n\n".join(f"{what}: {why}" for what, why in told), OUTPUT_LIMIT)
+    found = [_entry(name, "", score, 0.0, score > 0, why) for name, score in scores if score]
+    return found + [
+        _entry(f"{id} (excluded)", "", 0.0, 0.0, False, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
+    ]
 
 
 def _entry(name: str, number: str, score: float, most: float, passed: bool, output: str) -> dict[str, Any]:

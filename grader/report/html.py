@@ -19,14 +19,13 @@ import jinja2
 from markupsafe import Markup
 
 from lab.assignment import Assignment
-from lab.scoring import totals
 
 from .. import cs336
 from ..graded import Graded, Run
 from ..written import OUTCOMES
 from . import labels, one_line, page_name, plain
 from .classroom import class_summary
-from .summary import REASONS, Limits, exercise_views, written_views
+from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views, written_views
 
 PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission prints
 # Tried in order until the page fits: characters of a message, of an output, failures shown an exercise
@@ -36,7 +35,7 @@ _LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limi
 def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Iterable[str]) -> str:
     """The student's page: points, what failed and how to see it, hints. At most PAGE_LIMIT bytes."""
     ids = list(ids)
-    scores = graded.scores(assignment, ids)
+    grade = graded.grade(assignment, ids)
     page = ""
     for limits in _LEVELS:
         page = _render(
@@ -48,9 +47,10 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             message=plain(graded.message, max(limits.message, 1000)),
             notes=[one_line(note, 300) for note in graded.notes[:20]],
             more_notes=max(0, len(graded.notes) - 20),
-            totals=totals(scores),
+            grade=grade,
+            decisions=decisions(graded, grade)[:50],
             written=written_views(graded, limits),
-            exercises=exercise_views(scores, graded.results, limits),
+            exercises=exercise_views(grade.scores, graded.results, limits),
             adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
             limits=limits,
         )
@@ -102,8 +102,8 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(points=points, percent=percent, seconds=seconds)
-    environment.globals.update(reasons=REASONS, outcomes=OUTCOMES)
+    environment.filters.update(points=points, signed=signed, percent=percent, seconds=seconds)
+    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=OUTCOMES)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -115,6 +115,10 @@ def _templates() -> jinja2.Environment:
 def points(value: float) -> str:
     """Two decimals at most: 6, 6.5, 6.67."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def signed(value: float) -> str:
+    return f"{'+' if value >= 0 else '−'}{points(abs(value))}"
 
 
 def percent(share: float) -> str:

@@ -12,6 +12,7 @@ from lab.scoring import ExerciseScore, Result, of_function
 
 from .. import written
 from ..graded import Graded
+from ..policy import Decision, Grade
 from . import one_line, plain
 
 # lab.scoring.REASONS for a reader
@@ -27,7 +28,7 @@ REASONS = {
     "refused": "returned what cannot be read",
     "kit": "a fault of the kit, not yours: tell the instructor",
 }
-SYMBOLS = {"passed": "✓", "failed": "✗", "partly": "◐", "not_run": "–", "inconclusive": "?"}
+SYMBOLS = {"passed": "✓", "failed": "✗", "partly": "◐", "not_run": "–", "inconclusive": "?", "excluded": "⊘"}
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,31 @@ def written_views(graded: Graded, limits: Limits) -> WrittenView:
             for m in s.marks.values()
         },
     )
+
+
+def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
+    """(what, why, who and when) of every decision that stands and every due date that was missed."""
+    told = [
+        (one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC")
+        for d in graded.decisions
+        if (what := _what(d))
+    ]
+    for late in grade.lates:
+        days = f"{late.days} {'day' if late.days == 1 else 'days'} late{f', {late.free} free' if late.free else ''}"
+        cost = f"{late.percent:g} % of the points of {', '.join(late.stages)}" if late.percent else "no points"
+        came = late.submitted.astimezone(late.due.tzinfo)
+        why = f"due {late.due:%Y-%m-%d %H:%M %Z}, handed in {came:%Y-%m-%d %H:%M}"
+        told.append((f"{days}: {cost}", why, "the course's policy"))
+    return told
+
+
+def _what(d: Decision) -> str:
+    """A decision in words; "" for what `lates` tells."""
+    if d.kind == "adjust":
+        return f"{float(d.value):+.6g} points{f' for {d.exercise}' if d.exercise else ''}"
+    if d.kind == "extend":
+        return f"{float(d.value):g} more days"
+    return f"{d.exercise} excluded" if d.kind == "exclude" else ""
 
 
 def state(s: ExerciseScore) -> str:

@@ -1,0 +1,62 @@
+"""What the grader's commands share: where they print, what they refuse, the gradebook they work on."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from .report import one_line
+
+if TYPE_CHECKING:
+    from .gradebook import Gradebook
+    from .graded import Run
+
+err = Console(stderr=True)
+out = Console()
+Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")]
+
+
+class Wrong(Exception):
+    """Bad input: one line that says what was expected, what came, and what to do."""
+
+
+@contextlib.contextmanager
+def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, tuple[str, ...]]]:
+    """The gradebook in a folder, its latest run, and the exercises that it grades."""
+    from .gradebook import Gradebook
+
+    with Gradebook(folder / "gradebook.sqlite", write=write) as book:
+        run = book.latest_run()
+        if run is None:
+            raise Wrong(f"{folder}: the gradebook holds no run; grade something first")
+        profiles = book.assignment.profiles
+        if run.profile not in profiles:
+            raise Wrong(f"{folder}: expected a profile among {', '.join(profiles)}, run {run.id} has {run.profile!r}")
+        yield book, run, profiles[run.profile]
+
+
+def say(text: str, to: Console = out) -> None:
+    """One line, shown as it is whatever a submission's name holds."""
+    to.print(one_line(text, 4000), markup=False, highlight=False, soft_wrap=True)
+
+
+def known(given: Collection[str], there: Collection[str], what: str) -> None:
+    """Raise Wrong, with what is near, for the first that is not there."""
+    for one in given:
+        if one not in there:
+            near = difflib.get_close_matches(one, there, 3) or sorted(there)[:3]
+            raise Wrong(f"{what}: expected one that is graded, as {', '.join(near)}; got {one!r}")
+
+
+def text_of(path: Path, option: str) -> str:
+    """The text of a file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Wrong(f"{option}: expected a text file, {path}: {getattr(error, 'strerror', 'not UTF-8')}") from None

@@ -1,0 +1,142 @@
+"""A SQLite file that loses nothing: one writer, whole transactions, formats that are upgraded in place."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
+
+
+class GradebookError(RuntimeError):
+    """The gradebook cannot be used; the message is one line that says why and what to do."""
+
+
+class Database:
+    """Opens or creates the file, and brings an older format up to date.
+
+    schema: the tables of format `newest`; upgrades: by format, the statements that make the next one of it.
+    With `write` (the default) this process is the only grader on it: a second one is refused. `write=False`
+    reads an existing one, also while another process grades into it. Use it from the thread that opened it.
+    """
+
+    def __init__(self, path: str | Path, schema: str, newest: int, upgrades: Mapping[int, str], *, write: bool = True):
+        self.path = Path(path)
+        self._schema, self._newest, self._upgrades = schema, newest, upgrades
+        if self.path.is_dir() or not self.path.parent.is_dir():
+            raise GradebookError(f"{self.path}: expected a file in an existing folder; make the folder or name a file")
+        if not write and not self.path.exists():
+            raise GradebookError(f"{self.path}: no gradebook here yet; `grader grade` makes one")
+        self._lock = _lock(self.path) if write else None
+        try:
+            with self._errors():
+                self._db = sqlite3.connect(self.path, timeout=10, isolation_level=None)
+                self._check(write)
+        except GradebookError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if hasattr(self, "_db"):
+            self._db.close()
+        if self._lock is not None:
+            os.close(self._lock)  # which unlocks; the lock file stays, for removing it would race with the next grader
+            self._lock = None
+
+    def _check(self, write: bool) -> None:
+        """Refuse what is not a gradebook of a known format, before anything is written to it; upgrade an older one."""
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        application = self._db.execute("PRAGMA application_id").fetchone()[0]
+        empty = not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        new = empty and (application, version) == (0, 0)
+        if not new and application != APPLICATION:
+            raise GradebookError(f"{self.path}: not a gradebook but another SQLite file; give another path")
+        if not new and version != self._newest and version not in self._upgrades:
+            raise GradebookError(
+                f"{self.path}: gradebook of format {version}, this grader reads format {self._newest}; "
+                f"{'use a newer grader' if version > self._newest else 'grade into a new file'}"
+            )
+        if new and not write:
+            raise GradebookError(f"{self.path}: an empty file; `grader grade` makes a gradebook")
+        if not new and version != self._newest and not write:
+            self._upgrade_for_a_reader()
+        if not write:
+            self._db.execute("PRAGMA query_only = ON")
+            return
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if new:
+            self._make([self._schema, f"PRAGMA application_id = {APPLICATION};"])
+        elif version != self._newest:
+            self._make([self._upgrades[v] for v in range(version, self._newest)])
+
+    def _upgrade_for_a_reader(self) -> None:
+        """What only reads has no lock: take it for as long as the upgrade lasts."""
+        Database(self.path, self._schema, self._newest, self._upgrades).close()
+
+    def _make(self, scripts: list[str]) -> None:
+        """Run them and raise the format, whole or not at all."""
+        with self._transaction():
+            for statement in _statements("".join(scripts) + f"PRAGMA user_version = {self._newest};"):
+                self._db.execute(statement)
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        self._db.execute(f"BEGIN {kind}")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:  # Ctrl-C too: nothing half-written stays
+            if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """SQLite's complaints as one clear line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            says = str(error)
+            if "not a database" in says:
+                says = "not a gradebook, nor any SQLite file; give another path"
+            elif "locked" in says:
+                says = "in use by another program; close it and run again"
+            elif "readonly" in says or "unable to open" in says:
+                says = "cannot be opened or written here; check its permissions or give another path"
+            raise GradebookError(f"{self.path}: {says}") from None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, triggers whole, so that all of them run in one transaction."""
+    statement = ""
+    for piece in script.split(";")[:-1]:
+        statement += f"{piece};"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _lock(path: Path) -> int:
+    """Take the lock file beside the gradebook, which names its holder; held until closed, also by kill -9."""
+    beside = path.with_name(path.name + ".lock")
+    try:
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise GradebookError(f"{beside}: cannot be made: {error.strerror}; give another path") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(handle)
+        raise GradebookError(
+            f"{path}: another grader (process {holder}) is using it; wait for it or grade into another file"
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle

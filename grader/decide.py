@@ -1,0 +1,172 @@
+"""The commands by which people decide beside the tests, and hand grades on: see grader.policy for what they mean."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from lab.assignment import default
+
+from . import policy as p
+from .console import Out, Wrong, err, known, latest, out, say, text_of
+from .report import one_line
+
+Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
+Why = Annotated[str, typer.Option(help="The reason: kept with the decision and shown to the student.")]
+By = Annotated[str | None, typer.Option(help="Who decides; default: your login name.")]
+
+
+def adjust(
+    name: Name,
+    points: Annotated[float, typer.Option(help="How many to add, or with a minus to take.")],
+    why: Why,
+    exercise: Annotated[str, typer.Option(help="Of this exercise; default: of the submission, late or not.")] = "",
+    by: By = None,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Add points by hand, beside what tests said; it survives every regrade."""
+    if not math.isfinite(points):
+        raise Wrong(f"--points: expected a number, got {points}")
+    _decide(out_folder, "adjust", name, [exercise], points, why, by)
+
+
+def exclude(
+    name: Name,
+    exercise: Annotated[list[str], typer.Option(help="What is not to count; may be given again.")],
+    why: Why,
+    by: By = None,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Leave exercises out of a submission's grade: neither earned nor lost."""
+    _decide(out_folder, "exclude", name, exercise, "", why, by)
+
+
+def extend(
+    name: Name,
+    days: Annotated[float, typer.Option(min=0, max=365, help="Added to every due date of this submission.")],
+    why: Why,
+    by: By = None,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Grant a submission more days before it is late."""
+    _decide(out_folder, "extend", name, [""], days, why, by)
+
+
+def late(
+    policy: Annotated[Path | None, typer.Option(help="policy.toml: due, free_days, percent_a_day, [stages].")] = None,
+    times: Annotated[
+        Path | None, typer.Option("--import", help="CSV with columns submission, submitted and perhaps stage.")
+    ] = None,
+    by: By = None,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Take a policy for late work and the times of submission; say who was late, and what it costs."""
+    assignment = default()
+    with latest(out_folder) as (book, run, ids):
+        text = text_of(policy, "--policy") if policy else ""
+        rules = p.read(text, assignment) if policy else p.in_force(book.decisions(), assignment)
+        if times and rules is None:
+            raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
+        rows = p.read_times(text_of(times, "--import"), assignment, rules) if times and rules else []
+        there = book.graded(run.id)
+        taken = [("submitted", name, stage, when) for name, stage, when in rows if name in there]
+        if policy:
+            book.decide("policy", "", "", text, policy.name, _who(by))
+        if times:
+            book.decide_all(taken, times.name, _who(by))
+        if strangers := [name for name, _, _ in rows if name not in there]:
+            say(f"{len(strangers)} not in the gradebook, left out: {', '.join(strangers[:5])}", err)
+        for name, g in book.graded(run.id).items():
+            for x in g.grade(assignment, ids).lates:
+                cost = f"{x.percent:g} % of {', '.join(x.stages)}" if x.percent else "no points"
+                say(f"{name}: {x.days} days late, {x.free} of them free: {cost}")
+        say("grader report writes the pages anew")
+
+
+def withdraw(
+    number: Annotated[int, typer.Argument(help="A decision, by its number in `grader decisions`.")],
+    why: Why,
+    by: By = None,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Take a decision back; both stay in the gradebook."""
+    with latest(out_folder) as (book, _, _):
+        name = next((d.name for d in p.standing(book.decisions()) if d.number == number), None)
+        if name is None:
+            raise Wrong(f"expected the number of a decision that stands, got {number}; see: grader decisions")
+        book.decide("withdraw", name, "", number, _reason(why), _who(by))
+        say(f"withdrawn: {number}; grader report writes the pages anew")
+
+
+def decisions(
+    name: Annotated[str | None, typer.Argument(help="Only those of this submission.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON and nothing else.")] = False,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Every decision ever made, withdrawn ones too: what, why, who and when."""
+    with latest(out_folder, write=False) as (book, _, _):
+        made = [d for d in book.decisions() if name in (None, d.name)]
+    if as_json:
+        print(json.dumps([asdict(d) for d in made], indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "when (UTC)", "who", "what", "submission", "exercise", "value", "why"):
+        table.add_column(heading)
+    for d in made:
+        value = d.value if d.kind != "policy" else f"{len(str(d.value))} characters"
+        cells = (d.number, d.made, d.by, d.kind, d.name, d.exercise, value, d.why)
+        table.add_row(*(Text(one_line(str(cell), 300)) for cell in cells))
+    out.print(table)
+
+
+def canvas(
+    roster: Annotated[Path, typer.Argument(help="The gradebook as Canvas exports it: it says who is who.")],
+    column: Annotated[str, typer.Option(help='The assignment as Canvas heads it: "Shardlings (1234)".')],
+    out_folder: Out = Path("out"),
+) -> None:
+    """Write canvas.csv, to be imported into Canvas' gradebook."""
+    from .report import exports
+    from .report.html import write_atomically
+
+    with latest(out_folder, write=False) as (book, run, ids):
+        graded = book.graded(run.id)
+    try:
+        text, nobodys = exports.canvas(text_of(roster, "ROSTER"), column, graded, default(), ids)
+    except ValueError as error:
+        raise Wrong(f"ROSTER: {error}") from None
+    write_atomically(out_folder / "canvas.csv", text)
+    for name in nobodys:
+        say(f"{name}: belongs to nobody on the roster; it is not in canvas.csv", err)
+    say(f"wrote {out_folder / 'canvas.csv'}")
+
+
+def _decide(
+    folder: Path, kind: str, name: str, exercises: list[str], value: str | float, why: str, by: str | None
+) -> None:
+    """Write one decision for each exercise, and say what the submission has now."""
+    with latest(folder) as (book, run, ids):
+        known([name], book.graded(run.id), "NAME")
+        known([e for e in exercises if e], ids, "--exercise")
+        numbers = book.decide_all([(kind, name, e, value) for e in exercises], _reason(why), _who(by))
+        g = book.graded(run.id)[name].grade(default(), ids)
+        parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
+        say(f"decision {', '.join(map(str, numbers))}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        say("grader report writes the pages anew")
+
+
+def _reason(why: str) -> str:
+    if not why.strip():
+        raise Wrong("--why: expected a reason, got nothing")
+    return why
+
+
+def _who(by: str | None) -> str:
+    return by or getpass.getuser()

@@ -1,0 +1,159 @@
+"""What an exercise's results rest on besides the submission, so that a change regrades what it affects and no more.
+
+That is its tests and all they import of ours, the machinery that runs every probe, the stand-ins of what it needs, what
+solutions import from lab, and its entry in assignment.toml. Points and hints are none of it: they are read anew for
+every report. Whether what it needs passes is looked at when that is judged: see grader.batch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lab import forbidden
+from lab.assignment import ROOT, Exercise, default
+from lab.verdicts import needed
+
+_CORE = ("tests/conftest.py", "lab/pytest_plugin.py", "lab/world/zygote.py")  # have a hand in every result
+_WRITTEN = ("questions.toml", "lab/questions.py", "grader/written.py", "grader/truths.py")
+_SHOWS = ("lab/cli.py", "lab/summary.py")  # what comes after the results
+_ENTRY = "its entry in assignment.toml"
+
+
+def whole() -> str:
+    """sha256 of all that decides a grade besides the submission: assignment and questions, tests, lab, bridge."""
+    digest = hashlib.sha256()
+    code = [f for folder in ("lab", "tests", "grader/cs336") for f in sorted((ROOT / folder).rglob("*.py"))]
+    for file in [ROOT / "assignment.toml", *(ROOT / name for name in _WRITTEN), *code]:
+        relative = file.relative_to(ROOT)
+        if relative.parts[:2] != ("tests", "kit"):
+            digest.update(f"{relative}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def manifest() -> dict[str, Any]:
+    """{"files": {path: digest}, "exercises": {id: {"entry": digest, "all": digest}}, "written": digest}.
+
+    What `changes` and `written_changes` compare with.
+    """
+    files: dict[str, str] = {}
+    exercises = {}
+    for id, exercise in default().exercises.items():
+        parts = _parts(exercise)
+        files |= {path: digest for path, digest in parts.items() if path != _ENTRY}
+        exercises[id] = {"entry": parts[_ENTRY], "all": _of_all(parts)}
+    return {"files": dict(sorted(files.items())), "exercises": exercises, "written": _written()}
+
+
+def changes(id: str, earlier: dict[str, Any]) -> str:
+    """Why an exercise's results may be others now than with that manifest, in words; "" if nothing changed."""
+    if not earlier:
+        return "no note was kept of what it rests on"
+    if id not in earlier["exercises"]:
+        return "it is new in the assignment"
+    then, parts = earlier["exercises"][id], _parts(default().exercise(id))
+    if _of_all(parts) == then["all"]:
+        return ""
+    before = {**earlier["files"], _ENTRY: then["entry"]}
+    found = [path for path, digest in parts.items() if before.get(path) != digest]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{', '.join(found[:3])}{more} changed" if found else "it imports less than it did"
+
+
+def written_changes(earlier: dict[str, Any]) -> str:
+    """Why answers to written questions may earn something else now; "" if nothing changed."""
+    return "" if earlier.get("written") == _written() else f"one of {', '.join(_WRITTEN)} changed"
+
+
+def _written() -> str:
+    return _digest(b"\0".join((ROOT / name).read_bytes() for name in _WRITTEN))
+
+
+@functools.cache
+def _parts(exercise: Exercise) -> dict[str, str]:
+    """Everything an exercise's results rest on → its digest, files by their path in the kit."""
+    entry = (exercise.object, exercise.track, sorted(exercise.needs), sorted(exercise.forbidden))
+    folders = (ROOT / "tests" / exercise.stage, ROOT / "tests" / "cs336")
+    tests = [f for folder in folders for f in sorted(folder.glob("test_*.py")) if exercise.id in _judges(f)]
+    if any(f.is_relative_to(folders[1]) for f in tests):
+        tests += [f for f in sorted((ROOT / "grader" / "cs336").rglob("*")) if f.suffix in (".py", ".toml")]
+    stages = {id.partition(".")[0] for id in needed(exercise.id)}
+    solution = forbidden.reachable(ROOT / "reference", exercise.file)
+    roots = [*tests, *(ROOT / f for f in _CORE), *(ROOT / "lab" / "standins" / f"{s}.py" for s in sorted(stages))]
+    files = _closure([*roots, *(f for s in solution for f in _imports(s))])
+    return {_ENTRY: _digest(repr(entry).encode()), **{f.relative_to(ROOT).as_posix(): _of_file(f) for f in files}}
+
+
+def _of_all(parts: dict[str, str]) -> str:
+    return _digest("".join(f"{path}\0{digest}\0" for path, digest in sorted(parts.items())).encode())
+
+
+@functools.cache
+def _of_file(path: Path) -> str:
+    return _digest(path.read_bytes())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _closure(roots: Iterable[Path]) -> list[Path]:
+    """The roots and all that they import from lab and tests, directly or not, sorted."""
+    found: set[Path] = set()
+    todo = list(roots)
+    while todo:
+        path = todo.pop()
+        if path.is_file() and path not in found and path.relative_to(ROOT).as_posix() not in _SHOWS:
+            found.add(path)
+            todo += _imports(path)
+    return sorted(found)
+
+
+@functools.cache
+def _imports(path: Path) -> tuple[Path, ...]:
+    """The files of lab and tests that a file imports, packages on the way included."""
+    names = [name for name in _imported(path) if name.partition(".")[0] in ("lab", "tests")]
+    modules = {
+        ROOT.joinpath(*parts[:n]) for name in names for parts in [name.split(".")] for n in range(1, len(parts) + 1)
+    }
+    return tuple(f for m in sorted(modules) for f in (m.with_suffix(".py"), m / "__init__.py") if f.is_file())
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, as if from the kit's root; of `from a import b` both a and a.b."""
+    package = path.parent.relative_to(ROOT).parts
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{a.name}" for a in node.names)
+
+
+@functools.cache
+def _judges(path: Path) -> frozenset[str]:
+    """The exercises that a test file judges: its `exercise(…)` marks name them by a string or a constant of its own."""
+    tree = _tree(path)
+    constants = {
+        t.id: n.value.value
+        for n in tree.body
+        if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)
+        for t in n.targets
+        if isinstance(t, ast.Name)
+    }
+    marks = [n.args[0] for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args and _name(n.func) == "exercise"]
+    return frozenset(str(m.value if isinstance(m, ast.Constant) else constants.get(_name(m))) for m in marks)
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())

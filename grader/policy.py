@@ -1,0 +1,198 @@
+"""From what tests said to what counts: exclusions, adjustments by hand, late days.
+
+What people decide are rows of their own beside the results. They are never changed, only withdrawn by another row, so
+they survive every regrade and their history stays. A grade is computed from results and decisions each time.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from lab.assignment import Assignment
+from lab.scoring import ExerciseScore, totals
+
+KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
+_LATEST = ("policy", "submitted")  # of these the last one counts
+
+
+class PolicyError(ValueError):
+    """A policy or a decision that cannot be taken: one line with what was expected, what came and what to do."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One row: what a person decided, of which submission, why, who and when."""
+
+    number: int
+    made: str  # UTC, "2026-01-31 23:59:59"
+    by: str
+    kind: str  # one of KINDS
+    name: str  # of the submission; "" for a policy
+    exercise: str  # or for "submitted" a stage; "" for all of the submission
+    value: str | float  # points, days, a time, a policy's text, the number of what is withdrawn
+    why: str
+
+
+@dataclass(frozen=True)
+class Policy:
+    """policy.toml: when work is due, and what a late day costs."""
+
+    due: dict[str, datetime]  # by stage; "" for those that are not named
+    free_days: int = 0  # spent as they are needed, the earliest due date first
+    percent_a_day: float = 0.0  # of an exercise's points, for each day late that is not free
+
+
+@dataclass(frozen=True)
+class Late:
+    """How late one due date was met."""
+
+    due: datetime
+    submitted: datetime
+    stages: tuple[str, ...]
+    days: int  # begun ones, less what was granted
+    free: int  # of those, how many cost nothing
+    percent: float  # what is lost of these stages' points, at most 100
+
+
+@dataclass(frozen=True)
+class Grade:
+    """final = earned + adjusted − late, at least 0; what is excluded is in none of them."""
+
+    scores: list[ExerciseScore]  # of what counts
+    earned: float  # by tests
+    possible: float
+    not_run: float
+    adjusted: float
+    late: float
+    final: float
+    excluded: dict[str, Decision] = field(default_factory=dict)  # by exercise
+    lates: tuple[Late, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether tests alone decided it."""
+        return not self.adjusted and not self.late and not self.excluded
+
+
+def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy: Policy | None) -> Grade:
+    """What counts. An adjustment of an exercise is late as the exercise is; one of the whole submission never is."""
+    scores = list(scores)
+    excluded = {d.exercise: d for d in decisions if d.kind == "exclude"}
+    counted = [s for s in scores if s.exercise.id not in excluded]
+    known = {s.exercise.id for s in counted} | {""}
+    adjustments = [d for d in decisions if d.kind == "adjust" and d.exercise in known]
+    stages = tuple(dict.fromkeys(s.exercise.stage for s in scores))
+    lates = lateness(policy, decisions, stages)
+    percent = {stage: late.percent for late in lates for stage in late.stages}
+    earned, possible, not_run = totals(counted)
+    adjusted = math.fsum(float(d.value) for d in adjustments)
+    lost = 0.0
+    for s in counted:
+        by_hand = math.fsum(float(d.value) for d in adjustments if d.exercise == s.exercise.id)
+        lost += max(0.0, s.earned + by_hand) * percent.get(s.exercise.stage, 0.0) / 100
+    final = max(0.0, earned + adjusted - lost)
+    there = {id: d for id, d in excluded.items() if id in {s.exercise.id for s in scores}}
+    return Grade(counted, earned, possible, not_run, adjusted, lost, final, there, lates)
+
+
+def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Sequence[str]) -> tuple[Late, ...]:
+    """Each due date that was missed, the earliest first; free days are spent in that order."""
+    if policy is None:
+        return ()
+    decisions = list(decisions)
+    times = {d.exercise: _time(str(d.value), policy) for d in decisions if d.kind == "submitted"}
+    granted = timedelta(days=sum(float(d.value) for d in decisions if d.kind == "extend"))
+    due: dict[tuple[datetime, datetime], list[str]] = {}
+    for stage in stages:
+        when, came = policy.due.get(stage, policy.due.get("")), times.get(stage, times.get(""))
+        if when is not None and came is not None and came > when + granted:
+            due.setdefault((when, came), []).append(stage)
+    found, free = [], policy.free_days
+    for (when, came), late in sorted(due.items()):
+        days = math.ceil((came - when - granted) / timedelta(days=1))
+        spent = min(days, free)
+        free -= spent
+        percent = min(100.0, (days - spent) * policy.percent_a_day)
+        found.append(Late(when, came, tuple(late), days, spent, percent))
+    return tuple(found)
+
+
+def standing(decisions: Iterable[Decision]) -> list[Decision]:
+    """Those that count now: not withdrawn, and of policies and submission times the last."""
+    decisions = list(decisions)
+    withdrawn = {int(d.value) for d in decisions if d.kind == "withdraw"}
+    left = [d for d in decisions if d.number not in withdrawn and d.kind != "withdraw"]
+    last = {(d.kind, d.name, d.exercise): d for d in left}
+    return [d for d in left if d.kind not in _LATEST or last[d.kind, d.name, d.exercise] is d]
+
+
+def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | None:
+    """The policy that counts now, None before there is one."""
+    texts = [str(d.value) for d in standing(decisions) if d.kind == "policy"]
+    return read(texts[-1], assignment) if texts else None
+
+
+def read(text: str, assignment: Assignment) -> Policy:
+    """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises PolicyError."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"policy: not TOML: {error}") from None
+    if strange := set(data) - {"due", "free_days", "percent_a_day", "stages"}:
+        raise PolicyError(f"policy: expected due, free_days, percent_a_day and [stages], got {min(strange)!r}")
+    own = data.get("stages", {})
+    names = [s.name for s in assignment.stages]
+    if not isinstance(own, dict) or set(own) - set(names):
+        raise PolicyError(f"policy: [stages]: expected some of {', '.join(names)}, got {own!r}")
+    due = {**({"": data["due"]} if "due" in data else {}), **own}
+    for stage, when in due.items():
+        if not isinstance(when, datetime) or when.tzinfo is None:
+            raise PolicyError(
+                f"policy: {stage or 'due'}: expected a time with its offset, as 2026-02-14T23:59:00-08:00, got {when}"
+            )
+    if not due:
+        raise PolicyError("policy: expected due, or due dates under [stages], got neither")
+    return Policy(due, int(_number(data, "free_days", 365, int)), _number(data, "percent_a_day", 100, (int, float)))
+
+
+def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
+    """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
+
+    A time without an offset is one of the due date's zone. Raises PolicyError with the line at fault.
+    """
+    table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
+    if not {"submission", "submitted"} <= set(table.fieldnames or ()):
+        came = ", ".join(table.fieldnames or ()) or "nothing"
+        raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {came[:200]}")
+    stages = ("", *(s.name for s in assignment.stages))
+    rows = []
+    for row in table:
+        name, when, stage = ((row.get(key) or "").strip() for key in ("submission", "submitted", "stage"))
+        if stage not in stages:
+            raise PolicyError(f"--import: line {table.line_num}: expected a stage or nothing, got {stage[:80]!r}")
+        try:
+            rows.append((name, stage, _time(when, policy).isoformat()))
+        except ValueError:
+            raise PolicyError(
+                f"--import: line {table.line_num}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}"
+            ) from None
+    return rows
+
+
+def _time(text: str, policy: Policy) -> datetime:
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=next(iter(policy.due.values())).tzinfo)
+
+
+def _number(data: dict[str, Any], key: str, most: int, kind: Any) -> float:
+    value = data.get(key, 0)
+    if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value <= most:
+        raise PolicyError(f"policy: {key}: expected a number of 0 to {most}, got {value!r}")
+    return float(value)

@@ -1,0 +1,83 @@
+"""Grading again: what is to be judged again of whom, and why. The rest of a run is kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from lab.assignment import Assignment
+
+from . import fingerprint
+from .graded import Graded, Run
+from .report import labels
+from .submissions import Submission
+
+ASKED = "asked for"
+BEGUN = "a regrade that was begun did not end"
+WRITTEN = "written answers"  # in the place of an exercise's id: they are judged with whatever is
+Why = dict[str, dict[str, str]]  # name → exercise → why it is to be judged again
+
+
+def asked(graded: Mapping[str, Graded], names: Collection[str], ids: Collection[str]) -> Why:
+    """These exercises of these submissions."""
+    return {name: dict.fromkeys(ids, ASKED) for name in graded if name in names}
+
+
+def affected(runs: Collection[Run], graded: Mapping[str, Graded], ids: Collection[str]) -> Why:
+    """What rests on something that changed since, or was marked by a regrade that did not end."""
+    by_id = {run.id: run for run in runs}
+    latest, now = max(by_id), fingerprint.whole()
+    reasons: dict[tuple[int, str], str] = {}
+
+    def why(run: int | None, id: str) -> str:
+        if run is None:
+            return BEGUN
+        if (run, id) not in reasons:
+            same = by_id[run].assignment == now
+            reasons[run, id] = "" if same else fingerprint.changes(id, by_id[run].manifest)
+        return reasons[run, id]
+
+    written = fingerprint.written_changes(by_id[latest].manifest)
+    told = {
+        name: {**{id: why(g.judged.get(id, latest), id) for id in ids}, WRITTEN: written if g.answers else ""}
+        for name, g in graded.items()
+    }
+    return {name: found for name, all in told.items() if (found := {id: w for id, w in all.items() if w})}
+
+
+def plan(why: Why) -> list[str]:
+    """What is going to be judged, a line for each reason that some exercises share."""
+    shared: dict[tuple[str, int], list[str]] = defaultdict(list)
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for exercises in why.values():
+        for id, reason in exercises.items():
+            counts[id, reason] += 1
+    for (id, reason), count in counts.items():
+        shared[reason, count].append(id)
+    lines = []
+    for (reason, count), ids in shared.items():
+        some = ", ".join(ids[:6]) + (f" and {len(ids) - 6} more" if len(ids) > 6 else "")
+        lines.append(f"{some} of {count} {'submission' if count == 1 else 'submissions'}: {reason}")
+    return lines
+
+
+def submissions(graded: Mapping[str, Graded], names: Collection[str]) -> tuple[list[Submission], list[str]]:
+    """(where they were graded from, names of those that are there no more)."""
+    found = [Submission(name, Path(graded[name].source)) for name in names]
+    return [s for s in found if s.path.exists()], [s.name for s in found if not s.path.exists()]
+
+
+def differences(
+    before: Mapping[str, Graded], after: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]
+) -> Iterator[str]:
+    """A line for each submission and exercise whose points by tests came out otherwise."""
+    shown = labels(after)
+    for name, g in after.items():
+        if name in before:
+            for old, new in zip(before[name].scores(assignment, ids), g.scores(assignment, ids), strict=True):
+                if (old.earned, old.possible) != (new.earned, new.possible):
+                    yield (
+                        f"{shown[name]}: {new.exercise.id}: "
+                        f"{old.earned:.6g} of {old.possible:.6g} → {new.earned:.6g} of {new.possible:.6g}"
+                    )

@@ -1,0 +1,147 @@
+"""A kit with an assignment of a second: everything that grades is the real thing, the exercises are sums.
+
+`benchmarks.survival` grades classes with it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from lab.assignment import ROOT
+
+ASSIGNMENT = """
+title = "Toys"
+version = "1"
+[split]
+numerics = 60
+property = 30
+timing = 10
+[[stage]]
+name = "toys"
+title = "Toys"
+{exercises}
+[profiles]
+full = "all"
+"""
+EXERCISE = """
+[[exercise]]
+id = "toys.{name}"
+object = "toys/{name}.py:{name}"
+points = 10
+hours = 1
+difficulty = 1
+track = "cpu"
+needs = {needs}
+forbidden = []
+hints = ["a", "b", "c"]
+"""
+PROBES = "def call(impl, name, *args):\n    return getattr(getattr(impl.toys, name), name)(*args)\n"
+TEST = """
+from lab.pytest_plugin import exercise
+
+from . import probes
+
+NAME = "toys.{name}"
+
+
+@exercise(NAME, kind="numerics")
+def test_{name}(run, rng):
+    x = rng.integers(1, 9)
+    assert run(probes.call, "{name}", x, replace={needs}) == {want}
+"""
+NEEDS = {"add": [], "double": ["toys.add"], "apart": []}
+WANT = {"add": "x + 1", "double": "2 * (x + 1)", "apart": "x - 1"}
+RIGHT = {
+    "add": "def add(x):\n    return x + 1\n",
+    "double": "from .add import add\n\n\ndef double(x):\n    return 2 * add(x)\n",
+    "apart": "def apart(x):\n    return x - 1\n",
+}
+STAND_IN = "def add(module):\n    return lambda x: x + 1\n"
+
+
+def build(folder: Path, submissions: int) -> Path:
+    """The kit in folder/kit and a class in folder/class; returns the kit. Every third submission has a wrong `add`."""
+    kit = folder / "kit"
+    for name in ("lab", "grader"):
+        shutil.copytree(ROOT / name, kit / name, ignore=shutil.ignore_patterns("__pycache__", "mutants", "variants"))
+    shutil.copy(ROOT / "pyproject.toml", kit)
+    (kit / "tests" / "toys").mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "conftest.py", kit / "tests")
+    (kit / "tests" / "__init__.py").touch()
+    (kit / "tests" / "toys" / "__init__.py").touch()
+    (kit / "tests" / "toys" / "probes.py").write_text(PROBES)
+    (kit / "lab" / "standins" / "toys.py").write_text(STAND_IN)
+    exercises = "".join(EXERCISE.format(name=name, needs=needs) for name, needs in NEEDS.items()).replace("'", '"')
+    (kit / "assignment.toml").write_text(ASSIGNMENT.format(exercises=exercises))
+    for name in NEEDS:
+        write_test(kit, name)
+    for number in range(submissions):
+        hand_in(folder, f"s{number:03}", add="def add(x):\n    return x\n" if number % 3 == 2 else RIGHT["add"])
+    return kit
+
+
+def write_test(kit: Path, name: str, want: str = "") -> None:
+    text = TEST.format(name=name, needs=NEEDS[name], want=want or WANT[name])
+    (kit / "tests" / "toys" / f"test_{name}.py").write_text(text)
+
+
+def hand_in(folder: Path, name: str, **files: str) -> None:
+    for file, text in {**RIGHT, **files}.items():
+        path = folder / "class" / name / "toys" / f"{file}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def grader(kit: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The toy kit's grader, with scratch files in a folder of its own beside it."""
+    scratch = kit.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(kit), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-m", "grader", *arguments, "--out", str(kit.parent / "out")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=kit, env=environment, **pipes)
+
+
+def rows(kit: Path) -> dict[str, tuple[int, int, float]]:
+    """{name: (run, row, seconds)} of what is done in the latest run: written down once, it must stay as it is."""
+    book = kit.parent / "out" / "gradebook.sqlite"
+    if not book.exists():
+        return {}
+    sql = """SELECT name, run, id, seconds FROM submission WHERE run = (SELECT max(id) FROM run)
+             AND id NOT IN (SELECT submission FROM carried WHERE run IS NULL)"""
+    db = sqlite3.connect(f"file:{book}?mode=ro", uri=True)
+    try:
+        return {name: (run, key, spent) for name, run, key, spent in db.execute(sql)}
+    except sqlite3.OperationalError:  # not yet made
+        return {}
+    finally:
+        db.close()
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """A grader's workers, boxes and all they run."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def outlived(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[str]:
+    """Those that did not end."""
+    _, alive = psutil.wait_procs(processes, timeout_s)
+    return [f"{p.pid} {p.name()}" for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def left_behind(kit: Path, processes: list[psutil.Process]) -> list[str]:
+    """Folders and control groups of graders that are dead."""
+    tags = {f"-{p.pid}-" for p in processes}
+    groups = [str(g) for g in Path("/sys/fs/cgroup").rglob("shardlings-*") if any(tag in g.name for tag in tags)]
+    halves = [str(f) for f in (kit.parent / "out").rglob(".*.tmp")]
+    return [*map(str, (kit.parent / "scratch").glob("shardlings-*")), *groups, *halves]
