@@ -27,7 +27,7 @@ def main() -> int:
     asked = parser.parse_args()
     wrong = []
     for fork in listed():
-        folder = build(fork, asked.folder / fork["name"])
+        folder = build(fork, asked.folder / str(fork["year"]) / fork["name"])
         print(folder, flush=True)
         if asked.check:
             wrong += check(fork, folder, asked.folder / "expected")

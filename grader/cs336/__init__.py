@@ -40,9 +40,13 @@ _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def root_of(members: Sequence[Member]) -> tuple[str, ...] | None:
-    """The folder that has tests/adapters.py, the highest one; None where there is none, up to three levels down."""
-    roots = {m.parts[:-2] for m in members if m.kind == "file" and m.parts[-2:] == ADAPTERS and len(m.parts) <= 5}
-    return min(roots, key=lambda r: (len(r), r), default=None)
+    """The folder that has tests/adapters.py, the highest one; None where there is none, up to three levels down.
+
+    None also where several are as high: that is a folder of forks, and no fork.
+    """
+    found = {m.parts[:-2] for m in members if m.kind == "file" and m.parts[-2:] == ADAPTERS and len(m.parts) <= 5}
+    highest = [root for root in found if len(root) == min(map(len, found))]
+    return highest[0] if len(highest) == 1 else None
 
 
 def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:

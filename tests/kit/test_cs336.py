@@ -84,6 +84,9 @@ def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_pat
     assert [s.name for s in find([fork])] == ["ada"], "one submission, not one for each of its folders"
     assert unpacked(ours, tmp_path / "1").edition == ""
     assert not (unpacked(fork, tmp_path / "2", "stages").root / "tests").exists()
+    a_fork(tmp_path / "class" / "cyd")
+    with pytest.raises(SubmissionError, match="expected a folder with one of"):
+        unpacked(tmp_path / "class", tmp_path / "4")
     with pytest.raises(SubmissionError, match=r"bob: expected a CS336 fork, it has no tests/adapters.py"):
         unpacked(ours, tmp_path / "3", "cs336")
     assert not (tmp_path / "3").exists()
