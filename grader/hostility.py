@@ -213,7 +213,8 @@ def _graded(submission: Submission, settings: batch.Settings) -> tuple[Graded, l
     """In a worker: grade one, then look for what is still there."""
     graded = batch.grade_one(submission, settings)
     left = [f"process {p.pid} ({p.name()})" for p in psutil.Process().children(recursive=True) if not _dead(p)]
-    left += [str(path) for path in Path(tempfile.gettempdir()).iterdir()]
+    # torch makes the folder of its compiler in the judge itself.
+    left += [str(p) for p in Path(tempfile.gettempdir()).iterdir() if not p.name.startswith("torchinductor_")]
     return graded, left + [str(group) for group in Path("/sys/fs/cgroup").glob(f"**/{owner_tag()}*")]
 
 

@@ -107,7 +107,8 @@ _WIRING = ("torch.", "triton.", "lab.", "time.", "builtins.", "sys.", "os.", "gc
 
 def _is_wired(name: str) -> bool:
     """Whether it is part of a module or class of others; a setting in torch.backends is there to be set."""
-    return not name.startswith("torch.backends.") and _object(name.rpartition(".")[0]) is not None
+    whole = _object(name.rpartition(".")[0])
+    return not name.startswith("torch.backends.") and (inspect.ismodule(whole) or inspect.isclass(whole))
 
 
 def reaches(root: Path, file: str) -> list[str]:

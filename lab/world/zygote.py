@@ -28,6 +28,7 @@ from .child import Job, answer
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
 _HUGE = 2 << 20
+PAUSE_S = 5e-4  # between lines that are told: to wake up for each would take cores from the ranks
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 # What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
 _PROBES = (
@@ -234,8 +235,11 @@ class World:
             if now > deadline:
                 self._give_up(ranks, describe(self.board.stands()) if self.job.world else "the time is up")
                 return
-            for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now))):
-                self._read(*key.data)
+            ready = [key.data for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now)))]
+            for rank, what in ready:
+                self._read(rank, what)
+            if all(what == "told" for _, what in ready):
+                time.sleep(PAUSE_S)
             for rank in ranks:
                 self._reap(rank)
             if any(r.outcome in ("error", "died") for r in ranks):
