@@ -129,6 +129,7 @@ class Lane:
             if read(task.result) or (job and (states is None or alive(states.get(job)))):
                 self.jobs[task] = job
         self.waiting = deque(t for t in tasks if t not in self.jobs)
+        self.all_jobs = list(self.jobs.values())
 
     @property
     def busy(self) -> bool:
@@ -164,6 +165,7 @@ class Lane:
             self.waiting.extendleft(reversed(tasks))
             return
         self.jobs.update(zip(tasks, given, strict=True))
+        self.all_jobs += given
         known = {t.submission.name: job for t, job in self.jobs.items()}
         write_whole(self.memory, json.dumps(known).encode())
 
@@ -194,9 +196,12 @@ class Lane:
             path.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End what still runs; nothing of it is recorded."""
-        if self.jobs:
-            self.scheduler.cancel(list(self.jobs.values()))
+        """End what still runs, or was requeued after it had answered; nothing of it is recorded."""
+        states = self.scheduler.states(self.all_jobs) if self.all_jobs else {}
+        if states is None:
+            return  # who remembers them finds them
+        if left := [job for job in self.all_jobs if alive(states.get(job))]:
+            self.scheduler.cancel(left)
         self.memory.unlink(missing_ok=True)
 
 

@@ -226,6 +226,30 @@ def test_ctrl_c_ends_the_jobs_and_keeps_what_was_recorded(grade):
     assert fake.running
 
 
+def test_ctrl_c_while_nobody_answers_leaves_the_jobs_to_the_next_head(grade):
+    fake = Fake({"bob": ["RUNNING"]}, room=2)
+
+    def done(g: Graded) -> None:
+        fake.silent["states"] = 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grade(fake, done=done)
+    assert not fake.cancelled
+    fake.plan = {}
+    order, problems, _ = grade(fake)
+    assert (sorted(order), problems) == (sorted(NAMES), {})
+    assert [fake.given.count(n) for n in NAMES] == [1, 1, 1]
+
+
+def test_a_job_that_was_requeued_after_it_had_answered_is_ended(grade, monkeypatch):
+    fake = Fake()
+    states = fake.states
+    monkeypatch.setattr(fake, "states", lambda jobs: {**states(jobs), "0": "PENDING"})
+    assert len(grade(fake)[0]) == 3
+    assert fake.cancelled == ["0"]
+
+
 def test_a_head_that_was_killed_leaves_jobs_that_the_next_one_finds(grade, tmp_path, monkeypatch):
     first = Fake({"ada": [""], "bob": ["RUNNING"], "cyd": ["CANCELLED"]})
     first.late_s = 3600.0

@@ -97,13 +97,19 @@ class Daemons:
 
     def lose_the_node(self) -> None:
         """slurmd, its shepherds and all they started, at once: as if the power went."""
-        steps = [p for p in psutil.process_iter() if p.name() == "slurmstepd" and str(self.folder) in _conf_of(p)]
+        steps = [p for p in psutil.process_iter() if p.name() == "slurmstepd" and self._owns(p)]
         doomed = [*steps, *(child for p in steps for child in p.children(recursive=True))]
         if "slurmd" in self.running:
             self.kill("slurmd")
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    def _owns(self, step: psutil.Process) -> bool:
+        """Whether what it looks after is of this Slurm."""
+        with contextlib.suppress(psutil.Error):
+            return any(str(self.folder) in p.environ().get("SLURM_CONF", "") for p in step.children())
+        return False
 
     def end(self) -> None:
         subprocess.run(["scancel", "--user", getpass.getuser()], capture_output=True)
@@ -112,13 +118,6 @@ class Daemons:
         for name in reversed(list(self.running)):
             self.kill(name)
         del os.environ["SLURM_CONF"]
-
-
-def _conf_of(process: psutil.Process) -> str:
-    try:
-        return process.environ().get("SLURM_CONF", "")
-    except psutil.Error:
-        return ""
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +220,7 @@ def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     slurm.start("slurmd")
     assert len(result(head)) == 6
     assert len(judged(light)) > 6
+    wait_for(lambda: not said("squeue", "--noheader"), "nothing to be left in the queue")
 
 
 def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
