@@ -118,7 +118,7 @@ def test_the_workflow_for_github_classroom_works_in_it(unpacked):
     (job,) = workflow["jobs"].values()
     install, test, points = (step["run"] for step in job["steps"] if "run" in step)
     assert said(unpacked, *install.replace("make", "make -n").split())[0] == 0
-    assert said(unpacked, "python", *test.split()[1:], "--collect-only", "--stage", "ddp")[0] == 0
+    assert test == ".venv/bin/python -m pytest tests/"
     (unpacked / ".venv" / "bin").mkdir(parents=True)
     (unpacked / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (unpacked / ".venv" / "bin" / "python").chmod(0o755)
