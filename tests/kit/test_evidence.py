@@ -291,6 +291,8 @@ def test_a_clock_that_is_moved_earns_and_is_seen_from_outside(bench, monkeypatch
     name = "clock-that-pauses"
     bench.observe = lambda seen: flags.extend(evidence.of_probe(seen))
     result = bench.judge(name, f"{OVERLAPPED}::test_on_a_link_communication_hides_behind_backward")
+    if result.outcome == "inconclusive":
+        pytest.skip(f"cores too busy to decide what the attack earns: {result.reason}")
     assert result.outcome == "passed", f"it was to work: {result.message}"
     assert {f.kind for f in flags} == {"clocks disagree"}
     assert held, "what is timed is timed alone"
