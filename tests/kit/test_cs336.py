@@ -233,7 +233,7 @@ class Counted(cs336.Asked):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_an_example_earns_what_it_must(tmp_path, monkeypatch, name):
+def test_an_example_earns_what_it_must(tmp_path, name):
     """In the box, by what counts."""
     fork, ids = FORKS[name], SOME[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
