@@ -12,7 +12,7 @@ import pytest
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from grader import cli, schedulers
+from grader import cli, console, schedulers
 from grader import doctor as grader_doctor
 from lab import doctor
 from lab.doctor import Finding
@@ -268,7 +268,7 @@ def test_the_command_prints_a_table_or_json_and_fails_only_where_grading_cannot_
     run = CliRunner().invoke(cli.app, ["doctor", "--json"])
     assert run.exit_code == fatal
     assert json.loads(run.stdout) == [vars(r) for r in rows]
-    monkeypatch.setattr(cli, "out", cli.Console(width=120))
+    monkeypatch.setattr(cli, "out", console.Console(width=120))
     run = CliRunner().invoke(cli.app, ["doctor"])
     assert run.exit_code == fatal
     assert re.search(r"^GPU +\[bold\]none +buy one", run.stdout, re.MULTILINE)

@@ -69,7 +69,7 @@ def said(*command):
         (["grade", "{one}", "--jobs", "0"], "--jobs"),
         (["grade", "{one}", "--out", "{file}", "--isolation", "process"], "expected a folder"),
         (["grade", "{one}", "--out", "{broken}", "--isolation", "process"], "gradebook.sqlite"),
-        (["adjust", "ada", "--points", "2", "--why", "x", "--out", "{empty}"], "no gradebook here yet"),
+        (["adjust", "ada", "--points", "2", "--why", "x", "--out", "{empty}"], "holds no run"),
         (["mutants", "--stage", "nope"], "--stage: expected one of"),
         (["report", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
         (["stubs", "--reference", "{empty}/nowhere"], "nowhere"),

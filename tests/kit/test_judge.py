@@ -15,7 +15,7 @@ def result(test: str, outcome: str, reason: str = "") -> Result:
 def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypatch):
     asked = []
 
-    def run_tests(runner, ids, seed, cache, only=None, first_failure=False):
+    def run_tests(runner, ids, seed, cache, only=None, first_failure=False, more=()):
         asked.append((seed, only))
         if seed == "public":
             return [result("fits", "passed"), result("wrong", "failed", "assertion")]

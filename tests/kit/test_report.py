@@ -56,7 +56,8 @@ def hostile(text: str) -> Graded:
         Decision(2, "2026-02-16 09:00:00", text, "exclude", text, "benchmarking.benchmark", "", text),
         Decision(3, "2026-02-16 09:00:00", text, "submitted", text, "", "2026-02-17T09:00:00Z", text),
     ]
-    return Graded(text, text, text, "graded", text, 1.0, [text], results, [Flag(text, text)], {}, decisions, LATE)
+    said = (text, text, text, "graded", text, 1.0, [text], results, [Flag(text, text)])
+    return Graded(*said, decisions=decisions, policy=LATE)
 
 
 class Page(HTMLParser):

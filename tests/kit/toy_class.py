@@ -50,7 +50,7 @@ def test_{name}(run, rng):
 # A judge that imports nothing and so takes no time; a submission's toy/plan.py says what befalls it, once.
 LIGHT = """
 
-def grade_one(submission, settings):
+def grade_one(submission, settings, before=None):
     import os
     from lab.scoring import Result
 
