@@ -84,9 +84,8 @@ def test_layers_within_layers_are_refused(run, rng):
 
 
 @exercise(GATHER, kind="property")
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, world):
-    plan = draw_plan(rng, checkpoint=rng.choice([False, True]))
+def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
+    plan, world = draw_plan(rng, checkpoint=rng.choice([False, True])), rng.integers(2, 3)
     ranks = steps_of(run, rng, "gather", plan, natural(plan, 2), world, {"small": 20})
     sends_exactly(
         ranks, messages(plan, world, 20),
