@@ -27,7 +27,9 @@ HERE = Path(__file__).parent
 NAME = "shardlings"  # the folder that everything unpacks into
 LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
 _WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
-_KINDS = ("", ".py", ".md", ".toml", ".txt", ".ipynb", ".svg", ".png")  # what can be searched, and pictures
+_TEXT = ("", ".py", ".md", ".toml", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb")  # what can be searched
+_KINDS = (*_TEXT, ".svg", ".png")  # and pictures
+_NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "clean:")  # paragraphs of the Makefile
 _FROM_THE_REFERENCE = "*What is drawn here came from a finished implementation; run the cells to see yours.*"
@@ -58,8 +60,9 @@ def files() -> dict[str, bytes]:
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
     found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
     found |= read(p for p in below("lab"))
-    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] != "kit")
-    found |= read(p for p in (ROOT / "handout").glob("*.md") if p.name not in _INSTRUCTORS)
+    found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _NOT_THEIRS)
+    found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
+    found |= read(p for p in below("examples/cluster"))
     found |= read(p for p in (ROOT / "notebooks").glob("*.py") if p.name != "build.py")
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         found[f"notebooks/{path.name}"] = _notebook(path)
@@ -90,7 +93,8 @@ def archive(out: Path) -> int:
     if held := leaks(found):
         more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
         raise ReleaseError(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
-    write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()})
+    scripts = [f"{NAME}/{name}" for name in found if name.endswith(".sh")]
+    write_zip(out, {f"{NAME}/{name}": data for name, data in found.items()}, scripts)
     return len(found)
 
 

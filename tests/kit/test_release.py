@@ -56,8 +56,10 @@ def test_no_solution_is_in_a_release(files, solutions):
 
 def test_only_what_is_for_students_is_in_it(files):
     tops = {name.partition("/")[0] for name in files}
-    assert tops.isdisjoint(OURS | {".ci", "CHANGELOG.md"})
-    assert not [n for n in files if n.startswith("tests/kit/") or "instructors" in n or "__pycache__" in n]
+    assert tops.isdisjoint(OURS - {"examples"} | {".ci", "CHANGELOG.md"})
+    assert {name.split("/")[1] for name in files if name.startswith("examples/")} == {"cluster"}
+    ours = ("tests/kit/", "tests/docs/", "tests/cs336/")
+    assert not [n for n in files if n.startswith(ours) or "instructors" in n or "__pycache__" in n]
     for exercise in default().exercises.values():
         assert f"student/{exercise.file}" in files
 
