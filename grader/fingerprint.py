@@ -119,7 +119,9 @@ def _closure(roots: Iterable[Path]) -> list[Path]:
 
 @functools.cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """The files of lab and tests that a file imports, packages on the way included."""
+    """The files of lab and tests that a file imports, packages on the way included; none of what is no Python."""
+    if path.suffix != ".py":
+        return ()
     names = [name for name in _imported(path) if name.partition(".")[0] in ("lab", "tests")]
     modules = {
         ROOT.joinpath(*parts[:n]) for name in names for parts in [name.split(".")] for n in range(1, len(parts) + 1)
