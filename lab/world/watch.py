@@ -47,7 +47,11 @@ _REFUSED = {
     "ctypes.call_function": _MEMORY,
 }  # fmt: skip
 _WAYS_TO_A_FRAME = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-_BY_ITSELF = (_FRAMES, _SOURCE)  # the standard library does these for everybody: a namedtuple looks at its caller
+_BY_ITSELF = (
+    _FRAMES,
+    _SOURCE,
+    _CODE,
+)  # the standard library does these for everybody: a namedtuple looks at its caller
 _OURS = ("lab.", "tests.")
 _THEIRS = ("torch", "torch.autograd", "torch.autograd.graph", "torch.cuda", "torch.distributed", "torch.nn.functional",
            "torch.distributed.distributed_c10d", "torch.testing", "time", "gc")  # fmt: skip

@@ -7,14 +7,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .conjugates import copy_to, reduce_from
-from .moe import Experts
 from .parallel_linear import ParallelSwiGLU
 
 
 class TensorParallelExperts(nn.ModuleDict):
-    """`Experts`, of each of which this rank has 1/T of the hidden units: the same rows in, the same rows out.
+    """A layer's experts, of each of which this rank has 1/T of the hidden units: the same rows in, the same rows out.
 
-    For experts that are few, or large. All T ranks of `group` are given the same rows, as the ranks of `tensor` are
+    It takes the place of `Experts`, which moe.py gives. For experts that are few, or large. All T ranks of `group` are given the same rows, as the ranks of `tensor` are
     without sequence parallelism, and return the same rows; they differ from those that `Experts` returns by rounding
     alone. Names of parameters stay. Gradients are those of this rank's parts, whole: nothing is to be summed over
     `group`.
@@ -25,7 +24,7 @@ class TensorParallelExperts(nn.ModuleDict):
     Source: Rajbhandari et al. 2022, "DeepSpeed-MoE" (expert-slicing); Singh et al. 2023, "DeepSpeed-TED".
     """
 
-    def __init__(self, experts: Experts, group: dist.ProcessGroup | None = None):
+    def __init__(self, experts: nn.ModuleDict, group: dist.ProcessGroup | None = None):
         """Keep this rank's part of `experts`, which are the same on every rank of group, and nothing of the rest.
 
         Raises ValueError where the group's size does not divide the number of hidden units.

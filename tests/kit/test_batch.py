@@ -230,7 +230,7 @@ def test_regrade_says_what_and_why_then_judges_that_alone(tmp_path, monkeypatch)
         book.record(run, Graded("ada", str(tmp_path / "ada"), results=passed))
     judged = []
 
-    def grade_all(submissions, settings, jobs, done, before):
+    def grade_all(submissions, settings, jobs, done, before, cluster):
         for s in submissions:
             judged.append((s.name, [id for id, earlier in before[s.name].judged.items() if earlier is None]))
             done(
