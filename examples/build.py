@@ -84,14 +84,9 @@ def hostile() -> dict[str, dict[str, str]]:
         "    hoard.append(torch.ones(1 << 28))  # 1 GiB each, touched\n\n"
     ) + stub(NAIVE).partition('"""\n')[2]
     spy = (
-        "import gc\nimport glob\nimport os\nimport sys\n\n\n"
+        "import os\n\n\n"
         "def secrets():\n"
-        '    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):\n'
-        "        try:\n"
-        '            yield open(path, "rb").read()\n'
-        "        except OSError:\n            pass\n"
-        "    yield repr(dict(os.environ)).encode()\n"
-        '    yield repr([k for o in gc.get_objects() if type(o) is dict for k in o if "expect" in str(k)][:50]).encode()\n'
+        "    yield repr([f\"{k}={v}\" for k, v in os.environ.items()]).encode()\n"
         '    for folder, _, files in os.walk("/"):\n'
         '        if folder.startswith(("/proc", "/sys", "/usr")):\n            continue\n'
         '        yield repr([f for f in files if f.startswith("test_") or "gradebook" in f]).encode()\n\n\n'

@@ -113,10 +113,13 @@ class Watch:
             raise ForbiddenCall(f"a solution does not replace what others use: the module {gone}")
 
     def _may_replace(self, value: Any, old: Any) -> bool:
-        """Whether it is a function of lab's or of a probe's, or what torch wraps around an optimizer's step."""
+        """Whether it is a function of lab's or of a probe's, of the grader's bridge to another course's forks (nobody
+        else hands in a folder of that name), or what torch wraps around an optimizer's step."""
         if not inspect.isfunction(value):
             return False
         file = value.__code__.co_filename
+        if file.startswith(os.path.join(self.impl, "supplied", "")):
+            return True
         trusted = str(ROOT) + os.sep if getattr(value, "__wrapped__", None) is not old else self.trusted
         return file.startswith(trusted) and not file.startswith(self.impl)
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 class TensorParallelExperts(nn.ModuleDict):
     """A layer's experts, of each of which this rank has 1/T of the hidden units: the same rows in, the same rows out.
 
-    It takes the place of `Experts`, which moe.py gives. For experts that are few, or large. All T ranks of `group` are given the same rows, as the ranks of `tensor` are
-    without sequence parallelism, and return the same rows; they differ from those that `Experts` returns by rounding
-    alone. Names of parameters stay. Gradients are those of this rank's parts, whole: nothing is to be summed over
-    `group`.
+    It takes the place of `Experts`, which moe.py gives, where experts are few, or large. All T ranks of `group` are
+    given the same rows, as the ranks of `tensor` are without sequence parallelism, and return the same rows; they
+    differ from those that `Experts` returns by rounding alone. Names of parameters stay. Gradients are those of this
+    rank's parts, whole: nothing is to be summed over `group`.
 
     However many experts there are, and however rows are shared among them, what is sent is one all-reduce of (arrived,
     width) forward and one backward, in the dtype of the rows. Two experts of width 1,024 and hidden 4,096 in float32,

@@ -200,7 +200,7 @@ def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp
     spy = build(FORKS["right-2026"], tmp_path / "spy")
     (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.world.group import ledger\n")
     told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
-    assert told == ["cs336_systems/ddp.py:2: lab.world.group"]
+    assert told == ["cs336_systems/ddp.py:2: lab.world.group.ledger"]
 
 
 def test_every_pattern_names_a_test_and_every_profile_its_exercises():

