@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import re
 import secrets
 import signal
 import statistics
@@ -20,8 +19,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-
-import psutil
 
 from lab.assignment import KINDS, ROOT
 from lab.scoring import Result
@@ -244,18 +241,6 @@ def commit() -> str:
 def seconds_left(spent: Sequence[float], todo: int, jobs: int) -> float | None:
     """How long `todo` submissions will take, from what others took; None while none is known."""
     return statistics.fmean(spent) * todo / min(jobs, todo) if spent and todo else None
-
-
-def sweep_folder(out: Path) -> None:
-    """Remove what killed graders left half-written of reports and expected values."""
-    files = [
-        *out.glob(".*.tmp"),
-        *(f for name in ("report", "gradescope", "expected") for f in (out / name).rglob("*")),
-    ]
-    for file in files:
-        made_by = re.fullmatch(r"\..+\.(\d+)\.tmp|[0-9a-f]{64}\.(\d+)", file.name)
-        if made_by and not psutil.pid_exists(int(made_by[1] or made_by[2])):
-            file.unlink(missing_ok=True)
 
 
 def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:

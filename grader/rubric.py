@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from lab.files import write_whole
+
 from .graded import Graded, Mark
 from .report import labels, one_line, plain
 from .report.exports import disarmed
-from .report.html import write_atomically
 from .written import QuestionScore, score, text_id
 
 COLUMNS = ["name", "question", "criterion", "points possible", "points", "comment", "marked", "what it asks", "answer"]
@@ -38,7 +39,7 @@ def export(path: Path, graded: Mapping[str, Graded]) -> int:
                 rows += _rows(disarmed(shown[name]), s)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    write_atomically(path, "\ufeff" + text.getvalue())  # the mark by which Excel knows UTF-8
+    write_whole(path, "\ufeff" + text.getvalue())  # the mark by which Excel knows UTF-8
     return len(rows)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.assignment import Assignment
+from lab.files import write_whole
 from lab.scoring import ExerciseScore, KindScore, Result
 
 from .. import written
@@ -24,7 +25,7 @@ from ..cs336 import ADVISORY
 from ..graded import Graded, Run
 from ..policy import Grade
 from . import labels, one_line, page_name, plain
-from .html import points, write_atomically
+from .html import points
 from .summary import REASONS, decisions, readable
 
 MESSAGE_LIMIT = 4000  # characters of one message
@@ -96,7 +97,7 @@ def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assign
     """Write csv_rows as UTF-8, at once."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(csv_rows(graded, assignment, ids))
-    write_atomically(Path(path), text.getvalue())
+    write_whole(Path(path), text.getvalue())
 
 
 def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
@@ -306,4 +307,4 @@ def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assign
     for name, one in graded.items():
         path = folder / "gradescope" / f"{page_name(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(gradescope(one, assignment, ids), indent=1) + "\n")
+        write_whole(path, json.dumps(gradescope(one, assignment, ids), indent=1) + "\n")

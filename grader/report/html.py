@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from lab.assignment import Assignment
+from lab.files import write_whole
 
 from .. import cs336
 from ..graded import Graded, Run
@@ -71,21 +71,10 @@ def write_reports(
     """Write index.html and submissions/<page_name>.html below folder; returns the path of index.html."""
     folder, ids = Path(folder), list(ids)
     for g in graded.values():
-        write_atomically(folder / "submissions" / f"{page_name(g.name)}.html", submission_page(g, assignment, run, ids))
+        write_whole(folder / "submissions" / f"{page_name(g.name)}.html", submission_page(g, assignment, run, ids))
     index = folder / "index.html"
-    write_atomically(index, class_page(graded, assignment, run, ids))
+    write_whole(index, class_page(graded, assignment, run, ids))
     return index
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file at once: a reader, or a crash, finds the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8", newline="")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _render(template: str, **values: Any) -> str:

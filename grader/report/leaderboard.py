@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.assignment import Assignment
+from lab.files import write_whole
 from lab.scoring import totals
 
 from ..graded import Graded, Run
 from . import labels, one_line
-from .html import _render, write_atomically
+from .html import _render
 
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.measure.compare.Comparison says it
 
@@ -100,7 +101,5 @@ def write(
     board = rows(graded, names, assignment, ids)
     timed = sorted({id for row in board for id in row.ratios})
     title = "Leaderboard"
-    write_atomically(
-        path, _render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed)
-    )
+    write_whole(path, _render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed))
     return path

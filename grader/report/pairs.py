@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.assignment import Assignment
+from lab.files import write_whole
 
 from ..similarity import FilePair, Pair
 from . import labels, one_line, plain
 from .exports import disarmed
-from .html import _render, write_atomically
+from .html import _render
 
 SHOWN = 100  # pairs that have a page
 _FILES = 8  # of a pair, most alike first
@@ -34,14 +35,14 @@ def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assi
         files = [_side_by_side(f) for f in pair.files[:_FILES] if f.share > 0]
         title = f"{row['one']} and {row['other']}"
         page = _render("pair.html", title=title, assignment=assignment, row=row, files=files)
-        write_atomically(folder / "pairs" / f"{row['number']}.html", page)
+        write_whole(folder / "pairs" / f"{row['number']}.html", page)
     values = {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "threshold": threshold}
     notes = [one_line(line, 300) for line in left_out]
     index = folder / "index.html"
     page = _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values)
-    write_atomically(index, page)
-    write_atomically(folder / "similarity.json", json.dumps({"left_out": notes, "pairs": rows}, indent=1) + "\n")
-    write_atomically(folder / "similarity.csv", _csv(rows))
+    write_whole(index, page)
+    write_whole(folder / "similarity.json", json.dumps({"left_out": notes, "pairs": rows}, indent=1) + "\n")
+    write_whole(folder / "similarity.csv", _csv(rows))
     return index
 
 

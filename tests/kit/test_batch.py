@@ -74,9 +74,9 @@ def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(ki
     assert 1 <= len(before) < CLASS, "it was to be killed in the middle"
 
     second = grade(kit, "--resume")
-    wait_for(lambda: any("zygote" in " ".join(p.cmdline()) for p in toy.family(second)), second)
+    wait_for(lambda: any("zygote" in toy.command(p) for p in toy.family(second)), second)
     workers = psutil.Process(second.pid).children()
-    next(p for p in workers if "spawn_main" in " ".join(p.cmdline())).kill()  # as the kernel does when memory runs out
+    next(p for p in workers if "spawn_main" in toy.command(p)).kill()  # as the kernel does when memory runs out
     wait_for(lambda: len(toy.rows(kit)) > len(before), second)
     second.send_signal(signal.SIGINT)
     _, said = second.communicate()

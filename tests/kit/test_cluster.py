@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from grader.gradebook import Gradebook
 from grader.graded import Flag, Graded, Run
 from grader.schedulers import ENDED, Cluster, ClusterError
 from grader.submissions import Submission
-from lab.files import write_whole
+from lab.files import sweep_halves, write_whole
 from lab.scoring import Result
 
 from . import toy_class as toy
@@ -287,6 +288,35 @@ def test_an_answer_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
         path.write_text(text[:cut])
         assert c.read(path) is None, f"half an answer of {cut} characters was read"
     assert c.read(tmp_path / "nothing.json") is None
+
+
+def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path):
+    gone, here, name = 2**22 + 1, os.getpid(), socket.gethostname()  # a process id above the kernel's highest
+    halves = [f".a.html.{gone}.0badcafe.{name}.tmp", f".a.html.{here}.0badcafe.{name}.tmp"]
+    halves += [f".a.html.{gone}.0badcafe.other-{name}.tmp", f".a.html.{gone}.tmp", "a.html"]
+    (tmp_path / "report").mkdir()
+    for half in halves:
+        (tmp_path / "report" / half).write_text("half")
+    sweep_halves(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(halves[1:])
+
+
+def test_a_writer_that_dies_leaves_what_sweep_knows(tmp_path, monkeypatch):
+    """The two names must agree; and what is written is for all who may read the folder."""
+    seen = []
+    monkeypatch.setattr(os, "replace", lambda half, path: seen.append(half) or half.rename(path))
+    write_whole(tmp_path / "a.csv", "a")
+    assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~_umask()
+    dead = tmp_path / seen[0].name.replace(f".{os.getpid()}.", f".{2**22 + 1}.")
+    dead.touch()
+    sweep_halves(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def test_of_many_writers_and_readers_none_sees_half(tmp_path):

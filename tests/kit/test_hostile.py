@@ -179,13 +179,6 @@ DISHONEST = {
 }
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    r = Runner(Room(tmp_path_factory.mktemp("impl")))
-    yield r
-    r.close()
-
-
 @pytest.fixture
 def solution(runner, tmp_path):
     """Let `runner` run what has this code, by probes.call."""

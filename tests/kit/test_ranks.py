@@ -21,13 +21,6 @@ from lab.world.framing import FORGED
 from . import probes
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    r = Runner(Room(tmp_path_factory.mktemp("impl")))
-    yield r
-    r.close()
-
-
 @pytest.fixture
 def implementation(runner, tmp_path):
     """Write ddp/naive.py and let the runner see it."""

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -24,7 +26,7 @@ numerics = 60
 property = 30
 timing = 10
 [[stage]]
-name = "toys"
+name = "{stage}"
 title = "Toys"
 {exercises}
 [profiles]
@@ -32,12 +34,12 @@ full = "all"
 """
 EXERCISE = """
 [[exercise]]
-id = "toys.{name}"
-object = "toys/{name}.py:{name}"
+id = "{stage}.{name}"
+object = "{stage}/{name}.py:{name}"
 points = 10
 hours = 1
 difficulty = 1
-track = "cpu"
+track = "{track}"
 needs = {needs}
 forbidden = []
 hints = ["a", "b", "c"]
@@ -66,20 +68,31 @@ RIGHT = {
 STAND_IN = "def add(module):\n    return lambda x: x + 1\n"
 
 
+def exercise(stage: str, name: str, *, track: str = "cpu", needs: Iterable[str] = ()) -> str:
+    """An exercise of assignment.toml."""
+    return EXERCISE.format(stage=stage, name=name, track=track, needs=json.dumps([*needs]))
+
+
+def frame(kit: Path, stage: str, probes: str, exercises: list[str]) -> Path:
+    """A kit of one stage: copies of `lab` and `grader` around these exercises; their tests are still to be written."""
+    for package in ("lab", "grader"):
+        shutil.copytree(
+            ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__", "mutants", "variants")
+        )
+    (kit / "assignment.toml").write_text(ASSIGNMENT.format(stage=stage, exercises="".join(exercises)))
+    shutil.copy2(ROOT / "pyproject.toml", kit)
+    (kit / "tests" / stage).mkdir(parents=True)
+    for file in ("__init__.py", "conftest.py"):
+        shutil.copy2(ROOT / "tests" / file, kit / "tests")
+    (kit / "tests" / stage / "__init__.py").touch()
+    (kit / "tests" / stage / "probes.py").write_text(probes)
+    return kit
+
+
 def build(folder: Path, submissions: int) -> Path:
     """The kit in folder/kit and a class in folder/class; returns the kit. Every third submission has a wrong `add`."""
-    kit = folder / "kit"
-    for name in ("lab", "grader"):
-        shutil.copytree(ROOT / name, kit / name, ignore=shutil.ignore_patterns("__pycache__", "mutants", "variants"))
-    shutil.copy(ROOT / "pyproject.toml", kit)
-    (kit / "tests" / "toys").mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "conftest.py", kit / "tests")
-    (kit / "tests" / "__init__.py").touch()
-    (kit / "tests" / "toys" / "__init__.py").touch()
-    (kit / "tests" / "toys" / "probes.py").write_text(PROBES)
+    kit = frame(folder / "kit", "toys", PROBES, [exercise("toys", name, needs=needs) for name, needs in NEEDS.items()])
     (kit / "lab" / "standins" / "toys.py").write_text(STAND_IN)
-    exercises = "".join(EXERCISE.format(name=name, needs=needs) for name, needs in NEEDS.items()).replace("'", '"')
-    (kit / "assignment.toml").write_text(ASSIGNMENT.format(exercises=exercises))
     for name in NEEDS:
         write_test(kit, name)
     for number in range(submissions):
@@ -131,6 +144,14 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def command(process: psutil.Process) -> str:
+    """What it was started with; "" once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def outlived(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[str]:

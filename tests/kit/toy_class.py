@@ -1,39 +1,13 @@
-"""An assignment of one second, in a kit of its own: copies of `lab` and `grader` around two exercises."""
+"""A toy kit whose exercises are of two tracks, for jobs on a cluster; its judge may be one that takes no time."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
-from lab.assignment import ROOT
+from . import toy
 
-ASSIGNMENT = """
-title = "Toy"
-version = "1"
-[split]
-numerics = 60
-property = 30
-timing = 10
-[[stage]]
-name = "toy"
-title = "Toy"
-[profiles]
-full = "all"
-"""
-EXERCISE = """
-[[exercise]]
-id = "toy.{name}"
-object = "toy/{name}.py:{name}"
-points = 10
-hours = 1.0
-difficulty = 1
-track = "{track}"
-needs = []
-forbidden = []
-hints = ["one", "two", "three"]
-"""
 PROBES = """
 def called(impl, stage, name, number):
     return getattr(getattr(getattr(impl, stage), name), name)(number)
@@ -72,19 +46,11 @@ RIGHT = {"double": "def double(number):\n    return 2 * number\n", "triple": "de
 
 def kit(folder: Path, light: bool = False) -> Path:
     """The kit in `folder`: toy.double on the cpu track, toy.triple on the gpu track; light: with LIGHT as its judge."""
-    for package in ("lab", "grader"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("mutants", "variants"))
+    exercises = [toy.exercise("toy", "double"), toy.exercise("toy", "triple", track="gpu")]
+    toy.frame(folder, "toy", PROBES, exercises)
     if light:
         with open(folder / "grader" / "batch.py", "a") as stream:
             stream.write(LIGHT)
-    exercises = [EXERCISE.format(name="double", track="cpu"), EXERCISE.format(name="triple", track="gpu")]
-    (folder / "assignment.toml").write_text(ASSIGNMENT + "".join(exercises))
-    shutil.copy2(ROOT / "pyproject.toml", folder)
-    (folder / "tests" / "toy").mkdir(parents=True)
-    for file in ("__init__.py", "conftest.py"):
-        shutil.copy2(ROOT / "tests" / file, folder / "tests")
-    (folder / "tests" / "toy" / "__init__.py").touch()
-    (folder / "tests" / "toy" / "probes.py").write_text(PROBES)
     for times, name in ((2, "double"), (3, "triple")):
         (folder / "tests" / "toy" / f"test_{name}.py").write_text(TEST.format(name=name, times=times))
     return folder
