@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+from lab.assignment import Assignment
 
 from .report import one_line
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 err = Console(stderr=True)
 out = Console()
+Paths = Annotated[list[Path], typer.Argument(help="Submissions: folders, .zip, .tar.gz, or a folder of those.")]
+Profile = Annotated[str, typer.Option(help="Which exercises count: a profile of assignment.toml.")]
 Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")]
 
 
@@ -60,3 +65,28 @@ def text_of(path: Path, option: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Wrong(f"{option}: expected a text file, {path}: {getattr(error, 'strerror', 'not UTF-8')}") from None
+
+
+def ids_of(assignment: Assignment, profile: str) -> tuple[str, ...]:
+    """The exercises of a profile."""
+    if profile not in assignment.profiles:
+        raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")
+    return assignment.profiles[profile]
+
+
+def write_pages(book: Gradebook, run_id: int, folder: Path, assignment: Assignment, ids: tuple[str, ...]) -> Path:
+    """Pages, results.json a submission, and the CSV; returns the class page."""
+    from .report import exports, html
+
+    run = next(r for r in book.runs() if r.id == run_id)
+    graded = book.graded(run_id)
+    if waiting := sum(None in g.judged.values() for g in graded.values()):
+        say(f"{waiting} are shown as they were: they wait to be judged again; say: grader regrade", err)
+    index = html.write_reports(folder / "report", graded, assignment, run, ids)
+    exports.write_exports(folder, graded, assignment, ids)
+    return index
+
+
+def shown(plain: str) -> Text:
+    """As it is, whatever it holds: no markup, nothing unprintable."""
+    return Text("".join(c if c.isprintable() else "?" for c in plain))

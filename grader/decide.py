@@ -1,4 +1,4 @@
-"""The commands by which people decide beside the tests, and hand grades on: see grader.policy for what they mean."""
+"""The commands by which people decide and mark beside the tests, and hand grades on: see grader.policy, grader.rubric."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lab.assignment import default
+from lab.files import write_whole
 
 from . import policy as p
-from .console import Out, Wrong, err, known, latest, out, say, text_of
+from .console import Out, Wrong, err, known, latest, out, say, text_of, write_pages
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -134,7 +135,6 @@ def canvas(
 ) -> None:
     """Write canvas.csv, to be imported into Canvas' gradebook."""
     from .report import exports
-    from .report.html import write_atomically
 
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
@@ -142,10 +142,51 @@ def canvas(
         text, nobodys = exports.canvas(text_of(roster, "ROSTER"), column, graded, default(), ids)
     except ValueError as error:
         raise Wrong(f"ROSTER: {error}") from None
-    write_atomically(out_folder / "canvas.csv", text)
+    write_whole(out_folder / "canvas.csv", text)
     for name in nobodys:
         say(f"{name}: belongs to nobody on the roster; it is not in canvas.csv", err)
     say(f"wrote {out_folder / 'canvas.csv'}")
+
+
+rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")
+Sheet = Annotated[Path, typer.Argument(help="The CSV: a row a criterion of each answer.")]
+
+
+@rubric.command("export")
+def rubric_export(
+    sheet: Sheet,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Write a sheet to mark: fill in points and comments, and import it."""
+    from . import rubric as sheets
+
+    if sheet.exists():  # it may hold marks that nobody has imported
+        raise Wrong(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
+    with latest(out_folder, write=False) as (book, run, _):
+        graded = book.graded(run.id)
+    try:
+        count = sheets.export(sheet, graded)
+    except OSError as error:
+        raise Wrong(f"{sheet}: expected a place for a file: {error.strerror}") from None
+    out.print(f"wrote {sheet}: {count} criteria to mark", highlight=False, soft_wrap=True)
+
+
+@rubric.command("import")
+def rubric_import(
+    sheet: Sheet,
+    out_folder: Out = Path("out"),
+    by: By = None,
+) -> None:
+    """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
+    from . import rubric as sheets
+
+    if not (out_folder / "gradebook.sqlite").exists():
+        raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
+    with latest(out_folder) as (book, run, ids):
+        marks = sheets.read(sheet, book.graded(run.id), _who(by))
+        book.mark(marks)
+        written = write_pages(book, run.id, out_folder, default(), ids)
+    out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
 
 
 def _decide(

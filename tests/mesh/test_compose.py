@@ -79,13 +79,13 @@ def test_each_axis_alone(run, rng, expect, axis):
 def test_every_pair_of_axes(run, rng, expect, pair):
     degrees = dict.fromkeys(pair, 2)
     plan = {"micro_batches": rng.integers(1, 3), "schedule": rng.choice(["gpipe", "1f1b"]), "balance": 0.1}
-    check(run, rng, expect, degrees, plan, model_for(rng, degrees), steps=3)
+    check(run, rng, expect, degrees, plan, model_for(rng, degrees))
 
 
 @exercise(COMPOSE, kind="numerics")
 def test_all_four_axes(run, rng, expect):
     plan = {"micro_batches": 2, "balance": 0.1, "fsdp": True, "small": 0}
-    check(run, rng, expect, ALL, plan, model_for(rng, ALL), steps=2)
+    check(run, rng, expect, ALL, plan, model_for(rng, ALL))
 
 
 @exercise(COMPOSE, kind="numerics")

@@ -1,0 +1,231 @@
+"""The commands beside grading: what keeps stubs and tests honest, what is handed out, what is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lab.assignment import ROOT, default
+
+from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, shown
+
+
+def stubs(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if student/ is out of step.")] = False,
+    reference: Annotated[Path, typer.Option(help="The solutions.")] = ROOT / "reference",
+    student: Annotated[Path, typer.Option(help="Where the stubs go.")] = ROOT / "student",
+) -> None:
+    """Generate student/ from reference/, and from questions.toml its written part and the chapters' questions."""
+    from . import stubs as generator
+    from . import written
+
+    if check:
+        differences = generator.check(reference, student)
+        differences += [f"{path}: out of step with questions.toml" for path in written.out_of_step(student)]
+        for line in differences:
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(
+            "student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs"
+        )
+        sys.exit(1 if differences else 0)
+    generator.write(reference, student)
+    for path, text in written.out_of_step(student).items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+    out.print(f"wrote {student}", highlight=False, soft_wrap=True)
+
+
+def mutants(
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="One seeded mutant and variant a stage.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
+    seed: Annotated[str, typer.Option(help="What inputs are drawn from.")] = "public",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+) -> None:
+    """Check the tests: every mutant of the reference must die, every variant must live."""
+    from . import mutants as m
+
+    known = [s.name for s in default().stages]
+    if bad := [s for s in stage or [] if s not in known]:
+        raise Wrong(f"--stage: expected one of {', '.join(known)}, got {bad[0]!r}")
+    with _progress(as_json) as progress:
+        outcome = m.check(stage or known, progress, sample=sample, thorough=thorough, seed=seed)
+    if as_json:
+        print(json.dumps(outcome, indent=1))
+    else:
+        for name, o in outcome.items():
+            kills, lives = o["mutants"], o["variants"]
+            out.print(
+                f"{name}: reference {o['reference']:g}/{o['possible']:g}, stub {o['stub']:g}; "
+                f"mutants killed {kills['killed']}, survived {len(kills['survived'])}; "
+                f"variants passed {lives['passed']}, failed {len(lives['failed'])}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            for line in [*kills["survived"], *lives["failed"]]:
+                out.print(f"  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(0 if all(m.fine(o) for o in outcome.values()) else 1)
+
+
+def hostile(
+    technique: Annotated[list[str] | None, typer.Option(help="Only this technique; may be given again.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 2,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Keep gradebook and report in this new folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+) -> None:
+    """Check the grader: grade the hostile corpus, each attack with an honest neighbour."""
+    from . import hostility
+
+    attacks = hostility.chosen(technique or (), name or ())
+    outcomes = []
+    with hostility.kept(out_folder) as folder, _progress(as_json) as progress:
+        bar = progress.add_task("grading", total=len(attacks))
+        for outcome in hostility.grade(attacks, folder, jobs):
+            outcomes.append(outcome)
+            progress.update(bar, advance=1, description=outcome.attack.name[:30])
+            if not as_json:
+                out.print(shown(outcome.line), style="red" if outcome.wrong else None, soft_wrap=True)
+    if as_json:
+        print(json.dumps({o.attack.name: o.plain() for o in outcomes}, indent=1))
+    else:
+        out.print(hostility.summary(outcomes), highlight=False, soft_wrap=True)
+    sys.exit(1 if any(o.wrong for o in outcomes) else 0)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+) -> None:
+    """Look what this machine lacks for grading, and say what to do about it; exit 1 only where it cannot grade."""
+    from . import doctor as d
+
+    found = list(d.examine())
+    if as_json:
+        print(json.dumps([vars(f) for f in found], indent=1))
+    else:
+        table = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
+        for f in found:
+            style = "red" if f.fatal else "yellow" if f.do else ""
+            table.add_row(*map(shown, (f.what, f.found, f.do)), style=style)
+        out.print(table)
+    sys.exit(1 if any(f.fatal for f in found) else 0)
+
+
+def release(
+    out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("shardlings-student.zip"),
+) -> None:
+    """What students get, searched for solutions first: stubs, tests, lab, chapters, notebooks."""
+    from . import release as releases
+
+    try:
+        count = releases.archive(out_file)
+    except releases.ReleaseError as error:
+        raise Wrong(str(error)) from None
+    out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)
+
+
+def gradescope(
+    out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("autograder.zip"),
+    profile: Profile = "full",
+) -> None:
+    """Gradescope's autograder: an archive to upload, with a secret seed of its own."""
+    from .gradescope.archive import archive
+    from .release import ReleaseError
+
+    ids_of(default(), profile)
+    try:
+        count = archive(out_file, profile)
+    except ReleaseError as error:
+        raise Wrong(str(error)) from None
+    out.print(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students", soft_wrap=True)
+
+
+def bridge(
+    fork: Annotated[Path, typer.Argument(help="A fork of CS336's assignment 2: a folder, .zip or .tar.gz.")],
+    to: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Lay a CS336 fork out as our tests want it: `pytest tests/cs336 --impl TO` shows its author what they say."""
+    from . import submissions
+
+    unpacked = submissions.unpack(submissions.Submission(fork.name, fork, "cs336"), to)
+    for note in unpacked.notes:
+        out.print(note, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}", highlight=False, soft_wrap=True)
+
+
+def leaderboard(
+    names: Annotated[Path, typer.Argument(help="A CSV: submission, name. Who is not in it is not shown.")],
+    out_folder: Out = Path("out"),
+) -> None:
+    """A page of points and measured ratios, of those who asked for it, by names of their choice."""
+    from .report import leaderboard as boards
+
+    with latest(out_folder, write=False) as (book, run, ids):
+        try:
+            page = boards.write(
+                out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), default(), run,
+                list(ids),
+            )  # fmt: skip
+        except boards.NamesError as error:
+            raise Wrong(str(error)) from None
+    out.print(f"leaderboard: {page}", highlight=False, soft_wrap=True)
+
+
+def similarity(
+    paths: Paths,
+    earlier: Annotated[
+        list[Path] | None, typer.Option(help="Submissions of an earlier year; may be given again.")
+    ] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the pages go; with --flag, the gradebook.")] = Path(
+        "out"
+    ),
+    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="The share from which a pair is marked.")] = 0.6,
+    flag: Annotated[bool, typer.Option("--flag", help="Flag marked pairs in the gradebook, too.")] = False,
+) -> None:
+    """Compare submissions with each other, with the kit's solutions and with earlier years. No grade changes."""
+    from . import similarity as alike
+    from . import submissions
+    from .report import pairs as pages
+
+    ours, before = submissions.find(paths), submissions.find(earlier) if earlier else []
+    with _progress(False) as progress:
+        bar = progress.add_task("reading", total=len(ours) + len(before))
+        parties: list[Any] = []
+        for found, kind in ((ours, "class"), (before, "earlier")):
+            for party in alike.of_class(found, kind):
+                parties.append(party)
+                progress.update(bar, advance=1)
+        left_out = [p for p in parties if isinstance(p, str)]
+        parties = [p for p in parties if not isinstance(p, str)]
+        parties.append(alike.of_kit({file for p in parties for file in p.files}))
+        of_class = sum(p.kind == "class" for p in parties)
+        count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
+        progress.update(bar, description="comparing", total=count, completed=0)
+        found_pairs = alike.pairs(parties, lambda: progress.update(bar, advance=1))
+    index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
+    marked = [p for p in found_pairs if p.share >= threshold]
+    if flag:
+        with latest(out_folder) as (book, run, _):
+            book.flag(run.id, alike.FLAG, alike.flags(marked))
+    for p in marked[:20]:
+        out.print(shown(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
+    out.print(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}", highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, disable=quiet, transient=True) as progress:
+        yield progress
