@@ -1,4 +1,4 @@
-"""The commands by which people decide and mark beside the tests, and hand grades on: see grader.policy, grader.rubric."""
+"""The commands by which people decide and mark beside the tests, and hand grades on: grader.policy says what they mean."""
 
 from __future__ import annotations
 
