@@ -1,4 +1,4 @@
-"""The commands by which people decide and mark beside the tests, and hand grades on: grader.policy says what they mean."""
+"""The commands by which people decide and mark, and hand grades on; grader.policy says how they count."""
 
 from __future__ import annotations
 
