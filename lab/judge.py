@@ -56,18 +56,21 @@ class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
 DECIDED: list[str] = []  # what the timed comparisons of the running test said: a test that passes tells its ratio
 
 
-def timed(ranks: Sequence[tuple], least_s: float, allowed: float = 1e-5) -> tuple[list[float], list[float]]:
-    """Times of a world whose ranks each give (a's, b's, the worst error of any repeat), of each pair the slowest rank.
+def timed(
+    ranks: Sequence[tuple], least_s: float, allowed: float = 1e-5
+) -> tuple[list[float], list[float], list[float]]:
+    """Times of a world for `compare`: of each pair the slowest rank's, and of b what its ranks waited for a core.
 
-    Asserts that every repeat came to the right result, on inputs of its own, and that b took what it takes at least.
+    ranks: what each gives: three lists by `interleaved`, and the worst error of any repeat. Asserts that every repeat
+    came to the right result, on inputs of its own, and that b took what it takes at least: `least_s`.
     """
     for rank, (*_, worst) in enumerate(ranks):
         assert worst <= allowed, f"rank {rank}: a repeat that was timed came to a wrong result: off by {worst:.3g}"
-    a_s, b_s = slowest([(a, b) for a, b, _ in ranks])
+    a_s, b_s, starved_s = slowest([lists for *lists, _ in ranks])
     assert min(b_s) >= 0.99 * least_s, (
         f"a repeat took {1e3 * min(b_s):.2f} ms; what it is made of sleeps for {1e3 * least_s:.2f} ms"
     )
-    return a_s, b_s
+    return a_s, b_s, [min(starved, b - 0.99 * least_s) for starved, b in zip(starved_s, b_s, strict=True)]
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -16,6 +16,7 @@ from ..world.witness import tell
 from . import clock
 
 Times = float | Sequence[float]
+Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # of a, of b, and of b what others took
 RESAMPLES = 4000  # so that the outermost thousandth, which five looks at 99 % ask for, is more than one resample
 
 
@@ -29,16 +30,18 @@ class Comparison:
     high: float
     bar: float
     pairs: int
+    starved: bool = False  # slower, but perhaps not where others had left b the cores
 
     def __str__(self) -> str:
         if not self.pairs:
             return f"no pair was measured; asked for {self.bar:.2f} times"
         known = f"{self.low:.2f} to {self.high:.2f}" if self.low else "too few for an interval"
-        return f"{self.ratio:.2f} times ({known}, {self.pairs} pairs), asked for {self.bar:.2f} times"
+        busy = "; the machine was busy with something else" if self.starved else ""
+        return f"{self.ratio:.2f} times ({known}, {self.pairs} pairs), asked for {self.bar:.2f} times{busy}"
 
 
 def compare(
-    more: Callable[[], tuple[Times, Times]],
+    more: Callable[[], Pairs],
     bar: float,
     *,
     pairs: tuple[int, int] = (12, 192),
@@ -48,18 +51,23 @@ def compare(
 ) -> Comparison:
     """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
 
-    more: each call gives a time of a and one of b, or as many of each, measured in turn; see `interleaved`.
+    more: each call gives a time of a and one of b, or as many of each, measured in turn; see `interleaved`. Perhaps a
+    third, how long b waited for a core that others held: without that much it must be "slower", too, to be called so.
     pairs: the least for a first look, and the most; limit_s: no more are asked for after it. confidence: of all looks
     together, for who looks often is often wrong: there is one at pairs[0], at twice as many, and so on to pairs[1], and
     each has an equal share of 1 − confidence (Bonferroni). Raises ValueError for a time that is none.
     """
     looks, start = _looks(*pairs), clock.monotonic()
     share = (1 - confidence) / len(looks)
-    logarithms = numpy.empty(0)
+    logarithms = fed = numpy.empty(0)
     for look in looks:
         while len(logarithms) < look and clock.monotonic() - start < limit_s:
-            logarithms = numpy.concatenate([logarithms, _log_ratios(*more(), len(logarithms))])
+            a_s, b_s, *starved_s = more()
+            logarithms = numpy.concatenate([logarithms, _log_ratios(a_s, b_s, len(logarithms))])
+            fed = numpy.concatenate([fed, _log_ratios(a_s, _without(b_s, *starved_s))])
         found = _look(logarithms, bar, share, seed)
+        if found.verdict == "slower" and _look(fed, bar, share, seed).verdict != "slower":
+            found = replace(found, verdict="inconclusive", starved=True)
         if found.verdict != "inconclusive" or len(logarithms) < look:
             break
     return found
@@ -79,34 +87,42 @@ def interleaved(
     seed: int = 0,
     ready: Callable[[], object] = lambda: None,
     check: Callable[[int], object] = lambda which: None,
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[float], list[float], list[float]]:
     """Seconds of a and of b in each pair, for a probe: one after the other, in an order drawn for each pair.
+
+    And those of b's in which threads of this process waited for a core.
 
     Both run once before, unmeasured. The order comes from the seed, so that all ranks of a world have the same; `ready`
     is called before each measurement: new inputs, a barrier; `check` after each, with 0 for a and 1 for b, to look at
     what came of it. A GPU is waited for.
     """
     draw = random.Random(seed)
-    taken: tuple[list[float], list[float]] = ([], [])
+    taken: tuple[list[float], list[float], list[float]] = ([], [], [])
     a(), b()
     for _ in range(pairs):
         for which in draw.sample((0, 1), 2):
             ready()
             _wait_for_the_device()
             tell("begin")
-            begin = clock.perf_counter()
+            starved_s, begin = clock.starved_s(), clock.perf_counter()
             (a, b)[which]()
             _wait_for_the_device()
             taken[which].append(clock.perf_counter() - begin)
             tell("took", which, taken[which][-1])
+            if which == 1:
+                taken[2].append(max(0.0, clock.starved_s() - starved_s))
+                tell("starved", taken[2][-1])
             check(which)
     return taken
 
 
-def slowest(ranks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
-    """One pair of lists from one a rank: a step of a world ends when its last rank has ended."""
-    a_s, b_s = zip(*ranks, strict=True)
-    return [max(times) for times in zip(*a_s, strict=True)], [max(times) for times in zip(*b_s, strict=True)]
+def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], list[float], list[float]]:
+    """Three lists from three a rank: a step of a world ends when its last rank has ended.
+
+    Ranks wait for each other, so what any of them waited for a core may have kept the last.
+    """
+    a_s, b_s, starved_s = (list(zip(*lists, strict=True)) for lists in zip(*ranks, strict=True))
+    return [max(times) for times in a_s], [max(times) for times in b_s], [sum(times) for times in starved_s]
 
 
 def interval(values: numpy.ndarray, miss: float, seed: int = 0) -> tuple[float, float]:
@@ -155,7 +171,13 @@ def _looks(least: int, most: int) -> list[int]:
     return looks if looks[-1] == most else [*looks, most]
 
 
-def _log_ratios(a_s: Times, b_s: Times, before: int = 0) -> numpy.ndarray:
+def _without(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:
+    """What is left of b where others take nothing: a hundredth at least, for a time is above 0."""
+    b = numpy.asarray(b_s, dtype=numpy.float64)
+    return numpy.maximum(b - numpy.asarray(starved_s), b / 100)
+
+
+def _log_ratios(a_s: Times | numpy.ndarray, b_s: Times | numpy.ndarray, before: int = 0) -> numpy.ndarray:
     """Logarithms, so that twice as fast and half as fast are equally far from the same."""
     a, b = (numpy.atleast_1d(numpy.asarray(times, dtype=numpy.float64)) for times in (a_s, b_s))
     if a.shape != b.shape or a.ndim != 1 or not a.size:

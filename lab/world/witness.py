@@ -68,6 +68,7 @@ class Account:
         self.rows: dict[int, list] = {}
         self.memory: dict[int, list] = {}  # what each meter said when it ended, in the order of MEMORY
         self.took: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)  # (seconds inside, outside)
+        self.starved: list[float] = []  # seconds of b's that were waited for a core
         self.grown: list[int] = []  # bytes, by lab.measure.process
         self.wrong = ""
         self._end: list = []
@@ -103,6 +104,7 @@ class Account:
         seconds: dict[int, list] = {len(pairs): [] for pairs in self.took.values()}
         for pairs in self.took.values():
             seconds[len(pairs)].append([inside for inside, _ in pairs])
+        seconds.setdefault(len(self.starved), []).append(self.starved)
         for times in _times(value):
             if times not in seconds.get(len(times), [times]):
                 return f"{len(times)} times of {sum(times):.3g} s in all are none that were taken"
@@ -158,6 +160,9 @@ class Account:
 
     def _on_took(self, stamp: float, which: int, seconds: float) -> None:
         self.took[int(which)].append((float(seconds), stamp - self._begun))
+
+    def _on_starved(self, stamp: float, seconds: float) -> None:
+        self.starved.append(float(seconds))
 
     def _on_end(self, stamp: float, count: int, digest: str) -> None:
         self._end = [int(count), str(digest)]

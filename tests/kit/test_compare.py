@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy
 import pytest
@@ -19,7 +20,7 @@ from grader import judge
 from grader.gradebook import Gradebook
 from grader.graded import Graded
 from lab.assignment import ROOT, default
-from lab.judge import Inconclusive, decide
+from lab.judge import Inconclusive, decide, timed
 from lab.measure import clock
 from lab.measure.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
 from lab.runner import Room, Runner
@@ -193,8 +194,9 @@ def test_the_order_within_a_pair_is_drawn_and_the_same_on_every_rank():
     def order(seed: int) -> list[str]:
         said: list[str] = []
         taken = interleaved(lambda: said.append("a"), lambda: said.append("b"), 20, seed, lambda: said.append("|"))
-        assert [len(t) for t in taken] == [20, 20]
-        assert min(map(min, taken)) > 0
+        assert [len(t) for t in taken] == [20, 20, 20]
+        assert min(map(min, taken[:2])) > 0
+        assert all(starved >= 0 for starved in taken[2])
         return said
 
     said = order(5)
@@ -206,7 +208,39 @@ def test_the_order_within_a_pair_is_drawn_and_the_same_on_every_rank():
 
 
 def test_a_world_is_as_slow_as_its_slowest_rank():
-    assert slowest([([1.0, 5.0], [2.0, 2.0]), ([3.0, 4.0], [1.0, 9.0])]) == ([3.0, 5.0], [2.0, 9.0])
+    ranks = [([1.0, 5.0], [2.0, 2.0], [0.5, 0.0]), ([3.0, 4.0], [1.0, 9.0], [0.25, 1.0])]
+    assert slowest(ranks) == ([3.0, 5.0], [2.0, 9.0], [0.75, 1.0])
+
+
+def test_who_waits_for_a_core_is_not_called_slow():
+    """2.4 times as fast, were the cores not taken; and one that takes turns, on the same machine, is still slower."""
+    overlapped = compare(lambda: (180.0, 190.0, 115.0), 1.15)
+    assert (overlapped.verdict, overlapped.starved) == ("inconclusive", True)
+    assert str(overlapped).endswith("asked for 1.15 times; the machine was busy with something else")
+    assert compare(lambda: (180.0, 290.0, 115.0), 1.15).verdict == "slower"
+    assert compare(lambda: ([180.0] * 4, [290.0] * 4, [300.0] * 4), 1.15).verdict == "inconclusive", (
+        "no time is below 0"
+    )
+    assert compare(lambda: (180.0, 100.0, 90.0), 1.15).verdict == "faster", "points are for what was measured"
+    (a_s, b_s, starved_s) = timed([([0.5], [0.4], [0.25], 0.0), ([0.5], [0.3], [0.25], 0.0)], least_s=0.1)
+    assert (a_s, b_s, starved_s) == ([0.5], [0.4], pytest.approx([0.301])), "it takes what it sleeps, whoever starves"
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
+def test_a_thread_without_a_core_is_counted():
+    """Two threads that compute on one core wait for it in turn."""
+    code = (
+        "import os, threading, time\n"
+        "from lab.measure import clock\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "def work():\n"
+        "    end = time.thread_time() + 0.2\n"
+        "    while time.thread_time() < end: hashlib.sha256(block).digest()\n"  # lets go of Python's lock
+        "import hashlib; block = bytes(1 << 20)\n"
+        "t = threading.Thread(target=work); t.start(); work(); print(clock.starved_s())\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(said.stdout) > 0.1
 
 
 # ---- what a test makes of it ----
