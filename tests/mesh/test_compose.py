@@ -300,18 +300,19 @@ def test_what_runs_is_the_schedule_of_the_plan(run, rng, replaced, schedule, chu
 
 
 @exercise(COMPOSE, kind="property")
-def test_placements_tell_who_has_copies(run, rng, replaced):
+@pytest.mark.parametrize(("degrees", "experts"), [(ALL, 2), ({"data": 2, "tensor": 2}, 0)], ids=["mixture", "dense"])
+def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
     """Norms and checkpoints rely on it: along the axes that are named others have the same, and nobody else has."""
-    model = {**draw_model(rng, 2, 2, experts=2), "tied": True}
+    model = {**draw_model(rng, 2, 2, experts=experts), "tied": True}
     plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # the last: all is small
     shapes = {name: t.shape for name, t in bare(model).state_dict().items() if name != "head.weight"}
-    everyones = run(probes.placed, model, ALL, plans, world=16, replace=NEEDS)
+    everyones = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()), replace=NEEDS)
     for number, plan in enumerate(plans):
         holders, found = defaultdict(set), []
         for rank, got in enumerate(everyones):
             assert got[number]["config"] == model["sizes"], f"rank {rank}: config {got[number]['config']}"
             for name, dim, start, count, copies in got[number]["pieces"]:
-                place = coordinate(ALL, rank)["tensor"]
+                place = coordinate(degrees, rank)["tensor"]
                 cuts = zip(part_of(name, torch.empty(shapes[name]), place, 2).shape, shapes[name], strict=True)
                 cut = next((d for d, (part, whole) in enumerate(cuts) if part != whole), None)
                 assert dim == cut, f"{plan}, rank {rank}: tensor has cut {name} along {cut}, placements() says {dim}"
@@ -319,7 +320,7 @@ def test_placements_tell_who_has_copies(run, rng, replaced):
                 holders[key].add(rank)
                 found.append((rank, key, copies))
         for rank, key, copies in found:
-            said = set(members(ALL, rank, tuple(copies)))
+            said = set(members(degrees, rank, tuple(copies)))
             assert said == holders[key], (
                 f"{plan}, rank {rank}: {key[0]} from {key[2]} is said to be on ranks {sorted(said)}, along {copies}, "
                 f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
