@@ -1,0 +1,94 @@
+"""What runs on a GPU to say how fast: attention beside PyTorch's own, on fresh inputs, every result looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from lab.measure.compare import interleaved
+
+
+def raced(
+    impl: Any,
+    direction: str,
+    is_causal: bool,
+    pairs: int,
+    seed: int,
+    shape: tuple[int, ...] = (4, 16, 4096, 128),
+    device: str = "cuda",
+    passes: int = 8,
+) -> tuple:
+    """Seconds of PyTorch's FlashAttention-2 and of ours, in pairs: so many passes each, all on inputs of their own.
+
+    So many that launching them is hidden. Also the worst error of ours, looked at after each repeat in a pass that is
+    drawn then: of o, or of a gradient, from attention in float32, in units of what the peer's differs by.
+    """
+    flash = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+    dtype = torch.bfloat16 if flash else torch.float16
+    draw = torch.Generator(device).manual_seed(seed)
+    sets: list[tuple[Tensor, ...]] = []
+    graphs: dict[Any, list[Tensor]] = {}
+    came: list[Any] = []
+    worst = [0.0]
+
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return impl.flash_attention.speed.flash_attention(q, k, v, is_causal)
+
+    def peer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if flash else SDPBackend.MATH):
+            return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    def ready() -> None:
+        sets[:] = [
+            tuple(torch.randn(shape, generator=draw, device=device, dtype=dtype) for _ in range(4))
+            for _ in range(passes)
+        ]
+        for tensors in sets:
+            for t in tensors[:3]:
+                t.requires_grad_()
+        if direction == "backward":
+            graphs.update({call: [call(*x) for *x, _ in sets] for call in (own, peer)})
+
+    def runner(call: Any) -> Any:
+        def go() -> None:
+            came.clear()
+            if direction == "backward":
+                for o, (*x, do) in zip(graphs.pop(call), sets, strict=True):
+                    came.append(torch.autograd.grad(o, x, do))
+            else:
+                with torch.no_grad():
+                    came.extend((call(*x),) for *x, _ in sets)
+
+        return go
+
+    def check(which: int) -> None:
+        if which == 1:
+            place = int(torch.randint(passes, (), generator=draw, device=device))
+            *x, do = sets[place]
+            want = results(plain, [t.detach()[:1, :2].float().requires_grad_() for t in x], do[:1, :2].float())
+            off = [
+                [float((part(t) - w).norm()) for t, w in zip(got, want, strict=True)]
+                for got in (came[place], results(peer, x, do))
+            ]
+            worst.extend(mine / theirs for mine, theirs in zip(*off, strict=True))
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = torch.ones(shape[2], shape[2], dtype=torch.bool, device=device).triu(1) & is_causal
+        return (q @ k.mT * shape[3] ** -0.5).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+    def results(call: Any, x: list[Tensor], do: Tensor) -> tuple[Tensor, ...]:
+        o = call(*x)
+        return torch.autograd.grad(o, x, do) if direction == "backward" else (o.detach(),)
+
+    ready()
+    times = interleaved(runner(peer), runner(own), pairs, seed, ready, check)
+    return (*times, float(torch.tensor(worst).max()))
+
+
+def part(t: Tensor) -> Tensor:
+    """The heads that are looked at."""
+    return t.detach()[:1, :2].float()
