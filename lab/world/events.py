@@ -29,8 +29,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A row of the ledger: `bytes` is the payload of `lab.world.cluster.ring_cost`, `ranks` the group (a range if it can
-    be). Without a handle the rank waits for its end at once; collectives of one stream run one after the other."""
+    """A row of the ledger: `bytes` is the payload that `lab.world.cluster.ring_cost` speaks of, `ranks` the group, a
+    range where it can be. Without a handle the rank waits for its end; those of one stream run one after the other."""
 
     op: str
     bytes: float
@@ -43,12 +43,13 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message to the global rank `peer`; the sender goes on at once. Matched with its Recv by (from, to, tag)."""
+    """A message to the global rank `peer`; unless it blocks, the sender goes on. Its Recv has the same ends and tag."""
 
     peer: int
     bytes: float
     tag: tuple[str, int, int] = ("", 0, 0)  # what, micro-batch, virtual stage: no two under way with the same
     phase: str = "forward"
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
