@@ -26,6 +26,7 @@ class Device:
     matmul_shape: tuple[int, int, int]
     attention_flops: tuple[float, float]  # fused, forward and backward
     kernel_s: float
+    layer_share: float  # of all these rates that kernels reach one after the other in a layer
 
 
 @dataclass(frozen=True)

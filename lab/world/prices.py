@@ -1,6 +1,6 @@
 """Seconds of an event on a cluster: kernels by a roofline that knows tiles and waves, collectives by where ranks lie.
 
-No constant here is fitted to a training run: lab/world/hardware.toml says where each comes from.
+No constant is fitted to a training run: lab/world/hardware.toml has their sources, and says which one is calibrated.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ _TILES = ((256, 128), (128, 256), (128, 128))
 
 
 def compute_s(event: Compute, device: Device) -> float:
-    """The longer of its arithmetic and its traffic in device memory, and what any kernel takes.
+    """The longer of its arithmetic and its traffic in device memory, as fast as in a layer, and what any kernel takes.
 
     A product's arithmetic is whole waves of whole tiles over all SMs (`matmul_s`); that of fused attention is at its
     measured rate; of the rest only traffic counts.
     """
     traffic_s = event.bytes / (device.hbm_bytes_per_s * device.hbm_share)
     if event.label == FUSED:
-        arithmetic_s = event.flops / device.attention_flops[event.phase == "backward"]
+        backward = event.phase == "backward"  # its rate counts the scores that it computes again: 2.5 forwards, not 2
+        arithmetic_s = event.flops * (1.25 if backward else 1) / device.attention_flops[backward]
     elif event.shape is not None:
         arithmetic_s = matmul_s(event.shape, event.batch, device)
     else:
         arithmetic_s = 0.0
-    return max(arithmetic_s, traffic_s) + device.kernel_s
+    return max(arithmetic_s, traffic_s) / device.layer_share + device.kernel_s
 
 
 @lru_cache(maxsize=65536)

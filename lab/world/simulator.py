@@ -215,42 +215,61 @@ class _Rank:
         return f"rank {self.rank} waits in {getattr(event, 'op', type(event).__name__)}"
 
 
-_prices: dict[tuple, tuple[Block, dict[str, float] | None]] = {}
+_prices: dict[tuple[int, int], tuple[Block, Cluster, dict[str, float] | None]] = {}
 
 
 def closed(block: Block, cluster: Cluster, others: Mapping[int, object] | None = None) -> dict[str, float] | None:
     """Seconds by cause of a block that nothing outside it can change; None if there is no saying before it is played.
 
-    That is one of kernels and of collectives that are waited for at once, none with another program's rank in it.
-    Its price is kept as long as the block lives.
+    That is one of kernels and collectives, none with another program's rank in it, all of which have been waited for at
+    its end. Its price is kept.
     """
-    key = (id(block), cluster)
+    key = (id(block), id(cluster))
     if key in _prices:
-        return _prices[key][1]
-    causes: dict[str, float] | None = {}
-    for event in block.events:
-        part = _closed_event(event, cluster, others or {})
-        if part is None or causes is None:
-            causes = None
-            break
-        for cause, seconds in part.items():
-            causes[cause] = causes.get(cause, 0.0) + seconds * block.times
+        return _prices[key][2]
     if len(_prices) > 100_000:
         _prices.clear()
-    _prices[key] = (block, causes)
-    return causes
+    once = _closed(block, cluster, others or {})
+    price = None if once is None else {cause: seconds * block.times for cause, seconds in once.items()}
+    _prices[key] = (block, cluster, price)  # both are kept, so that no other can have their ids
+    return price
 
 
-def _closed_event(event: Event, cluster: Cluster, others: Mapping[int, object]) -> dict[str, float] | None:
-    if isinstance(event, Compute):
-        return {cause_of(event): compute_s(event, cluster.device)}
-    if isinstance(event, Collective) and event.handle is None:
-        if sum(rank in event.ranks for rank in others) > 1:
+def _closed(block: Block, cluster: Cluster, others: Mapping[int, object]) -> dict[str, float] | None:
+    now, causes = 0.0, dict[str, float]()
+    streams: dict[object, float] = {}
+    under_way: dict[int, tuple[float, str]] = {}
+
+    def spend(cause: str, until: float) -> None:
+        nonlocal now
+        if until > now:
+            causes[cause] = causes.get(cause, 0.0) + until - now
+            now = until
+
+    for event in block.events:
+        if isinstance(event, Compute):
+            spend(cause_of(event), now + compute_s(event, cluster.device))
+        elif isinstance(event, Block):
+            inner = None if under_way else closed(event, cluster, others)
+            if inner is None:
+                return None
+            for cause, seconds in inner.items():
+                spend(cause, now + seconds)
+        elif isinstance(event, Collective):
+            if len(others) > 1 and sum(rank in event.ranks for rank in others) > 1:
+                return None
+            stream = event.stream or ("group", event.ranks)
+            streams[stream] = max(now, streams.get(stream, 0.0)) + collective_s(event, cluster)
+            if event.handle is None:
+                spend(event.label or "collective", streams[stream])
+            else:
+                under_way[event.handle] = (streams[stream], event.label or "collective")
+        elif isinstance(event, Wait) and event.handle in under_way:
+            until, cause = under_way.pop(event.handle)
+            spend(cause, until)
+        elif not isinstance(event, Memory):
             return None
-        return {event.label or "collective": collective_s(event, cluster)}
-    if isinstance(event, Block):
-        return closed(event, cluster, others)
-    return {} if isinstance(event, Memory) else None
+    return None if under_way else causes
 
 
 def cause_of(event: Compute) -> str:
