@@ -34,7 +34,8 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)  # those that figures 7 and 8 of Narayanan et a
 NOTE = (
     "Speeds are TFLOP/s a GPU; error: predicted over published, less one. Narayanan et al. count recomputation, the "
     "others do not; published seconds are taken for speeds. Micro-batch (1, 2, 4, 8 or 16) and chunks where no source "
-    "tells them: the fastest that fit; * none does by our count, and it is the fastest of all. Predicted, so it does not matter on which machine."
+    "tells them: the fastest that fit (*: by our count none does; the fastest of all). All of it is computed, nothing "
+    "measured: the machine does not matter."
 )
 
 

@@ -62,7 +62,8 @@ def planner(job: Job, keep: int = 5, tools: Tools = Tools()) -> list[Choice]:
 def binds(job: Job, choice: Choice, tools: Tools = Tools()) -> dict[str, float]:
     """Share of the step that twice as much of each resource would save: what saves most is what binds.
 
-    By name, of all in lab.world.hardware.RESOURCES.     Of all but memory: the same plan on `job.cluster.faster(resource)`. With twice the memory another plan may be the
-    fastest: the best of the planner's on that cluster. 0 where nothing is saved.
+    By name, of all in lab.world.hardware.RESOURCES. Of all but memory: the same plan on a cluster that is
+    `job.cluster.faster(resource)`. With twice the memory another plan may be the fastest: the best of the planner's on
+    that cluster. 0 where nothing is saved.
     """
     raise NotImplementedError("mesh.planner: Share of the step that twice as much of each resource would save")
