@@ -5,8 +5,8 @@ from __future__ import annotations
 PLANNING = [
     ("md", """
         # 7 · Planning: a mesh for a cluster you do not have
-        A step is a list of events on each rank. Priced one by one and played against each other they say what it takes:
-        [Planning](../handout/planning.md) says with what constants, and how near that comes to runs that were published.
+        A step is a list of events on each rank. Priced one by one and played against each other, they say what it
+        takes. [Planning](../handout/planning.md) tells the constants, and how near that comes to published runs.
         First the third roof, after arithmetic and device memory: the network."""),
     ("code", "{switch}"),
     ("code", """
@@ -19,7 +19,8 @@ PLANNING = [
         from lab.world.prices import collective_s
         from lab.world.simulator import closed
 
-        llama, job_of = MODELS["70b"], lambda gpus, sequences: Job(MODELS["70b"], sequences, 4096, cluster("dgx-h100", gpus))
+        llama = MODELS["70b"]
+        job_of = lambda gpus, sequences: Job(llama, sequences, 4096, cluster("dgx-h100", gpus))
         device = cluster("dgx-h100", 8).device
         tokens = [2**i for i in range(9, 18)]
         shares = {"tensor 1": [], "tensor 8": []}
@@ -38,21 +39,22 @@ PLANNING = [
         plt.show()
         print(picture.table)"""),
     ("md", """
-        *Two curves that rise and bend. On the left a layer is over before its parameters have come through InfiniBand: twice the tokens,
-        twice the share. On the right it is as fast as its kernels; tensor 8 stays lower, for it waits for NVLink in each
-        layer, but it bends as early, since it gathers an eighth.*
+        *Two curves that rise and bend. On the left a layer is over before its parameters have come: twice the
+        tokens, twice the share. With tensor 1 eight data ranks share a node, and what eight cards bring in NVLink
+        passes on. With tensor 8 each rank of the data group has a card of its own and no neighbour: the roof bends
+        at eight times the tokens.*
 
         ## A plan
-        70B on 1,024 H100s, a batch of 1,024 sequences of 4,096 tokens. Your planner tries all meshes."""),
+        70B on 1,024 H100s, a batch of 512 sequences of 4,096 tokens. Your planner tries all meshes."""),
     ("code", """
         from dataclasses import asdict
         from tests.mesh import probes_planner as probes
 
         def case(name, gpus, sequences, context, keep=1, where="dgx-h100"):
-            return {"model": asdict(MODELS[name]), "cluster": where, "gpus": gpus, "sequences": sequences, "context": context,
-                    "recipe": "today", "drawn": False, "seed": "", "room": 1.0, "keep": keep}
+            return {"model": asdict(MODELS[name]), "cluster": where, "gpus": gpus, "sequences": sequences, "keep": keep,
+                    "context": context, "recipe": "today", "drawn": False, "seed": "", "room": 1.0}
 
-        asked = case("70b", 1024, 1024, 4096, keep=5)
+        asked = case("70b", 1024, 512, 4096, keep=3)
         answer = ask(probes.planned, [asked], timeout=300)
         if answer:
             ((choices, priced),) = answer
@@ -66,17 +68,17 @@ PLANNING = [
                 print(f"twice the {resource}: {100 * share:.1f} % of the step saved")"""),
     ("md", """
         ## The map
-        For each pipe and tensor the best of all micro-batches, chunks, recomputation and ZeRO stages. Hatched: nothing fits."""),
+        For each pipe and tensor the best micro-batch, chunks, recomputation and ZeRO stage. Hatched: nothing fits."""),
     ("code", """
         from dataclasses import replace
 
-        job, speeds = job_of(1024, 1024), {}
+        job, speeds = job_of(1024, 512), {}
         for pipe in (1, 2, 4, 8, 16, 40):
             for tensor in (1, 2, 4, 8, 16):
                 if 1024 % (pipe * tensor):
                     continue
-                plans = [Plan(1024 // pipe // tensor, pipe, tensor, m, c, again, zero) for m in (1, 2, 4) for c in (1, 2, 4, 5)
-                         for again in ("none", "full") for zero in range(4)]
+                plans = [Plan(1024 // pipe // tensor, pipe, tensor, m, chunks, again, zero) for m in (1, 2)
+                         for chunks in (1, 4, 5) for again in ("none", "full") for zero in (0, 1, 3)]
                 fitting = [p for p in plans if not unfit(job, p) and steps.fits(job, p)]
                 least = None
                 for floor, plan in sorted((steps.floor_s(job, p), p) for p in fitting):
@@ -91,8 +93,9 @@ PLANNING = [
         plt.show()
         print(picture.table)"""),
     ("md", """
-        *A grid of numbers. They are high along a ridge of little tensor and some pipe, and fall towards large tensor, where
-        each layer waits for its collectives, and towards a deep pipe, where too few micro-batches are left to fill it.*
+        *A grid of numbers, largest in its middle, hatched where nothing fits. They fall towards large tensor, where
+        each layer waits for its collectives, towards a deep pipe, where too few micro-batches are left to fill it,
+        and towards little of both, where only ZeRO 3 or recomputation makes it fit.*
 
         ## A step, played
         Four stages, eight micro-batches, on a wire and on one a fiftieth as fast."""),
@@ -102,22 +105,24 @@ PLANNING = [
         small = Job(MODELS["8b"], 8, 4096, cluster("dgx-h100", 32))
         slow = replace(small, cluster=small.cluster.faster("links between nodes", 1 / 50))
         plan = Plan(1, 4, 8, 1, 1, "full", 0)
-        panels = {name: draw.spans(steps.played(job, plan).timeline) for name, job in (("InfiniBand", small), ("a fiftieth", slow))}
+        jobs = {"InfiniBand": small, "a fiftieth": slow}
+        panels = {name: draw.spans(steps.played(job, plan).timeline) for name, job in jobs.items()}
         figure, pictures = timelines(panels)
         figure.set_dpi(60)
         plt.show()
-        for name, job in (("InfiniBand", small), ("a fiftieth", slow)):
+        for name, job in jobs.items():
             price = steps.price(job, plan)
-            print(f"{name}: {1e3 * price.step_s:.0f} ms;", ", ".join(f"{k} {100 * v / price.step_s:.0f} %" for k, v in price.causes.items()))"""),
+            parts = [f"{cause} {100 * seconds / price.step_s:.0f} %" for cause, seconds in price.causes.items()]
+            print(f"{name}: {1e3 * price.step_s:.0f} ms;", ", ".join(parts))"""),
     ("md", """
-        *Two panels of four rows. Each row begins later than the one above and ends earlier, the shape of 1F1B. Below, messages are bars
-        long enough to see, and forwards and backwards stand apart.*
+        *Two panels of four rows. Each row begins later than the one above and ends earlier, the shape of 1F1B.
+        Below, messages are bars long enough to see, and forwards and backwards stand apart.*
 
         ## Strong and weak scaling
-        405B. Strong: 2,048 sequences of 8,192 tokens on ever more devices. Weak: a sequence for each eight devices."""),
+        405B. Strong: 512 sequences of 8,192 tokens on ever more devices. Weak: a sequence for every 8 devices."""),
     ("code", """
         sizes = [1024, 2048, 4096, 8192, 16384]
-        kinds = {"strong: 2,048 sequences": lambda gpus: 2048, "weak: gpus / 8 sequences": lambda gpus: gpus // 8}
+        kinds = {"strong: 512 sequences": lambda gpus: 512, "weak: a sequence for 8": lambda gpus: gpus // 8}
         curves = {}
         for name, batch in kinds.items():
             cases = [case("405b", gpus, batch(gpus), 8192, where="grand-teton") for gpus in sizes]
@@ -134,7 +139,7 @@ PLANNING = [
             plt.show()
             print(picture.table)"""),
     ("md", """
-        *Two lines over the number of devices. Weak scaling is nearly level. Strong scaling falls where a data rank has few
-        micro-batches left, and the pipeline more of its bubble. Which batch is worth its tokens is not the planner's question:
-        `ddp.noise_scale` measures that.*"""),
+        *Two lines over the number of devices, which meet at 4,096. Weak scaling is level: this network has no
+        congestion, and no device fails. Strong scaling falls as a data rank has fewer micro-batches to fill its
+        pipeline. Which batch is worth its tokens is not the planner's question: `ddp.noise_scale` measures that.*"""),
 ]  # fmt: skip
