@@ -63,7 +63,8 @@ def scaling(axes: Any, gpus: Sequence[int], curves: Mapping[str, Sequence[float]
     looks = zip(COLOURS.values(), ("o", "s", "^"), strict=False)
     for (name, values), (colour, marker) in zip(curves.items(), looks, strict=False):
         axes.plot(gpus, values, color=colour, marker=marker, label=name)
-    axes.set(title=title, xscale="log", xlabel="devices", ylabel="TFLOP/s a device", ylim=(0, None))
+    axes.set(title=title, xscale="log", xlabel="devices", ylabel="TFLOP/s a device")
+    axes.set_ylim(0, 1.15 * max(map(max, curves.values())))
     axes.set_xticks(list(gpus), [f"{n:,}" for n in gpus])
     axes.minorticks_off()
     axes.legend(frameon=False)
