@@ -204,6 +204,8 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
 
     for event in events:
         if type(event) is Kernel:
+            if kernels and kernels[-1].phase != event.phase:
+                cut()
             kernels.append(event)
         elif type(event) is tuple:
             held[event[0].kind] += event[1]
