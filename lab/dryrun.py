@@ -163,14 +163,14 @@ def strips(played: Played) -> list[str]:
     each = played.step_s / WIDTH
     lines = []
     for rank, bars in played.timeline.items():
-        time = [dict.fromkeys(MARKS, 0.0) for _ in range(WIDTH)]
+        time: list[dict[str, float]] = [dict.fromkeys(MARKS, 0.0) for _ in range(WIDTH)]
         for bar in bars:
             if bar.kind in MARKS:
                 for part in range(int(bar.start_s / each), min(WIDTH - 1, int(bar.end_s / each)) + 1):
                     time[part][bar.kind] += max(0.0, min(bar.end_s, (part + 1) * each) - max(bar.start_s, part * each))
-        for part in time:
-            part[""] = each - sum(part.values())
-        marks = [MARKS[max(part, key=lambda kind, part=part: part[kind])] for part in time]  # type: ignore[misc]
+        for spent in time:
+            spent[""] = each - sum(spent.values())
+        marks = [MARKS[max(spent, key=lambda kind, spent=spent: spent[kind])] for spent in time]  # type: ignore[misc]
         lines.append(f"{rank:>6} " + "".join(f"[{colour}]{mark}[/{colour}]" for mark, colour in marks))
     legend = "  ".join(f"{mark} {kind or 'waits, or talks'}" for kind, (mark, _) in MARKS.items())
     return [*lines, f"       {legend}"]

@@ -88,7 +88,11 @@ class Tally(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            key: Any = (func, *map(_signature, args))
+            key: Any = (func, *[
+                (x.shape, x.stride(), x.dtype, x.is_meta) if isinstance(x, Tensor) else
+                tuple(map(_signature, x)) if type(x) in (list, tuple) else (type(x), x)
+                for x in args
+            ])  # fmt: skip
             if kwargs:
                 key += tuple((name, _signature(value)) for name, value in kwargs.items())
             learnt = self.learnt.get(key)
@@ -103,7 +107,7 @@ class Tally(TorchDispatchMode):
             out = args[0]
         else:
             out = func(*args, **(kwargs or {}))
-        if not learnt.in_place:
+        if not (learnt.in_place or learnt.view):
             for tensor in (out,) if isinstance(out, Tensor) else out if type(out) in (list, tuple) else ():
                 if tensor is not None:
                     self.storage(tensor)
@@ -171,6 +175,7 @@ class Tally(TorchDispatchMode):
         kernel = _kernel(func, args, kwargs, out, inputs, outputs)
         learnt = _Learnt(kernel, 0 if kernel is None else round(kernel.flops * (0.8 if _recomputes(func) else 1)), {})
         if outputs and all(t.is_meta for t in (*inputs, *outputs)):
+            learnt.view = kernel is None and func.is_view
             if args and out is args[0]:
                 learnt.in_place = before == [_signature(t) for t in inputs]
             elif _fresh(inputs, outputs) and (out is outputs[0] or list(out) == outputs):
@@ -208,6 +213,7 @@ class _Learnt:
     flops: int  # the model's: the backward of attention is 2 of its forward, though its kernel computes scores anew
     phases: dict[str, Kernel]
     in_place: bool = False  # its result is its first argument
+    view: bool = False  # its results have its arguments' memory
     made: list[tuple] = field(default_factory=list)  # its results, each of memory of its own; none: it must be asked
     alone: bool = True  # it is one tensor
     like: Any = None  # else the empty list or tuple of them
