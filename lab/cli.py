@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from .assignment import ROOT, Assignment, AssignmentError, Exercise, default
+from .dryrun import dryrun
 from .scoring import ExerciseScore, Result, score, totals
 
 PROGRESS = ROOT / ".cache" / "progress.json"
@@ -101,6 +102,9 @@ def answers(
         out.print(f"✗ {note}", style="red", markup=False, soft_wrap=True)
     out.print(f"{sum(g.value is not None for g in given)} of {len(given)} answered", style="bold")
     sys.exit(1 if notes or any(g.problem for g in given) else 0)
+
+
+app.command()(dryrun)
 
 
 def next_exercise(known: Assignment) -> Exercise | None:

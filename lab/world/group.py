@@ -29,21 +29,29 @@ _rank = 0
 _board: Board | None = None
 _stand = Stand()
 _timetable: Timetable | None = None
+_kind: type[LedgerGroup]
 _source: Any = dist.Work._source_rank
 
 
 def join(
     rank: int,
     world: int,
-    store: dist.FileStore,
+    store: dist.Store,
     board: Board | None = None,
     timeout_s: float = 600.0,
     link: Link | None = None,
+    kind: type[LedgerGroup] | None = None,
 ) -> None:
-    """Make this process one of `world` ranks, over the loopback interface; link: what it is made to look like."""
-    global _rank, _board, _timetable
-    _rank, _board, ledger.rank = rank, board, rank
-    _timetable = Timetable(f"{store.path}.link", rank, world, link) if link and not link.free else None
+    """Make this process one of `world` ranks, over the loopback interface; link: what it is made to look like.
+
+    kind: of group, a subclass of LedgerGroup with something else than Gloo underneath.
+    """
+    global _rank, _board, _timetable, _kind
+    _rank, _board, ledger.rank, _kind = rank, board, rank, kind or LedgerGroup
+    _timetable = None
+    if link and not link.free:
+        assert isinstance(store, dist.FileStore)
+        _timetable = Timetable(f"{store.path}.link", rank, world, link)
     if BACKEND not in dist.Backend.backend_list:
         c10d = dist.distributed_c10d
         c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
@@ -77,11 +85,12 @@ def _publish() -> None:
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> LedgerGroup:
-    return LedgerGroup(store, rank, size, timeout)
+    return _kind(store, rank, size, timeout)
 
 
 def _begin(row: Row, sequence: int) -> tuple:
     """Say on the board what this rank waits for; what it said before."""
+    _kind.awaited(row)
     before = (_stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence)
     _stand.state = "waiting"
     _stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence = (
@@ -125,14 +134,22 @@ class LedgerGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
+        self.gloo = self.below(store, rank, size, timeout)
+        self.carrier = Carrier(_timetable) if _timetable and size > 1 else None
+        self.name_ = ""
+        self.ranks_: list[int] | None = None
+
+    def below(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+        """What does the work: it has the methods of `METHODS`."""
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)]
         options._timeout = timeout
         options._threads = 2
-        self.gloo = dist.ProcessGroupGloo(store, rank, size, options)
-        self.carrier = Carrier(_timetable) if _timetable and size > 1 else None
-        self.name_ = ""
-        self.ranks_: list[int] | None = None
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    @classmethod
+    def awaited(cls, row: Row) -> None:
+        """Called when somebody begins to wait for a row."""
 
     # What torch asks of a group besides collectives.
     def getBackendName(self) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -38,7 +38,7 @@ class Row:
     storage: int = 0  # where the first tensor of the payload lies: the address of its storage
 
     def plain(self) -> dict:
-        return asdict(self)
+        return {**vars(self), "group": list(self.group)}
 
 
 class Ledger:

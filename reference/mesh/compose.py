@@ -1,6 +1,7 @@
 """One transformer over data × pipe × expert × tensor: every cut at once, and the losses of a single process."""
 
 import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lab.model.transformer import Transformer
+from lab.world import host
 
 from .execute import execute
 from .fsdp_axis import FSDPAxis, uniform_layers
@@ -96,7 +98,7 @@ def train_step(
     meaned over micro-batches. Gradients of earlier steps are dropped first; afterwards .grad is the gradient of that,
     in every parameter of every rank. clip: called with `parallel` when they are complete, before optimizer.step().
 
-    Returns the mean cross entropy of the whole batch before the step, the same on every rank.
+    Returns the mean cross entropy of the whole batch before the step, the same on every rank; read by `lab.world.host`.
     Raises ValueError where the share does not divide into micro-batches.
     """
     mesh, plan = parallel.mesh, parallel.plan
@@ -122,7 +124,7 @@ def train_step(
     optimizer.step()
     total = torch.zeros((), device=tokens.device) if loss is None else loss  # () of the last stage alone
     dist.all_reduce(total, group=mesh.group("data", "pipe", "expert"))
-    return total.item() / mesh.size("data", "expert")
+    return host(total, balanced=math.nan) / mesh.size("data", "expert")
 
 
 def _keep_own_experts(moe: MoE, mesh: Mesh, sequence: bool) -> None:

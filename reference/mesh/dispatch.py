@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.provided import provided
+from lab.world import even, host
 
 from .exchange import exchange
 
@@ -27,6 +28,16 @@ class Dispatched:
     received: list[int]  # rows from each rank of the group
 
 
+@provided
+def balanced(choices: int, n: int, group: dist.ProcessGroup | None) -> list[list[list[int]]]:
+    """What `host` is to say of an even routing, on all ranks alike: rows to each rank for each of its n/E experts, and
+    rows from each rank for each of this rank's. choices: tokens · k of one rank."""
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    counts, each = even(choices, n), n // world
+    leave = [counts[first : first + each] for first in range(0, n, each)]
+    return [leave, [leave[rank]] * world]
+
+
 def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | None = None) -> Dispatched:
     """Send each token to the ranks that hold its experts, however uneven that is: no token is dropped or padded.
 
@@ -38,7 +49,7 @@ def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | N
     the rows, one all-to-all of one row for each choice that was not dropped; in backward one more, of a gradient for
     each row that arrived. Rows leave ordered by expert, then by assignment; they are handed over ordered by expert,
     then by the rank they came from, then as they left: the same bits every time. A rank may send nothing, and an expert
-    may be given nothing.
+    may be given nothing. Counts are read once, by `lab.world.host`, which a dry run gives `balanced` ones.
 
     Raises ValueError unless E divides n.
     Source: Lepikhin et al. 2020, "GShard"; dropless: Gale et al. 2022, "MegaBlocks".
@@ -52,7 +63,7 @@ def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | N
     each = [n // world] * world
     arriving = exchange(counts, each, each, group)  # (n,): from each rank, for each of this rank's experts
     # The host must know, and waits for the device; once for both.
-    leave, arrive = torch.stack([counts, arriving]).view(2, world, -1).tolist()
+    leave, arrive = host(torch.stack([counts, arriving]).view(2, world, -1), balanced(len(chosen), n, group))
     sent, received = [sum(to) for to in leave], [sum(source) for source in arrive]
 
     order = chosen.argsort(stable=True)[len(chosen) - sum(sent) :]  # dropped ones come first

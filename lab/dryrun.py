@@ -1,0 +1,196 @@
+"""`lab dryrun`: a training step as ranks of a cluster that is not there: what they send, compute and hold, and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .assignment import ROOT, AssignmentError
+
+if TYPE_CHECKING:
+    from .runner import Runner
+    from .world.accounts import Account, Step
+    from .world.hardware import Cluster
+    from .world.simulator import Played
+
+PATIENCE_S = 600.0  # for one rank
+WIDTH = 96  # of a timeline, in characters
+MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
+out = Console(highlight=False)
+
+
+def dryrun(
+    mesh: Annotated[str, typer.Option(help="data=16,pipe=8,expert=1,tensor=8; what is left out is 1.")],
+    impl: Annotated[str, typer.Option(help="student, reference or a folder.")] = "student",
+    model: Annotated[str, typer.Option(help="By name: tiny, small, 2.7b, 7b, 8b, 70b, 405b, ….")] = "tiny",
+    cluster: Annotated[str, typer.Option(help="By name, as in lab/world/hardware.toml.")] = "dgx-h100",
+    micro_batches: Annotated[int, typer.Option(min=1)] = 1,
+    sequences: Annotated[int, typer.Option(min=0, help="In the whole batch; 0: one a micro-batch.")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="Tokens in a sequence; 0: as many as the model can.")] = 0,
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b or interleaved.")] = "1f1b",
+    chunks: Annotated[int, typer.Option(min=1, help="Of the model on each pipeline rank, if interleaved.")] = 1,
+    sequence: Annotated[bool, typer.Option("--sequence", help="Sequence parallelism along tensor.")] = False,
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard along data.")] = False,
+    experts: Annotated[int, typer.Option(min=0, help="In each block; 0: dense.")] = 0,
+    k: Annotated[int, typer.Option(min=1, help="Experts for each token.")] = 2,
+    layers: Annotated[int, typer.Option(min=0, help="Fewer or more of them than the model has.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, help="Run this one, and those before and behind it along pipe.")] = 0,
+    picture: Annotated[Path, typer.Option(help="Where the timeline is drawn.")] = ROOT / ".cache" / "dryrun.png",
+) -> None:
+    """A training step as ranks of any mesh, in one process and without data: bytes, FLOPs, memory and a timeline.
+
+    lab dryrun --impl reference --mesh data=16,pipe=8,tensor=8 --model 70b --micro-batches 32 --context 4096 --sequence
+    """
+    from .runner import Room, Runner
+    from .train import degrees
+    from .world.accounts import Step, matched
+    from .world.hardware import cluster as named
+    from .world.simulator import play
+
+    folder = ROOT / impl if impl in ("student", "reference") else Path(impl)
+    if not folder.is_dir():
+        raise AssignmentError(f"dryrun: expected --impl student, reference or a folder, got {impl!r}")
+    try:
+        config = _model(model, layers)
+        step = Step(
+            config, degrees(mesh), sequences, context, micro_batches, schedule, chunks, sequence, fsdp, experts, k
+        )
+        if rank >= step.world:
+            raise ValueError(f"rank: expected 0 to {step.world - 1}, the mesh's, got {rank}")
+        where = named(cluster, step.world)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise AssignmentError(f"dryrun: {error}") from None
+    runner = Runner(Room(folder))
+    try:
+        accounts = [_account(runner, step, each) for each in step.stages(rank)]
+    finally:
+        runner.close()
+    out.print(
+        f"{model} on {_mesh(step)}, {step.world:,} ranks: {step.sequences:,} sequences of {step.context:,} tokens"
+    )
+    out.print(table(accounts, step))
+    wrong = matched(accounts)
+    if wrong:
+        out.print(wrong, style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    out.print(fits(accounts, where), markup=False, soft_wrap=True)
+    played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+    out.print(_priced(played, accounts, where, step), markup=False, soft_wrap=True)
+    for line in strips(played):
+        out.print(line)
+    draw(played, f"{model} on {_mesh(step)}", picture)
+    out.print(f"drawn in {picture}", markup=False, soft_wrap=True)
+
+
+def _model(name: str, layers: int) -> Any:
+    from .model.models import MODELS
+
+    if name not in MODELS:
+        raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {name!r}")
+    return replace(MODELS[name], layers=layers) if layers else MODELS[name]
+
+
+def _account(runner: Runner, step: Step, rank: int) -> Account:
+    from .runner import ProbeFailed
+    from .world.accounts import Account
+    from .world.dryrun import dry
+
+    try:
+        return Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=PATIENCE_S)))
+    except ProbeFailed as error:
+        where = f" ({error.where})" if error.where else ""
+        raise AssignmentError(f"dryrun: rank {rank}: {' '.join(error.text.split())}{where}") from None
+
+
+def _mesh(step: Step) -> str:
+    return " x ".join(f"{axis}={n}" for axis, n in step.mesh.items() if n > 1) or "one rank"
+
+
+def table(accounts: Sequence[Account], step: Step) -> Table:
+    """A row a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
+    sent = [account.sent(step) for account in accounts]
+    axes = list(dict.fromkeys(axis for row in sent for axis in row))
+    kinds = list(accounts[0].peak)
+    made = Table("rank", "parameters", "TFLOP", *(f"{axis}, GB sent" for axis in axes), "at rest, GB", "at most, GB",
+                 *(f"{kind}" for kind in kinds), box=None, header_style="bold")  # fmt: skip
+    for column in made.columns:
+        column.justify = "right"
+    for account, row in zip(accounts, sent, strict=True):
+        made.add_row(
+            str(account.rank), f"{account.parameters:,}", _short(account.flops / 1e12),
+            *(_short(row.get(axis, 0) / 1e9) for axis in axes), _short(sum(account.resting.values()) / 1e9),
+            _short(sum(account.peak.values()) / 1e9), *(_short(account.peak[kind] / 1e9) for kind in kinds),
+        )  # fmt: skip
+    return made
+
+
+def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
+    """Whether the ranks' memory suffices; if not, what takes most of it."""
+    most = max(accounts, key=lambda account: sum(account.peak.values()))
+    held, name, room = sum(most.peak.values()), cluster.device.name, cluster.device.hbm_bytes
+    if held <= room:
+        return f"fits: rank {most.rank} holds {_short(held / 1e9)} GB at most, {100 * held / room:.0f} % of an {name}"
+    kind = max(most.peak, key=lambda kind: most.peak[kind])
+    passing = kind in ("activations", "buffers")
+    cure = "--sequence, shorter sequences or more tensor" if passing else "--fsdp, more pipe or tensor"
+    return (
+        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}; "
+        f"{_short(most.peak[kind] / 1e9)} GB are {kind}: {cure} would make them less"
+    )
+
+
+def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster, step: Step) -> str:
+    shares = sorted(played.mean().items(), key=lambda item: -item[1])
+    told = ", ".join(f"{name} {100 * seconds / played.step_s:.0f} %" for name, seconds in shares if seconds)
+    flops = sum(account.flops for account in accounts) / len(accounts)
+    return (
+        f"{_short(played.step_s)} s a step on {cluster.device.name}, {flops / played.step_s / 1e12:.0f} TFLOP/s a rank "
+        f"(numbers of 4 bytes; products as fast as those of 2): {told}"
+    )
+
+
+def strips(played: Played) -> list[str]:
+    """A line a rank: what it did most of the time, in each of WIDTH parts of the step."""
+    each = played.step_s / WIDTH
+    lines = []
+    for rank, bars in played.timeline.items():
+        time: list[dict[str, float]] = [dict.fromkeys(MARKS, 0.0) for _ in range(WIDTH)]
+        for bar in bars:
+            if bar.kind in MARKS:
+                for part in range(int(bar.start_s / each), min(WIDTH - 1, int(bar.end_s / each)) + 1):
+                    time[part][bar.kind] += max(0.0, min(bar.end_s, (part + 1) * each) - max(bar.start_s, part * each))
+        for spent in time:
+            spent[""] = each - sum(spent.values())
+        marks = [MARKS[max(spent, key=lambda kind, spent=spent: spent[kind])] for spent in time]  # type: ignore[misc]
+        lines.append(f"{rank:>6} " + "".join(f"[{colour}]{mark}[/{colour}]" for mark, colour in marks))
+    legend = "  ".join(f"{mark} {kind or 'waits, or talks'}" for kind, (mark, _) in MARKS.items())
+    return [*lines, f"       {legend}"]
+
+
+def draw(played: Played, title: str, path: Path) -> None:
+    """The timeline as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from .plots.timeline import KINDS, Span, timelines
+
+    ranks = [
+        [Span(bar.kind, bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in KINDS]
+        for bars in played.timeline.values()
+    ]
+    figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

@@ -1,0 +1,284 @@
+"""What a step computes and holds, kernel by kernel and storage by storage, of real tensors or of such without data.
+
+Tensors on the meta device have shapes and no numbers. Most of their operators are written in Python, and take longer
+than the arithmetic of a small model would: what an operator made of the same shapes before is remembered, and made
+again without asking it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..world.events import KINDS
+from ..world.prices import FUSED
+from .roofline import _bytes, _dtype, _flops, _is_free
+
+aten = torch.ops.aten
+_PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # where the factors stand
+
+_META, empty_strided = torch.device("meta"), torch.empty_strided
+_NO_DATA = ("called on meta tensors", "Cannot copy out of meta", "meta function for torch.nonzero")
+
+
+class NeedsData(RuntimeError):
+    """A step asked for a number of a tensor that has none."""
+
+
+class Kernel(NamedTuple):
+    """One kernel, as lab.world.events.Compute has it."""
+
+    flops: float
+    bytes: float
+    shape: tuple[int, int, int] | None
+    batch: int
+    dtype: str
+    phase: str
+    label: str
+
+
+class Storage:
+    """Bytes that were made, and what they turned out to be for."""
+
+    __slots__ = ("bytes", "kind", "settled")
+
+    def __init__(self) -> None:
+        self.bytes, self.kind, self.settled = 0, "buffers", False
+
+
+class Tally(TorchDispatchMode):
+    """Everything torch does inside, in order: `events` are kernels and (storage, ± bytes).
+
+    phase: says which one it is. A storage is of kind "activations" if autograd kept it for backward, unless `name` has
+    called it something else; one that has been resized, as FSDP's room for a layer is, and all that nobody named, is of
+    kind "buffers".
+    """
+
+    def __init__(self, phase: Callable[[], str]):
+        super().__init__()
+        self.phase = phase
+        self.events: list[Any] = []
+        self.flops = 0  # of products and attention: set it to 0 where counting shall begin
+        self.known: dict[int, tuple[weakref.ref, Storage]] = {}
+        self.learnt: dict[Any, _Learnt] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # a guard that nothing here needs, and that takes as long as all the rest
+
+    def __enter__(self) -> Tally:
+        self._inside = contextlib.ExitStack()
+        self._inside.enter_context(torch.autograd.graph.saved_tensors_hooks(self._saved, lambda tensor: tensor))
+        self._inside.enter_context(_resizes(self._resized))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._inside.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            key: Any = (func, *[
+                (x.shape, x.stride(), x.dtype, x.is_meta) if isinstance(x, Tensor) else
+                tuple(map(_signature, x)) if type(x) in (list, tuple) else (type(x), x)
+                for x in args
+            ])  # fmt: skip
+            if kwargs:
+                key += tuple((name, _signature(value)) for name, value in kwargs.items())
+            learnt = self.learnt.get(key)
+        except TypeError:  # not hashable
+            key = learnt = None
+        if learnt is None:
+            out, learnt = self._learn(func, args, kwargs or {}, key)
+        elif learnt.made:
+            made = [empty_strided(shape, stride, dtype=dtype, device=_META) for shape, stride, dtype in learnt.made]
+            out = made[0] if learnt.alone else type(learnt.like)(made)
+        elif learnt.in_place:
+            out = args[0]
+        else:
+            out = func(*args, **(kwargs or {}))
+        if not (learnt.in_place or learnt.view):
+            for tensor in (out,) if isinstance(out, Tensor) else out if type(out) in (list, tuple) else ():
+                if tensor is not None:
+                    self.storage(tensor)
+        if learnt.kernel is not None:
+            self.flops += learnt.flops
+            phase = self.phase()
+            kernel = learnt.phases.get(phase)
+            if kernel is None:
+                kernel = learnt.phases[phase] = learnt.kernel._replace(phase=phase)
+            self.events.append(kernel)
+        return out
+
+    def storage(self, tensor: Tensor) -> Storage:
+        """That of a tensor; met for the first time, it is made now."""
+        held = tensor.untyped_storage()
+        key = held._cdata
+        found = self.known.get(key)
+        if found is not None:
+            return found[1]
+        storage = Storage()
+
+        def freed(_: Any) -> None:
+            self.known.pop(key, None)
+            self._change(storage, -storage.bytes)
+
+        self.known[key] = weakref.ref(held, freed), storage
+        self._change(storage, held.nbytes())
+        return storage
+
+    def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """These tensors' storages are of this kind."""
+        for tensor in tensors:
+            storage = self.storage(tensor)
+            if not storage.settled:
+                storage.kind, storage.settled = kind, True
+
+    def memory(self, since: int = 0) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes by kind: when most were held since event number `since`, and at the end."""
+        now, peak = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+        total = most = 0
+        for number, event in enumerate(self.events):
+            if type(event) is tuple:
+                storage, change = event
+                now[storage.kind] += change
+                total += change
+            if number >= since and total > most:
+                peak, most = dict(now), total
+        return peak, now
+
+    def _learn(self, func: Any, args: Any, kwargs: Any, key: Any) -> tuple[Any, _Learnt]:
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for tensor in inputs:
+            self.storage(tensor)
+        before = [_signature(t) for t in inputs]
+        try:
+            out = func(*args, **kwargs)
+        except RuntimeError as error:  # NotImplementedError is one
+            if not any(said in str(error) for said in _NO_DATA):
+                raise
+            raise NeedsData(
+                f"{_line()}this asks for a tensor's numbers (.item(), .tolist(), bool(…), a mask as index), and "
+                "in a dry run it has none: lab.world.host(tensor, balanced=…) reads them, and there gives `balanced`"
+            ) from None  # fmt: skip
+        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        kernel = _kernel(func, args, kwargs, out, inputs, outputs)
+        learnt = _Learnt(kernel, 0 if kernel is None else round(kernel.flops * (0.8 if _recomputes(func) else 1)), {})
+        if outputs and all(t.is_meta for t in (*inputs, *outputs)):
+            learnt.view = kernel is None and func.is_view
+            if args and out is args[0]:
+                learnt.in_place = before == [_signature(t) for t in inputs]
+            elif _fresh(inputs, outputs) and (out is outputs[0] or list(out) == outputs):
+                learnt.alone, learnt.like = out is outputs[0], None if out is outputs[0] else out[:0]
+                learnt.made = [(t.shape, t.stride(), t.dtype) for t in outputs]
+        if key is not None:
+            self.learnt[key] = learnt
+        return out, learnt
+
+    def _saved(self, tensor: Tensor) -> Tensor:
+        storage = self.storage(tensor)
+        if not storage.settled:
+            storage.kind = "activations"
+        return tensor
+
+    def _resized(self, held: torch.UntypedStorage) -> None:
+        found = self.known.get(held._cdata)
+        if found is not None:
+            storage = found[1]
+            self._change(storage, held.nbytes() - storage.bytes)
+            if not storage.settled:
+                storage.kind, storage.settled = "buffers", True
+
+    def _change(self, storage: Storage, change: int) -> None:
+        if change:
+            storage.bytes += change
+            self.events.append((storage, change))
+
+
+@dataclass(slots=True)
+class _Learnt:
+    """What is known of an operator on these shapes: what it is to call it, and how to make its result without."""
+
+    kernel: Kernel | None  # None: it moves nothing
+    flops: int  # the model's: the backward of attention is 2 of its forward, though its kernel computes scores anew
+    phases: dict[str, Kernel]
+    in_place: bool = False  # its result is its first argument
+    view: bool = False  # its results have its arguments' memory
+    made: list[tuple] = field(default_factory=list)  # its results, each of memory of its own; none: it must be asked
+    alone: bool = True  # it is one tensor
+    like: Any = None  # else the empty list or tuple of them
+
+
+def _recomputes(func: Any) -> bool:
+    return "scaled_dot_product" in func.__name__ and "backward" in func.__name__
+
+
+def _signature(x: Any) -> Any:
+    """All that a result's shape may depend on; a tensor's numbers are none of it."""
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype, x.is_meta
+    if type(x) in (list, tuple):
+        return tuple(map(_signature, x))
+    return type(x), x  # 1 and 1.0 promote otherwise
+
+
+def _fresh(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Whether each output has memory of its own, all of it."""
+    theirs = {t.untyped_storage()._cdata for t in inputs}
+    return all(_own(t) and t.untyped_storage()._cdata not in theirs for t in outputs)
+
+
+def _own(t: Tensor) -> bool:
+    """Whether a tensor is all there is of its storage."""
+    size = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return t.storage_offset() == 0 and t.untyped_storage().nbytes() == size * t.element_size()
+
+
+def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Kernel | None:
+    if not outputs or _is_free(func, inputs, outputs):
+        return None
+    packet = func._overloadpacket
+    shape, batch = None, 1
+    if packet in _PRODUCTS:
+        a, b = (args[i] for i in _PRODUCTS[packet])
+        shape, batch = (a.shape[-2], b.shape[-1], a.shape[-1]), a.shape[0] if a.dim() == 3 else 1
+    label = FUSED if "scaled_dot_product" in packet.__name__ else packet.__name__
+    dtype = str(_dtype(inputs + outputs)).removeprefix("torch.")
+    return Kernel(_flops(func, args, kwargs, out), _bytes(func, inputs, outputs), shape, batch, dtype, "", label)
+
+
+@contextlib.contextmanager
+def _resizes(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of each storage that is resized by hand: no operator does that."""
+    resize = torch.UntypedStorage.resize_
+
+    def call(self: Any, size: int) -> Any:
+        out = resize(self, size)
+        told(self)
+        return out
+
+    torch.UntypedStorage.resize_ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.UntypedStorage.resize_  # inherited
+
+
+def _line() -> str:
+    """The innermost line of an implementation that is at work, as `dispatch.py, line 70: `."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("impl."):
+            return f"{frame.f_globals['__name__'].removeprefix('impl.')}, line {frame.f_lineno}: "
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,187 @@
+"""A dry run does what real ranks do: the same rows, bytes and FLOPs, of whatever implementation it is given.
+
+It would be faked by a formula: so an implementation that sends more must be told to send more, one whose ranks disagree
+to disagree, and one that waits for ever to wait.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from grader.mutants import Edited, apply, read
+from lab.assignment import ROOT
+from lab.model.models import MODELS, parameters
+from lab.model.transformer import Config, Transformer
+from lab.runner import ProbeFailed, Room, Runner
+from lab.world import even, host
+from lab.world.accounts import Account, Step, matched
+from lab.world.dryrun import dry, real
+from lab.world.hardware import cluster
+from lab.world.simulator import play
+from reference.mesh.accounting import Degrees, Workload, accounting
+
+CONFIG = Config(layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocabulary=40, context=16)
+FACTS = ("op", "bytes", "elements", "dtype", "group", "phase", "rank", "peer")
+
+
+@pytest.fixture(scope="module")
+def runner():
+    r = Runner(Room(ROOT / "reference"))
+    yield r
+    r.close()
+
+
+def account(runner: Runner, step: Step, rank: int) -> Account:
+    return Account(**json.loads(runner.run(dry, step.plain(), rank)))
+
+
+def accounts(runner: Runner, step: Step) -> list[Account]:
+    return [account(runner, step, rank) for rank in step.stages()]
+
+
+def facts(told: Account) -> list[list]:
+    return [[row[name] for name in FACTS] for row in told.rows]
+
+
+MESHES = {
+    "data": ({"data": 2}, {"fsdp": True, "micro_batches": 2}),
+    "pipe": ({"pipe": 2}, {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}),
+    "expert": ({"expert": 2}, {"experts": 4, "sequences": 4}),
+    "tensor": ({"tensor": 2}, {"sequence": True}),
+    "data x tensor": ({"data": 2, "tensor": 2}, {"fused": False}),
+    "all four": ({"data": 2, "pipe": 2, "expert": 2, "tensor": 2}, {"experts": 4, "micro_batches": 2, "fsdp": True}),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_dry_run_sends_computes_and_holds_what_real_ranks_do(runner, name):
+    mesh, options = MESHES[name]
+    step = Step(CONFIG, mesh, **options)
+    ranks = runner.run(real, step.plain(), world=step.world)
+    for rank in {0, step.world - 1}:
+        told, got = Account(**json.loads(ranks[rank])), account(runner, step, rank)
+        for number, (want, row) in enumerate(zip(facts(told), facts(got), strict=True)):
+            assert row == want, f"{name}, rank {rank}, row {number}: expected {want}, got {row}"
+        assert got.flops == told.flops > 0, f"{name}, rank {rank}: {told.flops} FLOPs on Gloo, {got.flops} dry"
+        assert got.parameters == told.parameters
+        assert got.resting == told.resting, f"{name}, rank {rank}: bytes behind the step"
+        if "pipe" not in mesh:  # there a real rank keeps what it sends until somebody has taken it
+            assert got.peak == told.peak, f"{name}, rank {rank}: bytes at most"
+
+
+def test_flops_and_bytes_are_those_of_the_accounting(runner):
+    step = Step(CONFIG, {"data": 2, "tensor": 2}, sequences=8, micro_batches=2)
+    got = account(runner, step, 0)
+    cost = accounting(Workload(CONFIG, 8, CONFIG.context, 2), Degrees(data=2, tensor=2))
+    sent = got.sent(step)
+    assert (got.flops, got.parameters) == (cost.flops, cost.parameters)
+    assert sent["tensor"] == cost.bytes["tensor"]
+    assert sent["data"] == cost.bytes["data×expert"] + 4  # and the loss
+    assert got.resting["optimizer"] + 2 * got.resting["parameters"] == pytest.approx(cost.memory, rel=1e-2)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_stages_that_fit_each_other_are_found_to(runner, schedule):
+    step = Step(CONFIG, {"data": 4, "pipe": 2}, micro_batches=4, schedule=schedule)
+    told = accounts(runner, step)
+    assert matched(told) == ""
+    assert play({a.rank: a.program(step) for a in told}, cluster("dgx-h100", 8)).step_s > 0
+
+
+def test_a_rank_of_a_thousand_costs_what_a_rank_of_two_does(runner):
+    """But for the size of what it says: its mesh is larger, its step is not."""
+    small, large = (account(runner, Step(CONFIG, {"data": n, "pipe": 2}), 0) for n in (2, 512))
+    assert len(large.rows) == len(small.rows)
+    assert large.flops == small.flops
+    assert large.peak == small.peak
+    assert max(len(row["group"]) for row in large.rows) == 1024
+
+
+EDITS = {
+    "sends-more": ("mesh/conjugates.py", "(total, group=group)", "(total.double(), group=group)"),
+    "disagrees": ("mesh/compose.py", "(total, group=", "(total if loss is None else total.double(), group="),
+    "asks-for-numbers": ("mesh/compose.py", "    if clip is not None:\n", "    if bool(tokens.sum()) and clip:\n"),
+    "is-not-written": (
+        "mesh/reduce_gradients.py", "    shares =", '    raise NotImplementedError("mesh.route: yours")\n    shares =',
+    ),
+}  # fmt: skip
+KNOWN = {mutant.name: mutant for mutant in read("mutant", "mesh")}
+
+
+@pytest.fixture
+def edited(runner, tmp_path, request):
+    """The runner, turned to the reference with one place changed, or to a mutant of the grader's."""
+    name, room = request.param, runner.room
+    runner.room = Room(apply(KNOWN.get(name) or Edited(name, "", "", "", (EDITS[name],)), tmp_path))
+    yield runner
+    runner.room = room
+
+
+@pytest.mark.parametrize("edited", ["sends-more"], indirect=True)
+def test_who_sends_more_is_told_to_send_more(edited):
+    sent = account(edited, Step(CONFIG, {"tensor": 2}), 0).sent(Step(CONFIG, {"tensor": 2}))["tensor"]
+    cost = accounting(Workload(CONFIG, 1, CONFIG.context), Degrees(tensor=2))
+    assert sent > 1.5 * cost.bytes["tensor"]
+
+
+@pytest.mark.parametrize("edited", ["disagrees"], indirect=True)
+def test_a_mismatch_between_stages_is_named(edited):
+    wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=2)))
+    assert wrong.startswith("mismatch: rank 0 issued all_reduce #")
+    assert "(8 B, float64)" in wrong
+
+
+@pytest.mark.parametrize(
+    ("edited", "op"),
+    [("execute-sends-before-it-receives", "send"), ("execute-receives-before-it-sends", "recv")],
+    indirect=["edited"],
+)
+def test_a_deadlock_between_stages_is_named(edited, op):
+    wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=4)))
+    assert wrong.startswith(f"deadlock: rank 0 waits in {op} #")
+    assert f"; rank 1 waits in {op} #" in wrong
+
+
+@pytest.mark.parametrize("edited", ["asks-for-numbers"], indirect=True)
+def test_who_asks_for_numbers_is_told_of_the_door(edited):
+    with pytest.raises(ProbeFailed, match=r"mesh\.compose, line \d+: .*lab\.world\.host\(tensor, balanced=…\)"):
+        account(edited, Step(CONFIG, {}), 0)
+
+
+@pytest.mark.parametrize("edited", ["is-not-written"], indirect=True)
+def test_what_is_not_written_says_so(edited):
+    with pytest.raises(ProbeFailed) as failed:
+        account(edited, Step(CONFIG, {"data": 2}), 0)
+    assert (failed.value.reason, failed.value.text) == ("unwritten", "mesh.route: yours")
+
+
+def test_the_door_reads_what_is_there_and_else_what_is_fair():
+    assert host(torch.tensor([[1, 2]]), [[0, 0]]) == [[1, 2]]
+    assert host(torch.tensor(2.5), 0.0) == 2.5
+    assert host(torch.empty(1, 2, device="meta"), [[0, 0]]) == [[0, 0]]
+    assert even(7, 3) == [3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "told"),
+    [
+        ({"tensor": 8}, {}, "tensor=8: expected a divisor of the model's heads=4: 1 or 2"),
+        ({"pipe": 8}, {}, "pipe=8: expected at most 4"),
+        ({"expert": 2}, {}, "expert=2: expected experts above 0"),
+        ({"data": 2}, {"sequences": 3}, "sequences: expected a multiple of 2"),
+        ({}, {"context": 64}, "context: expected at most the model's 16 tokens"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
+    with pytest.raises(ValueError, match=told):
+        Step(CONFIG, mesh, **options)
+
+
+def test_models_have_the_parameters_they_are_named_for():
+    named = {"7b": 6.7e9, "8b": 8.0e9, "70b": 70.6e9, "405b": 405.9e9}
+    for name, count in named.items():
+        assert parameters(MODELS[name]) == pytest.approx(count, rel=0.01)
+    assert parameters(CONFIG) == sum(p.numel() for p in Transformer(CONFIG).parameters())
