@@ -14,6 +14,7 @@ myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"
 nb_render_image_options = {"alt": "what the cell above drew; the text below it says the same"}
 highlight_language = "none"
 
