@@ -38,9 +38,10 @@ class Card(SphinxDirective):
         box += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
         title = "Solution" if edition == "solutions" else "Interface"
         code = nodes.literal_block(text := code_of(e.file, edition), text, language="python")
-        label = nodes.target("", "", ids=[anchor(e.id)], names=[anchor(e.id)])
-        self.state.document.note_explicit_target(label)
-        box += [label, *_folded(f"{title}: {e.file}", [code], unfolded=edition == "student")]
+        shown = nodes.container(ids=[anchor(e.id)], names=[anchor(e.id)])
+        self.state.document.note_explicit_target(shown)
+        shown += _folded(f"{title}: {e.file}", [code], unfolded=edition == "student")
+        box += shown
         return [box]
 
 
