@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _LATER = "..."  # stands for a body
+_WIDTH = 88  # of a docstring's lines
 
 
 def interface(source: str) -> str:
@@ -38,11 +40,18 @@ def _shown(node: Definition, lines: list[str]) -> str:
 def _inside(node: Definition, lines: list[str]) -> Iterator[str]:
     """The docstring, then, of a class, its public methods."""
     if document := ast.get_docstring(node):
-        raw = "r" if "\\" in document else ""
-        yield f'{raw}"""{document}{chr(10) if chr(10) in document else ""}"""'
+        raw, text = "r" if "\\" in document else "", _filled(document)
+        yield f'{raw}"""{text}{chr(10) if chr(10) in text else ""}"""'
     if isinstance(node, ast.ClassDef):
         for method in filter(_public, node.body):
             yield f"\n\n{_shown(method, lines)}"
+
+
+def _filled(document: str) -> str:
+    """Its paragraphs in lines that fit a page; what is indented or listed stays as it is, and a source has its line."""
+    blocks = re.sub(r"(?m)^(?=Source: )", "\0", document).replace("\n\0", "\n\n\0").split("\n\n")
+    filled = [b if re.search(r"(?m)^(\s|[-*|])|\S {2,}\S", b) else textwrap.fill(b, _WIDTH) for b in blocks]
+    return "\n\n".join(filled).replace("\n\n\0", "\n").replace("\0", "")
 
 
 def _header(node: Definition, lines: list[str], first: int) -> str:
