@@ -170,7 +170,7 @@ def _makefile() -> str:
     kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
     head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
     rules = [".PHONY: env test handout clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
-    return head + "\n\n".join([kept[0], *rules]).rstrip() + "\n"
+    return head + "\n\n".join([kept[0], *rules]).rstrip().replace("; EDITION=solutions shows the reference", "") + "\n"
 
 
 def _pyproject() -> str:

@@ -122,7 +122,7 @@ def _code_page(file: str, edition: str) -> str:
     where = f"reference/{rest}" if shown and edition == "solutions" else file
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", text)), 3)
     language = _LANGUAGES.get(PurePosixPath(file).suffix, "none")
-    return f"---\norphan: true\n---\n# `{where}`\n\n{fence}{language}\n{text}\n{fence}\n"
+    return f"---\norphan: true\nnosearch: true\n---\n# `{where}`\n\n{fence}{language}\n{text}\n{fence}\n"
 
 
 def _write(path: Path, text: str) -> None:
