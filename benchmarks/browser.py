@@ -27,7 +27,8 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory()
         ours, its_out = os.pipe()
         its_in, to_it = os.pipe()
-        script = f'exec 3<&{its_in} 4>&{its_out}; exec "$@"'  # Chromium reads from 3 and writes to 4
+        # Chromium reads from 3 and writes to 4; by name, since dash knows no descriptor above 9.
+        script = f'exec 3</dev/fd/{its_in} 4>/dev/fd/{its_out}; exec "$@"'
         command = [
             str(chromium()), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             "--remote-debugging-pipe", f"--user-data-dir={self._profile.name}", "--window-size=1400,1000",

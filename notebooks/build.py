@@ -20,7 +20,10 @@ IMPL = "reference"  # or "student"
 
 import os, sys
 from pathlib import Path
-ROOT = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "assignment.toml").exists())
+places = (Path.cwd(), *Path.cwd().parents, *Path.cwd().glob("*/"))  # the last: in Colab the kit lies beside the notebook
+ROOT = next((p for p in places if (p / "assignment.toml").exists()), None)
+if ROOT is None:
+    raise SystemExit(f"expected the kit in {Path.cwd()} or above, found none: clone it there, or unzip the archive there")
 os.chdir(ROOT)
 sys.path.insert(0, str(ROOT))
 

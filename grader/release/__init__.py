@@ -27,11 +27,11 @@ HERE = Path(__file__).parent
 NAME = "shardlings"  # the folder that everything unpacks into
 LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
 _WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
-_TEXT = ("", ".py", ".md", ".toml", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb")  # what can be searched
+_TEXT = ("", ".py", ".md", ".toml", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")  # searched
 _KINDS = (*_TEXT, ".svg", ".png")  # and pictures
 _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
-_TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "clean:")  # paragraphs of the Makefile
+_TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout:", "clean:")  # paragraphs of the Makefile
 _FROM_THE_REFERENCE = "*What is drawn here came from a finished implementation; run the cells to see yours.*"
 
 # Statements of the reference that are handed out on purpose: (where, the first of them).
@@ -62,6 +62,7 @@ def files() -> dict[str, bytes]:
     found |= read(p for p in below("lab"))
     found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _NOT_THEIRS)
     found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
+    found |= read(p for p in below("handout/site"))
     found |= read(p for p in below("examples/cluster"))
     found |= read(p for p in (ROOT / "notebooks").glob("*.py") if p.name != "build.py")
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
@@ -167,9 +168,9 @@ def _makefile() -> str:
     if len(kept) != len(_TARGETS):
         raise ReleaseError(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
     kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
-    head = "# make env, make test: see README.md. TORCH=keep leaves an installed torch alone (Colab, a cluster).\n"
-    rules = [".PHONY: env test clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
-    return head + "\n\n".join([kept[0], *rules]).rstrip() + "\n"
+    head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
+    rules = [".PHONY: env test handout clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
+    return head + "\n\n".join([kept[0], *rules]).rstrip().replace("; EDITION=solutions shows the reference", "") + "\n"
 
 
 def _pyproject() -> str:
@@ -177,7 +178,7 @@ def _pyproject() -> str:
     kit = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, tool = kit["project"], kit["tool"]
     for table, kept in (
-        (project["optional-dependencies"], ("jupyter",)),
+        (project["optional-dependencies"], ("jupyter", "docs")),
         (project["scripts"], ("lab",)),
         (tool, ("setuptools", "pytest")),
         (tool["setuptools"], ("packages",)),

@@ -90,6 +90,7 @@ def test_what_its_readme_says_works(unpacked):
         "python -m lab hint --level 2",
         "pytest tests/ --stage ddp",
         "make env",
+        "make handout",
     ]
     assert not [command for command in tried if command not in readme]
     points = sum(e.points for e in default().exercises.values())
@@ -106,7 +107,7 @@ def test_what_its_readme_says_works(unpacked):
     code, text = said(unpacked, "python", "-m", "pytest", "tests/", "--stage", "ddp")
     assert code == 1, text
     assert "next: ddp." in text
-    code, text = said(unpacked, "make", "-n", "env", "test")
+    code, text = said(unpacked, "make", "-n", "env", "test", "handout")
     assert code == 0, text
     for name in re.findall(r"cp (\S+) ", text):
         assert (unpacked / name).is_file()

@@ -1,0 +1,105 @@
+"""The site's two additions to Sphinx: an exercise's card, and mathematics as MathML, which browsers draw themselves."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from lab.assignment import Assignment, AssignmentError, Exercise, default
+
+from . import cards
+from .stage import anchor, code_of
+
+
+class Card(SphinxDirective):
+    """What an exercise is worth and wants, what judges it, and its interface or, with the solutions, its code.
+
+    The body is the line that a code host shows; it must be what assignment.toml says.
+    """
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        try:
+            e = default().exercise(self.arguments[0])
+        except AssignmentError as error:
+            raise self.error(str(error)) from None
+        if "\n".join(self.content) != cards.line(e):
+            raise self.error(f"{e.id}: not what assignment.toml says; run python -m handout.site --cards")
+        edition = self.config.edition
+        box = nodes.container(classes=["exercise-card"])
+        box += self.parse_text_to_nodes(_facts(e))
+        box += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
+        title = "Solution" if edition == "solutions" else "Interface"
+        code = nodes.literal_block(text := code_of(e.file, edition), text, language="python")
+        shown = nodes.container(ids=[anchor(e.id)], names=[anchor(e.id)])
+        self.state.document.note_explicit_target(shown)
+        shown += _folded(f"{title}: {e.file}", [code], unfolded=edition == "student")
+        box += shown
+        return [box]
+
+
+def _facts(e: Exercise) -> str:
+    """The card's head, in Markdown."""
+    needs = [f"[`{id}`]({_heading(default(), id)})" for id in e.needs]
+    stars = "●" * e.difficulty + "○" * (5 - e.difficulty)
+    where = "a GPU" if e.track == "gpu" else "a laptop"
+    rows = [
+        f"{cards.counted(e.points, 'point')} · {cards.counted(e.hours, 'hour')} · "
+        f"difficulty {stars} ({e.difficulty} of 5) · on {where}",
+        f"Builds on: {', '.join(needs) or 'no other exercise'}.",
+        f"Forbidden: {', '.join(f'`{name}`' for name in e.forbidden) or 'nothing of its own'}.",
+    ]
+    return "\n\n".join(rows)
+
+
+def _heading(assignment: Assignment, id: str) -> str:
+    """An exercise's heading, as GitHub and MyST name it."""
+    e = assignment.exercise(id)
+    return f"{e.stage}.md#exercise-{id.replace('.', '')}"
+
+
+def _judged(e: Exercise) -> str:
+    """The tests by kind, in Markdown, named for what they hold."""
+    return "\n".join(
+        f"- *{kind}*, {cards.counted(round(points, 1), 'point')}: {'; '.join(names)}."
+        for kind, (points, names) in cards.judged(e).items()
+    )
+
+
+def _folded(title: str, inside: list[nodes.Node], unfolded: bool = False) -> list[nodes.Node]:
+    opened = " open" if unfolded else ""
+    head = f"<details{opened}><summary>{html.escape(title)}</summary>"
+    return [nodes.raw("", head, format="html"), *inside, nodes.raw("", "</details>", format="html")]
+
+
+def mathml(latex: str, display: str) -> str:
+    return convert(latex, display=display).replace("<math ", f'<math alttext="{html.escape(latex.strip())}" ', 1)
+
+
+def inline_math(self, node: nodes.math) -> None:
+    self.body.append(mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def displayed_math(self, node: nodes.math_block) -> None:
+    """An equation on a line of its own, its number, from \\tag{n}, at the right."""
+    latex = node.astext()
+    tag = re.search(r"\\tag\{(.+?)\}", latex)
+    number = f'<span class="number">({html.escape(tag[1])})</span>' if tag else ""
+    latex = latex.replace(tag[0], "") if tag else latex
+    self.body.append(f'<div class="equation">{mathml(latex, "block")}{number}</div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_config_value("edition", "student", "env")
+    app.add_directive("exercise", Card)
+    app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(displayed_math, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,134 @@
+"""Lays out what Sphinx reads: the chapters, the notebooks, and a page for each file that they link to.
+
+Of student/ nobody reads more than `interface` shows; the solutions' edition reads reference/ in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path, PurePosixPath
+
+from lab.assignment import ROOT, default
+
+from .interface import interface
+
+EDITIONS = ("student", "solutions")
+INSTRUCTORS = "instructors.md"  # in the solutions' edition only
+_LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_CODE = re.compile(r"(```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
+_LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash"}
+
+
+def stage(folder: Path, edition: str) -> None:
+    """Fill `folder` with the sources of an edition; what was there before is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "notebooks").mkdir(parents=True)
+    pages = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "handout").glob("*.md"))}
+    if edition == "student":
+        pages.pop(INSTRUCTORS, None)
+    linked: set[str] = set()
+    for name, text in pages.items():
+        _write(folder / _page(name), _relinked(text, "handout", edition, linked) + _contents(name, pages))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        _write(folder / "notebooks" / path.name, _notebook(path, edition, linked))
+    for picture in sorted((ROOT / "handout" / "images").glob("*.[sp][vn]g")):
+        shutil.copyfile(picture, _parent(folder / "images" / picture.name))
+    for file in sorted(linked):
+        _write(folder / "code" / f"{file}.md", _code_page(file, edition))
+
+
+def code_of(file: str, edition: str) -> str:
+    """What an edition shows of a file of an implementation ("ddp/naive.py"); a remark where it cannot be read."""
+    if edition == "solutions":
+        return (ROOT / "reference" / file).read_text(encoding="utf-8")
+    try:
+        return interface((ROOT / "student" / file).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        return f"# student/{file}, line {error.lineno}: not Python as it stands ({error.msg}); mend it, build again"
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        return f"# student/{file}: cannot be read ({getattr(error, 'strerror', None) or error})"
+
+
+def anchor(id: str) -> str:
+    """Where the code of an exercise stands in its chapter."""
+    return f"interface-{id.replace('.', '-').replace('_', '-')}"
+
+
+def _page(name: str) -> str:
+    return "index.md" if name == "README.md" else name
+
+
+def _relinked(text: str, of: str, edition: str, linked: set[str]) -> str:
+    """`text`, a page of the folder `of`, with links that lead somewhere in the site; adds files that want a page."""
+    parts = _CODE.split(text)
+    for i in range(0, len(parts), 2):  # those between are code
+        parts[i] = _LINK.sub(lambda m: _target(m[1], of, edition, linked), parts[i])
+    joined = "".join(parts)
+    return re.sub(r"(?<!!)\[([^\]\n]+)\]\(\)", r"\1", joined)  # what has no page is no link
+
+
+def _target(link: str, of: str, edition: str, linked: set[str]) -> str:
+    """Where a link of a page in the folder `of` leads; nothing for what has no page in the site."""
+    if link.startswith(("http", "#", "mailto:")):
+        return link
+    path, hash, heading = link.partition("#")
+    file = os.path.normpath(f"{of}/{path}").replace(os.sep, "/")
+    up = "../" if of == "notebooks" else ""
+    top, _, rest = file.partition("/")
+    exercise = next((e for e in default().exercises.values() if top == "student" and e.file == rest), None)
+    if exercise:
+        return f"{up}{exercise.stage}.md#{anchor(exercise.id)}" if up else f"#{anchor(exercise.id)}"
+    if top == "handout" and "/" not in rest and rest.endswith(".md"):
+        known = (ROOT / file).is_file() and (edition, rest) != ("student", INSTRUCTORS)
+        return f"{up}{_page(rest)}{hash}{heading}" if known else ""
+    if top == "handout" and rest.startswith("images/"):
+        return f"{up}{rest}"
+    if top == "notebooks" and rest.endswith(".ipynb"):
+        return rest if up else file
+    if (ROOT / file).is_file() and PurePosixPath(file).suffix != ".md":
+        linked.add(file)
+        return f"{up}code/{file}.md"
+    return ""
+
+
+def _contents(name: str, pages: dict[str, str]) -> str:
+    """What the first page adds for Sphinx: the order of the others."""
+    if name != "README.md":
+        return ""
+    chapters = [s.name for s in default().stages if f"{s.name}.md" in pages]
+    books = [f"notebooks/{p.stem}" for p in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    beside = [n for n in ("conventions", "cluster", "glossary", "instructors") if f"{n}.md" in pages]
+    trees = {"Chapters": chapters, "Notebooks": books, "Beside them": beside}
+    head = "\n```{toctree}\n:hidden:\n:caption:"
+    return "".join(f"{head} {title}\n\n{chr(10).join(names)}\n```\n" for title, names in trees.items())
+
+
+def _notebook(path: Path, edition: str, linked: set[str]) -> str:
+    book = json.loads(path.read_text(encoding="utf-8"))
+    for cell in book["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = _relinked("".join(cell["source"]), "notebooks", edition, linked)
+    return json.dumps(book, ensure_ascii=False)
+
+
+def _code_page(file: str, edition: str) -> str:
+    """A page of one file's text; of student/, what the edition shows of it."""
+    top, _, rest = file.partition("/")
+    shown = top == "student" and rest.endswith(".py")
+    text = code_of(rest, edition) if shown else (ROOT / file).read_text(encoding="utf-8")
+    where = f"reference/{rest}" if shown and edition == "solutions" else file
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", text)), 3)
+    language = _LANGUAGES.get(PurePosixPath(file).suffix, "none")
+    return f"---\norphan: true\nnosearch: true\n---\n# `{where}`\n\n{fence}{language}\n{text}\n{fence}\n"
+
+
+def _write(path: Path, text: str) -> None:
+    _parent(path).write_text(text, encoding="utf-8")
+
+
+def _parent(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

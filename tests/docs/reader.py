@@ -1,0 +1,56 @@
+"""A reader of the site in headless Chromium: opens pages from disk, and hears what their consoles say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.browser import Browser
+
+_ERRORS = {"Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Network.loadingFailed"}
+
+
+class Reader(Browser):
+    """with Reader() as reader: reader.turn_to(page); reader.ask_page("document.title"); reader.complaints"""
+
+    def __enter__(self) -> Reader:
+        super().__enter__()
+        self.complaints: list[str] = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable", self._session)
+        return self
+
+    def look(self, width: int, dark: bool = False) -> None:
+        """From now on: a window of `width` pixels, a phone's below 600; in the dark scheme or the light one."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.ask("Emulation.setDeviceMetricsOverride", self._session, **size)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.ask("Emulation.setEmulatedMedia", self._session, features=scheme)
+
+    def turn_to(self, page: Path, query: str = "") -> None:
+        """Open a page and wait until it is loaded."""
+        self.complaints.clear()
+        self.ask("Page.navigate", self._session, url=page.resolve().as_uri() + query)
+        self._until("Page.loadEventFired")
+        self.ask_page("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def ask_page(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page; promises are waited for."""
+        options = {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        answer = self.ask("Runtime.evaluate", self._session, **options)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        for message in super()._messages():
+            if message.get("method") in _ERRORS:
+                self._hear(message["method"], message["params"])
+            yield message
+
+    def _hear(self, method: str, said: dict[str, Any]) -> None:
+        level = said.get("entry", {}).get("level") or said.get("type")
+        if method in ("Runtime.exceptionThrown", "Network.loadingFailed") or level in ("error", "assert", "warning"):
+            self.complaints.append(f"{method}: {said}")

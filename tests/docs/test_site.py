@@ -1,0 +1,208 @@
+"""Both editions of the site, built with warnings as errors, and read: as text, and in a browser.
+
+What must be true: no statement of a solution is in the student's edition, though a student/ that is solved lies
+beside it; nothing is asked of a network; every link and every anchor leads somewhere; each chapter and its
+mathematics are drawn, on a desk and on a phone, light and dark; a search finds.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from benchmarks.browser import chromium
+from grader import release
+from lab.assignment import ROOT, default
+
+from .reader import Reader
+
+for package in ("sphinx", "myst_nb", "furo", "latex2mathml"):
+    pytest.importorskip(package, reason="the site's packages are not here: pip install -e .[docs]")
+
+CHAPTERS = [s.name for s in default().stages]
+BOOKS = sorted(f"notebooks/{p.stem}" for p in (ROOT / "notebooks").glob("*.ipynb"))
+BESIDE = ["index", "conventions", "cluster", "glossary", "search"]
+SOLVED = [e.file for e in list(default().exercises.values())[::2]]  # of the student whose archive it is
+BROKEN = "ddp/naive.py"  # and who is in the middle of an edit
+
+
+def build(kit: Path, edition: str, out: Path) -> Path:
+    command = [sys.executable, "-m", "handout.site", "--edition", edition, "--out", str(out)]
+    said = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=900)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "WARNING" not in said.stdout + said.stderr
+    return out / edition / "html"
+
+
+@pytest.fixture(scope="module")
+def students(tmp_path_factory) -> Path:
+    """The student's edition, built in a student's archive from nothing else, with half of the exercises solved."""
+    folder = tmp_path_factory.mktemp("archive")
+    for name, data in release.files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    for file in SOLVED:
+        shutil.copyfile(ROOT / "reference" / file, folder / "student" / file)
+    (folder / "student" / BROKEN).write_text("class NaiveDDP(\n", encoding="utf-8")
+    return build(folder, "student", folder / "built")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return build(ROOT, "solutions", tmp_path_factory.mktemp("solutions"))
+
+
+class Page(HTMLParser):
+    """What a page refers to, and what may be referred to in it."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.words: list[str] = []
+        self._inside: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag in ("script", "img", "link") and (url := given.get("src") or given.get("href")):
+            self.fetched.append(url)
+        if tag in ("pre", "code", "script", "style", "math"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag):
+        if self._inside and self._inside[-1] == tag:
+            self._inside.pop()
+
+    def handle_data(self, data):
+        if not self._inside:
+            self.words.append(data)
+
+
+@cache
+def page(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", params=["students", "whole"])
+def site(request) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def test_no_solution_is_in_the_students_edition(students):
+    """Nor in its search index, or anywhere else in its folder."""
+    files = {
+        p.relative_to(students).as_posix(): p.read_bytes()
+        for p in students.rglob("*")
+        if p.suffix in (".html", ".js", ".txt", ".inv", ".py", ".md", ".ipynb")
+    }
+    assert len(files) > 20
+    assert not release.leaks(files)
+    assert not any("reference/" in name or "instructors" in name for name in files)
+
+
+def test_a_file_in_the_middle_of_an_edit_is_told_and_stops_nothing(students):
+    assert "student/ddp/naive.py, line 1: not Python as it stands" in " ".join(
+        re.sub(r"<[^>]+>", "", (students / "ddp.html").read_text(encoding="utf-8")).split()
+    )
+
+
+def test_the_other_edition_has_every_solution(whole):
+    """So the search above can find one."""
+    files = {p.name: p.read_bytes() for p in whole.glob("*.html")}
+    found = {leak.source for leak in release.leaks(files)}
+    assert {e.file for e in default().exercises.values()} - found == {"flash_attention/speed.py"}
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        assert not [url for url in page(path).fetched if re.match(r"(\w+:)?//", url)], path.name
+    for path in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//|@import", path.read_text(encoding="utf-8")), path.name
+
+
+def test_every_link_and_anchor_leads_somewhere(site):
+    for path in site.rglob("*.html"):
+        for link in page(path).links:
+            where, _, anchor = unquote(link).partition("#")
+            if re.match(r"\w+:", link) or where in ("genindex.html",):
+                continue
+            there = (path.parent / where).resolve() if where else path
+            assert there.is_file(), f"{path.name}: {link}"
+            assert not anchor or anchor in page(there).ids, f"{path.name}: {link}"
+
+
+def test_no_markdown_is_left_in_the_text(site):
+    for path in (p for p in site.rglob("*.html") if p.stem not in ("search", "genindex")):
+        text = "".join(page(path).words)
+        assert not re.search(r"`|\*\*|\]\(|\$\$|\|--", text), f"{path.name}: {re.search('.{40}[`*$|].{40}', text)}"
+
+
+@pytest.fixture(scope="module")
+def reader():
+    if chromium() is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with Reader() as reader:
+        yield reader
+
+
+@pytest.mark.parametrize("name", [*CHAPTERS, *BOOKS, *BESIDE])
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)], ids=["desk", "phone, dark"])
+def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students, reader, name, width, dark):
+    reader.look(width, dark)
+    reader.turn_to(students / f"{name}.html")
+    assert not reader.complaints
+    wide = reader.ask_page("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide[0] <= width >= wide[1], f"{wide[0]} pixels wide in a window of {width}"
+    pictures = reader.ask_page("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)")
+    assert not pictures, f"not drawn: {pictures}"
+    # What is read must stand out from its paper: WCAG's contrast of 4.5.
+    light = """(colour => { const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255)
+        .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126*r + 0.7152*g + 0.0722*b })"""
+    ink = reader.ask_page(f"{light}(getComputedStyle(document.querySelector('article')).color)")
+    paper = reader.ask_page(f"{light}(getComputedStyle(document.body).backgroundColor)")
+    assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 4.5
+    assert (ink > paper) == dark
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapters_mathematics_is_drawn(students, reader, chapter):
+    """By the browser: an equation is wider than its number, higher than a dot, and no error of a renderer's."""
+    reader.look(1400)
+    reader.turn_to(students / f"{chapter}.html")
+    boxes = reader.ask_page(
+        "[...document.querySelectorAll('.equation math')].map(m => { const r = m.firstElementChild"
+        ".getBoundingClientRect(); return [r.width, r.height, m.getAttribute('alttext')] })"
+    )
+    asked = (ROOT / "handout" / f"{chapter}.md").read_text(encoding="utf-8").count("```math\n")
+    assert len(boxes) == asked > 0
+    for width, height, latex in boxes:
+        assert width > 20, latex
+        assert height > 8, latex
+    assert not reader.ask_page("[...document.querySelectorAll('math *')].some(m => m.textContent.includes('\\\\'))")
+
+
+@pytest.mark.parametrize(("asked", "found"), [("bubble", "mesh"), ("synchronize", "benchmarking"), ("zero2", "zero")])
+def test_a_search_finds_the_chapter(students, reader, asked, found):
+    reader.look(1400)
+    reader.turn_to(students / "search.html", f"?q={asked}")
+    links = reader.ask_page(
+        """new Promise(done => { const started = Date.now(); const look = () => {
+            const links = [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'));
+            if (links.length || Date.now() - started > 20000) setTimeout(() => done(links), 500);
+            else setTimeout(look, 50); }; look() })"""
+    )
+    assert any(link.startswith(f"{found}.html") for link in links), links
+    assert not reader.complaints

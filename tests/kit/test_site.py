@@ -1,0 +1,154 @@
+"""The site, as far as it can be told without Sphinx: cards, links, and what the student's edition may show.
+
+How it would go wrong: a card that was right once; a heading that was renamed under its links; a body of student/, or
+of reference/, that reaches a page; a student's file in the middle of an edit that stops the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from functools import cache
+
+import pytest
+
+from handout.site import cards, stage
+from handout.site.interface import interface
+from lab.assignment import ROOT, default
+
+PAGES = sorted((ROOT / "handout").glob("*.md"))
+CHAPTERS = [ROOT / "handout" / f"{s.name}.md" for s in default().stages]
+PARTS = ["Why", "The idea", "Pitfalls", "On a GPU", "Questions", "Further reading"]
+
+
+def prose(path) -> str:
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def links(path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(path)))
+
+
+@cache
+def anchors(path) -> set[str]:
+    """As GitHub and MyST name headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(path))
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_anchor_that_is_linked_is_a_heading(page):
+    for target in links(page):
+        path, hash, heading = target.partition("#")
+        if hash and not path.startswith("http"):
+            assert heading in anchors((page.parent / path).resolve() if path else page), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
+def test_a_chapter_has_its_parts_in_order_and_a_picture(chapter):
+    headings = re.findall(r"(?m)^## (.+)$", text := prose(chapter))
+    assert [h for h in headings if h in PARTS] == PARTS
+    assert re.search(r"!\[[^\]]{40,}\]\(images/\w+\.svg\)", text.partition("## The idea")[2].partition("\n## ")[0])
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
+def test_a_chapters_equations_are_numbered_without_gaps(chapter):
+    text = chapter.read_text(encoding="utf-8")
+    numbers = [int(n) for n in re.findall(r"\\tag\{(\d+)\}", text)]
+    inline = {int(n) for n in re.findall(r"\((\d+)\)\s+`", prose(chapter))}
+    assert len(numbers) == len(set(numbers))
+    assert set(numbers) | inline == set(range(1, 1 + max(numbers)))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
+def test_each_exercise_has_a_card_below_its_heading_that_says_what_assignment_toml_says(chapter):
+    text = chapter.read_text(encoding="utf-8")
+    assert cards.refreshed(text) == text, "run python -m handout.site --cards"
+    headed = re.findall(r"(?m)^## Exercise `(\S+)`\n```\{exercise\} (\S+)$", text)
+    assert all(heading == card for heading, card in headed)
+    assert sorted(id for id, _ in headed) == sorted(e.id for e in default().of_stage(chapter.stem))
+
+
+def test_a_card_lists_every_test_of_its_exercise_by_kind():
+    for e in default().exercises.values():
+        of_kind = cards.judged(e)
+        assert of_kind, f"{e.id}: no test names it"
+        assert sum(points for points, _ in of_kind.values()) == pytest.approx(e.points)
+    assert cards.judged(default().exercise("ddp.naive"))["property"][1]
+
+
+def test_settings_can_be_read_without_sphinx():
+    settings = runpy.run_path(str(ROOT / "handout" / "site" / "conf.py"))
+    assert settings["nb_execution_mode"] == "off"
+    assert settings["html_math_renderer"] == "mathml"
+
+
+def test_an_interface_keeps_what_is_provided_and_no_body():
+    shown = interface(
+        '@provided\nclass Given:\n    x: int = 1\n\ndef _mine(): return 1\n\nSECRET = 2\n\n'
+        '@wrapped(by=lambda x: x)\ndef f(\n    x: int,  # (n,)\n) -> int:  # told\n    # how\n'
+        '    """What.\n\n    More.\n    """\n    return _mine() + x\n\n'
+        "class C(Base):\n    y = SECRET\n    def __init__(self, a): self.a = a\n    def _own(self): return 3\n"
+    )  # fmt: skip
+    assert shown == (
+        "@provided\nclass Given:\n    x: int = 1\n\n\n"
+        "@wrapped(by=lambda x: x)\ndef f(\n    x: int,  # (n,)\n) -> int:\n"
+        '    """What.\n\n    More.\n    """\n\n\nclass C(Base):\n\n\n    def __init__(self, a):\n        ...\n'
+    )
+
+
+def bodies(node: ast.AST):
+    """The functions below a node, but for what is provided."""
+    for child in ast.iter_child_nodes(node):
+        if "provided" not in map(ast.unparse, getattr(child, "decorator_list", [])):
+            if isinstance(child, ast.FunctionDef):
+                yield child
+            yield from bodies(child)
+
+
+@pytest.mark.parametrize("exercise", default().exercises.values(), ids=lambda e: e.id)
+def test_an_interface_of_a_solution_holds_its_object_and_no_statement_of_it(exercise):
+    """As in a student/ that is solved."""
+    tree = ast.parse(interface((ROOT / "reference" / exercise.file).read_text(encoding="utf-8")))
+    assert exercise.name in {node.name for node in tree.body}
+    for node in tree.body:
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    for function in bodies(tree):
+        assert all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in function.body), function.name
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [(b"def f(:\n", "line 1: not Python as it stands"), (b"\xff\xfe", "cannot be read"), (None, "cannot be read")],
+)
+def test_a_file_in_the_middle_of_an_edit_gets_one_line(tmp_path, monkeypatch, held, says):
+    (tmp_path / "student" / "ddp").mkdir(parents=True)
+    if held is not None:
+        (tmp_path / "student" / "ddp" / "naive.py").write_bytes(held)
+    monkeypatch.setattr(stage, "ROOT", tmp_path)
+    told = stage.code_of("ddp/naive.py", "student")
+    assert says in told
+    assert "\n" not in told
+    assert str(tmp_path) not in told
+
+
+@pytest.mark.parametrize("edition", stage.EDITIONS)
+def test_what_is_laid_out_links_to_pages_that_are_there(tmp_path, edition):
+    stage.stage(tmp_path, edition)
+    pages = [p for p in tmp_path.rglob("*.md") if "code" not in p.parts]
+    assert (tmp_path / "instructors.md").exists() == (edition == "solutions")
+    for page in pages:
+        for target in links(page):
+            path = target.partition("#")[0]
+            if path and not target.startswith("http"):
+                assert (page.parent / path).is_file(), f"{page.name}: {target}"
+
+
+def test_the_students_edition_opens_no_file_of_the_reference(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "ROOT", tmp_path / "kit")
+    (tmp_path / "kit").mkdir()
+    for name in ("handout", "notebooks", "student", "lab", "examples", "assignment.toml", "questions.toml"):
+        (tmp_path / "kit" / name).symlink_to(ROOT / name)
+    stage.stage(tmp_path / "out", "student")
+    assert (tmp_path / "out" / "mesh.md").is_file()
