@@ -25,7 +25,7 @@ import psutil
 
 from lab.assignment import KINDS, ROOT
 from lab.scoring import Result
-from lab.verdicts import needed
+from lab.assignment import needed
 from lab.world.framing import FORGED
 
 from . import cs336

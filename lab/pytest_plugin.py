@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from . import assignment as assignments
-from . import forbidden, turns, wire
+from . import forbidden, rests, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .files import write_whole
 from .judge import DECIDED, Inconclusive
@@ -36,6 +36,7 @@ RUNNER = pytest.StashKey[Runner]()
 KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
 CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
 VERDICTS = pytest.StashKey[Verdicts]()
+ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: how many tests, what they rest on
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
 
@@ -126,6 +127,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]  # fmt: skip
     config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
     items[:] = sorted(kept, key=lambda i: order.get(_id(i), -1))
+    if config.option.impl == "student" and not config.option.inline and not _picks(config):
+        asked = Counter(_id(i) for i in items if _id(i))
+        config.stash[ASKED] = {id: (n, rests.on(id, implementation(config).resolve())) for id, n in asked.items()}
     if any(_id(i) for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
         if not _picks(config):
@@ -299,12 +303,14 @@ def _explain(error: ProbeFailed, id: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    from .cli import remember
+    from .progress import remember
     from .summary import write
 
     results = config.stash[RESULTS]
     if results and not config.option.inline:
         write(terminalreporter, results, config)
-        whole = not _picks(config)
-        if whole and config.option.impl == "student":
-            remember(results)
+        # What Ctrl-C left half-run has not passed.
+        ran = Counter(r.exercise for r in results)
+        failed = {r.exercise for r in results if r.outcome == "failed"}
+        asked = config.stash.get(ASKED, {})
+        remember(results, {id: on for id, (n, on) in asked.items() if ran[id] >= n or id in failed})
