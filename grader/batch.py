@@ -23,9 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from lab.assignment import KINDS, ROOT
+from lab.assignment import KINDS, ROOT, needed
 from lab.scoring import Result
-from lab.assignment import needed
 from lab.world.framing import FORGED
 
 from . import cs336

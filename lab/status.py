@@ -16,7 +16,8 @@ _MARKS = {
     "to come": ("·", "dim"),
 }  # fmt: skip
 MESSAGE_LINES = 6
-NAMED = 3  # files, of those that changed
+NAMED = 3  # files or exercises in a line
+CAUSES = 5
 
 
 def show(progress: Progress, out: Console) -> None:
@@ -42,8 +43,8 @@ def show(progress: Progress, out: Console) -> None:
 
 def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None) -> None:
     """The exercise, what its tests said last, and hints up to a level."""
-    text = Text.assemble("next: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h")
-    out.print(text, soft_wrap=True)
+    line = Text.assemble("next: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h")
+    out.print(line, soft_wrap=True)
     failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
         out.print(f"  last time: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
@@ -110,11 +111,10 @@ def _changed(progress: Progress, out: Console) -> None:
     for id, names in progress.stale.items():
         if progress.begun(progress.known.exercise(id)):
             causes.setdefault(tuple(names), []).append(id)
-    for names, ids in list(causes.items())[:5]:
-        files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in names]
+    for changed, ids in list(causes.items())[:CAUSES]:
+        files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in changed]
         more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
         which = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
-        out.print(
-            f"{', '.join(files[:NAMED])}{more} changed since {which} {'were' if len(ids) > 1 else 'was'} tested: lab check",
-            style="yellow", soft_wrap=True,
-        )  # fmt: skip
+        tested = "were tested" if len(ids) > 1 else "was tested"
+        line = f"{', '.join(files[:NAMED])}{more} changed since {which} {tested}: lab check"
+        out.print(line, style="yellow", soft_wrap=True)
