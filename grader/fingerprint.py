@@ -19,7 +19,7 @@ from lab.assignment import ROOT, Exercise, default, needed
 
 _CORE = ("tests/conftest.py", "lab/pytest_plugin.py", "lab/world/zygote.py")  # have a hand in every result
 _WRITTEN = ("questions.toml", "lab/questions.py", "grader/written.py", "grader/truths.py")
-_SHOWS = ("lab/cli.py", "lab/progress.py", "lab/summary.py")  # what comes after the results
+_SHOWS = ("lab/cli.py", "lab/progress.py", "lab/status.py", "lab/summary.py")  # what comes after the results
 _ENTRY = "its entry in assignment.toml"
 
 

@@ -54,7 +54,7 @@ def judging(exercise: Exercise) -> list[Path]:
 
 
 def watch(check: Callable[[Runner], int | None]) -> None:
-    """Call `check` now, and whenever something is saved in student/, until Ctrl-C; where the kit changed, begin anew."""
+    """Call `check` now, and whenever student/ is saved to, until Ctrl-C; where the kit changed, begin anew."""
     with warm() as runner, contextlib.suppress(KeyboardInterrupt):
         kit, seen = _saved("lab", "tests"), _saved("student")
         while check(runner) != INTERRUPTED:

@@ -112,6 +112,21 @@ def hint(
 
 
 @app.command()
+def explain(
+    exercise: Annotated[str | None, typer.Argument(help="An exercise id; default: the last that passed.")] = None,
+) -> None:
+    """The method of an exercise that passes, in prose, and what was measured of yours beside what was expected."""
+    from . import explain as explaining
+
+    progress = remembered()
+    if exercise is None:
+        exercise = next((r.exercise for r in reversed(progress.results) if progress.passes(r.exercise)), None)
+    if exercise is None:
+        raise AssignmentError("explain: no exercise passes yet; lab says what is next")
+    explaining.show(default().exercise(exercise), progress, out)
+
+
+@app.command()
 def answers(
     folder: Annotated[Path, typer.Argument(help="Where answers.toml and writeup.md are.")] = ROOT / "student",
 ) -> None:

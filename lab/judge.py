@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -68,6 +69,25 @@ def timed(ranks: Sequence[tuple], least_s: float, allowed: float = 1e-5) -> tupl
         f"a repeat took {1e3 * min(b_s):.2f} ms; what it is made of sleeps for {1e3 * least_s:.2f} ms"
     )
     return a_s, b_s
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number that a test measured, beside the one that was expected: what `lab explain` shows."""
+
+    what: str
+    value: float
+    expected: float
+    unit: str = ""
+    at_most: bool = False  # whether less than expected is as good
+
+
+MEASURED: list[Measurement] = []  # by the running test
+
+
+def measured(what: str, value: float, expected: float, unit: str = "", at_most: bool = False) -> None:
+    """Keep a number for the student to see once the exercise passes. It judges nothing: that is the test's part."""
+    MEASURED.append(Measurement(what, float(value), float(expected), unit, at_most))
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import rests
 from .assignment import ROOT, Assignment, Exercise, default
@@ -19,10 +20,11 @@ STUDENT = ROOT / "student"
 
 @dataclass
 class Progress:
-    """Results by exercise, and what each rested on when its tests began."""
+    """Results by exercise, what each rested on when its tests began, and what was measured on the way."""
 
     results: list[Result] = field(default_factory=list)
     rests: dict[str, dict[str, str]] = field(default_factory=dict)
+    numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # fields of lab.judge.Measurement
     known: Assignment = field(default_factory=default)
     source: Path = STUDENT
 
@@ -67,14 +69,22 @@ def remembered(path: Path = PROGRESS) -> Progress:
         kept = json.loads(path.read_text(encoding="utf-8"))
         known = default().exercises
         rows = [Result(**row) for row in kept["results"] if row["exercise"] in known]
-        return Progress(rows, {id: dict(files) for id, files in kept["rests"].items() if id in known})
+        rested = {id: dict(files) for id, files in kept["rests"].items() if id in known}
+        return Progress(rows, rested, {id: list(rows) for id, rows in kept["numbers"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Progress()
 
 
-def remember(results: Iterable[Result], rested: dict[str, dict[str, str]], path: Path = PROGRESS) -> None:
+def remember(
+    results: Iterable[Result],
+    rested: dict[str, dict[str, str]],
+    numbers: Mapping[str, Sequence[Any]] | None = None,
+    path: Path = PROGRESS,
+) -> None:
     """Keep what the tests said of the exercises in `rested`; of the others what was there stays as it was."""
     before = remembered(path)
     new = [r for r in results if r.exercise in rested]
     rows = [{**vars(r), "output": ""} for r in (*(r for r in before.results if r.exercise not in rested), *new)]
-    write_whole(path, json.dumps({"results": rows, "rests": {**before.rests, **rested}}).encode())
+    measured = {id: [vars(m) for m in (numbers or {}).get(id, [])] for id in rested}
+    kept = {"results": rows, "rests": before.rests | rested, "numbers": before.numbers | measured}
+    write_whole(path, json.dumps(kept).encode())

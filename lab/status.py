@@ -50,8 +50,8 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
         out.print(f"  last time: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
         for line in failed[0].message.splitlines()[:MESSAGE_LINES]:
             out.print(f"    {line}", markup=False, soft_wrap=True)
-    for text in exercise.hints[:level]:
-        out.print(f"  hint: {text}", markup=False, soft_wrap=True)
+    for hint in exercise.hints[:level]:
+        out.print(f"  hint: {hint}", markup=False, soft_wrap=True)
     more = f"; lab hint --level {level + 1} says more" if level < 3 else ""
     out.print(f"  then: lab check{more}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -95,6 +95,7 @@ def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
     rows, width = rng.integers(20, 60), 8 * rng.integers(20, 60)
     got = run(probes.norm_memory, rng.normal(rows, width).to(DTYPES[dtype]), rng.normal(width).to(DTYPES[dtype]))
     x_bytes, allowed = rows * width * DTYPES[dtype].itemsize, 4 * rows
+    measured(f"saved for backward beside the weight, {dtype}", got["saved"], x_bytes + allowed, "bytes", at_most=True)
     assert got["saved"] <= x_bytes + allowed, (
         f"{got['saved']:,} bytes are saved beside the weight, x ({rows}, {width}) in {dtype} and a float32 number a "
         f"row are {x_bytes + allowed:,}"
