@@ -43,8 +43,8 @@ def show(progress: Progress, out: Console) -> None:
 
 def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None) -> None:
     """The exercise, what its tests said last, and hints up to a level."""
-    line = Text.assemble("next: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h")
-    out.print(line, soft_wrap=True)
+    heading = Text.assemble("next: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h")
+    out.print(heading, soft_wrap=True)
     failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
         out.print(f"  last time: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
