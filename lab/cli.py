@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,6 +125,23 @@ def explain(
     if exercise is None:
         raise AssignmentError("explain: no exercise passes yet; lab says what is next")
     explaining.show(default().exercise(exercise), progress, out)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+) -> None:
+    """Look what this machine lacks, and say what to do about it; exit 1 only where nothing would run."""
+    from . import doctor as d
+
+    found = list(d.examine())
+    if as_json:
+        print(json.dumps([vars(f) for f in found], indent=1))
+    else:
+        out.print(d.table(found))
+        if not any(f.do or f.fatal for f in found):
+            out.print("All is well: lab says where you are", style="green")
+    sys.exit(1 if any(f.fatal for f in found) else 0)
 
 
 @app.command()

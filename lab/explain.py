@@ -17,6 +17,7 @@ from .assignment import ROOT, AssignmentError, Exercise
 from .progress import Progress
 
 FOLDER = ROOT / "lab" / "explanations"
+ROWS = 12
 
 
 def text(exercise: Exercise, folder: Path = FOLDER) -> str:
@@ -52,11 +53,13 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
         table = Table("measured by the tests", "yours", "expected", box=None, pad_edge=False, header_style="bold")
         for column in table.columns[1:]:
             column.justify = "right"
-        for row in rows:
+        for row in rows[:ROWS]:
             bound = "≤ " if row["at_most"] else ""
             table.add_row(row["what"], number(row["value"], row["unit"]), bound + number(row["expected"], row["unit"]))
         out.print()
         out.print(table)
+        if len(rows) > ROWS:
+            out.print(f"and {len(rows) - ROWS} more", style="dim")
     for line in timed:
         out.print(f"timed: {line}", markup=False, soft_wrap=True)
 
