@@ -144,6 +144,14 @@ def doctor(
     sys.exit(1 if any(f.fatal for f in found) else 0)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def train(context: typer.Context) -> None:
+    """Train the small model with your own stack, on ranks that this starts; `--compare reference` runs both."""
+    from . import capstone
+
+    sys.exit(capstone.main(context.args, out))
+
+
 @app.command()
 def answers(
     folder: Annotated[Path, typer.Argument(help="Where answers.toml and writeup.md are.")] = ROOT / "student",

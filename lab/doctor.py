@@ -27,8 +27,6 @@ from rich.table import Table
 from rich.text import Text
 
 from .assignment import ROOT
-from .runner import Room, Zygote
-from .world import framing
 
 # Pairs that are within the supported ranges, and do not work together.
 BAD_PAIRS = (
@@ -181,6 +179,11 @@ _MIG = "MIG is on: torch sees a slice of it, and times are those of the slice; a
 
 def ranks() -> Iterator[Finding]:
     """Two ranks that meet over Gloo on the loopback, and the zygote that ranks are forked from."""
+    if installed("torch") is None:
+        return  # told already; what follows imports it
+    from .runner import Room, Zygote
+    from .world import framing
+
     said = ask(_GLOO)
     if said.get("sum") == 3:
         yield Finding("Gloo on loopback", "two ranks met")
