@@ -55,7 +55,15 @@ def main(arguments: list[str] | None = None) -> None:
     with process_group() as store:
         try:
             train(options)
-        except (ValueError, OSError, SafetensorError, NotImplementedError, SyntaxError, ImportError) as error:
+        except (
+            ValueError,
+            OSError,
+            SafetensorError,
+            NotImplementedError,
+            SyntaxError,
+            ImportError,
+            LookupError,
+        ) as error:
             if store.add("complaints", 1) == 1 and first_attempt():  # one rank tells for all
                 complain(str(error))
             sys.exit(2)
