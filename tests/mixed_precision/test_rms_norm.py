@@ -18,6 +18,11 @@ from . import probes_memory as probes
 from .probes_precision import DTYPES
 
 NORM = "mixed_precision.rms_norm"
+WHY = {
+    "y": "x · weight / √(mean(x²) + eps), eps under the root, all in float32 until the end",
+    "dx": "r · (g − n · mean(g · n)), with n = x · r and g = dy · weight",
+    "dweight": "Σ dy · n over all rows, in float32",
+}
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -44,7 +49,7 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
         assert got[name] is not None, f"{what}: no gradient came"
         assert got[name].dtype == like.dtype, f"{what} is {got[name].dtype}, expected {like.dtype}"
         # float32 inside, rounded once at the end
-        close(got[name], want[name], plain[name].to(like.dtype), what)
+        close(got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name])
 
 
 @exercise(NORM, kind="numerics")
