@@ -181,7 +181,7 @@ def ranks() -> Iterator[Finding]:
     """Two ranks that meet over Gloo on the loopback, and the zygote that ranks are forked from."""
     if installed("torch") is None:
         return  # told already; what follows imports it
-    from .runner import Room, Zygote
+    from .room import Room, Zygote
     from .world import framing
 
     said = ask(_GLOO)
