@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from lab.assignment import KINDS, ROOT
+from lab.assignment import KINDS, ROOT, needed
 from lab.scoring import Result
-from lab.verdicts import needed
 from lab.world.framing import FORGED
 
 from . import cs336

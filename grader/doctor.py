@@ -34,7 +34,10 @@ def examine() -> Iterator[Finding]:
     """All that a grader needs."""
     yield from isolation()
     yield from kernel()
-    yield from doctor.examine()
+    yield from doctor.versions()
+    yield doctor.triton()
+    yield from doctor.gpu()
+    yield from doctor.ranks()
     yield from slurm()
     yield from room()
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lab import forbidden
-from lab.assignment import ROOT, Exercise, default
-from lab.verdicts import needed
+from lab.assignment import ROOT, Exercise, default, needed
 
 _CORE = ("tests/conftest.py", "lab/pytest_plugin.py", "lab/world/zygote.py")  # have a hand in every result
 _WRITTEN = ("questions.toml", "lab/questions.py", "grader/written.py", "grader/truths.py")
-_SHOWS = ("lab/cli.py", "lab/summary.py")  # what comes after the results
+_SHOWS = ("lab/cli.py", "lab/progress.py", "lab/status.py", "lab/summary.py")  # what comes after the results
 _ENTRY = "its entry in assignment.toml"
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from lab.assignment import ROOT, default
 
@@ -106,17 +105,15 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
 ) -> None:
     """Look what this machine lacks for grading, and say what to do about it; exit 1 only where it cannot grade."""
+    from lab.doctor import table
+
     from . import doctor as d
 
     found = list(d.examine())
     if as_json:
         print(json.dumps([vars(f) for f in found], indent=1))
     else:
-        table = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
-        for f in found:
-            style = "red" if f.fatal else "yellow" if f.do else ""
-            table.add_row(*map(shown, (f.what, f.found, f.do)), style=style)
-        out.print(table)
+        out.print(table(found))
     sys.exit(1 if any(f.fatal for f in found) else 0)
 
 

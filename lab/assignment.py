@@ -92,6 +92,16 @@ def default() -> Assignment:
     return load()
 
 
+def needed(id: str) -> set[str]:
+    """What an exercise builds on, directly or not."""
+    known, found, todo = default().exercises, set[str](), [id]
+    while todo:
+        new = set(known[todo.pop()].needs) - found
+        found |= new
+        todo += new
+    return found
+
+
 class Reader:
     """Reads parsed TOML key by key; knows where it is, so that errors can say so."""
 

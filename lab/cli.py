@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from .assignment import ROOT, Assignment, AssignmentError, Exercise, default
+from . import status as status_page
+from .assignment import ROOT, AssignmentError, Exercise, default
 from .dryrun import dryrun
-from .scoring import ExerciseScore, Result, score, totals
+from .progress import STUDENT, remembered
+from .unwritten import untouched
 
-PROGRESS = ROOT / ".cache" / "progress.json"
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 out = Console(highlight=False)
 
@@ -31,35 +31,73 @@ def main() -> None:
 @app.callback(invoke_without_command=True)
 def status(context: typer.Context) -> None:
     """Where you are, what is next, and its first hint."""
-    if context.invoked_subcommand:
-        return
-    known = default()
-    scores = score(known, remembered())
-    earned, _, _ = totals(scores)
-    points = sum(e.points for e in known.exercises.values())
-    todo = [s.exercise for s in scores if not s.passed]
-    hours = sum(e.hours for e in todo)
-    out.print(f"[bold]{earned:.4g} of {points:g} points[/bold], about {hours:g} h to go")
-    for stage in known.stages:
-        mine = [s for s in scores if s.exercise.stage == stage.name]
-        if mine:
-            out.print(f"  {stage.title:<28} {' '.join(_mark(s) for s in mine)}")
-    if todo:
-        _next(todo[0], 1)
+    if not context.invoked_subcommand:
+        status_page.show(remembered(), out)
+
+
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids of exercises; default: what changed, else the next one.")]
 
 
 @app.command()
-def check(
-    exercise: Annotated[str | None, typer.Argument(help="An exercise id; default: the next one.")] = None,
-) -> None:
-    """Run the tests of one exercise."""
-    known = default()
-    asked = known.exercise(exercise) if exercise else next_exercise(known)
-    if asked is None:
-        out.print("every exercise passes")
-        return
-    folder = f"tests/{asked.stage}"
-    sys.exit(subprocess.run([sys.executable, "-m", "pytest", folder, "--exercise", asked.id], cwd=ROOT).returncode)
+def check(exercise: Ids = None) -> None:
+    """Test what changed since it was tested last; nothing changed and all passed is said at once."""
+    asked = [default().exercise(id) for id in exercise or []]
+    todo = _to_check(asked)
+    if not todo:
+        sys.exit(0)
+    if not asked and (stub := _stub(todo)):
+        status_page.unwritten(todo[0], stub, out)
+        sys.exit(1)
+    from . import check as checking
+
+    with checking.warm() as runner:
+        code = checking.run(todo, runner)
+    status_page.after(todo, remembered(), out)
+    sys.exit(code)
+
+
+@app.command()
+def watch() -> None:
+    """Test what changed whenever a file in student/ is saved, with everything kept warm; Ctrl-C ends it."""
+    from . import check as checking
+
+    def once(runner: Any) -> int | None:
+        todo = _to_check([])
+        code = None
+        if todo and (stub := _stub(todo)):
+            status_page.unwritten(todo[0], stub, out)
+        elif todo:
+            code = checking.run(todo, runner)
+            if code == checking.INTERRUPTED:
+                return code
+            status_page.after(todo, remembered(), out)
+        out.print("watching student/, Ctrl-C ends it", style="dim")
+        return code
+
+    checking.watch(once)
+    out.print("no longer watching; lab says where you are")
+
+
+def _to_check(asked: list[Exercise]) -> list[Exercise]:
+    """What there is to be tested; where there is nothing, that is said."""
+    progress = remembered()
+    if asked:
+        for e in asked:
+            if progress.passes(e.id):
+                out.print(f"{e.id} passes, and nothing that it rests on changed since")
+        return [e for e in asked if not progress.passes(e.id)]
+    next_one = progress.next()
+    todo = progress.to_check() or [e for e in [next_one] if e is not None]
+    if not todo:
+        out.print("Nothing changed since, and every exercise that runs here passes.", style="green")
+    elif len(todo) > 1:
+        out.print(f"changed: {', '.join(e.id for e in todo)}", soft_wrap=True)
+    return todo
+
+
+def _stub(todo: list[Exercise]) -> str:
+    """What the stub of the only one to be tested says, where nothing is written yet: no test need run to know."""
+    return untouched(STUDENT / todo[0].file) if len(todo) == 1 else ""
 
 
 @app.command()
@@ -68,10 +106,51 @@ def hint(
     level: Annotated[int, typer.Option(min=1, max=3, help="From a nudge (1) to nearly everything (3).")] = 1,
 ) -> None:
     """A hint of the level asked for; hints cost nothing."""
-    known = default()
-    asked = known.exercise(exercise) if exercise else next_exercise(known)
-    if asked is not None:
-        _next(asked, level)
+    asked = default().exercise(exercise) if exercise else remembered().next()
+    if asked is None:
+        out.print("Every exercise that runs here passes: there is nothing left to hint at.")
+        return
+    status_page.next_up(asked, level, out)
+
+
+@app.command()
+def explain(
+    exercise: Annotated[str | None, typer.Argument(help="An exercise id; default: the last that passed.")] = None,
+) -> None:
+    """The method of an exercise that passes, in prose, and what was measured of yours beside what was expected."""
+    from . import explain as explaining
+
+    progress = remembered()
+    if exercise is None:
+        exercise = next((r.exercise for r in reversed(progress.results) if progress.passes(r.exercise)), None)
+    if exercise is None:
+        raise AssignmentError("explain: no exercise passes yet; lab says what is next")
+    explaining.show(default().exercise(exercise), progress, out)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+) -> None:
+    """Look what this machine lacks, and say what to do about it; exit 1 only where nothing would run."""
+    from . import doctor as d
+
+    found = list(d.examine())
+    if as_json:
+        print(json.dumps([vars(f) for f in found], indent=1))
+    else:
+        out.print(d.table(found))
+        if not any(f.do or f.fatal for f in found):
+            out.print("All is well: lab says where you are", style="green")
+    sys.exit(1 if any(f.fatal for f in found) else 0)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def train(context: typer.Context) -> None:
+    """Train the small model with your own stack, on ranks that this starts; `--compare reference` runs both."""
+    from . import capstone
+
+    sys.exit(capstone.main(context.args, out))
 
 
 @app.command()
@@ -105,41 +184,3 @@ def answers(
 
 
 app.command()(dryrun)
-
-
-def next_exercise(known: Assignment) -> Exercise | None:
-    """The first exercise, in the handout's order, that does not pass yet."""
-    return next((s.exercise for s in score(known, remembered()) if not s.passed), None)
-
-
-def remembered(path: Path = PROGRESS) -> list[Result]:
-    """What the tests last said of student/; none if they never ran, or the file is unreadable."""
-    try:
-        return [Result(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return []
-
-
-def remember(results: list[Result], path: Path = PROGRESS) -> None:
-    """Keep what the tests said; what they did not run this time stays as it was."""
-    ran = {r.exercise for r in results}
-    kept = [r for r in remembered(path) if r.exercise not in ran]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{**vars(r), "output": ""} for r in (*kept, *results)]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(rows), encoding="utf-8")
-    temporary.replace(path)
-
-
-def _mark(s: ExerciseScore) -> str:
-    name = s.exercise.id.partition(".")[2]
-    if s.inconclusive and not s.possible:
-        return f"[dim]? {name}[/dim]"
-    return f"[green]✓ {name}[/green]" if s.passed else f"[dim]· {name}[/dim]"
-
-
-def _next(exercise: Exercise, level: int) -> None:
-    out.print(f"next: [bold]{exercise.id}[/bold] in student/{exercise.file}, about {exercise.hours:g} h")
-    for text in exercise.hints[:level]:
-        out.print(f"  hint: {text}", markup=False, soft_wrap=True)
-    out.print("  then: lab check")

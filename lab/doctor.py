@@ -1,4 +1,4 @@
-"""What a machine lacks for the assignment, and what to do about it: versions, Triton, the GPU.
+"""What a machine lacks for the assignment, and what to do about it: versions, Triton, the GPU, ranks, room.
 
 Students and graders need these alike; `grader.doctor` adds what only graders do. A check looks, and returns findings.
 """
@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
+from rich.table import Table
+from rich.text import Text
 
 from .assignment import ROOT
 
@@ -28,6 +33,8 @@ BAD_PAIRS = (
     ("triton>=3.6,<3.7", "numpy>=2.4", "loops with bounds of run time fail in Triton's interpreter",
      "pip install 'numpy<2.4'"),
 )  # fmt: skip
+GIB = 1 << 30
+MEMORY_GIB, SHARED_GIB = 2.0, 0.25
 ASK_S = 180.0  # a cold import of torch and two busy cores
 _MARK = "shardlings says: "
 
@@ -47,6 +54,17 @@ def examine() -> Iterator[Finding]:
     yield from versions()
     yield triton()
     yield from gpu()
+    yield from ranks()
+    yield from room()
+
+
+def table(found: Iterable[Finding]) -> Table:
+    """Findings for a terminal: red where nothing goes without it, yellow where something is to be done."""
+    shown = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
+    for f in found:
+        style = "red" if f.fatal else "yellow" if f.do else ""
+        shown.add_row(*map(Text, (f.what, f.found, f.do)), style=style)
+    return shown
 
 
 def versions() -> Iterator[Finding]:
@@ -157,6 +175,64 @@ def gpu() -> Iterator[Finding]:
 
 
 _MIG = "MIG is on: torch sees a slice of it, and times are those of the slice; ask for a whole one to judge speed"
+
+
+def ranks() -> Iterator[Finding]:
+    """Two ranks that meet over Gloo on the loopback, and the zygote that ranks are forked from."""
+    if installed("torch") is None:
+        return  # told already; what follows imports it
+    from .room import Room, Zygote
+    from .world import framing
+
+    said = ask(_GLOO)
+    if said.get("sum") == 3:
+        yield Finding("Gloo on loopback", "two ranks met")
+    else:
+        do = "let processes connect to 127.0.0.1: a firewall, a VPN or a container without a loopback forbids it"
+        yield Finding("Gloo on loopback", str(said.get("error", "a wrong sum")), do, True)
+    start = time.monotonic()
+    zygote = Zygote(Room(ROOT / "student"), "interpret")
+    try:
+        zygote.wait()
+        yield Finding("zygote", f"starts in {time.monotonic() - start:.1f} s")
+    except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
+        why = f"does not start: {error or type(error).__name__}"
+        yield Finding("zygote", why, "python -m lab.world.zygote < /dev/null says why", True)
+    finally:
+        zygote.close()
+
+
+_GLOO = """
+import datetime, os, socket, torch, torch.distributed as dist
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=60))
+total = torch.tensor([1.0 + rank])
+dist.all_reduce(total)
+if rank:
+    os._exit(0)
+os.wait()
+say({"sum": total.item()})
+"""
+
+
+def room() -> Iterator[Finding]:
+    """Cores, free memory and shared memory, for some ranks beside each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(
+        "cores", str(cores), "" if cores > 1 else "timed tests of several ranks stay inconclusive on one core"
+    )
+    free = psutil.virtual_memory().available / GIB
+    do = "" if free >= MEMORY_GIB else f"close something: tests of 16 ranks want {MEMORY_GIB:g} GiB"
+    yield Finding("free memory", f"{free:.1f} GiB", do, fatal=free < MEMORY_GIB / 4)
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free / GIB
+        do = "" if free >= SHARED_GIB else f"want {SHARED_GIB:g} GiB: docker run --shm-size=1g; or remove what is there"
+        yield Finding("/dev/shm", f"{free:.2f} GiB free", do)
 
 
 def driver() -> list[tuple[str, str, str]]:

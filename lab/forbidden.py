@@ -20,7 +20,7 @@ from .aliases import Names
 # An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
 INSTRUMENTS = (
     "lab.measure", "lab.standins", "lab.world.group", "lab.world.ledger", "lab.world.board", "lab.world.link",
-    "lab.world.waits", "lab.wire", "lab.runner",
+    "lab.world.waits", "lab.wire", "lab.runner", "lab.room",
 )  # fmt: skip
 
 

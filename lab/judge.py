@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ def close(
     measured; where that is luckily small, some units in the last place are allowed all the same.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
-    assert got.shape == want.shape, f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}"
+    because = f": {cause}" if cause else ""
+    assert got.shape == want.shape, f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}{because}"
     if not want.numel():
         return
     got64, want64 = got.double(), want.double()
@@ -45,8 +47,26 @@ def close(
     raise AssertionError(
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {place}: "
         f"got {got64[index]:.7g}, expected {want64[index]:.7g}, allowed ±{float(allowed[index]):.2g}"
-        + (f": {cause}" if cause else "")
+        f"{_pattern(got64, want64, allowed)}{because}"
     )
+
+
+def _pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
+    """What all values show together, where they do: a factor that was forgotten, zeros, what is no number."""
+    if odd := int((~torch.isfinite(got)).sum()):
+        return f"; {odd} of them are not finite"
+    if got.numel() < 2 or not want.any():
+        return ""
+    if not got.any():
+        return "; all of them are 0"
+    factor = float((got * want).sum() / want.square().sum())
+    if (
+        abs(factor) > 1e-3
+        and abs(factor - 1) > 1e-2
+        and bool(((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all())
+    ):
+        return f"; all of them are {factor:.4g} times what is expected"
+    return ""
 
 
 class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
@@ -71,6 +91,25 @@ def timed(
         f"a repeat took {1e3 * min(b_s):.2f} ms; what it is made of sleeps for {1e3 * least_s:.2f} ms"
     )
     return a_s, b_s, [min(starved, b - 0.99 * least_s) for starved, b in zip(starved_s, b_s, strict=True)]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number that a test measured, beside the one that was expected: what `lab explain` shows."""
+
+    what: str
+    value: float
+    expected: float
+    unit: str = ""
+    at_most: bool = False  # whether less than expected is as good
+
+
+MEASURED: list[Measurement] = []  # by the running test
+
+
+def measured(what: str, value: float, expected: float, unit: str = "", at_most: bool = False) -> None:
+    """Keep a number for the student to see once the exercise passes. It judges nothing: that is the test's part."""
+    MEASURED.append(Measurement(what, float(value), float(expected), unit, at_most))
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from . import assignment as assignments
-from . import forbidden, turns, wire
+from . import forbidden, rests, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .files import write_whole
-from .judge import DECIDED, Inconclusive
+from .judge import DECIDED, MEASURED, Inconclusive, Measurement
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
@@ -32,10 +32,12 @@ from .unwritten import untouched
 from .verdicts import Verdicts
 
 RESULTS = pytest.StashKey[list[Result]]()
+NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise and what was measured
 RUNNER = pytest.StashKey[Runner]()
 KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
 CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
 VERDICTS = pytest.StashKey[Verdicts]()
+ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: how many tests, what they rest on
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
 
@@ -62,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # A student's run: the summary tells one failure an exercise; --tb=short has all of them, with tracebacks.
         config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
-    config.stash[RESULTS] = []
+    config.stash[RESULTS], config.stash[NUMBERS] = [], {}
     implementation(config)
     if config.option.inline:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import what imports Triton
@@ -126,6 +128,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]  # fmt: skip
     config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
     items[:] = sorted(kept, key=lambda i: order.get(_id(i), -1))
+    if config.option.impl == "student" and not config.option.inline and not _picks(config):
+        asked = Counter(_id(i) for i in items if _id(i))
+        config.stash[ASKED] = {id: (n, rests.on(id, implementation(config).resolve())) for id, n in asked.items()}
     if any(_id(i) for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
         if not _picks(config):
@@ -243,10 +248,13 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "setup":
         DECIDED.clear()
+        MEASURED.clear()
     if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
         return report
     result = _result(item, call, report)
     item.config.stash[RESULTS].append(result)
+    if result.outcome == "passed":
+        item.config.stash[NUMBERS].setdefault(result.exercise, {}).update({m.what: m for m in MEASURED})
     told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
     if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
         report.longrepr = result.message
@@ -299,12 +307,15 @@ def _explain(error: ProbeFailed, id: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    from .cli import remember
+    from .progress import remember
     from .summary import write
 
     results = config.stash[RESULTS]
     if results and not config.option.inline:
         write(terminalreporter, results, config)
-        whole = not _picks(config)
-        if whole and config.option.impl == "student":
-            remember(results)
+        # What Ctrl-C left half-run has not passed.
+        ran = Counter(r.exercise for r in results)
+        failed = {r.exercise for r in results if r.outcome == "failed"}
+        asked = config.stash.get(ASKED, {})
+        rested = {id: on for id, (n, on) in asked.items() if ran[id] >= n or id in failed}
+        remember(results, rested, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

@@ -1,8 +1,8 @@
 """Trains the small model on a mesh: `torchrun --nproc-per-node 4 -m lab.train --mesh data=2,tensor=2`.
 
-The stack is an implementation's own: its mesh, `parallelize`, `train_step`, clipping and checkpoints. The text is the
-handout's. A run that is stopped, or loses a rank and is started again (`--max-restarts`), goes on from its last
-checkpoint, on this mesh or another.
+The stack is an implementation's own (`lab.stack`); `lab train` starts the ranks itself. The text is the handout's. A
+run that is stopped, or loses a rank and is started again (`--max-restarts`), goes on from its last checkpoint, on this
+mesh or another.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
 
-from .assignment import ROOT
-from .impl import load
+from .assignment import ROOT, default
+from .measure.throughput import Meter, step_flops
 from .model.data import VOCABULARY, batch, packed, texts
-from .model.transformer import SIZES, Transformer
+from .model.transformer import SIZES
+from .model.transformer import attention as plain
+from .stack import DataStack, MeshStack, attend, load
 
 FLOOR = 0.1  # of the learning rate, at the end
+SAME = ("seed", "sequences", "context")  # what batches are drawn from: who goes on must not change it
 
 
 def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
@@ -52,8 +55,16 @@ def main(arguments: list[str] | None = None) -> None:
     with process_group() as store:
         try:
             train(options)
-        except (ValueError, OSError, SafetensorError, NotImplementedError) as error:
-            if store.add("complaints", 1) == 1:  # one rank tells for all
+        except (
+            ValueError,
+            OSError,
+            SafetensorError,
+            NotImplementedError,
+            SyntaxError,
+            ImportError,
+            LookupError,
+        ) as error:
+            if store.add("complaints", 1) == 1 and first_attempt():  # one rank tells for all
                 complain(str(error))
             sys.exit(2)
         except RuntimeError:
@@ -68,18 +79,23 @@ def complain(message: str) -> None:
     console.print(f"lab.train: {' '.join(message.split())}", style="red", markup=False)
 
 
+def first_attempt() -> bool:
+    """Whether torchrun has not restarted this: what was wrong once is wrong again, and has been told."""
+    return not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
+
 class Parser(argparse.ArgumentParser):
     """One whose errors are one line, from one rank."""
 
     def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0" and first_attempt():
             complain(f"{message} (see --help)")
         sys.exit(2)
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; `mesh` as a dict of degrees."""
-    parser = Parser("lab.train", description=__doc__)
+def make_parser(name: str = "lab.train", description: str = "") -> Parser:
+    """What can be said on the command line."""
+    parser = Parser(name, description=description or __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--mesh", type=degrees, default={}, help="data=2,pipe=1,expert=1,tensor=2; what is left out is 1"
@@ -106,6 +122,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of a gradient")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stack", choices=["mesh", "data"], default="mesh", help="of which chapters (lab.stack)")
+    parser.add_argument("--attention", choices=["plain", "own"], default="plain", help="own: the implementation's")
+    parser.add_argument("--replace", type=exercises, default=[], help="ids of exercises, for which stand-ins train")
+    return parser
+
+
+def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> argparse.Namespace:
+    """The command line; `mesh` as a dict of degrees. parser: one that starts the ranks itself, and may know more."""
+    alone, parser = parser is None, parser or make_parser()
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
         least = {"experts": 0, "warm_up": 0, "seed": 0}.get(name, 1)
@@ -118,7 +143,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.impl not in ("student", "reference") and not Path(options.impl).is_dir():
         parser.error(f"expected --impl student, reference or a folder, got {options.impl!r}")
     ranks, world = math.prod(options.mesh.values()), int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > world == 1:
+    beyond = [a for a in options.mesh if a != "data"]
+    asked = [n for n in ("experts", "fsdp", "sequence", "dropout") if getattr(options, n)]
+    if options.stack == "data" and (beyond or asked or options.micro_batches > 1):
+        more = ", ".join([*(f"--mesh {a}=" for a in beyond), *(f"--{n}" for n in asked)]) or "--micro-batches"
+        parser.error(f"expected --mesh data=… alone with --stack data, got {more}; --stack mesh has the rest")
+    if alone and ranks > world == 1:
         parser.error(f"--mesh has {ranks} ranks, and this is one: torchrun --nproc-per-node {ranks} -m lab.train …")
     return options
 
@@ -132,6 +162,14 @@ def degrees(text: str) -> dict[str, int]:
             raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, got {part!r}")
         found[axis] = int(degree)
     return found
+
+
+def exercises(text: str) -> list[str]:
+    """Ids from "ddp.naive,zero.zero1"."""
+    ids = [*filter(None, text.split(","))]
+    if strangers := [id for id in ids if id not in default().exercises]:
+        raise argparse.ArgumentTypeError(f"expected ids of exercises, got {strangers[0]!r}")
+    return ids
 
 
 @contextlib.contextmanager
@@ -161,16 +199,14 @@ def device() -> str:
 
 def train(options: argparse.Namespace) -> list[float]:
     """The loss of each step. See the module."""
-    impl = load(ROOT / options.impl if options.impl in ("student", "reference") else options.impl)
-    mesh = impl.mesh.mesh.Mesh(**options.mesh)
-    run = Run(impl, mesh, options)
+    run = Run(load(folder_of(options.impl), options.replace), options)
     corpus = packed(texts((ROOT / "handout").glob("*.md")))
     losses, start = run.resume(), time.perf_counter()
     first = len(losses)
     with run.progress(first) as told:
         for step in range(first, options.steps):
             whole = batch(corpus, options.sequences, options.context, seed=options.seed, step=step)
-            losses.append(run.step(step, *(impl.mesh.parallel.share(t, mesh) for t in whole)))
+            losses.append(run.step(step, *whole))
             if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
                 run.save(losses)
             told(step + 1, losses[-1], (step + 1 - first) * whole[0].numel() / (time.perf_counter() - start))
@@ -178,24 +214,24 @@ def train(options: argparse.Namespace) -> list[float]:
     return losses
 
 
+def folder_of(name: str) -> Path:
+    """Of an implementation, as --impl names it."""
+    return ROOT / name if name in ("student", "reference") else Path(name)
+
+
 class Run:
     """The model on this rank, with what trains, saves and tells of it."""
 
-    def __init__(self, impl: Any, mesh: Any, options: argparse.Namespace):
-        self.impl, self.options = impl, options
-        self.lead = dist.get_rank() == 0
+    def __init__(self, impl: Any, options: argparse.Namespace):
+        self.options, self.lead = options, dist.get_rank() == 0
         self.device = torch.device(device())
+        self.meter = Meter(self.device)
         torch.manual_seed(options.seed)
-        whole = Transformer(replace(SIZES[options.size], vocabulary=VOCABULARY, context=options.context))
-        if options.experts:
-            impl.mesh.parallel.mixture(whole, options.experts, options.k)
-        plan = impl.mesh.parallel.Plan(
-            micro_batches=options.micro_batches, schedule=options.schedule, chunks=options.chunks,
-            sequence=options.sequence, fsdp=options.fsdp, dropout=options.dropout, seed=options.seed,
-        )  # fmt: skip
-        self.parallel = impl.mesh.compose.parallelize(whole.to(self.device), mesh, plan)
-        self.optimizer = torch.optim.AdamW(self.parallel.parameters(), lr=options.lr, weight_decay=0.1)
-        self.checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(options.folder / "checkpoint")
+        config = replace(SIZES[options.size], vocabulary=VOCABULARY, context=options.context)
+        attention = attend(impl, options.replace, self.device) if options.attention == "own" else plain
+        make = MeshStack if options.stack == "mesh" else DataStack
+        self.stack = make(impl, options, config, attention, self.device)
+        self.flops = step_flops(config, options.sequences, options.context, options.experts and options.k)
 
     def resume(self) -> list[float]:
         """Losses of the steps that the folder's checkpoint has behind it; none where there is no checkpoint."""
@@ -205,13 +241,15 @@ class Run:
                 options.folder.mkdir(parents=True, exist_ok=True)  # better told now than at the first checkpoint
             except OSError as error:
                 raise OSError(f"expected a --folder that can be written to, got {options.folder}: {error}") from error
-            if options.fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+            if options.fresh and first_attempt():
                 shutil.rmtree(options.folder / "checkpoint", ignore_errors=True)
         dist.barrier()
         if not (options.folder / "checkpoint" / "index.json").exists():
             return []
         try:
-            losses = self.checkpoint.load(self.parallel, self.optimizer)["losses"]
+            extra = self.stack.checkpoint.load(self.stack.model, self.stack.optimizer)
+            self._same_data(extra)
+            losses = extra["losses"]
         except (ValueError, OSError, SafetensorError) as error:
             raise ValueError(
                 f"{options.folder} holds a checkpoint that does not fit: {error}; --fresh forgets it, another --folder "
@@ -220,19 +258,26 @@ class Run:
         self.say(f"resumed behind step {len(losses)} of {options.steps}")
         return losses
 
+    def _same_data(self, extra: dict[str, Any]) -> None:
+        """Whoever goes on sees the batches that would have come; others would train another model without a word."""
+        now = {name: getattr(self.options, name) for name in SAME}
+        for name, then in extra.get("data", now).items():
+            if now[name] != then:
+                raise ValueError(f"it was trained with --{name} {then}, not {now[name]}")
+
     def step(self, step: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
-        """One step of the implementation's, clipped, with the learning rate that it is time for."""
+        """One step on a whole batch, clipped, with the learning rate that it is time for."""
         options = self.options
-        for group in self.optimizer.param_groups:
+        for group in self.stack.optimizer.param_groups:
             group["lr"] = learning_rate(step, options.steps, options.warm_up, options.lr)
-        return self.impl.mesh.compose.train_step(
-            self.parallel, self.optimizer, tokens.to(self.device), targets.to(self.device),
-            clip=lambda parallel: self.impl.mesh.global_norm.clip_global_norm(parallel, options.clip),
-        )  # fmt: skip
+        own = [self.stack.share(t).to(self.device) for t in (tokens, targets)]
+        with self.meter:
+            return self.stack.step(*own)
 
     def save(self, losses: list[float]) -> None:
+        extra = {"losses": losses, "data": {name: getattr(self.options, name) for name in SAME}}
         try:
-            self.checkpoint.save(self.parallel, self.optimizer, extra={"losses": losses})
+            self.stack.checkpoint.save(self.stack.model, self.stack.optimizer, extra=extra)
         except (OSError, SafetensorError) as error:
             raise OSError(
                 f"could not save step {len(losses)} in {self.options.folder}: {error}; the checkpoint before is whole: "
@@ -255,18 +300,23 @@ class Run:
             yield told
 
     def finish(self, losses: list[float]) -> None:
-        """Losses as JSON and as a picture, in the folder."""
+        """Losses as JSON and as a picture in the folder, with what the run was like."""
+        held = [*self.stack.model.parameters(), *(v for s in self.stack.optimizer.state.values() for v in s.values())]
+        state_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
+        told = self.meter.told(self.flops, self.options.sequences * self.options.context, state_bytes)
         if not self.lead:
             return
         from matplotlib.figure import Figure
 
         from .plots.losses import losses as draw
 
-        (self.options.folder / "losses.json").write_text(json.dumps(losses))
+        folder = self.options.folder
+        (folder / "losses.json").write_text(json.dumps(losses))
+        (folder / "run.json").write_text(json.dumps(told))
         picture = Figure(figsize=(7, 4), layout="constrained")
         draw(picture.subplots(), {str(self.options.mesh or "one rank"): losses})
-        picture.savefig(self.options.folder / "loss.png", dpi=120)
-        self.say(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {self.options.folder / 'loss.png'}")
+        picture.savefig(folder / "loss.png", dpi=120)
+        self.say(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {folder / 'loss.png'}")
 
     def say(self, text: str) -> None:
         if self.lead:

@@ -7,16 +7,14 @@ on, else its numerics are run first, in a pytest session of their own.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from . import assignment as assignments
-from . import forbidden, standins
-from .assignment import ROOT
+from . import rests, standins
+from .assignment import ROOT, needed
 from .files import write_whole
 from .runner import Runner
 from .scoring import Result
@@ -49,7 +47,7 @@ class Verdicts:
             return False
         if mine and len(mine) == self.judging.get(id):
             return any(r.outcome == "passed" for r in mine)
-        kept = self.folder / self._key(id)
+        kept = self.folder / rests.key(id, self.runner.room.source, self.config.option.seed)
         if not kept.is_file():
             write_whole(kept, b"passed" if self._ask(id) else b"failed")
         return kept.read_text(encoding="ascii") == "passed"
@@ -71,33 +69,13 @@ class Verdicts:
         numerics = [r.outcome for r in inner.results if r.kind == "numerics"]
         return "passed" in numerics and "failed" not in numerics
 
-    def _key(self, id: str) -> str:
-        """Everything the verdict depends on: the exercise's files, what they import, the tests, lab, the seed."""
-        file = assignments.default().exercise(id).file
-        own = forbidden.reachable(self.runner.room.source, file)
-        tests = sorted((ROOT / "tests" / id.partition(".")[0]).glob("*.py"))
-        digest = hashlib.sha256(f"{id}\0{self.config.option.seed}".encode())
-        for path in (*sorted(own), *tests, *sorted((ROOT / "lab").rglob("*.py"))):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-        return digest.hexdigest()
 
-
-def needed(id: str) -> set[str]:
-    """What an exercise builds on, directly or not."""
-    known, found, todo = assignments.default().exercises, set[str](), [id]
-    while todo:
-        new = set(known[todo.pop()].needs) - found
-        found |= new
-        todo += new
-    return found
-
-
-class _Inner:
-    """A pytest plugin that lends the outer session's runner and takes the results away."""
+class Lent:
+    """A pytest plugin that lends a runner to the session it is given to, whose zygotes stay warm afterwards."""
 
     def __init__(self, runner: Runner):
         self.runner = runner
-        self.results: list[Any] = []
+        self.results: list[Result] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -105,6 +83,10 @@ class _Inner:
 
         config.stash[RUNNER], config.stash[OWNED] = self.runner, False
         self.results = config.stash[RESULTS]
+
+
+class _Inner(Lent):
+    """Takes the numerics alone."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [i for i in items if (m := i.get_closest_marker("exercise")) and m.kwargs["kind"] == "numerics"]

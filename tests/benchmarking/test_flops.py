@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_counting as probes
@@ -77,5 +78,7 @@ def test_only_attention_is_quadratic_and_nothing_needs_a_run(run, rng):
                 f"{name}: four times the context makes {long[name][direction] / short[name][direction]:.3g} times the "
                 f"FLOPs, expected {factor}"
             )
+    measured("scores: FLOPs at four times the context", long["scores"][0] / short["scores"][0], 16, "times")
+    measured("gate_proj: FLOPs at four times the context", long["gate_proj"][0] / short["gate_proj"][0], 4, "times")
     want = 2 * 4 * (1 << 16) * width * 3 * width * sizes["layers"]
     assert short["gate_proj"][0] == want, f"gate_proj: got {short['gate_proj'][0]:,}, expected {want:,}, exactly"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_counting as probes
@@ -82,6 +83,7 @@ def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(
     for name in NAMES:
         before, after = small[f"{name} forward"][2], large[f"{name} forward"][2]
         if name in ("scores", "values"):
+            measured(f"{name}: intensity at batch 64 over batch 1", after / before, 1, "times")
             assert abs(after / before - 1) <= WITHIN, (
                 f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64: each sequence brings its own keys"
             )

@@ -15,7 +15,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 from lab.world.cluster import Link
 
@@ -196,6 +196,7 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
         for step, told in enumerate(got["steps"]):
             rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
             sent, want = Counter(r["elements"] for r in rows), Counter(filled_up(n, rows, 2) for n in whole)
+            measured(f"all-reduces a step, {limit} bucket_bytes", sent.total(), want.total())
             assert sent == want, (
                 f"rank {rank}, step {step}: all-reduces by number of elements {dict(sorted(sent.items()))}, expected "
                 f"{dict(sorted(want.items()))}: parameters of {[e[1] for e in sizes(chain)]} elements in reverse, "

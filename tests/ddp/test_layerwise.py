@@ -21,6 +21,10 @@ from . import probes_large_batch as probes
 
 LAYERWISE = "ddp.layerwise"
 KINDS = ["LARS", "LAMB"]
+EQUATIONS = {
+    "LARS": "v ← m v + lr λ (g + β w), with λ = η ‖w‖ / (‖g‖ + β ‖w‖)",
+    "LAMB": "w ← w − lr ‖w‖ / ‖u‖ u, and u is Adam's update with β w in it, which its norm counts too",
+}
 DEFAULTS = {
     "LARS": {"momentum": 0.9, "weight_decay": 0.0, "trust": 0.001, "exclude_1d": False},
     "LAMB": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "exclude_1d": False},
@@ -82,6 +86,7 @@ def check(
     want, plain = (
         oracle(kind, weights, groups, options, gradients, d, factors) for d in (torch.float64, torch.float32)
     )
+    cause = cause or EQUATIONS[kind]
     for step in range(len(gradients)):
         for i in range(len(weights)):
             close(

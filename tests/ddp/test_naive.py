@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes
@@ -137,6 +137,7 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
         dtypes = {r["dtype"] for r in rows}
         assert dtypes == {"float32"}, f"rank {rank}: gradients are float32, sent were {', '.join(sorted(dtypes))}"
         sizes = Counter(r["elements"] for r in rows)
+        measured(f"all-reduces of {world} ranks in two steps", sizes.total(), want.total())
         assert sizes == want, (
             f"rank {rank}: all-reduces by number of elements in two steps: got {dict(sorted(sizes.items()))}, expected "
             f"{dict(sorted(want.items()))}: one for each gradient, of its size; a tied weight is one"

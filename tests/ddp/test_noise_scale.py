@@ -65,7 +65,8 @@ def check(told: list, shares: list, samples: int, decay: float, who: str) -> Non
             )
             assert abs(got[name] - want) <= 1e-5 * size or got[name] == want, (
                 f"{who}, {name} after step {step + 1}, {samples} samples a rank, decay {decay:.3g}: expected "
-                f"{want:.6g}, got {got[name]:.6g}: means over steps of both estimates, then their ratio"
+                f"{want:.6g}, got {got[name]:.6g}: from the mean of the ranks' squared lengths and the squared "
+                "length of their mean, both meaned over steps; the scale is their ratio"
             )
 
 

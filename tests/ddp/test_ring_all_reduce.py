@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from .collectives import (
@@ -98,6 +99,7 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
         what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
         to_one_neighbour(told, list(range(world)), what, 2 * (world - 1))
         total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
+        measured(f"bytes that {world} ranks send in all, {what}", total, want, "bytes")
         assert total == want, (
             f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}"
         )

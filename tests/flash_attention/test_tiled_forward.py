@@ -13,7 +13,7 @@ import math
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes
@@ -150,6 +150,7 @@ def test_no_matrix_of_queries_by_keys_exists(run, rng, is_causal):
     n, batch = 1024, rng.integers(2, 3)
     got = run(probes.memory, *draw(rng, n, n, (batch,), dim=32), is_causal)
     bound = n * n // 2  # of one batch entry already: the mask too is such a matrix
+    measured(f"largest storage at N = {n:,}", got["largest_elements"], bound, "elements", at_most=True)
     assert got["largest_elements"] < bound, (
         f"{got['largest_op']} made a storage of {got['largest_elements']:,} elements; "
         f"queries × keys is {n * n:,}: a tile has at most 128 × 128"
@@ -180,6 +181,7 @@ def test_bytes_grow_linearly_with_length(run, rng):
     small, large = (run(probes.memory, *draw(rng, n, n, (1,), dim=dim), is_causal) for n in (1024, 2048))
     for what in ("saved_bytes", "peak_bytes"):
         ratio = large[what] / small[what]
+        measured(f"{what} at twice the length", ratio, 2.1, "times", at_most=True)
         assert ratio <= 2.1, (
             f"{what} went from {small[what]:,} at N=1,024 to {large[what]:,} at N=2,048, {ratio:.2f} times: "
             "linear is 2, quadratic is 4"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
@@ -154,6 +154,7 @@ def test_one_kernel_does_the_work(run, rng, is_causal, where):
     got = run(probes.forward, q, k, v, is_causal, layout, where, triton=where, replace=[CAUSAL])
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
+    measured("kernels launched", len(got["launches"]), 1)
     assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
     assert not got["changed"], f"{', '.join(got['changed'])} changed: inputs are not to be written"
     assert got["contiguous"], "o and lse are contiguous"

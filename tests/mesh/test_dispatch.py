@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
@@ -89,6 +89,7 @@ def test_bytes_are_what_the_routing_says(run, rng, dtype):
             left, arrived = kept(by_kind[i][rank]) * row, len(arrivals(by_kind[i], rank)) * row
             what = f"rank {rank} of {world}, {kinds[i]}, {dtype}"
             sent = [(r["op"], r["bytes"]) for r in got["dispatch"]]
+            measured(f"bytes of a rank's tokens, {kinds[i]}, {dtype}", sent[-1][1] if sent else 0, left, "bytes")
             assert sent == [("all_to_all", 8 * n), ("all_to_all", left)], (
                 f"{what}: forward sent {sent}, expected all_to_all of {8 * n} bytes (a count for each of {n} experts, "
                 f"int64) and one of {left} (a row of {row} for each choice that was not dropped)"

@@ -93,7 +93,8 @@ def trains_as_one(
             if stage < stages - 1:
                 assert loss is None, f"{what}: execute returned {loss}, expected None: the loss is the last rank's"
             else:
-                close(loss, want["losses"][step], plain["losses"][step], f"{what}: loss of step {step}", factor=15)
+                close(loss, want["losses"][step], plain["losses"][step], f"{what}: loss of step {step}", factor=15,
+                      cause="the mean over all micro-batches")  # fmt: skip
             for name, gradient in got["gradients"][step].items():
                 one_gradient(f"{what}, step {step}", name, gradient, want["gradients"][step],
                              plain["gradients"][step], tied, tensor, rank % tensor)  # fmt: skip

@@ -88,6 +88,13 @@ def test_axes_that_are_not_named_are_where_this_rank_is(paper):
         )
 
 
+def brief(ranks: list[int] | None) -> str:
+    """The first few of a group."""
+    if ranks is None:
+        return "no group"
+    return str(ranks) if len(ranks) <= 12 else f"{str(ranks[:12])[:-1]}, … {len(ranks)} ranks]"
+
+
 @exercise(MESH, kind="numerics")
 def test_groups_on_paper(paper):
     for case, got in paper:
@@ -96,7 +103,10 @@ def test_groups_on_paper(paper):
             what = f"a mesh of {case['degrees']}, groups along {axes or 'no axis'}"
             assert size == len(want[0]), f"{what}: their size is {len(want[0])}, got {size}"
             wrong = next((pair for pair in itertools.zip_longest(groups, want) if pair[0] != pair[1]), None)
-            assert wrong is None, f"{what}: got {wrong[0]} where {wrong[1]} is expected: ranks that differ along them"
+            assert wrong is None, (
+                f"{what}: got {brief(wrong[0])} where {brief(wrong[1])} is expected: a group is all ranks that agree "
+                "in every axis but its own, ascending"
+            )
             assert case["here"] in own, f"{what}: rank {case['here']} was given {own}"
             assert own in want, f"{what}: {own} is none of them"
 

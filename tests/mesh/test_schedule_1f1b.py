@@ -8,6 +8,7 @@ time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, to
 
 from __future__ import annotations
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
@@ -41,6 +42,7 @@ def test_activations_do_not_grow_with_micro_batches(run, rng):
     for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
         for rank, live in enumerate(played(ranks, case[1], what=title(case)).live):
             most = min(case[1], most_alive(rank, case[0]))
+            measured(f"{title(case)}, rank {rank}: activations alive", live, most, at_most=True)
             assert live <= most, (
                 f"{title(case)}, rank {rank}: keeps {live} activations at once, expected at most {most}: as soon as a "
                 "micro-batch is back, its backward comes before the next forward"

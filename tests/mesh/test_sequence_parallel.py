@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
@@ -152,6 +152,7 @@ def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, r
                 f"rank {rank}, {phase}: sent {told}, expected two all-gathers and two reduce-scatters"
             )
             sent = bytes_sent(got["rows"], phase)
+            measured(f"bytes that a rank of {size} sends, {phase}", sent, want, "bytes")
             assert sent == pytest.approx(want), (
                 f"rank {rank}, {phase}: {sent:.0f} bytes by a ring, expected {want:.0f}, those of two all-reduces"
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -108,6 +109,8 @@ def test_only_what_goes_in_is_kept(run, rng):
     weights = [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / hidden**0.5]
     got = run(probes.part_memory, weights, rng.normal(rows, width), rng.normal(width), parts)
     inputs, inside = parts * rows * width * 4 + width * 4, rows * hidden * 4
+    measured(f"kept after forward of {parts} parts", got["kept"], inputs, "bytes", at_most=True)
+    measured("kept at most, in backward", got["peak"], inputs + 4 * inside, "bytes", at_most=True)
     assert got["kept"] <= inputs, (
         f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
     )

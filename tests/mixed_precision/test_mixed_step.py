@@ -81,7 +81,8 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     close(
         joined(got["masters"][-1]).float(), joined(want), joined(plain).float(),
         f"masters after {len(drawn['batches'])} steps ({names})",
-        cause="float32 training differs by more than 16-bit arithmetic explains",
+        cause="float32 training differs by more than 16-bit arithmetic explains; backward of the scaled loss, "
+        "gradients to float32, unscale, then clip, then step: else max_norm is a scale off",
     )  # fmt: skip
 
 

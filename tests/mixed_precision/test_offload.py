@@ -12,6 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_offload as probes
@@ -66,6 +67,7 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
     large = sum(x.shape[0] * size * 4 for size in sizes)
     left = len(sizes) * x.shape[0] * (2 * x.shape[1] + 3) * 4  # inputs of layers and numbers a row: below the minimum
     assert plain["alive"] >= 2 * large, "the plain run saves less than it should: the kit is wrong"
+    measured("alive on the device after forward", got["alive"], left, "bytes", at_most=True)
     assert got["alive"] <= left, (
         f"after forward {got['alive']:,} bytes that layers made are alive on the device, plainly {plain['alive']:,}; "
         f"small tensors are {left:,}"

@@ -11,13 +11,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
 from .probes_precision import DTYPES
 
 NORM = "mixed_precision.rms_norm"
+WHY = {
+    "y": "x · weight / √(mean(x²) + eps), eps under the root, all in float32 until the end",
+    "dx": "r · (g − n · mean(g · n)), with n = x · r and g = dy · weight",
+    "dweight": "Σ dy · n over all rows, in float32",
+}
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -44,7 +49,7 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
         assert got[name] is not None, f"{what}: no gradient came"
         assert got[name].dtype == like.dtype, f"{what} is {got[name].dtype}, expected {like.dtype}"
         # float32 inside, rounded once at the end
-        close(got[name], want[name], plain[name].to(like.dtype), what)
+        close(got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name])
 
 
 @exercise(NORM, kind="numerics")
@@ -95,6 +100,7 @@ def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
     rows, width = rng.integers(20, 60), 8 * rng.integers(20, 60)
     got = run(probes.norm_memory, rng.normal(rows, width).to(DTYPES[dtype]), rng.normal(width).to(DTYPES[dtype]))
     x_bytes, allowed = rows * width * DTYPES[dtype].itemsize, 4 * rows
+    measured(f"saved for backward beside the weight, {dtype}", got["saved"], x_bytes + allowed, "bytes", at_most=True)
     assert got["saved"] <= x_bytes + allowed, (
         f"{got['saved']:,} bytes are saved beside the weight, x ({rows}, {width}) in {dtype} and a float32 number a "
         f"row are {x_bytes + allowed:,}"

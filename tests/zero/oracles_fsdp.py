@@ -99,12 +99,13 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
             )
         for name, tensor in states[0].items():
             assert torch.equal(got["start"][name], tensor), (
-                f"{who}: {name} starts different from rank 0's: cut and keep what the group's rank 0 has"
+                f"{who}: {name} starts different from rank 0's: cut and keep what the group's rank 0 has, in its dtype"
             )
         close(
             torch.tensor(got["losses"]), torch.tensor(want["losses"][rank], dtype=torch.float64),
             torch.tensor(plain["losses"][rank]), f"{who}, losses", factor=factor, dims="micro-batch",
-            cause="weights that are not those of one process on the whole batch, or are not up to date",
+            cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
+            "backwards come before a step, their gradients add up",
         )  # fmt: skip
         for step, out in enumerate(got.get("evaluated", [])):
             close(

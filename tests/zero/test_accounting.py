@@ -17,6 +17,14 @@ from lab.pytest_plugin import exercise
 from . import probes_accounting as probes
 
 ACCOUNTING = "zero.accounting"
+WHY = {
+    "parameters": "whole in all stages but the third, in the dtype that computes",
+    "gradients": "whole up to stage 1, a share from stage 2 on",
+    "optimizer": "Adam's two numbers in float32, and a master beside them where parameters are 16 bits; a share from "
+    "stage 1 on, of zero1 that of the fullest rank",
+    "activations": "no stage of ZeRO divides them",
+    "sent": "reduce-scatters and all-gathers of (W − 1) parts each, those of gradients for every micro-batch",
+}
 METHODS = ("none", "zero1", "p_os", "zero2", "zero3")
 
 
@@ -54,7 +62,7 @@ def test_bytes_kept_and_sent(run, rng, method, precision):
         for name, number in want.items():
             assert got[name] == number, (
                 f"{name} of {args[0]} elements, {world} ranks, {method}, {precision}, {args[5]} micro-batches: "
-                f"{got[name]:,.0f} bytes, expected {number:,}"
+                f"{got[name]:,.0f} bytes, expected {number:,}: {WHY.get(name, 'the sum of what is kept')}"
             )
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_fsdp
@@ -123,6 +124,7 @@ def test_each_rank_holds_its_part_and_at_most_two_whole_layers(run, rng):
             ("no_grad", 2 * total / world + 2 * BLOCK, "a W-th of parameters and of gradients, and two whole layers"),
             ("gradients", 2 * total / world, "a W-th of parameters and of gradients"),
         ]:
+            measured(f"held by a rank of {world}: {moment}", got[moment], allowed + slack, "bytes", at_most=True)
             assert got[moment] <= allowed + slack, (
                 f"{who}: {got[moment]} bytes held ({moment}), at most {allowed + slack:.0f} expected: {why}"
             )

@@ -18,7 +18,7 @@ import heapq
 import pytest
 import torch
 
-from lab.judge import decide, timed
+from lab.judge import decide, measured, timed
 from lab.measure.compare import compare
 from lab.pytest_plugin import exercise
 from lab.world.cluster import Link
@@ -215,6 +215,8 @@ def fair_share(run, plan, world) -> None:
             f"rank {rank}: {got['left']} gradients are still alive after zero_grad(): the optimizer keeps them, or "
             "views of them"
         )
+        what = f"state on rank {rank} of {world}, {plan['optimizer']}; unsharded {total:,}"
+        measured(what, got["live"], total / world + largest + slack, "bytes", at_most=True)
         assert abs(got["live"] - total / world) <= largest + slack, (
             f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made; the "
             f"unsharded state has {total:,}, a share {total / world:,.0f}, the largest tensor's state {largest:,.0f}: "

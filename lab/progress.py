@@ -1,0 +1,90 @@
+"""What the tests last said of student/, and whether it still holds: kept in .cache/progress.json between runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import rests
+from .assignment import ROOT, Assignment, Exercise, default
+from .files import write_whole
+from .scoring import ExerciseScore, Result, score
+from .unwritten import untouched
+
+PROGRESS = ROOT / ".cache" / "progress.json"
+STUDENT = ROOT / "student"
+
+
+@dataclass
+class Progress:
+    """Results by exercise, what each rested on when its tests began, and what was measured on the way."""
+
+    results: list[Result] = field(default_factory=list)
+    rests: dict[str, dict[str, str]] = field(default_factory=dict)
+    numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # fields of lab.judge.Measurement
+    known: Assignment = field(default_factory=default)
+    source: Path = STUDENT
+
+    def __post_init__(self) -> None:
+        self.scores: dict[str, ExerciseScore] = {s.exercise.id: s for s in score(self.known, self.results)}
+        self.stale = {id: names for id, kept in self.rests.items() if (names := rests.changed(kept, self.source))}
+
+    def of(self, id: str) -> list[Result]:
+        return [r for r in self.results if r.exercise == id]
+
+    def ran(self, id: str) -> bool:
+        return id in self.rests
+
+    def passes(self, id: str) -> bool:
+        """All that ran passed, and nothing changed since."""
+        return self.scores[id].passed and id not in self.stale
+
+    def cannot_run(self, id: str) -> bool:
+        """It ran, and this machine could not judge it: a GPU exercise without a GPU."""
+        s = self.scores[id]
+        return self.ran(id) and not s.possible and not s.inconclusive
+
+    def begun(self, exercise: Exercise) -> bool:
+        """Whether something is written: its file is there, and not as the student got it."""
+        file = self.source / exercise.file
+        return file.is_file() and not untouched(file)
+
+    def next(self) -> Exercise | None:
+        """The first exercise, in the handout's order, that does not pass yet and can be judged here."""
+        exercises = self.known.exercises.values()
+        return next((e for e in exercises if not self.passes(e.id) and not self.cannot_run(e.id)), None)
+
+    def to_check(self) -> list[Exercise]:
+        """What is written and changed since it ran, or never ran."""
+        new = (e for e in self.known.exercises.values() if e.id in self.stale or not self.ran(e.id))
+        return [e for e in new if self.begun(e)]
+
+
+def remembered(path: Path = PROGRESS) -> Progress:
+    """What is kept; nothing if the tests never ran, or the file is unreadable."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        known = default().exercises
+        rows = [Result(**row) for row in kept["results"] if row["exercise"] in known]
+        rested = {id: dict(files) for id, files in kept["rests"].items() if id in known}
+        return Progress(rows, rested, {id: list(rows) for id, rows in kept["numbers"].items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return Progress()
+
+
+def remember(
+    results: Iterable[Result],
+    rested: dict[str, dict[str, str]],
+    numbers: Mapping[str, Sequence[Any]] | None = None,
+    path: Path = PROGRESS,
+) -> None:
+    """Keep what the tests said of the exercises in `rested`; of the others what was there stays as it was."""
+    before = remembered(path)
+    new = [r for r in results if r.exercise in rested]
+    rows = [{**vars(r), "output": ""} for r in (*(r for r in before.results if r.exercise not in rested), *new)]
+    measured = {id: [vars(m) for m in (numbers or {}).get(id, [])] for id in rested}
+    kept = {"results": rows, "rests": before.rests | rested, "numbers": before.numbers | measured}
+    write_whole(path, json.dumps(kept).encode())

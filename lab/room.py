@@ -1,0 +1,93 @@
+"""Where zygotes live: beside the tests for a student, in a sandbox for the grader. Tests cannot tell.
+
+It imports nothing heavy, so that a zygote can start, and import torch, while whoever asks it does so too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .assignment import ROOT
+from .world import framing
+
+if TYPE_CHECKING:
+    from .world.child import Job
+
+START_S = 120.0  # a cold disk and two busy cores
+GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
+
+
+class Room:
+    """The student's room: zygotes are plain processes beside the tests."""
+
+    isolation = "process"
+
+    def __init__(self, impl: Path):
+        self.source = impl.resolve()  # where the files can be read from outside
+        self.impl = str(self.source)  # the same folder, as the zygote sees it
+
+    def open(self, args: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        inherited = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET",)}
+        return subprocess.Popen(
+            [sys.executable, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **env},
+            process_group=0,  # Ctrl-C is for pytest; it ends the zygote by closing its stdin
+        )
+
+    @contextlib.contextmanager
+    def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
+        """What can be read from outside of what goes on inside; filled when the block ends. Here it is nothing."""
+        yield {}
+
+    def said(self, process: subprocess.Popen[bytes]) -> str:
+        """What came on standard error, where it was kept; here it went to the terminal."""
+        return ""
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class Zygote:
+    """A warm process in a room, and the conversation with it."""
+
+    def __init__(self, room: Any, triton: str):
+        env = {"TRITON_INTERPRET": "1"} if triton == "interpret" else {}
+        self.room = room
+        # One arena: what a thread of Gloo has freed in one of its own would count as memory that is held.
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "1"}
+        self.process = room.open(["-m", "lab.world.zygote"], env)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self.ready = False
+
+    def wait(self) -> None:
+        """Until it is warm. Raises framing.Closed, framing.TimedOut or ValueError when it fails, as `ask` does."""
+        if not self.ready:
+            framing.receive(self.answers, time.monotonic() + START_S)
+            self.ready = True
+
+    def ask(self, job: Job, args: bytes) -> tuple[dict, list[bytes]]:
+        """One probe."""
+        framing.send(self.requests, asdict(job), [args])
+        return framing.receive(self.answers, time.monotonic() + job.timeout_s + GRACE_S)
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        self.room.kill(self.process)

@@ -1,0 +1,184 @@
+"""A student's day, run: check, change, watch, explain in a kit of sums; stand-ins that train beside the reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.assignment import ROOT
+from tests.kit import toy
+
+WAIT_S = 120
+STUB = 'def {name}(x):\n    """One more."""\n    raise NotImplementedError("toys.{name}: One more.")\n'
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory) -> Path:
+    kit = toy.build(tmp_path_factory.mktemp("day"), 0)
+    (kit / "student" / "toys").mkdir(parents=True)
+    (kit / "lab" / "explanations" / "toys.md").write_text("## toys.add\nOne more.\n\nSource: Peano 1889.\n")
+    told = "\n\n@exercise(NAME, kind='property')\ndef test_told(run):\n    measured('sum', 2, 3, at_most=True)\n"
+    text = (kit / "tests" / "toys" / "test_add.py").read_text()
+    (kit / "tests" / "toys" / "test_add.py").write_text(f"from lab.judge import measured\n{text}{told}")
+    return kit
+
+
+def write(kit: Path, **files: str) -> None:
+    for name in toy.NEEDS:
+        (kit / "student" / "toys" / f"{name}.py").write_text(files.get(name, STUB.format(name=name)))
+
+
+def lab(kit: Path, *arguments: str) -> tuple[int, str]:
+    environment = {**os.environ, "PYTHONPATH": str(kit), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "lab", *arguments]
+    done = subprocess.run(command, cwd=kit, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_day(kit):
+    """One after the other, as a day goes."""
+    write(kit)
+    code, text = lab(kit, "check")
+    assert code == 1
+    assert "toys.add: not written yet" in text
+    code, text = lab(kit, "explain", "toys.add")
+    assert code == 2
+    assert text.startswith("lab: explain: toys.add does not pass yet")
+
+    write(kit, add="def add(x):\n    return x + 2\n")
+    code, text = lab(kit, "check")
+    assert code == 1
+    assert re.search(r"toys\.add · numerics · test_add\n +assert \d+ == ", text), text
+    code, text = lab(kit)
+    assert "last time: test_add" in text
+    assert "✗" in text
+
+    write(kit, add=toy.RIGHT["add"])
+    assert "student/toys/add.py changed since toys.add was tested" in lab(kit)[1]
+    code, text = lab(kit, "check")
+    assert code == 0, text
+    assert "toys.add passes; what it is about, and what was measured: lab explain toys.add" in text
+    assert "next: toys.double" in text
+    code, text = lab(kit, "explain")
+    assert code == 0, text
+    assert "Peano" in text
+    assert re.search(r"sum +2 +≤ 3", text), text
+
+    write(kit, **toy.RIGHT)
+    code, text = lab(kit, "check")
+    assert code == 0, text
+    assert "changed: toys.double, toys.apart" in text
+    assert "toys.add  " not in text, "what did not change was tested again"
+    assert lab(kit, "check") == (0, "Nothing changed since, and every exercise that runs here passes.\n")
+
+
+def test_watching_tests_what_is_saved_and_ends_when_told(kit, tmp_path):
+    write(kit, add=toy.RIGHT["add"])
+    (kit / ".cache" / "progress.json").unlink(missing_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(kit), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lab", "watch"], cwd=kit, env=environment, stdout=output, stderr=output
+        )
+    read = 0
+
+    def until(words: str) -> str:
+        """What was said from where the last one ended."""
+        nonlocal read
+        give_up = time.monotonic() + WAIT_S
+        while words not in (said := log.read_text()[read:]):
+            assert time.monotonic() < give_up, f"no {words!r} in {said}"
+            assert process.poll() is None, said
+            time.sleep(0.02)
+        end = said.index(words) + len(words)
+        read += end
+        return said[:end]
+
+    try:
+        until("toys.add passes")
+        until("watching student/")
+        (kit / "student" / "toys" / "apart.py").write_text("def apart(x):\n    return x\n")
+        assert "toys.apart · numerics" in until("watching student/")
+        (kit / "student" / "toys" / "apart.py").write_text(toy.RIGHT["apart"])
+        assert "toys.add  " not in until("toys.apart passes")
+        until("watching student/")
+        children = toy.family(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=WAIT_S) == 0
+        assert "no longer watching" in log.read_text()
+        assert not toy.outlived(children), "the zygote outlived it"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_run_that_is_interrupted_is_not_remembered_as_passed(kit):
+    write(kit, **toy.RIGHT)
+    slow = kit / "tests" / "toys" / "test_slow.py"
+    slow.write_text(
+        "import time\nfrom lab.pytest_plugin import exercise\n\n\n@exercise('toys.apart', kind='property')\n"
+        "def test_slow(run):\n    raise KeyboardInterrupt\n"
+    )
+    (kit / ".cache" / "progress.json").unlink(missing_ok=True)
+    try:
+        text = slow.read_text()
+        slow.write_text(text.replace("'toys.apart'", '"toys.apart"'))
+        code, _ = lab(kit, "check", "toys.apart")
+        assert code == 2
+        kept = kit / ".cache" / "progress.json"
+        assert not kept.exists() or "toys.apart" not in json.loads(kept.read_text())["rests"]
+    finally:
+        slow.unlink()
+
+
+SMALL = ["--steps", "4", "--warm-up", "1", "--context", "16", "--sequences", "8"]
+
+
+def train(folder: Path, *more: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "lab", "train", *SMALL, "--folder", str(folder), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_stand_ins_train_as_the_reference_does(tmp_path):
+    """On stubs: all is replaced, and told; the losses are those of the solutions."""
+    stubs = tmp_path / "stubs"
+    stubs.symlink_to(ROOT / "student")
+    code, text = train(tmp_path / "out", "--impl", str(stubs), "--compare", "reference")
+    assert code == 0, text
+    assert "own: nothing yet; stand-ins for: flash_attention.tiled_forward" in text
+    assert "all 6 pieces are its own" in text
+    ours, theirs = (json.loads((tmp_path / "out" / n / "losses.json").read_text()) for n in ("yours", "other"))
+    assert len(ours) == 4
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert (tmp_path / "out" / "compare.png").stat().st_size > 1000
+    for column in ("tokens/s", "MFU", "peak memory"):
+        assert column in text
+
+
+def test_a_mesh_of_ones_own_goes_on_and_refuses_other_batches(tmp_path):
+    code, text = train(tmp_path, "--impl", "reference")
+    assert code == 0, text
+    assert "4 ranks, data=2,tensor=2; all " in text
+    told = json.loads((tmp_path / "run.json").read_text())
+    assert 0 < told["mfu"] < 1
+    assert told["state_bytes"] > 0
+    code, text = train(tmp_path, "--impl", "reference", "--seed", "1")
+    assert code == 2
+    complaints = [line for line in text.splitlines() if line.startswith("lab.train: ")]
+    assert len(complaints) == 1, text
+    assert "trained with --seed 0, not 1; --fresh forgets it" in complaints[0]
+    assert "Traceback" not in text
+    code, text = train(tmp_path, "--impl", "reference", "--steps", "6")
+    assert code == 0, text
+    assert "resumed behind step 4 of 6" in text

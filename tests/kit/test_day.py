@@ -1,0 +1,365 @@
+"""A student's day: `lab`, check, explain, doctor, train. What runs pytest or trains is in tests/docs/test_day.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from grader import release
+from lab import capstone, cli, doctor, explain, judge, progress, rests, status, train
+from lab.assignment import ROOT, AssignmentError, default
+from lab.doctor import Finding
+from lab.measure.throughput import step_flops
+from lab.model.transformer import SIZES
+from lab.progress import Progress
+from lab.scoring import Result
+from lab.stack import pieces
+
+FIRST, SECOND, GPU = "ddp.naive", "ddp.flat", "benchmarking.cuda_graph"
+
+
+@pytest.fixture
+def student(tmp_path):
+    """A student's folder in which stage ddp is solved and nothing else is written."""
+    shutil.copytree(ROOT / "student", tmp_path / "student", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "reference" / "ddp", tmp_path / "student" / "ddp", dirs_exist_ok=True)
+    return tmp_path / "student"
+
+
+def said(id: str, outcome: str = "passed", **more) -> Result:
+    return Result(id, "numerics", f"tests/x/test_x.py::test_{id.partition('.')[2]}", "", outcome, **more)
+
+
+def day(source, *results: Result) -> Progress:
+    return Progress(list(results), {r.exercise: rests.on(r.exercise, source) for r in results}, source=source)
+
+
+def again(p: Progress) -> Progress:
+    """The same, a moment later."""
+    return dataclasses.replace(p)
+
+
+def shown(p: Progress) -> str:
+    out = Console(file=io.StringIO(), width=200)
+    status.show(p, out)
+    return out.file.getvalue()
+
+
+def test_results_hold_until_a_file_that_they_rest_on_changes(student):
+    p = day(student, said(FIRST), said(SECOND), said("ddp.broadcast"))
+    assert p.passes(SECOND)
+    assert not p.stale
+    (student / "ddp" / "naive.py").open("a").write("# changed\n")
+    p = again(p)
+    assert p.stale == {FIRST: ["ddp/naive.py"], SECOND: ["ddp/naive.py"]}, "flat imports naive, broadcast does not"
+    assert not p.passes(SECOND)
+    assert [e.id for e in p.to_check() if e.id in (FIRST, SECOND, "ddp.broadcast")] == [FIRST, SECOND]
+    (student / "ddp" / "naive.py").unlink()
+    assert FIRST in again(p).stale
+    shutil.copy(ROOT / "reference" / "ddp" / "naive.py", student / "ddp")
+    assert not again(p).stale, "what is as it was holds again"
+
+
+def test_a_new_kit_says_so(student):
+    p = day(student, said(FIRST))
+    p.rests[FIRST]["tests/ddp"] = "another"
+    assert again(p).stale == {FIRST: ["tests/ddp"]}
+    assert "tests/ddp/ changed since ddp.naive was tested" in shown(again(p))
+
+
+def test_only_what_is_written_is_checked(student):
+    ids = [e.id for e in Progress(source=student).to_check()]
+    assert ids
+    assert {id.partition(".")[0] for id in ids} == {"ddp"}
+
+
+def test_what_was_said_is_kept_and_the_rest_stays(tmp_path, student):
+    path, on = tmp_path / "progress.json", rests.on(FIRST, student)
+    number = judge.Measurement("messages", 3, 4)
+    progress.remember([said(FIRST), said(SECOND)], {FIRST: on}, {FIRST: [number], SECOND: [number]}, path)
+    assert [r.exercise for r in progress.remembered(path).results] == [FIRST], "what was half-run is not kept"
+    progress.remember([said(SECOND, "failed", reason="assertion")], {SECOND: on}, {}, path)
+    kept = progress.remembered(path)
+    assert {r.exercise: r.outcome for r in kept.results} == {FIRST: "passed", SECOND: "failed"}
+    assert kept.numbers == {FIRST: [vars(number)], SECOND: []}
+    for broken in ("{", "[]", '{"results": 3}', "null"):
+        path.write_text(broken)
+        assert not progress.remembered(path).results
+
+
+def test_lab_says_what_failed_what_changed_and_what_is_next(student):
+    first = next(iter(default().exercises.values()))
+    text = shown(Progress(source=student))
+    assert "Nothing has been tested yet" in text
+    assert f"next: {first.id}" in text
+    assert first.hints[0] in text
+    before = [said(e.id) for e in default().exercises.values() if e.stage in ("benchmarking", "mixed_precision")]
+    before = [r for r in before if r.exercise != GPU] + [said(GPU, "not_run", reason="no GPU")]
+    flash = [said(e.id) for e in default().of_stage("flash_attention")]
+    bad = said("ddp.broadcast", "failed", reason="assertion", message="rank 1: got 3\nexpected 4")
+    p = day(student, *before, *flash, bad, said(FIRST))
+    assert p.next().id == "ddp.broadcast", "what cannot run here is not what is next"
+    (student / "ddp" / "naive.py").open("a").write("# changed\n")
+    text = shown(again(p))
+    assert "– cuda_graph" in text.replace("\xa0", " ")
+    assert "✗ broadcast" in text.replace("\xa0", " ")
+    assert "! naive" in text.replace("\xa0", " ")
+    assert "last time: test_broadcast\n    rank 1: got 3\n    expected 4" in text
+    assert "student/ddp/naive.py changed since ddp.naive was tested: lab check" in text
+    assert "+ flat" in text.replace("\xa0", " ")
+
+
+def test_hours_and_points_are_of_what_is_left(student):
+    everything = day(student, *(said(e.id) for e in default().exercises.values()))
+    text = shown(everything)
+    assert "about 0 h to go" in text
+    assert "lab train" in text
+    assert f"{sum(e.points for e in default().exercises.values()):g} of" in text
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_hints_unfold(level):
+    out = CliRunner().invoke(cli.app, ["hint", FIRST, "--level", str(level)]).stdout
+    hints = default().exercise(FIRST).hints
+    assert [h in out for h in hints] == [n < level for n in range(3)]
+    assert (f"--level {level + 1}" in out) == (level < 3)
+
+
+def test_what_need_not_run_says_so_without_torch(student, monkeypatch, tmp_path):
+    """A second Python: in this one torch is there."""
+    kept = tmp_path / "progress.json"
+    monkeypatch.setattr(progress, "PROGRESS", kept)
+    on = {e.id: rests.on(e.id, ROOT / "student") for e in default().exercises.values()}
+    progress.remember([said(id) for id in on], on, path=kept)
+    code = f"""
+import sys
+from pathlib import Path
+from lab import cli, progress
+cli.remembered.__defaults__ = (Path({str(kept)!r}),)
+sys.argv = ["lab", "check", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    assert "torch" not in sys.modules
+"""
+    for arguments, words in (([], "Nothing changed since"), ([FIRST], "ddp.naive passes, and nothing")):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
+    kept.unlink()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "not written yet, so there is nothing to test" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "hint", "explain"])
+def test_an_exercise_that_there_is_not_is_named_in_one_line(command):
+    with pytest.raises(AssignmentError, match="no exercise 'nope'; there are: benchmarking"):
+        CliRunner().invoke(cli.app, [command, "nope"], catch_exceptions=False)
+
+
+def sections() -> dict[str, str]:
+    return {e.id: explain.text(e) for e in default().exercises.values()}
+
+
+def test_every_exercise_is_explained_in_prose_with_a_source():
+    for id, text in sections().items():
+        prose, _, source = text.partition("Source: ")
+        assert source.strip(), f"{id} names no source"
+        sentences = len(re.findall(r"[.!?](?:\s|$)", prose))
+        assert 4 <= sentences <= 10, f"{id} has {sentences} sentences"
+        assert "```" not in text, f"{id} has code in it"
+        assert not re.search(r"(?m)^    ", text), f"{id} has code in it"
+    for page in explain.FOLDER.glob("*.md"):
+        ids = explain.sections_of(page.read_text(encoding="utf-8"))
+        assert set(ids) == {e.id for e in default().of_stage(page.stem)}, "a section of no exercise"
+
+
+def test_no_solution_is_in_an_explanation():
+    solutions = release.solutions()
+    assert not [leak for text in sections().values() for leak in solutions.find(text)]
+
+
+def test_explanations_are_for_those_who_have_passed(student):
+    out = Console(file=io.StringIO(), width=100)
+    exercise = default().exercise(FIRST)
+    for p in (Progress(source=student), day(student, said(FIRST, "failed", reason="assertion"))):
+        with pytest.raises(AssignmentError, match=r"ddp\.naive does not pass yet; lab check ddp\.naive"):
+            explain.show(exercise, p, out)
+    assert not out.file.getvalue(), "prose was shown all the same"
+    p = day(student, said(FIRST))
+    p.numbers[FIRST] = [vars(judge.Measurement("bytes kept", 1536, 2048, "bytes", at_most=True))]
+    explain.show(exercise, p, out)
+    assert re.search(r"bytes kept +1,536 bytes +≤ 2,048 bytes", out.file.getvalue())
+    (student / "ddp" / "naive.py").open("a").write("# changed\n")
+    with pytest.raises(AssignmentError, match="changed since it passed"):
+        explain.show(exercise, again(p), out)
+
+
+def test_each_stage_keeps_numbers_in_two_exercises_at_least():
+    for stage in default().stages:
+        tests = ROOT.glob(f"tests/{stage.name}/test_*.py")
+        assert sum("measured(" in t.read_text(encoding="utf-8") for t in tests) >= 2, stage.name
+
+
+def off(got: torch.Tensor, want: torch.Tensor, **more) -> str:
+    with pytest.raises(AssertionError) as error:
+        judge.close(got, want.double(), want, "y", **more)
+    return str(error.value)
+
+
+def test_a_message_says_what_all_values_together_show():
+    want = torch.randn(3, 4)
+    assert "all of them are 4 times what is expected: the mean" in off(4 * want, want, cause="the mean")
+    assert "all of them are -1 times" in off(-want, want)
+    assert "all of them are 0" in off(torch.zeros(3, 4), want)
+    some = want.clone()
+    some[1, 2] = torch.nan
+    assert "1 of them are not finite" in off(some, want)
+    nearly = off(want * 1.001, want)
+    assert "times what" not in nearly, nearly
+    assert "times what" not in off(torch.randn(3, 4), want)
+    assert off(want.T, want, cause="tokens are dim 1").endswith("expected shape (3, 4), got (4, 3): tokens are dim 1")
+
+
+def findings(monkeypatch, answer: dict) -> dict[str, Finding]:
+    class Zygote:
+        def __init__(self, room, mode):
+            pass
+
+        def wait(self):
+            if "zygote" in answer:
+                raise ValueError(answer["zygote"])
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("lab.room.Zygote", Zygote)
+    monkeypatch.setattr(doctor, "ask", lambda code, env=None: answer)
+    return {f.what: f for f in doctor.ranks()}
+
+
+def test_doctor_lets_two_ranks_meet_and_a_zygote_start(monkeypatch):
+    found = findings(monkeypatch, {"sum": 3.0})
+    assert not [f for f in found.values() if f.do or f.fatal]
+    found = findings(monkeypatch, {"error": "Connection refused", "zygote": "it ended"})
+    assert found["Gloo on loopback"].fatal
+    assert "127.0.0.1" in found["Gloo on loopback"].do
+    assert "it ended" in found["zygote"].found
+    assert found["zygote"].do
+    monkeypatch.setattr(doctor, "installed", lambda name: None)
+    assert not findings(monkeypatch, {}), "without torch it is told once, and not again as a broken loopback"
+
+
+def test_doctor_knows_a_small_machine(monkeypatch):
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.3 * 2**30))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    found = {f.what: f for f in doctor.room()}
+    assert all(f.do for f in found.values())
+    assert [what for what, f in found.items() if f.fatal] == ["free memory"]
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_doctor_fails_only_where_nothing_would_run(monkeypatch, fatal):
+    rows = [Finding("torch", "2.13.0"), Finding("cores", "1", "more", fatal)]
+    monkeypatch.setattr(doctor, "examine", lambda: iter(rows))
+    run = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    assert (run.exit_code, json.loads(run.stdout)) == (int(fatal), [vars(r) for r in rows])
+    assert "cores" in CliRunner().invoke(cli.app, ["doctor"]).stdout
+
+
+@pytest.fixture
+def nothing_passes(monkeypatch):
+    monkeypatch.setattr(capstone, "remembered", Progress)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare", "nowhere"], "expected --compare reference, a folder or stand-ins, got 'nowhere'"),
+        (["--mesh", "data=2,tensor=2"], "expected mesh.compose to pass"),
+        (["--steps", "0"], "--steps of at least 1, got 0"),
+        (["--mesh", "date=2"], "'date=2'"),
+        (["--replace", "nope"], "ids of exercises, got 'nope'"),
+        (["--stack", "data", "--mesh", "pipe=2"], "expected --mesh data=… alone with --stack data"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_train_refuses_in_one_line_before_any_rank_starts(nothing_passes, monkeypatch, capfd, arguments, words):
+    monkeypatch.setattr(capstone, "launch", lambda *_: pytest.fail("a rank was started"))
+    with pytest.raises(SystemExit) as ended:
+        capstone.main(arguments, Console())
+    err = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1, err
+
+
+def test_a_restarted_rank_does_not_say_the_same_again(monkeypatch, capfd):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    with pytest.raises(SystemExit):
+        train.parse(["--steps", "0"])
+    assert not capfd.readouterr().err
+
+
+def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
+    cpu = torch.device("cpu")
+    options = capstone.parse([])
+    assert (options.stack, options.mesh) == ("data", {"data": 2})
+    assert capstone.lacking(options) == pieces("data", cpu)
+    assert "own: nothing yet; stand-ins for: flash_attention.tiled_forward" in capstone.of_what(
+        options, capstone.lacking(options)
+    )
+    whole = capstone.parse(["--impl", "reference"])
+    assert (whole.stack, whole.mesh) == ("mesh", {"data": 2, "tensor": 2})
+    assert capstone.lacking(whole) == []
+    some = capstone.parse(["--impl", "reference", "--replace", "mesh.route"])
+    assert capstone.lacking(some) == ["mesh.route"]
+
+
+def test_what_a_rank_is_told_is_what_was_asked(nothing_passes):
+    asked = capstone.parse(["--impl", "reference", "--experts", "4", "--fsdp", "--lr", "0.01", "--seed", "7"])
+    told = train.parse(capstone.said(asked, ["mesh.route"]), train.make_parser())
+    assert told.replace == ["mesh.route"]
+    assert {k: v for k, v in vars(asked).items() if k in vars(told)} | {"replace": ["mesh.route"]} == vars(told)
+
+
+def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch):
+    options = capstone.parse(["--impl", "reference", "--mesh", "data=2,tensor=2", "--compare", "reference"])
+    assert capstone.other(options).mesh == {"data": 2, "tensor": 2}
+    monkeypatch.setattr(train, "folder_of", lambda name: ROOT / "no such")
+    other = capstone.other(options)
+    assert (other.everything, other.stack, other.mesh) == (True, "data", {"data": 4})
+
+
+def test_who_goes_on_sees_the_batches_that_would_have_come():
+    run = SimpleNamespace(options=SimpleNamespace(seed=1, sequences=16, context=128))
+    train.Run._same_data(run, {"losses": []})  # of an earlier kit, which did not keep it
+    train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128}})
+    for name, other in (("seed", 2), ("sequences", 8), ("context", 64)):
+        with pytest.raises(ValueError, match=f"--{name} {other}"):
+            train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128, name: other}})
+
+
+def test_the_flops_of_a_step_are_those_of_its_products():
+    tiny = SIZES["tiny"]
+    assert step_flops(tiny, 16, 128) == 6 * 2048 * (108_544 + 128 * 64 * 2)
+    assert step_flops(tiny, 16, 128, k=2) - step_flops(tiny, 16, 128) == 6 * 2048 * 2 * 3 * 64 * 176
+
+
+def test_a_curve_in_one_line():
+    assert capstone.sparks([3.0, 2.0, 1.0]) == "█▅▁"
+    assert capstone.sparks([1.0, 1.0]) == "▁▁"
+    assert len(capstone.sparks(range(1000), 48)) == 48
