@@ -8,6 +8,7 @@ middle of a sentence, or takes what is not everywhere, is checked to exist, with
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import re
 import shlex
@@ -20,8 +21,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from grader import cli as grader_cli
-from lab import cli as lab_cli
 from lab.assignment import ROOT, default
 
 from . import pages
@@ -103,7 +102,7 @@ def check(page: Path, text: str) -> None:
     module = words[words.index("-m") + 1] if "-m" in words else ""
     program, rest = (module, words[words.index("-m") + 2 :]) if module else (words[0], words[1:])
     if program in ("lab", "grader"):
-        check_typer(text, lab_cli.app if program == "lab" else grader_cli.app, rest)
+        check_typer(text, importlib.import_module(f"{program}.cli").app, rest)
     elif program == "make":
         said = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         assert said.returncode == 0, f"{page.name}: {text}: {said.stderr}"
