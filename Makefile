@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test test-slurm handout grade mutants hostile soak survival lint bench clean sandbox
+.PHONY: env test test-docs test-slurm handout grade mutants hostile soak survival lint bench clean sandbox
 
 env: $(VENV)/.ready
 
@@ -52,6 +52,11 @@ handout: env
 	@$(PY) -c 'import furo, latex2mathml, myst_nb' 2>/dev/null || \
 	  $(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
 	@$(PY) -m handout.site --edition $(or $(EDITION),student)
+
+# Every command of README and chapters, what *runs* links point to, and the site.
+test-docs: env sandbox
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
+	$(PY) -m pytest tests/docs
 
 lint: env
 	@$(PY) -m ruff check .
