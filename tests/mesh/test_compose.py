@@ -61,7 +61,7 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     world = math.prod(degrees.values())
     state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
     assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
-    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.2, world=world, replace=NEEDS)
+    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=world, replace=NEEDS)
     same_as_alone(ranks, want, degrees, " × ".join(f"{axis}={n}" for axis, n in degrees.items()))
     return ranks
 
@@ -227,7 +227,7 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
     degrees, plan = {rng.choice(["data", "expert"]): 2, "tensor": 2}, {"micro_batches": 2, "sequence": True}
     model = model_for(rng, degrees)
     state, batches, _ = draw_run(rng, expect, model, degrees, plan, 2)
-    one, two = (run(probes.trained, model, state, degrees, plan, batches, 0.2, world=4, replace=NEEDS) for _ in "12")
+    one, two = (run(probes.trained, model, state, degrees, plan, batches, 0.1, world=4, replace=NEEDS) for _ in "12")
     for rank, (a, b) in enumerate(zip(one, two, strict=True)):
         assert a["losses"] == b["losses"], f"rank {rank}: losses {a['losses']}, then {b['losses']}"
         for (name, _, _, first), (_, _, _, second) in zip(a["parameters"], b["parameters"], strict=True):
