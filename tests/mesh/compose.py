@@ -161,10 +161,8 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
             [rng.tokens(*shape, vocabulary=model["sizes"]["vocabulary"]) for _ in range(2)] for _ in range(steps)
         ]
         moved = {name: t * (1 + 1e-6 * rng.normal(*t.shape)) for name, t in state.items()}  # ten times rounding
-        want, other = (
-            expect(alone, told, s, batches, shares, micro_batches, plan.get("balance", 0.01), lr)
-            for s in (state, moved)
-        )
+        rest = (batches, shares, micro_batches, plan.get("balance", 0.01), lr)
+        want, other = (expect(alone, told, weights, *rest) for weights in (state, moved))
         losses = zip(other["losses"], want["losses"], strict=True)
         if want["gap"] > 1e-4 and all(abs(there - here) < 1e-5 * here for there, here in losses):
             return state, batches, want
