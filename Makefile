@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test test-slurm handout grade mutants hostile soak survival lint bench clean sandbox
+.PHONY: env test test-docs test-slurm handout grade mutants hostile soak survival lint bench clean sandbox
 
 env: $(VENV)/.ready
 
@@ -46,6 +46,11 @@ test: env sandbox lint
 	$(PY) -m pytest tests --impl reference
 	$(PY) -m grader mutants --sample
 	$(PY) -m pytest tests/kit -n 2 --dist loadfile
+
+# Every command of README and chapters, what *runs* links point to, and the site.
+test-docs: env sandbox
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
+	$(PY) -m pytest tests/docs
 
 # The chapters and notebooks as a site that needs no network, in build/handout; EDITION=solutions shows the reference.
 handout: env

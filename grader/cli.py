@@ -172,6 +172,7 @@ def stubs(
 @app.command()
 def mutants(
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
+    exercise: Annotated[list[str] | None, typer.Option(help="Only this exercise; may be given again.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="One seeded mutant and variant a stage.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
     seed: Annotated[str, typer.Option(help="What inputs are drawn from.")] = "public",
@@ -183,8 +184,11 @@ def mutants(
     known = [s.name for s in default().stages]
     if bad := [s for s in stage or [] if s not in known]:
         raise Wrong(f"--stage: expected one of {', '.join(known)}, got {bad[0]!r}")
+    only = [default().exercise(id) for id in exercise or []]
     with _progress(as_json) as progress:
-        outcome = m.check(stage or known, progress, sample=sample, thorough=thorough, seed=seed)
+        stages = [name for name in stage or known if not only or name in {e.stage for e in only}]
+        ids = [e.id for e in only]
+        outcome = m.check(stages, progress, sample=sample, thorough=thorough, seed=seed, only=ids)
     if as_json:
         print(json.dumps(outcome, indent=1))
     else:

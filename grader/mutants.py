@@ -10,7 +10,7 @@ import random
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,20 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def check(
-    stages: Iterable[str], progress: Any, sample: bool = False, thorough: bool = False, seed: str = "public"
+    stages: Iterable[str],
+    progress: Any,
+    sample: bool = False,
+    thorough: bool = False,
+    seed: str = "public",
+    only: Sequence[str] = (),
 ) -> dict[str, dict]:
-    """Points of reference and stubs, and what became of mutants and variants, by stage."""
+    """Points of reference and stubs, and what became of mutants and variants, by stage; `only` these exercises'."""
     from lab.runner import Room, Runner
 
-    stages = [s for s in stages if default().of_stage(s)]
-    picked = {(k, s): _pick(read(k, s), sample, s) for k in ("mutant", "variant") for s in stages}
+    asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
+    stages = [s for s, ids in asked.items() if ids]
+    found = {(k, s): [e for e in read(k, s) if e.exercise in asked[s]] for k in ("mutant", "variant") for s in stages}
+    picked = {(k, s): _pick(edits, sample, s) for (k, s), edits in found.items()}
     bar = progress.add_task("checking", total=sum(map(len, picked.values())) + 2 * len(stages))
     runner = Runner(Room(ROOT / "reference"))
     outcome = {}
@@ -85,7 +92,7 @@ def check(
             bench = _Bench(runner, Path(folder), seed, thorough, lambda: progress.update(bar, advance=1))
             for stage in stages:
                 progress.update(bar, description=stage)
-                outcome[stage] = bench.stage(stage, picked["mutant", stage], picked["variant", stage])
+                outcome[stage] = bench.stage(asked[stage], picked["mutant", stage], picked["variant", stage])
     finally:
         runner.close()
     return outcome
@@ -121,10 +128,9 @@ class _Bench:
         self.runner.forget()
         return run_tests(self.runner, ids, self.seed, self.cache, first_failure=first_failure)
 
-    def stage(self, stage: str, mutants: list[Edited], variants: list[Edited]) -> dict[str, Any]:
-        ids = [e.id for e in default().of_stage(stage)]
+    def stage(self, ids: list[str], mutants: list[Edited], variants: list[Edited]) -> dict[str, Any]:
         reference, stub = (self.points(ROOT / name, ids) for name in ("reference", "student"))
-        survived = [line for m in mutants if (line := self.survives(m, ids))]
+        survived = [line for m in mutants if (line := self.survives(m))]
         failed = [line for v in variants if (line := self.fails(v))]
         return {
             "reference": reference[0],
@@ -139,7 +145,7 @@ class _Bench:
         earned, possible, _ = totals(score(default(), self.results(impl, ids), ids))
         return round(earned, 6), round(possible, 6)
 
-    def survives(self, mutant: Edited, stage_ids: list[str]) -> str:
+    def survives(self, mutant: Edited) -> str:
         """Why it counts as survived, or "" when it was killed as it should be."""
         self.tick()
         try:
@@ -153,7 +159,8 @@ class _Bench:
             return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
         if self.thorough:
             known = default().exercises
-            unrelated = [i for i in stage_ids if i != mutant.exercise and mutant.exercise not in known[i].needs]
+            others = [e for e in default().of_stage(known[mutant.exercise].stage) if e.id != mutant.exercise]
+            unrelated = [e.id for e in others if mutant.exercise not in e.needs]
             hurt = [r.exercise for r in self.results(copy, unrelated) if r.outcome == "failed"] if unrelated else []
             if hurt:
                 return f"{mutant.name}: also costs {', '.join(sorted(set(hurt)))}"

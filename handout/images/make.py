@@ -1,11 +1,14 @@
 """Makes the README's pictures from what the commands print: `python handout/images/make.py` after `make grade`.
 
-summary.svg: a student's run, with the three files of examples/submissions/subtly-wrong written. report.png and
-class.png: pages of out/report, through a headless Chromium.
+summary.svg: a student's run, with the three files of examples/submissions/subtly-wrong written. class.png: a page of
+out/report, through a headless Chromium. notebook.png: the first picture of the fourth notebook.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +30,7 @@ def summary() -> None:
         shutil.copytree(ROOT / "examples" / "submissions" / "subtly-wrong", mine, dirs_exist_ok=True)
         command = [sys.executable, "-m", "pytest", "tests", "--impl", str(mine), "--color=yes"]
         said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    said = said.replace(str(mine), "student")
+    said = re.sub(r"(?m)^.*\[ *\d+%\].*\n", "", said.replace(str(mine), "student"))  # a letter a test
     console = Console(record=True, width=110, file=Path("/dev/null").open("w"))  # noqa: SIM115 (one picture, one process)
     console.print("[bold]$[/bold] pytest tests/")
     console.print(Text.from_ansi(said))
@@ -45,7 +48,14 @@ def page(path: str, name: str, height: int) -> None:
     )  # fmt: skip
 
 
+def notebook() -> None:
+    """Timelines of a training step."""
+    book = json.loads((ROOT / "notebooks" / "4_ddp.ipynb").read_text(encoding="utf-8"))
+    shown = (o.get("data", {}) for cell in book["cells"] for o in cell.get("outputs", []))
+    (HERE / "notebook.png").write_bytes(base64.b64decode(next(d["image/png"] for d in shown if "image/png" in d)))
+
+
 if __name__ == "__main__":
     summary()
     page("index.html", "class.png", 1150)
-    page("submissions/subtly-wrong.html", "report.png", 1150)
+    notebook()

@@ -18,8 +18,8 @@ def annotate(name: str) -> Iterator[None]:
     """Everything done within belongs to the range `name`: `with annotate("forward"):`, or `@annotate("forward")`.
 
     Opens an NVTX range, with the nvtx package where it is installed, else with torch.cuda.nvtx where there is CUDA,
-    else none; and beside it a torch.profiler.record_function, always. Ranges nest, have any text for a name, and are
-    closed when the block is left, by an exception too, which goes on.
+    else none; and beside it a torch.profiler.record_function, always. Ranges nest, have any text for a name, braces
+    too, and are closed when the block is left, by an exception too, which goes on.
     Source: NVIDIA Tools Extension Library (NVTX) documentation, "push/pop ranges".
     """
     with record_function(name), _nvtx_range(name):

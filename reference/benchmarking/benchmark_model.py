@@ -19,13 +19,13 @@ def benchmark_model(
     warmup: int = 5,
     steps: int = 20,
 ) -> Timing:
-    """Time `model` where it is, on random tokens (batch, context) and random targets, by `benchmark`.
+    """Time `model` where it is, on random tokens and targets (batch, context), by `benchmark`.
 
     mode: what one measured step is. "forward": the loss, `model.loss(tokens, targets)`, without autograd.
     "forward_backward": the loss and its gradients. "step": gradients to None, the loss, its gradients, and a step of
-    AdamW over all parameters, with its default arguments: the model changes. Tokens and targets are drawn once, on the
-    model's device, before the first step; so is the optimizer made. Gradients never add up over steps, and none are
-    left when it returns.
+    AdamW over all parameters, with its default arguments: the model changes. Tokens and targets are drawn once,
+    uniformly, on the model's device, before the first step; so is the optimizer made. Gradients never add up over
+    steps, and none are left when it returns.
 
     Returns the Timing of `steps` steps after `warmup`. Raises ValueError, before any step, for another mode or a
     context of less than 1 or beyond the model's.

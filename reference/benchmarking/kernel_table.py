@@ -43,7 +43,8 @@ def kernel_table(events: Sequence[FunctionEvent]) -> KernelTable:
     what they called. A range is a record_function (`event.is_user_annotation`), and is no row itself; a row belongs to
     the innermost range around its operator (`event.cpu_parent` leads outward). A kernel, whatever its name, is a matrix
     product if the operator that launched it is in MATRIX_PRODUCTS. Events of a device (`event.device_type`) tell the
-    same kernels again, and are left out. Ranges without a row have no share; a share of no time is 0.
+    same kernels again, and are left out. "" is a range like others; those without
+    a row have no share; a share of no time is 0.
     """
     host = [e for e in events if e.device_type == DeviceType.CPU and not e.is_user_annotation]
     on_device = any(e.kernels for e in host)

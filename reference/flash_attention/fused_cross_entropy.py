@@ -19,8 +19,8 @@ class FusedCrossEntropy(torch.autograd.Function):
 
         x: (rows, width); weight: (vocabulary, width), both float32, float16 or bfloat16; targets: (rows,), int64. At
         most `chunk` rows of logits exist at a time; softmax and loss are float32, and the gradient of weight is
-        accumulated in float32. What is kept for backward is as large as x and weight, and no larger. Raises
-        ValueError unless chunk ≥ 1.
+        accumulated in float32. What is kept for backward is as large as x and weight, and no larger; no argument is
+        changed. Raises ValueError unless chunk ≥ 1.
         """
         if chunk < 1:
             raise ValueError(f"expected chunk >= 1, got {chunk}")

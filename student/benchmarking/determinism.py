@@ -12,7 +12,7 @@ def reproducible(seed: int) -> Iterator[None]:
     deterministic algorithms only (an operator that has none raises RuntimeError), cuDNN not choose algorithms by timing
     them, and cuBLAS use a fixed workspace (CUBLAS_WORKSPACE_CONFIG=:4096:8, read when its first handle is made). On
     leaving, by an exception too, all of this is as it was before, the random streams included: what is drawn afterwards
-    does not depend on what was drawn within.
+    does not depend on what was drawn within. seed: any int from 0 on, also one beyond the 32 bits that numpy takes.
     Source: PyTorch documentation, "Reproducibility".
     """
     raise NotImplementedError(

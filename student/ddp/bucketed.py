@@ -12,8 +12,9 @@ from .naive import NaiveDDP
 class BucketedDDP(NaiveDDP):
     """A replica of `module` on each rank of `group`, kept equal by one asynchronous all-reduce a bucket.
 
-    Built and used as `NaiveDDP`. Buckets are filled with parameters in reverse order, since backward reaches the last
-    layer first; all of a bucket have one dtype. A bucket is sent when the last of its gradients has been accumulated.
+    Built and used as `NaiveDDP`. Buckets are filled with parameters that want a gradient, in reverse order, since
+    backward reaches the last layer first: one that does not fit into the bucket before it, or has another dtype, opens
+    the next. A bucket is sent when the last of its gradients has been accumulated.
     Gradients are views of their bucket's buffer, which lives as long as the wrapper.
     Source: Li et al. 2020, "PyTorch Distributed", sections 3.2.2 to 3.2.4.
     """
@@ -41,7 +42,7 @@ class BucketedDDP(NaiveDDP):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward only accumulates; the first backward after it sends the sums.
+        """Within it backward only accumulates; the first backward after it sends the sums. An exception ends it too.
 
         Without it there is one backward a synchronization: another raises RuntimeError, since it would add to what is
         under way.

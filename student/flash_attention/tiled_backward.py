@@ -12,8 +12,9 @@ def tiled_backward(
     """(dq, dk, dv) of `TiledAttention`, given the gradient do of o.
 
     q, o, do: (…, queries, dim); k, v: (…, keys, dim); lse: (…, queries), float32, natural log; lengths, strides and
-    dtypes as in forward. Returns gradients like q, k and v, in their dtypes. Products and sums are accumulated in
-    float32. A tile has at most 128 rows, and nothing larger than the inputs in float32 is allocated.
+    dtypes as in forward. Returns gradients like q, k and v, in their dtypes; no argument is changed.
+    Products and sums are accumulated in float32. A tile has at most 128 rows, and nothing larger than the inputs in
+    float32 is allocated.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2 and section 3.1.
     """
     raise NotImplementedError(

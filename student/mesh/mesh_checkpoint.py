@@ -32,7 +32,7 @@ class MeshCheckpoint:
         Of ranks that hold the same numbers the one with coordinate 0 along `copies` writes them. State of its
         parameter's shape is saved in pieces as the parameter is; what is a single number, such as a count of steps,
         with each piece. extra: what else is to come back, such as the step and a scheduler's state_dict; anything that
-        JSON can say. Files of earlier saves are removed at the end.
+        JSON can say. Files of earlier saves, failed ones too, are removed at the end.
 
         On every rank, before anything is written: raises ValueError unless the optimizer has one group, since on
         another mesh groups would be others; TypeError for what JSON cannot say.

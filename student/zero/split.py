@@ -13,8 +13,8 @@ class SplitOptimizer(torch.optim.Optimizer):
     Used as `ShardedOptimizer`. Each tensor is cut into W pieces that differ by at most one element, and the pieces are
     shared out as whole tensors are there. That is the step of `optimizer_cls` if it is elementwise: a number's update
     depends on that number, its gradient and its state alone. Then it is so bit for bit, but for fused implementations,
-    whose vectors begin elsewhere in a piece: within 1 ulp a step. `param_groups` have the whole tensors; `state`, and
-    state_dict() with it, is by pieces, and so fits a group of the same size only.
+    whose vectors begin elsewhere in a piece: within 1 ulp a step. `param_groups` have the whole tensors, no gradient is
+    kept; `state`, and state_dict() with it, is by pieces, and so fits a group of the same size only.
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.1.
     """
 

@@ -34,7 +34,8 @@ class Checkpoint:
 
         gathered=False: every rank writes one file, with the state that it has and a share of the parameters; no tensor
         is sent. gathered=True: rank 0 receives them and writes one file with all. extra: what else is to come back,
-        such as a scheduler's state_dict; anything that JSON can say. Files of earlier saves are removed at the end.
+        such as a scheduler's state_dict; anything that JSON can say. Files of earlier saves, failed ones too, are
+        removed at the end.
         """
         raise NotImplementedError(
             "zero.state_dict: Save `module` and an `optimizer` of its parameters, whose `state` on each rank has that …"

@@ -17,8 +17,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     go one by one to the rank with the fewest elements so far (of two, the lower), frozen ones counted apart from those
     that want gradients. Only the owner holds a tensor's state. `param_groups` are those of `optimizer_cls`, with the
     tensors of all ranks, so that zero_grad() clears every gradient and a scheduler reaches every hyperparameter;
-    `state` has this rank's tensors only. The step is bit for bit that of `optimizer_cls`, as long as it treats each
-    tensor by itself (LBFGS does not).
+    `state` has this rank's tensors only, and no gradient is kept. The step is bit for bit that of `optimizer_cls`, as
+    long as it treats each tensor by itself (LBFGS does not).
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.1; tensors stay whole, as in torch's ZeroRedundancyOptimizer.
     """
 

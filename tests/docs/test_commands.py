@@ -1,0 +1,141 @@
+"""Every command of README, CONTRIBUTING and the chapters runs, and prints what the text says.
+
+Fenced commands are run, in the page's order, in a copy of the tree (pages.py says how a page marks them). `make` is
+asked what it would do, and no more: the targets are what CI, `make test-docs` and a person run. What is named in the
+middle of a sentence, or takes what is not everywhere, is checked to exist, with its options and files.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from lab.assignment import ROOT, default
+
+from . import pages
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "handout").glob("*.md"))]
+TAKES = {  # what is not everywhere, and how it shows in a block
+    "a browser": r"jupyter",
+    "a class": r"submissions/|marks\.csv",
+    "your own stack": r"-m lab\.train",
+    "nsys": r"nsys",
+    "Slurm": r"sbatch|squeue|slurm",
+    "Kubernetes": r"kubectl",
+    "two machines": r"--nnodes 2",
+}
+BLOCKS = [(page, step) for page in PAGES for step in pages.steps(page) if isinstance(step, pages.Command)]
+APART = [(page, c) for page, c in BLOCKS if c.needs]
+OURS = re.compile(
+    r"(?:lab|grader|pytest|make|torchrun|python -m (?:lab|grader|benchmarks|examples|notebooks|pytest)\S*)(?: |$)"
+)
+
+
+def named(pages_: list[Path] = PAGES) -> Iterator[tuple[Path, str]]:
+    """Commands of ours in the middle of sentences, as typed."""
+    for page in pages_:
+        prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
+        for text in re.findall(r"`([^`]+)`", prose):
+            text = " ".join(text.split())
+            if OURS.match(text) and not text.endswith(("lab.train`", ".py")):
+                yield page, text
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if pages.steps(p)], ids=lambda p: p.name)
+def test_its_commands_print_what_it_says(page, tmp_path):
+    kit = pages.copied(tmp_path)
+    wrong = []
+    for step in pages.steps(page):
+        if isinstance(step, pages.File):
+            pages.write(kit, step)
+        elif not step.needs:
+            asked = pages.Command(re.sub(r"^make\b", "make -n", step.text), step.prints, "", step.line)
+            wrong += filter(None, [pages.run(kit, asked)])
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_what_looks_like_a_command_is_marked_as_one(page):
+    for line, mark, first in pages.mark_of_each_block(page):
+        if OURS.match(first.removeprefix("$ ")) or first.startswith("$ "):
+            assert mark.split()[:1] in (["sh"], ["console"]), f"{page.name}:{line}: mark this block sh or console"
+
+
+def test_what_takes_more_than_a_laptop_is_little_and_says_what():
+    blocks: dict[tuple[str, int, str], str] = defaultdict(str)
+    for page, command in APART:
+        blocks[page.name, command.line, command.needs] += command.text + "\n"
+    assert len(blocks) <= 10, "mark less, and let it run"
+    for (page, line, needs), text in blocks.items():
+        assert re.search(TAKES.get(needs, "$^"), text), f"{page}:{line}: needs={needs}: not so, or not among {[*TAKES]}"
+    assert {needs for _, _, needs in blocks} == set(TAKES), "one of them is needed by nothing"
+
+
+@pytest.mark.parametrize(("page", "command"), APART, ids=lambda v: getattr(v, "name", getattr(v, "text", "")[:50]))
+def test_it_is_at_least_spelled_right(page, command):
+    for one in re.split(r"&&|;", command.text):
+        check(page, one.strip())
+
+
+NAMED = list(dict.fromkeys(named()))
+
+
+@pytest.mark.parametrize(("page", "text"), NAMED, ids=[f"{p.name}: {t}" for p, t in NAMED])
+def test_what_a_sentence_names_exists(page, text):
+    check(page, text)
+
+
+def check(page: Path, text: str) -> None:
+    """A command's program, subcommand, options, files and exercises exist."""
+    words = [w for w in shlex.split(text.replace("…", "")) if "=" not in w or w.startswith("-") or "," in w]
+    module = words[words.index("-m") + 1] if "-m" in words else ""
+    program, rest = (module, words[words.index("-m") + 2 :]) if module else (words[0], words[1:])
+    if program in ("lab", "grader"):
+        check_typer(text, importlib.import_module(f"{program}.cli").app, rest)
+    elif program == "make":
+        said = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
+        assert said.returncode == 0, f"{page.name}: {text}: {said.stderr}"
+    elif program == "pytest":
+        for option in (w.partition("=")[0] for w in rest if w.startswith("-") and len(w) > 2):
+            assert option in options_of_pytest(), f"{page.name}: {text}: pytest has no {option}"
+        for flag, known in (("--stage", [s.name for s in default().stages]), ("--exercise", default().exercises)):
+            assert all(rest[i + 1] in known for i, w in enumerate(rest[:-1]) if w == flag), f"{page.name}: {text}"
+    elif module:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None, f"{page.name}: {text}: no module {module}"
+        assert spec.origin is not None, f"{page.name}: {text}: {module} is a folder"
+        if spec.origin.startswith(str(ROOT)):
+            source = Path(spec.origin).read_text(encoding="utf-8")
+            missing = [w for w in rest if w.startswith("--") and f'"{w}"' not in source]
+            assert not missing, f"{page.name}: {text}: {module} has no {missing}"
+    for word in rest:
+        if re.fullmatch(r"(?:examples|handout|tests|lab|student|reference|notebooks|benchmarks)/\S*", word):
+            assert (ROOT / word).exists(), f"{page.name}: {text}: {word} is not there"
+
+
+def check_typer(text: str, app: typer.Typer, words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    while words and (name := words[0]) in getattr(command, "commands", {}):
+        command, words = command.commands[name], words[1:]
+    takes_more = any(p.param_type_name == "argument" for p in command.params)
+    assert takes_more or not [w for w in words[:1] if not w.startswith("-")], f"{text}: no such subcommand"
+    known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+    missing = [w for w in words if w.startswith("-") and w.partition("=")[0] not in known]
+    assert not missing, f"{text}: no such option: {missing}"
+
+
+@functools.cache
+def options_of_pytest() -> set[str]:
+    said = subprocess.run([sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+    return set(re.findall(r"--?[a-z][\w-]*", said))
