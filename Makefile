@@ -47,16 +47,16 @@ test: env sandbox lint
 	$(PY) -m grader mutants --sample
 	$(PY) -m pytest tests/kit -n 2 --dist loadfile
 
+# Every command of README and chapters, what *runs* links point to, and the site.
+test-docs: env sandbox
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
+	$(PY) -m pytest tests/docs
+
 # The chapters and notebooks as a site that needs no network, in build/handout; EDITION=solutions shows the reference.
 handout: env
 	@$(PY) -c 'import furo, latex2mathml, myst_nb' 2>/dev/null || \
 	  $(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
 	@$(PY) -m handout.site --edition $(or $(EDITION),student)
-
-# Every command of README and chapters, what *runs* links point to, and the site.
-test-docs: env sandbox
-	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
-	$(PY) -m pytest tests/docs
 
 lint: env
 	@$(PY) -m ruff check .

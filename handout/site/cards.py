@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.assignment import KINDS, ROOT, Exercise, default
 
-CARD = re.compile(r"(?m)^```\{exercise\} (\S+)\n(.*\n)```$")
+CARD = re.compile(r"(?m)^```\{exercise\} (\S+)\n(?:[^`].*\n)*```$")
 
 
 def line(e: Exercise) -> str:

@@ -43,7 +43,7 @@ def steps(page: Path) -> list[File | Command]:
     """Files and commands of a page, from top to bottom."""
     found: list[File | Command] = []
     for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
-        if token.type != "fence":
+        if token.type != "fence" or token.info.startswith("{"):  # a directive of the site's
             continue
         language, _, more = token.info.strip().partition(" ")
         line = (token.map or [0])[0] + 1
