@@ -11,6 +11,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from .planning import PLANNING
+
 HERE = Path(__file__).resolve().parent
 
 SWITCH = '''
@@ -602,6 +604,7 @@ NOTEBOOKS = {
     "4_ddp": DDP,
     "5_zero": ZERO,
     "6_mesh": MESH,
+    "7_planning": [(kind, SWITCH if text == "{switch}" else text) for kind, text in PLANNING],
 }
 
 

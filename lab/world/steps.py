@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,7 +36,7 @@ def floor_s(job: Job, plan: Plan) -> float:
     A stage begins when the first micro-batch has come through the first chunks of those before it, has all of its own
     work, and its last micro-batch then goes back the same way; and then there is the optimizer's step.
     """
-    return max(first + work + last + end for first, work, last, end in zip(*_bounds(job, plan), strict=True))
+    return max(_bounds(job, plan))
 
 
 def memory(job: Job, plan: Plan) -> dict[str, float]:
@@ -46,8 +46,7 @@ def memory(job: Job, plan: Plan) -> dict[str, float]:
     with full recomputation a layer's input, and one layer whole. Buffers: logits, and with ZeRO 3 two chunks' whole
     parameters and the gradients of one.
     """
-    stages = [_stage_memory(job, plan, stage) for stage in range(plan.pipe)]
-    return max(stages, key=lambda kinds: kinds["total"])
+    return max((_stage_memory(job, plan, stage) for stage in _unlike(plan)), key=lambda kinds: kinds["total"])
 
 
 def fits(job: Job, plan: Plan) -> bool:
@@ -317,22 +316,25 @@ def _times(
     return sum(forward.values()), sum(backward.values())
 
 
-def _bounds(job: Job, plan: Plan) -> tuple[list[float], list[float], list[float], list[float]]:
-    """By stage: before its first action, its own actions, after its last one, and what follows all of them."""
-    parts, p = plan.pipe * plan.chunks, plan.pipe
+def _bounds(job: Job, plan: Plan) -> Iterator[float]:
+    """Of stages that may be the slowest: until its first action, its own, after its last, and what follows all."""
+    parts = plan.pipe * plan.chunks
     counts = spread(job.model.layers, parts)
-    times = [
-        _times(job, plan.tensor, plan.micro_batch, plan.recompute, counts[i], i == 0, i == parts - 1)
-        for i in range(parts)
-    ]
-    first, last, forward, backward = [], [], 0.0, 0.0
-    for stage in range(p):
-        first.append(forward)
-        last.append(backward)
-        forward, backward = forward + times[stage][0], backward + times[stage][1]
-    work = [plan.micro_batches(job) * sum(map(sum, times[stage::p])) for stage in range(p)]
-    end = [_end_s(job, plan, stage) for stage in range(p)]
-    return first, work, last, end
+
+    def part(i: int) -> float:
+        return sum(_times(job, plan.tensor, plan.micro_batch, plan.recompute, counts[i], i == 0, i == parts - 1))
+
+    own = plan.micro_batches(job)
+    for stage in _unlike(plan, slowest=True):
+        through = part(0) + (stage - 1) * part(1) if stage else 0.0
+        work = sum(part(chunk * plan.pipe + stage) for chunk in range(plan.chunks))
+        yield through + own * work + _end_s(job, plan, stage)
+
+
+def _unlike(plan: Plan, slowest: bool = False) -> list[int]:
+    """The ends, and of the stages between, which are alike, the one that keeps most, or is the last to have done."""
+    between = plan.pipe - 2 if slowest else 1
+    return sorted({0, min(between, plan.pipe - 1) if plan.pipe > 1 else 0, plan.pipe - 1})
 
 
 def _end_s(job: Job, plan: Plan, stage: int) -> float:

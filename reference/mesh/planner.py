@@ -1,0 +1,111 @@
+"""Which mesh for this job? Try all on paper, drop what does not fit, price what promises most, and say what binds."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from lab.provided import provided
+from lab.world import steps
+from lab.world.hardware import RESOURCES
+from lab.world.jobs import Job, Plan, unfit
+
+MOST_SEQUENCES = 16  # of a micro-batch
+MOST_CHUNKS = 8  # of a rank
+
+
+@provided
+@dataclass(frozen=True)
+class Tools:
+    """What may be asked about a plan. All but `price_s` are quick; that one plays a whole step on the cluster."""
+
+    unfit: Callable[[Job, Plan], str] = unfit  # why it is no plan for this job; "" if it is one
+    memory: Callable[[Job, Plan], float] = lambda job, plan: steps.memory(job, plan)["total"]  # bytes, fullest rank
+    room: Callable[[Job], float] = lambda job: (1 - steps.RESERVED) * job.cluster.device.hbm_bytes
+    floor_s: Callable[[Job, Plan], float] = steps.floor_s  # never more than price_s
+    price_s: Callable[[Job, Plan], float] = lambda job, plan: steps.price(job, plan).step_s
+
+
+@provided
+@dataclass(frozen=True)
+class Choice:
+    """A plan that fits, and what it takes."""
+
+    plan: Plan
+    step_s: float
+    memory: float
+
+
+def candidates(job: Job, tools: Tools = Tools()) -> Iterator[Plan]:
+    """Every plan of this job once, in any order, whether it fits in memory or not.
+
+    All data · pipe · tensor that multiply to the cluster's devices; all micro-batches of 1 to MOST_SEQUENCES sequences,
+    1 to MOST_CHUNKS chunks, the recipe's recomputation (job.recipe.checkpointing), and ZeRO 0 to 3, as far as
+    `tools.unfit` has nothing against them.
+    """
+    gpus = job.cluster.gpus
+    for tensor in _divisors(gpus):
+        for pipe in _divisors(gpus // tensor):
+            data = gpus // tensor // pipe
+            if job.sequences % data:
+                continue
+            for micro_batch in _divisors(job.sequences // data, MOST_SEQUENCES):
+                for chunks in range(1, MOST_CHUNKS + 1):
+                    plan = Plan(data, pipe, tensor, micro_batch, chunks, job.recipe.checkpointing[0])
+                    if tools.unfit(job, plan):
+                        continue
+                    for recompute in job.recipe.checkpointing:
+                        for zero in range(4):
+                            one = replace(plan, recompute=recompute, zero=zero)
+                            if not tools.unfit(job, one):
+                                yield one
+
+
+def planner(job: Job, keep: int = 5, tools: Tools = Tools()) -> list[Choice]:
+    """The `keep` fastest of all `candidates` that fit in `tools.room`, fastest first; all of them if there are fewer.
+
+    What it returns is what pricing each of them would give. But it asks for no price of a plan that does not fit, for
+    none twice, and for none whose floor is above the price of the last of those that it returns.
+
+    Raises ValueError where keep < 1, and, in one line, where nothing fits: it names the plan that needs the least
+    memory, as str(plan) does, with its need and the room in GB; or says that no plan at all is one for this job.
+    """
+    if keep < 1:
+        raise ValueError(f"expected keep of at least 1, got {keep}")
+    sized = [(plan, tools.memory(job, plan)) for plan in candidates(job, tools)]
+    room = tools.room(job)
+    fitting = [(tools.floor_s(job, plan), plan, size) for plan, size in sized if size <= room]
+    if not sized:
+        raise ValueError(f"no data x pipe x tensor of {job.cluster.gpus} devices is one for this model and batch")
+    if not fitting:
+        plan, size = min(sized, key=lambda pair: pair[1])
+        raise ValueError(
+            f"nothing fits: {plan} needs least, {size / 1e9:.1f} GB, and there is room for {room / 1e9:.1f}"
+        )
+    best: list[Choice] = []
+    worst = math.inf
+    for floor, plan, size in sorted(fitting):
+        if floor > worst:
+            break  # nor can what follows be faster
+        best.append(Choice(plan, tools.price_s(job, plan), size))
+        best = sorted(best, key=lambda choice: choice.step_s)[:keep]
+        worst = best[-1].step_s if len(best) == keep else math.inf
+    return best
+
+
+def binds(job: Job, choice: Choice, tools: Tools = Tools()) -> dict[str, float]:
+    """Share of the step that twice as much of each resource would save: what saves most is what binds.
+
+    By name, of all in lab.world.hardware.RESOURCES. Of all but memory: the same plan on a cluster that is
+    `job.cluster.faster(resource)`. With twice the memory another plan may be the fastest: the best of the planner's on
+    that cluster. 0 where nothing is saved.
+    """
+    saved = {}
+    for resource in RESOURCES:
+        other = replace(job, cluster=job.cluster.faster(resource))
+        plan_s = planner(other, 1, tools)[0].step_s if resource == "memory" else tools.price_s(other, choice.plan)
+        saved[resource] = max(0.0, 1 - plan_s / choice.step_s)
+    return saved
+
+
+def _divisors(number: int, most: float = math.inf) -> list[int]:
+    return [d for d in range(1, int(min(number, most)) + 1) if number % d == 0]

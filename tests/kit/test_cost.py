@@ -1,0 +1,233 @@
+"""Hardware as data, prices, the simulator, and steps on paper.
+
+What must be true: a price is a known formula where there is one; what overlaps is what events leave free; a step's
+FLOPs and bytes are those that reference/mesh/accounting.py counts; a floor is none that a price can be below. How it
+would be faked: constants without sources, an overlap factor, a floor that is an estimate.
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+
+import pytest
+
+from lab.assignment import ROOT
+from lab.model.transformer import Config
+from lab.world import steps
+from lab.world.cluster import ring_cost, sent_bytes
+from lab.world.events import Block, Collective, Compute, Memory, Recv, Send, Wait, flat
+from lab.world.hardware import RESOURCES, TABLE, cluster
+from lab.world.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, Recipe, gpt, of_config, unfit
+from lab.world.prices import collective_s, compute_s, group_s, matmul_s
+from lab.world.simulator import SimulationError, play
+from reference.mesh.accounting import Degrees, Workload, accounting
+from reference.mesh.planner import planner
+
+A100 = cluster("dgx-a100", 64)
+KIT = Recipe(
+    element=4, gradient=4, optimizer=8, sequence=False, overlap_tensor=False, overlap_messages=False, overlap_data=False
+)
+
+
+def test_each_number_has_its_source():
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    for kind in ("device", "link"):
+        for name, entry in table[kind].items():
+            numbers = {k for k in entry if k not in ("name", "sources", "base_s", "matmul_shape")}
+            assert numbers <= set(entry["sources"]), f"{name}: {numbers - set(entry['sources'])} without a source"
+    for name, entry in table["cluster"].items():
+        known = cluster(name, entry["devices"])
+        assert known.device.matmul_flops < known.device.peak_flops
+        assert known.device.layer_share < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "words"),
+    [("dgx-1000", 8, "expected one of dgx-a100"), ("dgx-a100", 12, "a multiple of it"), ("dgx-a100", 0, "at most 8")],
+)
+def test_a_cluster_that_is_none_is_refused_in_one_line(name, gpus, words):
+    with pytest.raises(ValueError, match=words):
+        cluster(name, gpus)
+
+
+def test_products_are_whole_waves_of_whole_tiles():
+    device = A100.device
+    m, n, k = device.matmul_shape
+    assert matmul_s((m, n, k), 1, device) + device.kernel_s == pytest.approx(2 * m * n * k / device.matmul_flops)
+    full = matmul_s((256 * 12, 128 * 9, 4096), 1, device)  # 108 tiles of 256 x 128: one wave
+    assert matmul_s((256 * 12, 128 * 9 + 1, 4096), 1, device) > 1.3 * full
+    assert matmul_s((256 * 12, 128 * 9, 8192), 1, device) == pytest.approx(2 * full)
+    one = Compute(2.0 * 16**3, 3 * 2 * 16**2, (16, 16, 16))
+    assert compute_s(one, device) >= device.kernel_s
+
+
+def test_a_group_pays_for_where_it_lies():
+    inside, between = A100.inside, A100.between
+    n = 1e9
+    near = collective_s(Collective("all_reduce", n, range(8)), A100)
+    assert near == pytest.approx(inside.base_s + ring_cost("all_reduce", n, 8, inside.alpha_s, 1 / inside.bytes_per_s))
+    far = collective_s(Collective("all_reduce", n, range(0, 64, 8)), A100)  # a rank a node: one card each
+    assert far == pytest.approx(2 * 7 / 8 * n / between.bytes_per_s, rel=0.01)
+    spread = collective_s(Collective("all_reduce", n, range(64)), A100)  # eight cards a node carry it together
+    assert near < spread < far / 5
+    small = group_s("all_reduce", 1e3, 512, 1, cluster("dgx-a100", 4096))
+    assert small < 0.2 * 2 * 511 * between.alpha_s, "a tree is faster than a ring where latency is all there is"
+    assert group_s("all_gather", 1e6, 1, 1, A100) == 0
+
+
+def compute(seconds: float) -> Compute:
+    device = A100.device
+    traffic = (seconds - device.kernel_s) * device.layer_share * device.hbm_bytes_per_s * device.hbm_share
+    return Compute(0, traffic)
+
+
+def gather(handle: int | None = None) -> Collective:
+    return Collective("all_gather", 1e9, range(0, 64, 8), label="data", handle=handle)
+
+
+def test_what_overlaps_is_what_events_leave_free():
+    c, g = 1.0, collective_s(gather(), A100)
+    assert play({0: (gather(), compute(c))}, A100).step_s == pytest.approx(c + g)
+    assert play({0: (gather(1), compute(c), Wait(1))}, A100).step_s == pytest.approx(max(c, g))
+    twice = (gather(1), gather(2), compute(c), Wait(1), Wait(2))  # one stream: one after the other
+    assert play({0: twice}, A100).step_s == pytest.approx(max(c, 2 * g))
+    block = Block((gather(1), compute(0.1), Wait(1), Memory("buffers", 5.0)), times=3)
+    assert play({0: (block,)}, A100).step_s == pytest.approx(3 * max(0.1, g))
+    played = play({0: (gather(1), compute(c / 100), Wait(1))}, A100)
+    assert sum(played.causes[0].values()) == pytest.approx(played.step_s)
+    assert played.causes[0]["data"] == pytest.approx(g - c / 100)
+
+
+def test_messages_arrive_when_they_were_sent_and_have_come():
+    send, receive = Send(8, 23.5e9, ("x", 0, 0)), Recv(0, 23.5e9, ("x", 0, 0))
+    played = play({0: (compute(0.5), send, compute(3.0)), 8: (receive, compute(0.25))}, A100)
+    assert played.step_s == pytest.approx(3.5)
+    assert played.causes[8]["bubble"] == pytest.approx(0.5 + 3.5 - 1.75, rel=1e-3)
+    assert played.causes[8]["pipe"] == pytest.approx(1.0, rel=1e-3)
+    both = Collective("all_reduce", 1e6, (0, 8), label="tied")
+    played = play({0: (compute(2.0), both), 8: (both,)}, A100)
+    assert played.causes[8]["bubble"] == pytest.approx(2.0)
+    with pytest.raises(SimulationError, match="deadlock: rank 8 waits for x 0 0 of rank 0"):
+        play({0: (compute(1.0),), 8: (receive,)}, A100)
+
+
+def draw(rng: random.Random) -> tuple[Config, Job, Plan] | None:
+    tensor, data, pipe = (rng.choice([1, 2, 4]) for _ in range(3))
+    kv_heads = tensor * rng.choice([1, 2])
+    heads = kv_heads * rng.choice([1, 2])
+    micro_batch, micro_batches = rng.choice([1, 2, 3]), rng.choice([1, 2, 4])
+    config = Config(
+        layers=pipe * rng.choice([1, 2, 3]), width=2 * heads * rng.choice([2, 3, 4]), heads=heads, kv_heads=kv_heads,
+        hidden=tensor * rng.randrange(3, 30), vocabulary=tensor * rng.randrange(5, 50),
+        context=2 * rng.randrange(2, 40),
+    )  # fmt: skip
+    gpus = data * pipe * tensor
+    if gpus > 8 and gpus % 8:
+        return None
+    job = Job(of_config(config), data * micro_batch * micro_batches, config.context, cluster("dgx-a100", gpus), KIT)
+    return config, job, Plan(data, pipe, tensor, micro_batch, 1, "none", rng.choice([0, 3]) if data > 1 else 0)
+
+
+def test_flops_bytes_and_parameters_are_those_of_accounting():
+    rng, seen = random.Random(0), 0
+    while seen < 40:
+        if (drawn := draw(rng)) is None:
+            continue
+        seen += 1
+        config, job, plan = drawn
+        work = Workload(config, job.sequences, config.context, plan.micro_batches(job))
+        for stage, program in enumerate(steps.programs(job, plan).values()):
+            degrees = Degrees(data=plan.data, pipe=plan.pipe, tensor=plan.tensor)
+            want = accounting(work, degrees, stage=stage, fsdp=plan.zero == 3)
+            events = list(flat(program))
+            assert sum(e.flops for e in events if isinstance(e, Compute)) == want.flops, (plan, stage)
+            sent = dict.fromkeys(("tensor", "data"), 0.0)
+            for e in events:
+                if isinstance(e, Collective):
+                    sent[e.label] += sent_bytes(e.op, e.bytes, len(e.ranks))
+            assert sent["tensor"] == pytest.approx(want.bytes["tensor"]), (plan, stage)
+            assert sent["data"] == pytest.approx(want.bytes["data"] + want.bytes["data×expert"]), (plan, stage)
+            assert sum(e.bytes for e in events if isinstance(e, Send)) == want.bytes["pipe"], (plan, stage)
+
+
+def test_flops_of_gpt_are_the_formula_of_narayanan():
+    job = Job(gpt(80, 12288, 96), 2304, 2048, cluster("dgx-a100", 1536))
+    b, s, layers, h, v = 2304, 2048, 80, 12288, 51200
+    assert steps.model_flops(job, True) == pytest.approx(
+        96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    )
+    assert job.model.parameters == pytest.approx(145.6e9, rel=1e-3)  # table 1
+    assert MODELS["405b"].parameters == pytest.approx(405e9, rel=5e-3)
+    assert MODELS["70b"].parameters == pytest.approx(70.6e9, rel=5e-3)
+
+
+def test_activations_are_those_of_korthikanti():
+    s, b, h, a, t = 2048, 4, 6144, 64, 8
+    model, where = gpt(48, h, a), cluster("dgx-a100", 8)
+    for recipe, whole in (
+        (MEGATRON_2022, s * b * h / t * (34 + 5 * a * s / h)),  # equation 4
+        (MEGATRON_2021, s * b * h * (10 + 24 / t + 5 * a * s / h / t)),  # equation 2
+    ):
+        job = Job(model, 4, s, where, recipe)
+        assert steps.activation_bytes(job, t, b, "none") == pytest.approx((whole, whole))
+        full = 2 * s * b * h / (t if recipe.sequence else 1)
+        assert steps.activation_bytes(job, t, b, "full")[1] == pytest.approx(full)
+        core = 5 * a * s * s * b / t
+        assert steps.activation_bytes(job, t, b, "selective")[1] == pytest.approx(whole - core)
+
+
+@pytest.mark.parametrize("recipe", [TODAY, MEGATRON_2021, MEGATRON_2022])
+def test_no_price_is_below_its_floor_and_causes_add_up(recipe):
+    rng, seen = random.Random(1), 0
+    job = Job(gpt(14, 1024, 16), 48, 512, cluster("dgx-a100", 16), recipe)
+    while seen < 40:
+        data, pipe = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 2, 4, 8, 16])
+        if data * pipe > 16:
+            continue
+        plan = Plan(
+            data, pipe, 16 // data // pipe, rng.choice([1, 2, 3]), rng.randint(1, 4), rng.choice(recipe.checkpointing),
+            rng.randint(0, 3),
+        )  # fmt: skip
+        if unfit(job, plan):
+            continue
+        seen += 1
+        price = steps.price(job, plan)
+        assert steps.floor_s(job, plan) <= price.step_s * (1 + 1e-12), plan
+        assert sum(price.causes.values()) == pytest.approx(price.step_s), plan
+
+
+def test_more_of_a_resource_costs_no_time():
+    job = Job(gpt(16, 2048, 16), 64, 1024, cluster("dgx-a100", 64))
+    plan = Plan(4, 4, 4, 1, 2, "full", 1)
+    now = steps.price(job, plan).step_s
+    for resource in RESOURCES:
+        other = Job(job.model, 64, 1024, job.cluster.faster(resource))
+        assert steps.price(other, plan).step_s <= now
+    with pytest.raises(ValueError, match="expected a resource among products"):
+        job.cluster.faster("luck")
+
+
+def test_a_plan_that_is_none_says_why():
+    job = Job(gpt(16, 2048, 16), 64, 1024, cluster("dgx-a100", 64))
+    with pytest.raises(ValueError, match="3 x 1 x 1 is not 64 devices"):
+        steps.programs(job, Plan(3))
+    assert "does not divide heads" in unfit(job, Plan(2, 1, 32))
+    assert "cannot be spread" in unfit(job, Plan(2, 32, 1))
+
+
+def test_405b_on_16384_devices_prices_few_of_its_thousands():
+    job = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", 16384))
+    best = planner(job, 1)[0]
+    assert steps.fits(job, best.plan)
+    assert 0.3 < steps.model_flops(job) / best.step_s / 16384 / job.cluster.device.peak_flops < 0.6
+
+
+def test_the_chapter_shows_what_the_benchmark_wrote():
+    kept = (ROOT / "benchmarks" / "results" / "planner.md").read_text(encoding="utf-8")
+    chapter = (ROOT / "handout" / "planning.md").read_text(encoding="utf-8")
+    rows = [line for line in kept.splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    assert all(row in chapter for row in rows), (
+        "run python -m benchmarks.planner --keep, and put its table into the chapter"
+    )

@@ -1,0 +1,90 @@
+"""What a planner finds, for jobs that are given, with the kit's tools or with prices that are drawn."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import astuple, replace
+
+from lab.raising import raised
+from lab.world.hardware import cluster
+from lab.world.jobs import MEGATRON_2021, TODAY, Job, Model, Plan
+
+RECIPES = {"today": TODAY, "2021": MEGATRON_2021}
+
+
+def job_of(case: dict) -> Job:
+    return Job(
+        Model(**case["model"]), case["sequences"], case["context"], cluster(case["cluster"], case["gpus"]),
+        RECIPES[case["recipe"]],
+    )  # fmt: skip
+
+
+def drawn(seed: str, job: Job, plan: Plan) -> tuple[float, float, float]:
+    """(floor, price, memory) that tell nothing of the mesh: a price has a part for each of the cluster's rates."""
+    digest = hashlib.sha256(f"{seed} {plan}".encode()).digest()
+    parts = [int.from_bytes(digest[i : i + 4], "big") / 2**32 for i in range(0, 28, 4)]
+    c = job.cluster
+    rates = (c.device.matmul_flops, c.device.hbm_bytes_per_s, c.inside.bytes_per_s, c.between.bytes_per_s)
+    price = 0.1 + sum(part * 1e12 / rate for part, rate in zip(parts, rates, strict=False))
+    return price * (0.5 + 0.5 * parts[4]), price, (0.2 + parts[5]) * 1e9
+
+
+def _tools(impl, case: dict, priced: list):
+    tools = impl.mesh.planner.Tools()
+    given = tools.price_s
+
+    def price_s(job, plan):
+        priced.append(list(astuple(plan)))
+        return drawn(case["seed"], job, plan)[1] if case["drawn"] else given(job, plan)
+
+    tools = replace(tools, price_s=price_s)
+    if case["drawn"]:
+        tools = replace(
+            tools,
+            floor_s=lambda job, plan: drawn(case["seed"], job, plan)[0],
+            memory=lambda job, plan: drawn(case["seed"], job, plan)[2],
+            room=lambda job: case["room"] * job.cluster.device.hbm_bytes,
+        )
+    return tools
+
+
+def listed(impl, cases: list) -> list:
+    """All candidates of each case."""
+    return [[list(astuple(p)) for p in impl.mesh.planner.candidates(job_of(c), _tools(impl, c, []))] for c in cases]
+
+
+def planned(impl, cases: list) -> list:
+    """Of each case: the choices as [plan, seconds, memory], and all plans that a price was asked for, in order."""
+    told = []
+    for case in cases:
+        priced: list = []
+        choices = impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, priced))
+        told.append([[[list(astuple(c.plan)), float(c.step_s), float(c.memory)] for c in choices], priced])
+    return told
+
+
+def bound(impl, cases: list) -> list:
+    """What binds the best choice of each case."""
+    told = []
+    for case in cases:
+        job, tools = job_of(case), _tools(impl, case, [])
+        best = impl.mesh.planner.planner(job, 1, tools)[0]
+        told.append({str(k): float(v) for k, v in impl.mesh.planner.binds(job, best, tools).items()})
+    return told
+
+
+def refused(impl, cases: list) -> list:
+    """[exception's name, its words] of each case."""
+    told = []
+    for case in cases:
+        words: list[str] = []
+
+        def plan(case=case, words=words):
+            try:
+                impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, []))
+            except Exception as error:
+                words.append(str(error))
+                raise
+
+        told.append([raised(plan), *words])
+    return told

@@ -1,0 +1,173 @@
+"""A plan for a job: which mesh, and why.
+
+What must be true: among all plans that fit none is faster than what is chosen; no price is asked for that could not
+change the choice; and a job that cannot be run gets one line that says what is nearest. How it would be faked: a rule
+of thumb ("tensor within a node, ZeRO 1, powers of two") that is right where it was tried; pricing everything; pricing
+the few with the least floor; forgetting memory, or what is reserved of it. So prices, floors and memory are also drawn,
+and then no rule of thumb holds: the oracle tries all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from lab.pytest_plugin import exercise
+from lab.world import steps
+from lab.world.hardware import RESOURCES
+from lab.world.jobs import RECOMPUTE, Plan, unfit
+
+from . import probes_planner as probes
+
+PLANNER = "mesh.planner"
+RELATIVE = 1e-9
+
+
+def draw(rng, *, drawn: bool, most: int = 64) -> dict:
+    gpus = rng.choice([n for n in (2, 4, 8, 16, 24, 32, 64) if n <= most])
+    heads = 2 ** rng.integers(2, 5) * rng.choice([1, 3])
+    gated = rng.choice([True, False])
+    return {
+        "model": {
+            "layers": rng.integers(3, 16), "width": 64 * heads, "heads": heads, "kv_heads": heads // rng.choice([1, 2]),
+            "hidden": 48 * 64, "vocabulary": 96 * 64, "gated": gated, "positions": 0 if gated else 128,
+            "tied": not gated,
+        },
+        "cluster": rng.choice(["dgx-a100", "hgx-h200"]), "gpus": gpus, "context": 128,
+        "sequences": gpus * rng.choice([1, 2, 3, 4]), "recipe": rng.choice(["today", "2021"]),
+        "drawn": drawn, "seed": str(rng.integers(0, 10**9)), "room": 7e8 / 8e10 * rng.uniform(0.6, 1.2),
+        "keep": rng.integers(1, 4),
+    }  # fmt: skip
+
+
+def every(case: dict) -> list[Plan]:
+    """All plans there are, by trying everything."""
+    job = probes.job_of(case)
+    gpus = [n for n in range(1, case["gpus"] + 1) if case["gpus"] % n == 0]
+    meshes = [(d, p, t) for d, p, t in itertools.product(gpus, gpus, gpus)
+              if d * p * t == case["gpus"]]  # fmt: skip
+    batches = [(mesh, m) for mesh in meshes for m in range(1, 17) if job.sequences % (mesh[0] * m) == 0]
+    options = itertools.product(batches, range(1, 9), RECOMPUTE, range(4))
+    plans = (Plan(*mesh, micro_batch, chunks, again, zero) for (mesh, micro_batch), chunks, again, zero in options)
+    return [plan for plan in plans if not unfit(job, plan)]
+
+
+def known(case: dict, plan: Plan, job=None) -> tuple[float, float, float]:
+    """(floor, price, memory) of a plan."""
+    job = job or probes.job_of(case)
+    if case["drawn"]:
+        return probes.drawn(case["seed"], job, plan)
+    return steps.floor_s(job, plan), steps.price(job, plan).step_s, steps.memory(job, plan)["total"]
+
+
+def room(case: dict, job=None) -> float:
+    job = job or probes.job_of(case)
+    return (case["room"] if case["drawn"] else 1 - steps.RESERVED) * job.cluster.device.hbm_bytes
+
+
+def fastest(case: dict, job=None) -> list[tuple[float, Plan, float]]:
+    """(seconds, plan, memory) of all that fit, fastest first."""
+    sized = [(plan, *known(case, plan, job)) for plan in every(case)]
+    return sorted((price, plan, size) for plan, _, price, size in sized if size <= room(case, job))
+
+
+def check(case: dict, got: list) -> None:
+    want = fastest(case)[: case["keep"]]
+    assert len(got) == len(want), f"{case}: {len(want)} plans fit and were asked for, got {len(got)}"
+    for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
+        told = f"{case}: choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
+        assert abs(step_s - price) <= RELATIVE * price, told + ": a plan was left out, or one that does not fit taken"
+        assert Plan(*plan) == best, told
+        assert abs(size - need) <= RELATIVE * need, f"{case}: memory of {best}: expected {need:.6g}, got {size:.6g}"
+
+
+@exercise(PLANNER, kind="numerics")
+def test_candidates_are_all_plans_and_each_once(run, rng):
+    cases = [draw(rng, drawn=True, most=32) for _ in range(5)]
+    wide = {**draw(rng, drawn=True), "gpus": 32, "sequences": 96}  # tensor may be 16 and 32, micro-batches 3
+    wide["model"] = wide["model"] | {"heads": 32, "kv_heads": 32, "width": 2048}
+    cases.append(wide)
+    for case, got in zip(cases, run(probes.listed, cases), strict=True):
+        plans = [Plan(*plan) for plan in got]
+        double = {plan for plan in plans if plans.count(plan) > 1} if len(set(plans)) < len(plans) else None
+        assert not double, f"{case}: more than once: {min(double)}"
+        want = set(every(case))
+        wrong = [*(want - set(plans)), *(set(plans) - want)]
+        assert not wrong, f"{case}: {len(wrong)} plans too few or too many, as {min(wrong)}"
+
+
+@exercise(PLANNER, kind="numerics")
+@pytest.mark.parametrize("keep", [1, 5])
+def test_no_plan_that_fits_is_faster(run, rng, keep):
+    """Prices are drawn: what is fastest can be anywhere."""
+    cases = [draw(rng, drawn=True) | {"keep": keep} for _ in range(6)]
+    cases = [case for case in cases if fastest(case)]
+    for case, (got, _) in zip(cases, run(probes.planned, cases), strict=True):
+        check(case, got)
+
+
+@exercise(PLANNER, kind="numerics")
+def test_a_real_job_gets_its_fastest_plan(run, rng):
+    """A cluster of four to eight devices, real prices, and a model of which whole copies do not fit."""
+    model = {"layers": 4, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 32768}
+    case = draw(rng, drawn=False) | {
+        "model": model, "gpus": 8, "sequences": 8, "context": 1024 * rng.integers(1, 4), "cluster": "dgx-a100",
+        "recipe": "today", "keep": 3,
+    }  # fmt: skip
+    ((got, _),) = run(probes.planned, [case])
+    want = fastest(case)[:3]
+    assert [round(s, 12) for _, s, _ in got] == [round(s, 12) for s, _, _ in want], (
+        f"{case}: expected {[f'{s:.6g} s: {plan}' for s, plan, _ in want]}, got {[(s, plan) for plan, s, _ in got]}"
+    )
+
+
+@exercise(PLANNER, kind="numerics")
+def test_what_binds_is_what_saves_most_when_doubled(run, rng):
+    tight = {"cluster": "dgx-a100", "room": 3.5e8 / 8e10}  # one in seven plans fits: with twice as much one in two
+    cases = [draw(rng, drawn=True, most=32) | tight for _ in range(4)]
+    cases = [case for case in cases if fastest(case)]
+    for case, got in zip(cases, run(probes.bound, cases), strict=True):
+        job, (now, plan, _) = probes.job_of(case), fastest(case)[0]
+        assert set(got) == set(RESOURCES), f"expected {', '.join(RESOURCES)}, got {', '.join(got)}"
+        for resource in RESOURCES:
+            other = replace(job, cluster=job.cluster.faster(resource))
+            then = fastest(case, other)[0][0] if resource == "memory" else known(case, plan, other)[1]
+            want = max(0.0, 1 - then / now)
+            assert abs(got[resource] - want) <= 1e-9, (
+                f"{case}: twice as much of {resource} saves {want:.4g} of the step, got {got[resource]:.4g}"
+                + (": with more memory another plan may be the fastest" if resource == "memory" else "")
+            )
+
+
+@exercise(PLANNER, kind="numerics")
+def test_what_cannot_be_is_refused_in_one_line(run, rng):
+    small = draw(rng, drawn=True, most=16) | {"room": 1e6 / 8e10}
+    none = draw(rng, drawn=True) | {"gpus": 64, "sequences": 1}
+    none["model"] = none["model"] | {"layers": 1, "heads": 4, "kv_heads": 4, "width": 256, "hidden": 256}
+    cases = [small, none, draw(rng, drawn=True) | {"keep": 0}]
+    leanest = min(every(small), key=lambda plan: known(small, plan)[2])
+    for case, got in zip(cases, run(probes.refused, cases), strict=True):
+        assert got[0] == "ValueError", f"{case}: nothing fits, or keep is 0: expected a ValueError, got {got[0]}"
+        assert "\n" not in got[1], f"expected one line, got {got[1]!r}"
+        if case is small:
+            assert str(leanest) in got[1], f"expected the plan that needs least, {leanest}, named in {got[1]!r}"
+
+
+@exercise(PLANNER, kind="property")
+def test_no_price_is_asked_for_that_could_not_matter(run, rng):
+    cases = [draw(rng, drawn=True) for _ in range(8)]
+    cases = [case for case in cases if fastest(case)]
+    for case, (got, priced) in zip(cases, run(probes.planned, cases), strict=True):
+        job = probes.job_of(case)
+        last = max(step_s for _, step_s, _ in got) if len(got) == case["keep"] else float("inf")
+        plans = [Plan(*plan) for plan in priced]
+        assert len(plans) == len(set(plans)), f"{case}: {len(plans) - len(set(plans))} plans were priced twice"
+        for plan in plans:
+            floor, _, size = known(case, plan, job)
+            assert size <= room(case), f"{case}: {plan} does not fit, and its price was asked for"
+            assert floor <= last, (
+                f"{case}: {plan} takes at least {floor:.6g} s, and the last that is returned {last:.6g}: its price "
+                f"could not matter ({len(plans)} prices were asked for)"
+            )
