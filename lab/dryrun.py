@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .world.simulator import Played
 
 PATIENCE_S = 600.0  # for one rank
-WIDTH = 96  # of a timeline, in characters
+WIDTH = 72  # of a timeline, in characters
 MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
 out = Console(highlight=False)
 
@@ -116,20 +116,24 @@ def _mesh(step: Step) -> str:
 
 
 def table(accounts: Sequence[Account], step: Step) -> Table:
-    """A row a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
+    """A column a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
     sent = [account.sent(step) for account in accounts]
-    axes = list(dict.fromkeys(axis for row in sent for axis in row))
-    kinds = list(accounts[0].peak)
-    made = Table("rank", "parameters", "TFLOP", *(f"{axis}, GB sent" for axis in axes), "at rest, GB", "at most, GB",
-                 *(f"{kind}" for kind in kinds), box=None, header_style="bold")  # fmt: skip
-    for column in made.columns:
+    rows = {
+        "parameters": [f"{account.parameters:,}" for account in accounts],
+        "TFLOP": [_short(account.flops / 1e12) for account in accounts],
+        **{
+            f"sent along {axis}, GB": [_short(row.get(axis, 0) / 1e9) for row in sent]
+            for axis in dict.fromkeys(axis for row in sent for axis in row)
+        },
+        "held at rest, GB": [_short(sum(account.resting.values()) / 1e9) for account in accounts],
+        "held at most, GB": [_short(sum(account.peak.values()) / 1e9) for account in accounts],
+        **{f"  {kind}": [_short(account.peak[kind] / 1e9) for account in accounts] for kind in accounts[0].peak},
+    }
+    made = Table("", *(f"rank {account.rank}" for account in accounts), box=None, header_style="bold")
+    for column in made.columns[1:]:
         column.justify = "right"
-    for account, row in zip(accounts, sent, strict=True):
-        made.add_row(
-            str(account.rank), f"{account.parameters:,}", _short(account.flops / 1e12),
-            *(_short(row.get(axis, 0) / 1e9) for axis in axes), _short(sum(account.resting.values()) / 1e9),
-            _short(sum(account.peak.values()) / 1e9), *(_short(account.peak[kind] / 1e9) for kind in kinds),
-        )  # fmt: skip
+    for name, cells in rows.items():
+        made.add_row(name, *cells)
     return made
 
 
@@ -188,6 +192,7 @@ def draw(played: Played, title: str, path: Path) -> None:
         for bars in played.timeline.values()
     ]
     figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure.axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in played.timeline])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

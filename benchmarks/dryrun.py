@@ -1,0 +1,119 @@
+"""Dry runs against real ranks, and what they cost: `python -m benchmarks.dryrun`.
+
+First every mesh of 2 to 16 ranks, dense and with experts, plain and sharded: each rank's rows of the ledger, FLOPs and
+bytes at rest on Gloo must be those of its dry run, exactly; the router is forced to be even. Then seconds and memory of
+one rank's step of a 70 B model on one core, over ranks, layers and micro-batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lab.assignment import ROOT
+from lab.model.models import MODELS
+from lab.model.transformer import Config
+from lab.runner import Room, Runner
+from lab.world.accounts import Account, Step
+from lab.world.dryrun import dry, real
+
+from .probes_dryrun import cost
+from .results import write
+
+CONFIG = Config(layers=4, width=32, heads=8, kv_heads=4, hidden=48, vocabulary=40, context=16)
+BIG = Step(MODELS["70b"], {"data": 16, "pipe": 8, "tensor": 8}, micro_batches=32, context=4096)
+FACTS = ("op", "bytes", "elements", "dtype", "group", "phase", "rank", "peer")
+NOTE = (
+    "One rank, of the second pipeline stage, of a 70 B model (Llama 3), 4,096 tokens a micro-batch, the reference's "
+    "own train_step; one core; the process at most, with torch in it. Meshes: pipe=8 x tensor=8, the rest data. Goal: "
+    "1,024 ranks with 32 micro-batches in 10 s and 2 GB."
+)
+
+
+def main() -> None:
+    """Compare, measure, print, keep."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--impl", default="reference", help="student, reference or a folder")
+    asked.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
+    asked.add_argument("--print", action="store_true", help="keep nothing")
+    options = asked.parse_args()
+    runner = Runner(Room(ROOT / options.impl))
+    try:
+        steps = list(cases())
+        if options.meshes:
+            steps = random.Random(0).sample(steps, options.meshes)
+        ranks = sum(agree(runner, step) for step in steps)
+        print(
+            f"{len(steps)} steps on 2 to 16 ranks: all {ranks} ranks' rows, FLOPs and bytes are those of their dry runs"
+        )
+        rows = [measured(runner, what, step) for what, step in sizes()]
+    finally:
+        runner.close()
+    if not options.print:
+        print(write("dryrun", rows, NOTE))
+
+
+def cases() -> Iterator[Step]:
+    """Meshes of 2 to 16 ranks, each with every way of running a step that it can have."""
+    for degrees in itertools.product((1, 2, 4), repeat=4):
+        mesh = dict(zip(("data", "pipe", "expert", "tensor"), degrees, strict=True))
+        if not 2 <= math.prod(degrees) <= 16:
+            continue
+        for experts, fsdp, sequence in itertools.product((0, 4), (False, True), (False, True)):
+            if (
+                (mesh["expert"] > 1 and not experts)
+                or (fsdp and mesh["data"] == 1)
+                or (sequence and mesh["tensor"] == 1)
+            ):
+                continue
+            step = Step(CONFIG, mesh, micro_batches=2, experts=experts, fsdp=fsdp, sequence=sequence)
+            yield step
+            if mesh["pipe"] == 2:
+                yield replace(step, schedule="interleaved", chunks=2)
+
+
+def agree(runner: Runner, step: Step) -> int:
+    """How many ranks the step has; an AssertionError names the first that differs."""
+    told = [Account(**json.loads(text)) for text in runner.run(real, step.plain(), world=step.world, timeout=600.0)]
+    for rank, want in enumerate(told):
+        got = Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=600.0)))
+        assert len(got.rows) == len(want.rows), (
+            f"{step}, rank {rank}: {len(got.rows)} rows dry, {len(want.rows)} on Gloo"
+        )
+        for row, expected in zip(got.rows, want.rows, strict=True):
+            facts = [(name, row[name], expected[name]) for name in FACTS if row[name] != expected[name]]
+            assert not facts, f"{step}, rank {rank}, row {row['number']}: dry and on Gloo {facts}"
+        for what in ("flops", "parameters", "resting"):
+            assert getattr(got, what) == getattr(want, what), f"{step}, rank {rank}: {what}"
+    return step.world
+
+
+def sizes() -> Iterator[tuple[str, Step]]:
+    """What grows, one thing at a time."""
+    for data in (1, 4, 16, 64, 256):
+        yield "ranks", replace(BIG, mesh={**BIG.mesh, "data": data}, sequences=0)
+    for layers in (40, 160):
+        yield "layers", replace(BIG, config=replace(BIG.config, layers=layers))
+    for micro_batches in (8, 64):
+        yield "micro-batches", replace(BIG, micro_batches=micro_batches, sequences=0)
+
+
+def measured(runner: Runner, what: str, step: Step) -> dict[str, object]:
+    """A row of the table."""
+    got = runner.run(cost, step.plain(), step.stages()[1], timeout=600.0)
+    row = {
+        "grows": what, "ranks": step.world, "layers": step.config.layers, "micro-batches": step.micro_batches,
+        "rows": got["rows"], "s": f"{got['seconds']:.1f}", "CPU s": f"{got['cpu']:.1f}",
+        "MB": f"{got['memory'] / 1e6:.0f}",
+    }  # fmt: skip
+    print(row, flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()
