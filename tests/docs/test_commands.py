@@ -130,6 +130,8 @@ def check_typer(text: str, app: typer.Typer, words: list[str]) -> None:
         command, words = command.commands[name], words[1:]
     takes_more = any(p.param_type_name == "argument" for p in command.params)
     assert takes_more or not [w for w in words[:1] if not w.startswith("-")], f"{text}: no such subcommand"
+    if command.context_settings.get("ignore_unknown_options"):  # it hands them on
+        return
     known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     missing = [w for w in words if w.startswith("-") and w.partition("=")[0] not in known]
     assert not missing, f"{text}: no such option: {missing}"
