@@ -1,4 +1,4 @@
-"""The student's command line: `lab` says where you are and what is next, `lab check` runs what you are working on."""
+"""The student's command line: `lab` says where you are and what is next, `lab check` tests what you wrote."""
 
 from __future__ import annotations
 

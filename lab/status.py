@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from .assignment import Exercise
@@ -76,17 +75,23 @@ def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
 
 def _overview(progress: Progress, out: Console) -> set[str]:
     """One row a stage; which marks it shows."""
-    table, shown = Table.grid(padding=(0, 2)), set()
-    for stage in progress.known.stages:
-        names = Text()
-        for e in progress.known.of_stage(stage.name):
+    known, shown = progress.known, set()
+    indent = 4 + max(len(stage.title) for stage in known.stages)
+    for stage in known.stages:
+        row, used = Text(f"  {stage.title}".ljust(indent)), 0
+        for e in known.of_stage(stage.name):
             word = _word(progress, e)
             shown.add(word)
             mark, colour = _MARKS[word]
-            names.append(f"{mark}\u00a0{e.id.partition('.')[2]}", colour).append("  ")
-        if names:
-            table.add_row(f"  {stage.title}", names)
-    out.print(table)
+            name = f"{mark} {e.id.partition('.')[2]}"
+            if used and indent + used + len(name) > out.width:
+                row.append("\n" + " " * indent)
+                used = 0
+            row.append(name, colour).append("  ")
+            used += len(name) + 2
+        if used:
+            row.rstrip()
+            out.print(row, soft_wrap=True)
     return shown
 
 
@@ -95,7 +100,7 @@ def _word(progress: Progress, exercise: Exercise) -> str:
     if not progress.ran(id):
         return "written, not tested" if progress.begun(exercise) else "to come"
     if id in progress.stale:
-        return "changed since it ran"
+        return "changed since it ran" if progress.begun(exercise) else "to come"
     if progress.passes(id):
         return "inconclusive" if progress.scores[id].inconclusive else "passes"
     if progress.cannot_run(id):

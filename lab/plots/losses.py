@@ -14,7 +14,7 @@ def losses(axes: Any, runs: Mapping[str, Sequence[float]], title: str = "") -> P
     """Draw each run's losses on matplotlib axes, from step 1. Runs differ in colour and in dashes."""
     for place, (name, values) in enumerate(runs.items()):
         colour = list(COLOURS.values())[place % len(COLOURS)]
-        dashes = _DASHES[place // len(COLOURS) % len(_DASHES)]
+        dashes = _DASHES[place % len(_DASHES)]
         axes.plot(range(1, len(values) + 1), values, color=colour, dashes=dashes, label=name)
     axes.set(xlabel="step", ylabel="cross entropy, nats", title=title)
     if len(runs) > 1:

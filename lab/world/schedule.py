@@ -90,6 +90,23 @@ def check(
     )
 
 
+def drawn(simulation: Simulation, columns: int = 100) -> str:
+    """A line a rank, as the chapter draws it: F and B with the micro-batch, a quote a chunk, a dot where it waits.
+
+    With times that are whole numbers; what is longer than `columns` is cut.
+    """
+    names = {a: f"{a.kind[0].upper()}{a.micro_batch}" + "'" * a.chunk for rank in simulation.ranks for a in rank}
+    width = max(map(len, names.values()))
+    lines = []
+    for rank, actions in enumerate(simulation.ranks):
+        cells = ["·".ljust(width)] * round(simulation.length)
+        for action, start, end in zip(actions, simulation.starts[rank], simulation.ends[rank], strict=True):
+            cells[round(start) : round(end)] = [names[action].ljust(width)] * (round(end) - round(start))
+        line = f"rank {rank}  {' '.join(cells)}".rstrip()
+        lines.append(line if len(line) <= columns else f"{line[: columns - 2]} …")
+    return "\n".join(lines)
+
+
 def _complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: int) -> None:
     """Every action once, none too much, and no backward before its forward."""
     seen: set[Action] = set()

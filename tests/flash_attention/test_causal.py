@@ -30,6 +30,15 @@ def brute(i, queries, keys, block_m, block_n, is_causal) -> tuple[int, int]:
     return full, end
 
 
+def tiles(i, queries, keys, block_m, block_n, is_causal) -> str:
+    """Its tiles of keys in a line."""
+    rows, line = range(i * block_m, min((i + 1) * block_m, queries)), ""
+    for start in range(0, keys, block_n):
+        seen = [sum(k <= row or not is_causal for k in range(start, min(start + block_n, keys))) for row in rows]
+        line += "█" if min(seen) == block_n else "▒" if max(seen) else "·"
+    return f"tiles of keys, left to right: {line} (█ seen whole by all rows, ▒ needs a mask, · seen by none)"
+
+
 def draw(rng, is_causal, kind) -> list:
     cases = []
     for _ in range(12):
@@ -60,7 +69,8 @@ def test_every_key_that_a_row_sees_is_visited(run, rng, kind):
     for case, (_, end) in zip(cases, run(probes.ranges, cases), strict=True):
         want = brute(*case)[1]
         assert end >= want, (
-            f"end is {end} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: key {want - 1} is seen"
+            f"end is {end} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: key {want - 1} is seen\n"
+            f"{tiles(*case)}"
         )
 
 
@@ -72,7 +82,7 @@ def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
         want, block_n = brute(*case)[0], case[4]
         assert full <= want, (
             f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: some row does not see key "
-            f"{full - 1}, or there is none; {want} at most"
+            f"{full - 1}, or there is none; {want} at most\n{tiles(*case)}"
         )
         assert full % block_n == 0, f"full is {full}, no multiple of BLOCK_N = {block_n}"
 
@@ -94,7 +104,7 @@ def test_no_tile_above_the_diagonal_is_visited(run, rng, kind):
         most = -(-min((i + 1) * block_m, queries, keys) // block_n)
         assert -(-end // block_n) <= most, (
             f"end is {end}, {-(-end // block_n)} tiles of {block_n} keys, for tile {i} of {block_m} rows, {queries} "
-            f"queries and {keys} keys: {most} tiles are enough"
+            f"queries and {keys} keys: {most} tiles are enough\n{tiles(*case)}"
         )
 
 

@@ -112,12 +112,12 @@ def test_lab_says_what_failed_what_changed_and_what_is_next(student):
     assert p.next().id == "ddp.broadcast", "what cannot run here is not what is next"
     (student / "ddp" / "naive.py").open("a").write("# changed\n")
     text = shown(again(p))
-    assert "– cuda_graph" in text.replace("\xa0", " ")
-    assert "✗ broadcast" in text.replace("\xa0", " ")
-    assert "! naive" in text.replace("\xa0", " ")
+    assert "– cuda_graph" in text
+    assert "✗ broadcast" in text
+    assert "! naive" in text
     assert "last time: test_broadcast\n    rank 1: got 3\n    expected 4" in text
     assert "student/ddp/naive.py changed since ddp.naive was tested: lab check" in text
-    assert "+ flat" in text.replace("\xa0", " ")
+    assert "+ flat" in text
 
 
 def test_hours_and_points_are_of_what_is_left(student):

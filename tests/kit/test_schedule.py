@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.plots.schedule import schedule
-from lab.world.schedule import Action, ScheduleError, check
+from lab.world.schedule import Action, ScheduleError, check, drawn
 from tests.mesh.schedules import draw_any, gpipe, most_alive, one_forward_one_backward
 
 
@@ -26,6 +26,14 @@ def test_a_schedule_played_by_hand():
     assert (played.length, played.busy, played.bubble, played.live) == (9, 6, 0.5, [2, 1])
     slow = check([line("F0 F1 B0 B1"), line("F0 B0 F1 B1")], 2, forward=2, backward=2)
     assert (slow.length, slow.bubble) == (12, 0.5)
+
+
+def test_a_schedule_is_drawn_in_text():
+    played = check([line("F0 F1 B0 B1"), line("F0 B0 F1 B1")], 2)
+    assert drawn(played) == "rank 0  F0 F1 ·  ·  B0 B0 ·  B1 B1\nrank 1  ·  F0 B0 B0 F1 B1 B1 ·  ·"
+    assert all(len(row) == 20 and row.endswith(" …") for row in drawn(played, 20).splitlines())
+    two = check(actions(one_forward_one_backward(1, 1, 2)), 1, 2)
+    assert drawn(two).split() == ["rank", "0", "F0", "F0'", "B0'", "B0'", "B0", "B0"]
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])

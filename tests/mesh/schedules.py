@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.world.schedule import Action, ScheduleError, Simulation, check
+from lab.world.schedule import Action, ScheduleError, Simulation, check, drawn
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> list:
@@ -71,7 +71,8 @@ def holds_the_bubble(ranks: list, case: list, cause: str) -> Simulation:
     (p, m), v = case[:2], case[2] if len(case) > 2 else 1
     simulation, want = played(ranks, m, v, title(case)), (p - 1) / (v * m)
     assert abs(simulation.bubble - want) < 1e-9, (
-        f"{title(case)}: idle over busy time is {simulation.bubble:.4f}, expected {want:.4f}: {cause}"
+        f"{title(case)}: idle over busy time is {simulation.bubble:.4f}, expected {want:.4f}: {cause}\n"
+        f"{drawn(simulation)}"
     )
     return simulation
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from lab.judge import measured
 from lab.pytest_plugin import exercise
+from lab.world.schedule import drawn
 
 from . import probes_pipeline as probes
 from .schedules import draw_cases, holds_the_bubble, most_alive, played, refuses, title
@@ -40,12 +41,13 @@ def test_idle_time_is_that_of_gpipe(run, rng):
 def test_activations_do_not_grow_with_micro_batches(run, rng):
     cases = draw_cases(rng)
     for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
-        for rank, live in enumerate(played(ranks, case[1], what=title(case)).live):
+        simulation = played(ranks, case[1], what=title(case))
+        for rank, live in enumerate(simulation.live):
             most = min(case[1], most_alive(rank, case[0]))
             measured(f"{title(case)}, rank {rank}: activations alive", live, most, at_most=True)
             assert live <= most, (
                 f"{title(case)}, rank {rank}: keeps {live} activations at once, expected at most {most}: as soon as a "
-                "micro-batch is back, its backward comes before the next forward"
+                f"micro-batch is back, its backward comes before the next forward\n{drawn(simulation)}"
             )
 
 

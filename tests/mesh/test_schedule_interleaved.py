@@ -9,6 +9,7 @@ right bubble, but all v·m activations); the warm-up of 1F1B (nothing comes back
 from __future__ import annotations
 
 from lab.pytest_plugin import exercise
+from lab.world.schedule import drawn
 
 from . import probes_pipeline as probes
 from .schedules import draw_cases, holds_the_bubble, most_alive, played, refuses, title
@@ -48,11 +49,12 @@ def test_more_chunks_make_the_bubble_smaller(run, rng):
 def test_activations_do_not_grow_with_micro_batches(run, rng):
     p, v = rng.integers(2, 4), rng.integers(2, 3)
     for case, ranks in judged(run, [*draw_cases(rng, chunks=2), [p, 4 * p, v], [p, 4 * p, 1]]):
-        for rank, live in enumerate(played(ranks, case[1], case[2], what=title(case)).live):
+        simulation = played(ranks, case[1], case[2], what=title(case))
+        for rank, live in enumerate(simulation.live):
             most = min(case[1] * case[2], most_alive(rank, case[0], case[2]))
             assert live <= most, (
                 f"{title(case)}, rank {rank}: keeps {live} activations of a chunk at once, expected at most {most}: "
-                "warm up no longer than until the first backward can come"
+                f"warm up no longer than until the first backward can come\n{drawn(simulation)}"
             )
 
 
