@@ -204,6 +204,11 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
             kernels.clear()
             held.clear()
 
+    # What comes behind the last backward completes gradients, or uses them.
+    last = max((i for i, e in enumerate(events) if type(e) is Kernel and e.phase == "backward"), default=len(events))
+    events = events[: last + 1] + [
+        e._replace(phase="step") if type(e) is Kernel and e.phase == "forward" else e for e in events[last + 1 :]
+    ]
     for event in events:
         if type(event) is Kernel:
             if kernels and kernels[-1].phase != event.phase:
