@@ -59,14 +59,22 @@ def read(kind: str, stage: str) -> list[Edited]:
 
 def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
     """A copy of the reference with the edits made. Raises MutantError where one does not match exactly once."""
-    copy = folder / edited.name
+    copy, changed = folder / edited.name, texts(edited, reference)
     shutil.copytree(reference, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in changed.items():
+        (copy / file).write_text(text, encoding="utf-8")
+    return copy
+
+
+def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
+    """Its files as the edits leave them. Raises MutantError where one does not match exactly once."""
+    changed: dict[str, str] = {}
     for file, old, new in edited.edits:
-        text = (copy / file).read_text(encoding="utf-8")
+        text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
         if text.count(old) != 1:
             raise MutantError(f"{edited.name}: {file} has {text.count(old)} matches of {old[:60]!r}, expected one")
-        (copy / file).write_text(text.replace(old, new), encoding="utf-8")
-    return copy
+        changed[file] = text.replace(old, new)
+    return changed
 
 
 def check(

@@ -1,0 +1,29 @@
+"""Mutants and variants are edits of the reference of today. Whether tests tell them apart: `grader mutants`."""
+
+from __future__ import annotations
+
+import pytest
+
+from grader.mutants import MutantError, read, texts
+from lab.assignment import default
+
+
+@pytest.mark.parametrize("kind", ["mutant", "variant"])
+@pytest.mark.parametrize("stage", [stage.name for stage in default().stages])
+def test_every_edit_matches_once_and_leaves_python(stage, kind):
+    wrong = []
+    for edited in read(kind, stage):
+        try:
+            for file, text in texts(edited).items():
+                compile(text, file, "exec")
+        except (MutantError, SyntaxError) as error:
+            wrong.append(f"{edited.name}: {error}")
+    assert not wrong
+
+
+def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants():
+    for stage in default().stages:
+        ours = {e.id for e in default().of_stage(stage.name) if e.track == "cpu"}
+        missing = ours - {m.exercise for m in read("mutant", stage.name)}
+        assert not missing, f"no mutants of {missing}"
+        assert len(read("variant", stage.name)) >= 5
