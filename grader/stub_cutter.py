@@ -159,7 +159,9 @@ def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, as
     )
     if kernel:  # raise cannot be compiled
         call, task = "tl.static_assert(False, ", "write this kernel"
-    message = f"{_exercise(file, name.partition('.')[0], assignment)}: {task or f'write {name}'}"
+    if " " not in task:  # none, or an argument's name: "params: as for torch's"
+        task = f"write {name}"
+    message = f"{_exercise(file, name.partition('.')[0], assignment)}: {task}"
     message = textwrap.shorten(message, max(WIDTH - column - 6, 40), placeholder=" …")
     quote = "'" if '"' in message and "'" not in message else '"'
     message = quote + message.replace("\\", "\\\\").replace(quote, f"\\{quote}") + quote

@@ -63,7 +63,7 @@ def roofline(
     intensity of 367 and is bound by compute; its scores, half counted, have 28, and are bound by memory.
     Source: Williams, Waterman, Patterson 2009, "Roofline".
     """
-    raise NotImplementedError("benchmarking.roofline: {layer")
+    raise NotImplementedError("benchmarking.roofline: write roofline")
 
 
 def mfu(step_flops: float, seconds: float, device: Device) -> float:

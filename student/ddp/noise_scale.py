@@ -57,7 +57,7 @@ class NoiseScale:
         Raises ValueError unless samples ≥ 1, 0 < decay ≤ 1 and the group has more than one rank: one batch size tells
         nothing.
         """
-        raise NotImplementedError("ddp.noise_scale: samples")
+        raise NotImplementedError("ddp.noise_scale: write NoiseScale.__init__")
 
     def before(self, parameters: Iterable[Tensor]) -> None:
         """Measure this rank's own gradients: its share's mean, not yet averaged over ranks. Nothing of them is kept."""

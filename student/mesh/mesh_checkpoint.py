@@ -22,7 +22,7 @@ class MeshCheckpoint:
 
     def __init__(self, folder: str | os.PathLike[str]):
         """folder: made by the first save if it is not there."""
-        raise NotImplementedError("mesh.mesh_checkpoint: folder")
+        raise NotImplementedError("mesh.mesh_checkpoint: write MeshCheckpoint.__init__")
 
     def save(
         self, parallel: Placed, optimizer: torch.optim.Optimizer, *, extra: Mapping[str, Any] | None = None

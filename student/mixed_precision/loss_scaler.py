@@ -20,7 +20,7 @@ class LossScaler:
         backoff: what it is multiplied by after a step that was not finite.
         Raises ValueError unless scale > 0, growth > 1, 0 < backoff < 1 and interval ≥ 1.
         """
-        raise NotImplementedError("mixed_precision.loss_scaler: scale")
+        raise NotImplementedError("mixed_precision.loss_scaler: write LossScaler.__init__")
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """loss · scale, in float32: a float16 loss times 2¹⁶ would be infinite before backward begins."""

@@ -19,7 +19,7 @@ class Offload:
 
     def __init__(self, layers: Sequence[nn.Module], *, minimum: int = 1 << 20):
         """layers: in the order in which they run, each once. minimum: bytes."""
-        raise NotImplementedError("mixed_precision.offload: layers")
+        raise NotImplementedError("mixed_precision.offload: write Offload.__init__")
 
     def __enter__(self) -> "Offload":
         raise NotImplementedError("mixed_precision.offload: write Offload.__enter__")

@@ -20,7 +20,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | os.PathLike[str], group: dist.ProcessGroup | None = None):
         """folder: made by the first save if it is not there."""
-        raise NotImplementedError("zero.state_dict: folder")
+        raise NotImplementedError("zero.state_dict: write Checkpoint.__init__")
 
     def save(
         self,

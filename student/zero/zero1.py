@@ -33,7 +33,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Raises what `optimizer_cls` raises.
         """
-        raise NotImplementedError("zero.zero1: params")
+        raise NotImplementedError("zero.zero1: write ShardedOptimizer.__init__")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, before training or in the middle of it; what has an owner keeps it."""
