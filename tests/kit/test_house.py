@@ -53,7 +53,7 @@ def test_stages_reach_each_other_relatively_and_no_further():
 
 
 def said(*command):
-    run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
     return run.returncode, run.stdout, run.stderr
 
 
