@@ -45,7 +45,7 @@ test: env sandbox lint
 	$(PY) -m grader stubs --check
 	$(PY) -m pytest tests --impl reference
 	$(PY) -m grader mutants --sample
-	$(PY) -m pytest tests/kit -n 2 --dist loadfile
+	$(PY) -m pytest tests/kit -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every command of README and chapters, what *runs* links point to, and the site.
 test-docs: env sandbox
