@@ -86,10 +86,10 @@ class RooflineMode(TorchDispatchMode):
         if not func._schema.is_mutable:
             for t in outputs:
                 mark(t)
-        if not _is_free(func, inputs, outputs):
+        if not is_free(func, inputs, outputs):
             self._compile(func, inputs)
-            flops, dtype = _flops(func, args, kwargs, result), _dtype(inputs + outputs)
-            bytes = _bytes(func, inputs, outputs)
+            flops, dtype = operator_flops(func, args, kwargs, result), operator_dtype(inputs + outputs)
+            bytes = operator_bytes(func, inputs, outputs)
             self.gpu.launch(operator_seconds(self.gpu.device, flops, bytes, dtype))
         if _needs_the_value(func, args):
             self.gpu.stream.synchronize()
@@ -159,7 +159,7 @@ _FLOPS = {
 }
 
 
-def _is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+def is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
     """Whether no kernel runs: allocations, views, and questions about a tensor."""
     if func._overloadpacket in _ALLOCATIONS:
         return True
@@ -176,7 +176,8 @@ def _needs_the_value(func: Any, args: Any) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
-def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+def operator_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """What the arithmetic of an operator costs: two a multiply-add, half that if causal, none without a formula."""
     formula = _FLOPS.get(func._overloadpacket)
     if formula is None:
         return 0.0
@@ -184,7 +185,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     return formula(*args, **kwargs, out_val=result) * (0.5 if named.get("is_causal") else 1.0)
 
 
-def _bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> float:
+def operator_bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> float:
+    """Bytes it moves if each input is read once and each output written once; a lookup reads what it returns."""
     read = {id(t): t for t in inputs}
     if func._overloadpacket in _LOOKUPS and inputs:
         read.pop(id(inputs[0]))
@@ -198,5 +200,6 @@ def tensor_bytes(t: Tensor) -> int:
     return min(bytes, t.untyped_storage().nbytes()) if t.layout is torch.strided else bytes
 
 
-def _dtype(tensors: list[Tensor]) -> torch.dtype:
+def operator_dtype(tensors: list[Tensor]) -> torch.dtype:
+    """The first floating-point type among them, which says the units that compute it; float32 if there is none."""
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..world.events import KINDS
 from ..world.prices import FUSED
-from .roofline import _bytes, _dtype, _flops, _is_free
+from .roofline import is_free, operator_bytes, operator_dtype, operator_flops
 
 aten = torch.ops.aten
 _PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # where the factors stand
@@ -245,7 +245,7 @@ def _own(t: Tensor) -> bool:
 
 
 def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Kernel | None:
-    if not outputs or _is_free(func, inputs, outputs):
+    if not outputs or is_free(func, inputs, outputs):
         return None
     packet = func._overloadpacket
     shape, batch = None, 1
@@ -253,8 +253,9 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
         a, b = (args[i] for i in _PRODUCTS[packet])
         shape, batch = (a.shape[-2], b.shape[-1], a.shape[-1]), a.shape[0] if a.dim() == 3 else 1
     label = FUSED if "scaled_dot_product" in packet.__name__ else packet.__name__
-    dtype = str(_dtype(inputs + outputs)).removeprefix("torch.")
-    return Kernel(_flops(func, args, kwargs, out), _bytes(func, inputs, outputs), shape, batch, dtype, "", label)
+    dtype = str(operator_dtype(inputs + outputs)).removeprefix("torch.")
+    flops, bytes = operator_flops(func, args, kwargs, out), operator_bytes(func, inputs, outputs)
+    return Kernel(flops, bytes, shape, batch, dtype, "", label)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..model import models
 from ..model.transformer import Config
 from .hardware import Cluster
 
@@ -67,13 +68,7 @@ def of_config(config: Config) -> Model:
     return Model(config.layers, config.width, config.heads, config.kv_heads, config.hidden, config.vocabulary)
 
 
-# Llama: Grattafiori et al. 2024, table 3. gpt-175b: Brown et al. 2020, table 2.1.
-MODELS = {
-    "8b": Model(32, 4096, 32, 8, 14336, 128256),
-    "70b": Model(80, 8192, 64, 8, 28672, 128256),
-    "405b": Model(126, 16384, 128, 8, 53248, 128256),
-    "gpt-175b": gpt(96, 12288, 96),
-}
+MODELS = {name: of_config(config) for name, config in models.MODELS.items()}
 
 
 @dataclass(frozen=True)
