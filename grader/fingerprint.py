@@ -16,6 +16,7 @@ from typing import Any
 
 from lab import forbidden
 from lab.assignment import ROOT, Exercise, default, needed
+from lab.marks import marks
 
 _CORE = ("tests/conftest.py", "lab/pytest_plugin.py", "lab/world/zygote.py")  # have a hand in every result
 _WRITTEN = ("questions.toml", "lab/questions.py", "grader/written.py", "grader/truths.py")
@@ -81,7 +82,8 @@ def _parts(exercise: Exercise) -> dict[str, str]:
     """Everything an exercise's results rest on → its digest, files by their path in the kit."""
     entry = (exercise.object, exercise.track, sorted(exercise.needs), sorted(exercise.forbidden))
     folders = (ROOT / "tests" / exercise.stage, ROOT / "tests" / "cs336")
-    tests = [f for folder in folders for f in sorted(folder.glob("test_*.py")) if exercise.id in _judges(f)]
+    every = (f for folder in folders for f in sorted(folder.glob("test_*.py")))
+    tests = [f for f in every if exercise.id in {mark.id for mark in marks(f)}]
     if any(f.is_relative_to(folders[1]) for f in tests):
         tests += [f for f in sorted((ROOT / "grader" / "cs336").rglob("*")) if f.suffix in (".py", ".toml")]
     stages = {id.partition(".")[0] for id in needed(exercise.id)}
@@ -131,34 +133,10 @@ def _imports(path: Path) -> tuple[Path, ...]:
 def _imported(path: Path) -> Iterator[str]:
     """Dotted names that a file imports, as if from the kit's root; of `from a import b` both a and a.b."""
     package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(_tree(path)):
+    for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from (f"{module}.{a.name}" for a in node.names)
-
-
-@functools.cache
-def _judges(path: Path) -> frozenset[str]:
-    """The exercises that a test file judges: its `exercise(…)` marks name them by a string or a constant of its own."""
-    tree = _tree(path)
-    constants = {
-        t.id: n.value.value
-        for n in tree.body
-        if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)
-        for t in n.targets
-        if isinstance(t, ast.Name)
-    }
-    marks = [n.args[0] for n in ast.walk(tree) if isinstance(n, ast.Call) and n.args and _name(n.func) == "exercise"]
-    return frozenset(str(m.value if isinstance(m, ast.Constant) else constants.get(_name(m))) for m in marks)
-
-
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())

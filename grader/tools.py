@@ -109,16 +109,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
 ) -> None:
     """Look what this machine lacks for grading, and say what to do about it; exit 1 only where it cannot grade."""
-    from lab.doctor import table
+    from lab.doctor import tell
 
     from . import doctor as d
 
-    found = list(d.examine())
-    if as_json:
-        print(json.dumps([vars(f) for f in found], indent=1))
-    else:
-        out.print(table(found))
-    sys.exit(1 if any(f.fatal for f in found) else 0)
+    sys.exit(tell(d.examine(), out, as_json=as_json))
 
 
 def release(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -135,14 +134,7 @@ def doctor(
     """Look what this machine lacks, and say what to do about it; exit 1 only where nothing would run."""
     from . import doctor as d
 
-    found = list(d.examine())
-    if as_json:
-        print(json.dumps([vars(f) for f in found], indent=1))
-    else:
-        out.print(d.table(found))
-        if not any(f.do or f.fatal for f in found):
-            out.print("All is well: lab says where you are", style="green")
-    sys.exit(1 if any(f.fatal for f in found) else 0)
+    sys.exit(d.tell(d.examine(), out, as_json=as_json, well="All is well: lab says where you are"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -56,6 +57,18 @@ def examine() -> Iterator[Finding]:
     yield from gpu()
     yield from ranks()
     yield from room()
+
+
+def tell(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str = "") -> int:
+    """Print them, then `well` where nothing is to be done; the exit code: 1 if nothing goes without one of them."""
+    found = list(findings)
+    if as_json:
+        print(json.dumps([vars(f) for f in found], indent=1))
+    else:
+        out.print(table(found))
+        if well and not any(f.do or f.fatal for f in found):
+            out.print(well, style="green")
+    return 1 if any(f.fatal for f in found) else 0
 
 
 def table(found: Iterable[Finding]) -> Table:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
-from pathlib import Path
 
 from lab.assignment import KINDS, ROOT, Exercise, default
+from lab.marks import marks
 
 CARD = re.compile(r"(?m)^```\{exercise\} (\S+)\n(?:[^`].*\n)*```$")
 
@@ -33,9 +31,10 @@ def refreshed(chapter: str) -> str:
 def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
     """By kind of test: (the points it carries, the names of its tests in words), in the order of the files."""
     of_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for id, kind, name in _tests(e.stage):
-        if id == e.id:
-            of_kind[kind].append(name.removeprefix("test_").replace("_", " "))
+    for path in sorted((ROOT / "tests" / e.stage).glob("test_*.py")):
+        for mark in marks(path):
+            if mark.id == e.id:
+                of_kind[mark.kind].append(mark.test.removeprefix("test_").replace("_", " "))
     split = default().split
     whole = sum(split[kind] for kind, names in of_kind.items() if names)
     return {kind: (e.points * (split[kind] / whole if whole else 1), names) for kind, names in of_kind.items() if names}
@@ -43,31 +42,3 @@ def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
 
 def counted(number: float, word: str) -> str:
     return f"{number:g} {word}{'' if number == 1 else 's'}"
-
-
-@functools.cache
-def _tests(stage: str) -> list[tuple[str, str, str]]:
-    """(exercise, kind, name) of each test of a stage, read from its marks."""
-    folder = ROOT / "tests" / stage
-    return [found for path in sorted(folder.glob("test_*.py")) for found in _marked(path)]
-
-
-def _marked(path: Path) -> list[tuple[str, str, str]]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    found = []
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "exercise":
-                    id, kind = mark.args[0], next(k.value for k in mark.keywords if k.arg == "kind")
-                    assert isinstance(kind, ast.Constant), f"{path.name}:{mark.lineno}: a kind that is no literal"
-                    name = id.value if isinstance(id, ast.Constant) else names[ast.unparse(id)]
-                    found.append((name, kind.value, node.name))
-    return found
