@@ -64,11 +64,7 @@ def test_a_dry_run_sends_computes_and_holds_what_real_ranks_do(runner, name):
     for _ in range(5):  # on busy cores Gloo's threads hold a message for longer, and so more of them at once
         ranks = runner.run(real, step.plain(), world=step.world)
         least = {rank: Account(**json.loads(ranks[rank])) for rank in dry_runs}
-        if all(
-            ("pipe" in mesh or least[rank].peak == dry_runs[rank].peak)
-            and least[rank].resting == dry_runs[rank].resting
-            for rank in dry_runs
-        ):
+        if "pipe" in mesh or all(least[rank].peak == dry_runs[rank].peak for rank in dry_runs):
             break
     for rank, got in dry_runs.items():
         told = least[rank]
