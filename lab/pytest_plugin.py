@@ -258,6 +258,8 @@ def pytest_runtest_makereport(
     told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
     if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
         report.longrepr = result.message
+    if told:
+        report.when = "call"  # of a fixture, which ran it for several tests: each failed, none is in error
     return report
 
 

@@ -134,6 +134,7 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next():
     assert code == 1
     assert len(out.splitlines()) <= 60
     assert " passed" not in out
+    assert not re.search(r"\d errors?\b", out), "what a fixture ran is not written yet either: failed, and no error"
     first = next(iter(default().exercises.values()))
     assert f"next: {first.id}" in out
     assert first.hints[0] in out
