@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -67,6 +67,13 @@ def _pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> st
     ):
         return f"; all of them are {factor:.4g} times what is expected"
     return ""
+
+
+def bars(values: Mapping[str, float], unit: str = "") -> str:
+    """A picture for the end of a message: a line for each value, with a bar as long as it, the longest of 40 blocks."""
+    most, width = max([*values.values(), 1]), max(map(len, values), default=0)
+    lines = (f"{name:<{width}}  {'█' * round(40 * value / most)} {value:,} {unit}" for name, value in values.items())
+    return "".join("\n  " + line.rstrip() for line in lines)
 
 
 class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]

@@ -105,10 +105,13 @@ def test_a_gradient_leaves_before_backward_goes_on(run, rng):
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
     for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
         for step, told in enumerate(got["steps"]):
+            went = [f"layer {layer}  {count:>3}  {3 * place:>3}" for place, (layer, count) in enumerate(told["marks"])]
+            picture = "\n  ".join(["backward reached, with all-reduces issued, expected:", *went])
             for place, (layer, count) in enumerate(told["marks"]):  # backward has come to this layer's output
                 assert count >= 3 * place, (
                     f"rank {rank}, step {step}: when backward reached layer {layer}, {place} layers with 3 gradients "
-                    f"each were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook"
+                    f"each were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook\n"
+                    f"{picture}"
                 )
 
 

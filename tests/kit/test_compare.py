@@ -20,7 +20,7 @@ from grader import judge
 from grader.gradebook import Gradebook
 from grader.graded import Graded
 from lab.assignment import ROOT, default
-from lab.judge import Inconclusive, decide, timed
+from lab.judge import Inconclusive, bars, decide, timed
 from lab.measure import clock
 from lab.measure.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
 from lab.runner import Room, Runner
@@ -326,3 +326,13 @@ def test_the_grader_takes_and_gives_no_points(course, monkeypatch):
     assert [naive.inconclusive, naive.not_run] == pytest.approx([10 * 10 / 70 / 2] * 2)
     assert (flat.earned, flat.possible, flat.passed) == (0, 0, False)
     assert flat.inconclusive == flat.exercise.points
+
+
+def test_bars_are_as_long_as_their_values():
+    assert bars({"yours": 2000, "allowed": 1000, "none": 0}, "bytes").splitlines() == [
+        "",
+        f"  yours    {'█' * 40} 2,000 bytes",
+        f"  allowed  {'█' * 20} 1,000 bytes",
+        "  none      0 bytes",
+    ]
+    assert bars({"nothing": 0}) == "\n  nothing   0"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from lab.judge import measured
+from lab.judge import bars, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -117,7 +117,8 @@ def test_only_what_goes_in_is_kept(run, rng):
     assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
         f"after forward {got['alive']:,} bytes are alive; one hidden activation is {inside:,}: is it hidden on ctx?"
     )
+    parts_of_it = {"all inputs": inputs, "what one part saves": 3 * inside, "kept at most": got["peak"]}
     assert got["peak"] <= inputs + 4 * inside, (
         f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * inside:,}: "
-        "is one part recomputed at a time?"
+        f"is one part recomputed at a time?{bars(parts_of_it, 'bytes')}"
     )

@@ -11,6 +11,7 @@ import itertools
 
 import pytest
 
+from lab.judge import bars
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -18,12 +19,19 @@ from . import probes_memory as probes
 PLAN = "mixed_precision.checkpoint_plan"
 
 
-def peak_of(segments, inputs, saved) -> int:
-    worst = kept = start = 0
+def by_segment(segments, inputs, saved) -> dict[str, int]:
+    """What is kept while each segment's backward runs: its layers' own, and the inputs of those before it."""
+    held, kept, start = {}, 0, 0
     for length in segments:
-        worst = max(worst, kept + sum(saved[start : start + length]))
+        held[f"layers {start} to {start + length - 1}" if length > 1 else f"layer {start}"] = kept + sum(
+            saved[start : start + length]
+        )
         kept, start = kept + inputs[start], start + length
-    return worst
+    return held
+
+
+def peak_of(segments, inputs, saved) -> int:
+    return max(by_segment(segments, inputs, saved).values())
 
 
 def all_ways(layers: int):
@@ -65,7 +73,10 @@ def check(got, inputs, saved, lowest) -> None:
     )
     real = peak_of(segments, inputs, saved)
     assert got["peak"] == real, f"segments {segments} peak at {real}, the plan says {got['peak']}"
-    assert real == lowest, f"inputs {inputs}, saved {saved}: segments {segments} peak at {real}, {lowest} is possible"
+    assert real == lowest, (
+        f"inputs {inputs}, saved {saved}: segments {segments} peak at {real}, {lowest} is possible; in backward of"
+        f"{bars(by_segment(segments, inputs, saved))}"
+    )
 
 
 @exercise(PLAN, kind="numerics")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import measured
+from lab.judge import bars, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_offload as probes
@@ -70,7 +70,7 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
     measured("alive on the device after forward", got["alive"], left, "bytes", at_most=True)
     assert got["alive"] <= left, (
         f"after forward {got['alive']:,} bytes that layers made are alive on the device, plainly {plain['alive']:,}; "
-        f"small tensors are {left:,}"
+        f"small tensors are {left:,}{bars({'plainly': plain['alive'], 'yours': got['alive'], 'small': left}, 'bytes')}"
     )
 
 
