@@ -146,7 +146,10 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
 
 
 def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1, lr: float = 0.1) -> tuple:
-    """(state, batches, what one process makes of them): routing and losses that rounding does not change."""
+    """(state, batches, what one process makes of them): routing, losses, gradients that rounding does not change.
+
+    A gradient that is 0 but for rounding, as q_proj's where a row is one token all along, would be compared with noise.
+    """
     shares, micro_batches = degrees.get("data", 1) * degrees.get("expert", 1), plan.get("micro_batches", 1)
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
     told = {**model, "parts": [shares, degrees.get("tensor", 1) if plan.get("sequence") else 1]}
@@ -164,7 +167,12 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
         rest = (batches, shares, micro_batches, plan.get("balance", 0.01), lr)
         want, other = (expect(alone, told, weights, *rest) for weights in (state, moved))
         losses = zip(other["losses"], want["losses"], strict=True)
-        if want["gap"] > 1e-4 and all(abs(there - here) < 1e-5 * here for there, here in losses):
+        gradients = ((other["gradients"][name], here) for name, here in want["gradients"].items())
+        if (
+            want["gap"] > 1e-4
+            and all(abs(there - here) < 1e-5 * here for there, here in losses)
+            and all((there - here).norm() <= 1e-4 * here.norm() for there, here in gradients)
+        ):
             return state, batches, want
     raise AssertionError("no run in 20 draws without near ties in its routing, and whose rounding errors stay small")
 
