@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,18 +61,19 @@ def grade(
     ] = None,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, cs336, fingerprint, schedulers, submissions
+    from . import batch, fingerprint, layouts, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
     assignment = default()
     ids_of(assignment, profile)
-    if layout not in submissions.LAYOUTS:
-        raise Wrong(f"--layout: expected one of {', '.join(submissions.LAYOUTS)}, got {layout!r}")
-    found = submissions.find(paths, layout)
+    if layout not in layouts.LAYOUTS:
+        raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
+    found = submissions.find(paths, lambda line: say(line, err))
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
-    profile = cs336.profile_of(found, layout, profile)
+    profile, layout = layouts.of_class(found, layout, profile)
+    found = [replace(s, layout=layout) for s in found]
     ids = ids_of(assignment, profile)
     chosen = choose(isolation, here=cluster != "slurm")
     if cluster is None and (gpus or slurm):

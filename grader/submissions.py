@@ -13,19 +13,18 @@ import re
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from grader import archives, cs336
+from grader import archives, cs336, layouts
 from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
+from grader.layouts import ignored, is_archive
 from lab import assignment
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
-LAYOUTS = ("auto", "stages", "cs336")
 AT_THE_ROOT = ("answers.toml", "writeup.md")
-_IGNORED = ("__MACOSX", "__pycache__", "lost+found")
 _MOST_NOTES = 20
 
 
@@ -33,7 +32,7 @@ _MOST_NOTES = 20
 class Submission:
     name: str  # unique in its run, safe as a file name
     path: Path  # a folder or an archive
-    layout: str = "auto"  # one of LAYOUTS
+    layout: str = "auto"  # one of layouts.LAYOUTS, or the profile of a fork's year
 
 
 @dataclass(frozen=True)
@@ -43,26 +42,29 @@ class Unpacked:
     edition: str = ""  # of a CS336 fork: which year's
 
 
-def find(paths: list[Path], layout: str = "auto") -> list[Submission]:
+def find(paths: list[Path], tell: Callable[[str], None] = lambda line: None) -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
-    A folder that has a stage folder, itself or in student/, or a fork's adapters is one submission; of any other, each
-    sub-folder and each archive is one.
+    A folder that `layouts.is_one` takes for one submission is one; of any other, each sub-folder and each archive is.
+    tell(line): where that is in doubt.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
-        if path.is_dir() and not _is_one(path):
-            children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
+        one, doubt = layouts.is_one(path) if path.is_dir() else (False, "")
+        if doubt:
+            tell(doubt)
+        if path.is_dir() and not one:
+            children = [c for c in sorted(path.iterdir()) if not ignored(c.name) and (c.is_dir() or is_archive(c))]
             if not children:
-                raise SubmissionError(_nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
+                raise SubmissionError(layouts.nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
             found += children
-        elif path.is_dir() or (path.is_file() and _is_archive(path)):
+        elif path.is_dir() or (path.is_file() and is_archive(path)):
             found.append(path)
         else:
             came = "a file of another kind" if path.exists() else "nothing"
             raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
-    return _named(list(dict.fromkeys(found)), layout)
+    return _named(list(dict.fromkeys(found)))
 
 
 def _resolved(given: Path) -> Path:
@@ -86,20 +88,19 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SubmissionError(f"{destination}: expected a new or empty folder to unpack into; remove it first")
     source = archives.open_source(submission.path, limits)
-    members = list(source.members())
-    fork = cs336.root_of(members) if submission.layout != "stages" else None
-    if submission.layout == "cs336" and fork is None:
-        raise SubmissionError(f"{submission.path.name}: expected a CS336 fork, it has no {'/'.join(cs336.ADAPTERS)}")
-    root = _root_of(members, submission.path.name) if fork is None else fork
-    chosen, notes = _choose(members, root, limits, _place if fork is None else cs336.place)
+    members, layout = list(source.members()), submission.layout
+    root = layouts.root_of(members, submission.path.name, layout)
+    chosen, notes = _choose(members, root.parts, limits, cs336.place if root.fork else _place)
     try:
         _make_folder(destination)
         _write(source, chosen, destination, limits)
-        edition = "" if fork is None else cs336.install(destination)
+        edition = cs336.install(destination) if root.fork else ""
+        if layout in cs336.profiles() and edition != layout:
+            raise SubmissionError(f"{submission.path.name}: expected a fork of {layout}, as the others, got {edition}")
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    return Unpacked(destination, notes, edition)
+    return Unpacked(destination, [*root.notes, *notes], edition)
 
 
 def hash_of(root: Path) -> str:
@@ -115,23 +116,7 @@ def _stages() -> tuple[str, ...]:
     return tuple(stage.name for stage in assignment.default().stages)
 
 
-def _is_one(path: Path) -> bool:
-    return _stages_in(path) or _stages_in(path / "student") or path.joinpath(*cs336.ADAPTERS).is_file()
-
-
-def _stages_in(path: Path) -> bool:
-    return any((path / stage).is_dir() and not (path / stage).is_symlink() for stage in _stages())
-
-
-def _is_archive(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES)
-
-
-def _ignored(name: str) -> bool:
-    return name.startswith(".") or name in _IGNORED
-
-
-def _named(paths: list[Path], layout: str) -> list[Submission]:
+def _named(paths: list[Path]) -> list[Submission]:
     """Names that differ, also on file systems that ignore case: a second alice is alice-2."""
     taken: set[str] = set()
     submissions = []
@@ -147,32 +132,8 @@ def _named(paths: list[Path], layout: str) -> list[Submission]:
             count += 1
             name = f"{safe}-{count}"
         taken.add(name.casefold())
-        submissions.append(Submission(name, path, layout))
+        submissions.append(Submission(name, path))
     return submissions
-
-
-def _root_of(members: list[Member], name: str) -> tuple[str, ...]:
-    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders.
-
-    Of a whole kit, as a repository holds it, that is student/.
-    """
-    paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(_ignored, m.parts))]
-    root: tuple[str, ...] = ()
-    for _ in range(4):
-        here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
-        if here & set(_stages()):
-            return root
-        here &= {"student"} if "student" in here else here
-        if len(here) != 1:
-            break
-        root = (*root, *here)
-    raise SubmissionError(_nothing_found(name, sorted({m.parts[0] for m in members if m.parts})))
-
-
-def _nothing_found(name: str, entries: Iterable[str]) -> str:
-    listed = [repr(e)[1:-1][:40] for e in entries]
-    found = ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "") if listed else "nothing"
-    return f"{name}: expected a folder with one of {', '.join(_stages())}; found: {found}; hand in the stage folders"
 
 
 Place = Callable[[Member, tuple[str, ...], UnpackLimits], tuple[str, ...]]
@@ -194,7 +155,7 @@ def _choose(
         if member.kind == "folder":
             continue
         if member.problem or member.kind != "file":
-            if not any(map(_ignored, member.parts)):  # links inside .git are nobody's concern
+            if not any(map(ignored, member.parts)):  # links inside .git are nobody's concern
                 named.append(f"left out {member.shown}: {member.problem or member.kind}")
                 continue
         elif member.parts[: len(root)] == root and (where := _put(member, len(root), limits, place)):
@@ -220,7 +181,7 @@ def _choose(
 
 def _put(member: Member, depth: int, limits: UnpackLimits, place: Place) -> tuple[str, ...]:
     where = member.parts[depth:]
-    return () if not where or any(map(_ignored, where)) else place(member, where, limits)
+    return () if not where or any(map(ignored, where)) else place(member, where, limits)
 
 
 def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
@@ -229,7 +190,7 @@ def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tupl
 
 
 def _sort_of(parts: tuple[str, ...]) -> str:
-    hidden = next((p for p in parts if _ignored(p)), "")
+    hidden = next((p for p in parts if ignored(p)), "")
     return hidden[:20] or PurePosixPath(parts[-1] if parts else "").suffix[:12] or "without a suffix"
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lab.assignment import ROOT, default
 
-from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, shown
+from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, say, shown
 
 
 def stubs(
@@ -192,7 +192,10 @@ def similarity(
     from . import submissions
     from .report import pairs as pages
 
-    ours, before = submissions.find(paths), submissions.find(earlier) if earlier else []
+    def tell(line: str) -> None:
+        say(line, err)
+
+    ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
     with _progress(False) as progress:
         bar = progress.add_task("reading", total=len(ours) + len(before))
         parties: list[Any] = []

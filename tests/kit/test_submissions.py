@@ -268,6 +268,33 @@ def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> Non
     assert len(find([tmp_path / "class" / "alice.zip", tmp_path / "class"])) == 4, "one path given twice is one"
 
 
+FORK = {"tests/adapters.py": b"", "cs336_systems/ddp.py": b"", "cs336-basics/tests/adapters.py": b""}
+
+
+@pytest.mark.parametrize(
+    ("folders", "doubt", "names"),
+    [
+        ({"student": CODE, "ada": CODE, "bob": CODE}, "student", ["ada", "bob", "student"]),
+        ({"zero": {}, "ada": CODE}, "", ["ada", "zero"]),
+        ({"zero": CODE, "mesh": {"student/ddp/naive.py": b""}}, "", ["mesh", "zero"]),
+        ({"ddp": {"naive.py": b""}, "ada": CODE, "bob": {"hw/ddp/naive.py": b""}}, "ddp", ["ada", "bob", "ddp"]),
+        ({"tests": {"adapters.py": b""}, "ada": FORK, "bob": FORK}, "tests", ["ada", "bob", "tests"]),
+        ({"ddp": {"naive.py": b""}, "zero": {"zero1.py": b""}, "old": CODE}, "old", ["in"]),
+        ({"student": CODE, "lab": {"cli.py": b""}, "tests": {"ddp/test_naive.py": b""}}, "", ["in"]),
+        ({"tests": {"adapters.py": b""}, "cs336-basics": FORK, "cs336_systems": {}}, "", ["in"]),
+        ({"ddp": {"mine.py": b""}}, "", ["in"]),
+    ],
+)
+def test_no_folders_name_makes_one_submission_of_a_class(tmp_path, folders: dict, doubt: str, names: list) -> None:
+    (tmp_path / "in").mkdir()
+    for name, content in folders.items():
+        a_folder(tmp_path / "in" / name, content)
+    told: list[str] = []
+    assert [s.name for s in find([tmp_path / "in"], told.append)] == names
+    assert len(told) == bool(doubt), told
+    assert all(doubt in line and "taken as" in line for line in told)
+
+
 def test_find_refuses_what_holds_no_submission(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("")
     for path in (tmp_path, tmp_path / "x.csv", tmp_path / "missing"):
