@@ -46,7 +46,7 @@ def find(paths: list[Path], tell: Callable[[str], None] = lambda line: None) -> 
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
     A folder that `layouts.is_one` takes for one submission is one; of any other, each sub-folder and each archive is.
-    tell(line): where that is in doubt.
+    tell(line): where that is in doubt, and whose names had to be changed.
     """
     found: list[Path] = []
     for given in paths:
@@ -64,7 +64,7 @@ def find(paths: list[Path], tell: Callable[[str], None] = lambda line: None) -> 
         else:
             came = "a file of another kind" if path.exists() else "nothing"
             raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
-    return _named(list(dict.fromkeys(found)))
+    return _named(list(dict.fromkeys(found)), tell)
 
 
 def _resolved(given: Path) -> Path:
@@ -116,24 +116,41 @@ def _stages() -> tuple[str, ...]:
     return tuple(stage.name for stage in assignment.default().stages)
 
 
-def _named(paths: list[Path]) -> list[Submission]:
-    """Names that differ, also on file systems that ignore case: a second alice is alice-2."""
-    taken: set[str] = set()
-    submissions = []
-    for path in paths:
-        stem = path.name
-        for suffix in SUFFIXES:
-            if stem.lower().endswith(suffix) and not path.is_dir():
-                stem = stem[: -len(suffix)]
+def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
+    """Names that differ, also on file systems that ignore case; a name that is fit and free stays as it is.
+
+    Any other ends in ~ and a hash of the file's own name, which no fit one can: nobody takes another's name, and who
+    comes later changes no name but his own.
+    """
+    given = {path: _stem(path) for path in paths}
+    names: dict[Path, str] = {}
+    owners: dict[str, Path] = {}
+    for path, stem in given.items():
+        if stem == _safe(stem) and owners.setdefault(stem.casefold(), path) == path:
+            names[path] = stem
+    for path in [path for path in paths if path not in names]:
+        own = path.name
+        while True:
+            name = f"{_safe(given[path])}~{hashlib.sha256(os.fsencode(own)).hexdigest()[:10]}"
+            if owners.setdefault(name.casefold(), path) == path:
                 break
-        safe = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", stem)).strip("._-")[:60] or "submission"
-        name, count = safe, 1
-        while name.casefold() in taken:
-            count += 1
-            name = f"{safe}-{count}"
-        taken.add(name.casefold())
-        submissions.append(Submission(name, path))
-    return submissions
+            own += "/"  # a file of the same name lies in another folder
+        names[path] = name
+    changed = [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        tell(f"names that were taken or not fit for a file: {', '.join(changed[:3])}{more}")
+    return [Submission(names[path], path) for path in paths]
+
+
+def _stem(path: Path) -> str:
+    """A folder's or archive's own name, without its suffix."""
+    suffix = "" if path.is_dir() else next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")
+    return unicodedata.normalize("NFC", path.name[: len(path.name) - len(suffix)])
+
+
+def _safe(stem: str) -> str:
+    return re.sub(r"[^\w.+@-]+", "_", stem).strip("._-")[:60] or "submission"
 
 
 Place = Callable[[Member, tuple[str, ...], UnpackLimits], tuple[str, ...]]
