@@ -72,8 +72,7 @@ def grade(
     found = submissions.find(paths, lambda line: say(line, err))
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
-    profile, layout = layouts.of_class(found, layout, profile)
-    found = [replace(s, layout=layout) for s in found]
+    profile, of_all = layouts.of_class(found, layout, profile)
     ids = ids_of(assignment, profile)
     chosen = choose(isolation, here=cluster != "slurm")
     if cluster is None and (gpus or slurm):
@@ -87,23 +86,26 @@ def grade(
         raise Wrong(f"--out: expected a folder, or a place for one, got {out_folder}: {error.strerror}") from None
     with Gradebook(out_folder / "gradebook.sqlite") as book:
         latest = book.latest_run()
+        if latest is not None:
+            of_all = _same_class(latest, out_folder, profile, layout, chosen, seed)
+        seed = latest.seed if latest else seed or batch.new_seed()
+        found = [replace(s, layout=of_all) for s in found]
         if resume and latest is None:
             raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
         if resume and latest is not None:
-            run_id, seed = latest.id, latest.seed
+            run_id = latest.id
             if latest.assignment != fingerprint.whole():
                 raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
-            if (profile, chosen) != (latest.profile, latest.isolation):
-                began = f"--profile {latest.profile} --isolation {latest.isolation}"
-                raise Wrong(f"--resume: that run was begun with {began}; go on with these, or leave --resume out")
         else:
-            seed = seed or (latest.seed if latest else batch.new_seed())
             run_id = book.start_run(
                 seed=seed, profile=profile, isolation=chosen, assignment=fingerprint.whole(),
-                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(),
+                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(of_all),
+                base=latest.id if latest else None, again={s.name: ids for s in found},
             )  # fmt: skip
         have = book.graded(run_id)
-        todo = [s for s in found if s.name not in have]
+        todo = [s for s in found if s.name not in have or None in have[s.name].judged.values()]
+        if kept := [name for name in have if name not in {s.name for s in found}]:
+            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {', '.join(kept[:5])}", err)
         asked = questions().of_profile(profile)
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
         if nodes:
@@ -111,10 +113,10 @@ def grade(
         try:
             problems = _judge(book, run_id, todo, settings, jobs, as_json, total=len(found), cluster=nodes)
         except KeyboardInterrupt:
-            done = len(book.graded(run_id))
-            err.print(
-                f"stopped; {done} of {len(found)} are in the gradebook. Go on with the same command and --resume."
-            )
+            now = book.graded(run_id)
+            left = sum(s.name not in now or None in now[s.name].judged.values() for s in found)
+            done = f"{len(found) - left} of {len(found)}"
+            err.print(f"stopped; {done} are in the gradebook. Go on with the same command and --resume.")
             sys.exit(130)
         written = write_pages(book, run_id, out_folder, assignment, ids)
         if as_json:
@@ -162,7 +164,7 @@ def regrade(
         if not why:
             out.print(f"nothing to regrade: nothing that run {run.id} rests on has changed")
             return
-        todo, gone = r.submissions(before, why)
+        todo, gone = r.submissions(before, why, run.layout)
         if gone:
             raise Wrong(
                 f"{gone[0]}: expected it at {before[gone[0]].source}, it is gone; put it back, or grade it anew"
@@ -174,8 +176,8 @@ def regrade(
         if not begun or run.assignment != fingerprint.whole():
             run_id = book.start_run(
                 seed=run.seed, profile=run.profile, isolation=choose(run.isolation), assignment=fingerprint.whole(),
-                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(), base=run.id,
-                again=why,
+                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(run.layout),
+                base=run.id, again=why,
             )  # fmt: skip
         asked = questions().of_profile(run.profile)
         settings = batch.Settings(run.seed, ids, choose(run.isolation), str(out_folder.resolve() / "expected"), asked)
@@ -199,6 +201,17 @@ for command in (
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(decide.rubric, name="rubric")
+
+
+def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
+    """The layout of a run that is gone on with or joined. Raises Wrong where it was begun otherwise."""
+    fits = "auto" in (layout, run.layout) or run.layout.startswith(layout)
+    if (profile, isolation) == (run.profile, run.isolation) and fits and seed in (None, run.seed):
+        return str(run.layout)
+    began = f"--profile {run.profile} --isolation {run.isolation}"
+    began += "" if fits else f" --layout {run.layout.partition('-')[0]}"
+    began += "" if seed in (None, run.seed) else " and another --seed"
+    raise Wrong(f"--out: the class in {folder} was begun with {began}; join it with these, or name another folder")
 
 
 def _judge(

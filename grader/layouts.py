@@ -80,9 +80,10 @@ def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str
     kinds = Counter(kind for s in submissions if (kind := kind_of(s.path)))
     if layout == "cs336":
         del kinds["stages"]  # each is refused by itself
-    most = max(kinds, key=lambda kind: (kinds[kind], kind == "stages", kind), default=layout)
-    if most in ("auto", "stages"):
-        return profile, "stages"
+    by_default = of_profile(profile) if layout == "auto" else layout
+    most = max(kinds, key=lambda kind: (kinds[kind], kind == "stages", kind), default=by_default)
+    if most == "stages":
+        return profile, most
     if profile in cs336.profiles() or most == "cs336":
         return profile, "cs336"
     if profile != "full":
