@@ -17,7 +17,7 @@ from lab.questions import default as questions
 from lab.scoring import ExerciseScore
 
 from . import decide, tools
-from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages
+from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -75,15 +75,15 @@ def grade(
     profile, of_all = layouts.of_class(found, layout, profile)
     ids = ids_of(assignment, profile)
     chosen = choose(isolation, here=cluster != "slurm")
-    if cluster is None and (gpus or slurm):
+    if (cluster is None and gpus) or (cluster != "slurm" and slurm):
         raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
+    if seed is not None and not (seed and seed.isprintable()):
+        raise Wrong(f"--seed: expected characters that can be printed, got {seed!r}")
     nodes = schedulers.Cluster(cluster, out_folder.resolve() / "cluster", gpus, tuple(slurm or ())) if cluster else None
     if nodes:
         schedulers.check(nodes)
-    try:
+    with writing(out_folder):
         out_folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Wrong(f"--out: expected a folder, or a place for one, got {out_folder}: {error.strerror}") from None
     with Gradebook(out_folder / "gradebook.sqlite") as book:
         latest = book.latest_run()
         if latest is not None:

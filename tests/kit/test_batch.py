@@ -312,6 +312,20 @@ def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, lig
     assert len(judged) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seed", "\udcff"], "--seed: expected characters that can be printed"),
+        (["--cluster", "local", "--slurm", "partition=x"], "--slurm go with --cluster slurm"),
+    ],
+)
+def test_an_option_that_cannot_be_taken_is_refused_in_one_line(tmp_path, light, options, says):
+    run, judged = light
+    done = run("grade", tmp_path / "class", "--isolation", ISOLATION, *options)
+    assert says in str(done.exception)
+    assert not judged
+
+
 def test_a_regrade_unpacks_as_it_was_graded(tmp_path, light):
     run, judged = light
     tour = ("--profile", "tour", "--isolation", ISOLATION)

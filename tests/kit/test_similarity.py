@@ -79,7 +79,10 @@ def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, 
     """bob has ada's under another name; cyd wrote his apart; each has the course's model, and the same adapters."""
     for name, file in (("ada", "flash.py"), ("bob", "attention.py"), ("cyd", "flash.py")):
         write(tmp_path / name / "tests" / "adapters.py", "from cs336_systems import *\n")
-        write(tmp_path / name / "cs336_basics" / "model.py", (ROOT / "lab" / "model" / "transformer.py").read_text(encoding="utf-8"))
+        write(
+            tmp_path / name / "cs336_basics" / "model.py",
+            (ROOT / "lab" / "model" / "transformer.py").read_text(encoding="utf-8"),
+        )
         write(tmp_path / name / "cs336_systems" / file, (classroom / "class" / name / FILE).read_text(encoding="utf-8"))
     parties = list(similarity.of_class(find([tmp_path])))
     assert [[*p.files] for p in parties] == [[similarity.FORK]] * 3
