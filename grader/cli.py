@@ -18,6 +18,7 @@ from lab.scoring import ExerciseScore
 
 from . import decide, tools
 from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
+from .report import points
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -103,21 +104,15 @@ def grade(
                 base=latest.id if latest else None, again={s.name: ids for s in found},
             )  # fmt: skip
         have = book.graded(run_id)
-        todo = [s for s in found if s.name not in have or None in have[s.name].judged.values()]
+        todo = _undone(found, have)
         if kept := [name for name in have if name not in {s.name for s in found}]:
             say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {', '.join(kept[:5])}", err)
         asked = questions().of_profile(profile)
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
         if nodes:
             nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
-        try:
-            problems = _judge(book, run_id, todo, settings, jobs, as_json, total=len(found), cluster=nodes)
-        except KeyboardInterrupt:
-            now = book.graded(run_id)
-            left = sum(s.name not in now or None in now[s.name].judged.values() for s in found)
-            done = f"{len(found) - left} of {len(found)}"
-            err.print(f"stopped; {done} are in the gradebook. Go on with the same command and --resume.")
-            sys.exit(130)
+        how = "the same command and --resume"
+        problems = _judge(book, run_id, found, todo, settings, jobs, how, quiet=as_json, cluster=nodes)
         written = write_pages(book, run_id, out_folder, assignment, ids)
         if as_json:
             from .report.exports import as_json as plain
@@ -127,9 +122,7 @@ def grade(
         else:
             _table(book.graded(run_id), assignment, ids)
             out.print(f"report: {written}", highlight=False, soft_wrap=True)
-        for problem in problems:
-            err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1 if problems else 0)
+        _end(problems)
 
 
 @app.command()
@@ -149,7 +142,10 @@ def regrade(
     out_folder: Out = Path("out"),
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
 ) -> None:
-    """Judge again what is asked for, or what rests on something that changed; keep the rest. Goes on after a crash."""
+    """Judge again what is asked for, or what rests on something that changed; keep the rest. Goes on after a crash.
+
+    It judges on this machine, also what a cluster graded.
+    """
     from . import batch, fingerprint
     from . import regrade as r
     from .sandbox import choose
@@ -181,17 +177,11 @@ def regrade(
             )  # fmt: skip
         asked = questions().of_profile(run.profile)
         settings = batch.Settings(run.seed, ids, choose(run.isolation), str(out_folder.resolve() / "expected"), asked)
-        try:
-            problems = _judge(book, run_id, todo, settings, jobs, False, total=len(todo), again=True)
-        except KeyboardInterrupt:
-            err.print("stopped; what was regraded is in the gradebook. Go on with: grader regrade")
-            sys.exit(130)
+        problems = _judge(book, run_id, todo, todo, settings, jobs, "grader regrade", again=True)
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
         out.print(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}", highlight=False, soft_wrap=True)
-        for problem in problems:
-            err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1 if problems else 0)
+        _end(problems)
 
 
 for command in (
@@ -217,15 +207,19 @@ def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: st
 def _judge(
     book: Any,
     run_id: int,
+    found: list[Any],
     todo: list[Any],
     settings: Any,
     jobs: int,
-    quiet: bool,
-    total: int,
+    how: str,
     again: bool = False,
+    quiet: bool = False,
     cluster: Any = None,
 ) -> list[str]:
-    """Grade and write down one by one; returns a line for each that could not be judged."""
+    """Grade what of `found` is to do, written down one by one; returns a line for each that could not be judged.
+
+    Ctrl-C ends the grader: `how` says how to go on.
+    """
     from . import batch
     from .progress import grading
 
@@ -233,15 +227,31 @@ def _judge(
     sweep_halves(book.path.parent)
     problems = []
     spent = [] if again else [g.seconds for g in have.values()]
-    with grading(total, total - len(todo), jobs, spent, err, quiet) as tell:
+    try:
+        with grading(len(found), len(found) - len(todo), jobs, spent, err, quiet) as tell:
 
-        def record(graded: Any) -> None:
-            book.record(run_id, graded)
-            tell(graded.name)
+            def record(graded: Any) -> None:
+                book.record(run_id, graded)
+                tell(graded.name)
 
-        for submission, why in batch.grade_all(todo, settings, jobs, record, have if again else None, cluster):
-            problems.append(f"{submission.name}: {why}")
+            for submission, why in batch.grade_all(todo, settings, jobs, record, have if again else None, cluster):
+                problems.append(f"{submission.name}: {why}")
+    except KeyboardInterrupt:
+        done = len(found) - len(_undone(found, book.graded(run_id)))
+        err.print(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {how}", soft_wrap=True)
+        sys.exit(130)
     return problems
+
+
+def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
+    """Those of which a run has nothing, or what an earlier one said."""
+    return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
+
+
+def _end(problems: list[str]) -> None:
+    for problem in problems:
+        err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1 if problems else 0)
 
 
 def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:
@@ -261,8 +271,8 @@ def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...])
         scores = {s.exercise.id: s for s in grade.scores}
         cells = [_mark(scores.get(id)) for id in ids]
         own = sum(s.inconclusive for s in grade.scores)
-        away = f"{_points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
-        table.add_row(shown(name), *cells, f"{_points(grade.final)}/{_points(grade.possible)}", away)
+        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
+        table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)
         undecided += own
     out.print(table)
     if undecided:
@@ -273,8 +283,4 @@ def _mark(s: ExerciseScore | None) -> str:
     """An exercise's points in a cell; None: it is excluded."""
     if s is None:
         return "⊘"
-    return f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"
-
-
-def _points(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    return f"{points(s.earned)}/{points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"

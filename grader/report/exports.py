@@ -25,8 +25,7 @@ from ..cs336 import ADVISORY
 from ..graded import Graded, Run
 from ..policy import Grade
 from ..sheets import Sheet
-from . import labels, one_line, page_name, plain
-from .html import points
+from . import labels, one_line, page_name, plain, points
 from .summary import REASONS, decisions, readable
 
 MESSAGE_LIMIT = 4000  # characters of one message
