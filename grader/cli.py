@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,8 @@ from lab.questions import default as questions
 from lab.scoring import ExerciseScore
 
 from . import decide, tools
-from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages
+from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
+from .report import points
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -60,60 +62,57 @@ def grade(
     ] = None,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, cs336, fingerprint, schedulers, submissions
+    from . import batch, fingerprint, layouts, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
     assignment = default()
     ids_of(assignment, profile)
-    if layout not in submissions.LAYOUTS:
-        raise Wrong(f"--layout: expected one of {', '.join(submissions.LAYOUTS)}, got {layout!r}")
-    found = submissions.find(paths, layout)
+    if layout not in layouts.LAYOUTS:
+        raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
+    found = submissions.find(paths, lambda line: say(line, err))
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
-    profile = cs336.profile_of(found, layout, profile)
+    profile, of_all = layouts.of_class(found, layout, profile)
     ids = ids_of(assignment, profile)
     chosen = choose(isolation, here=cluster != "slurm")
-    if cluster is None and (gpus or slurm):
+    if (cluster is None and gpus) or (cluster != "slurm" and slurm):
         raise Wrong("--gpus and --slurm go with --cluster slurm; add it, or leave them out")
+    if seed is not None and not (seed and seed.isprintable()):
+        raise Wrong(f"--seed: expected characters that can be printed, got {seed!r}")
     nodes = schedulers.Cluster(cluster, out_folder.resolve() / "cluster", gpus, tuple(slurm or ())) if cluster else None
     if nodes:
         schedulers.check(nodes)
-    try:
+    with writing(out_folder):
         out_folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Wrong(f"--out: expected a folder, or a place for one, got {out_folder}: {error.strerror}") from None
     with Gradebook(out_folder / "gradebook.sqlite") as book:
         latest = book.latest_run()
+        if latest is not None:
+            of_all = _same_class(latest, out_folder, profile, layout, chosen, seed)
+        seed = latest.seed if latest else seed or batch.new_seed()
+        found = [replace(s, layout=of_all) for s in found]
         if resume and latest is None:
             raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
         if resume and latest is not None:
-            run_id, seed = latest.id, latest.seed
+            run_id = latest.id
             if latest.assignment != fingerprint.whole():
                 raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
-            if (profile, chosen) != (latest.profile, latest.isolation):
-                began = f"--profile {latest.profile} --isolation {latest.isolation}"
-                raise Wrong(f"--resume: that run was begun with {began}; go on with these, or leave --resume out")
         else:
-            seed = seed or (latest.seed if latest else batch.new_seed())
             run_id = book.start_run(
                 seed=seed, profile=profile, isolation=chosen, assignment=fingerprint.whole(),
-                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(),
+                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(of_all),
+                base=latest.id if latest else None, again={s.name: ids for s in found},
             )  # fmt: skip
         have = book.graded(run_id)
-        todo = [s for s in found if s.name not in have]
+        todo = _undone(found, have)
+        if kept := [name for name in have if name not in {s.name for s in found}]:
+            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {', '.join(kept[:5])}", err)
         asked = questions().of_profile(profile)
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
         if nodes:
             nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
-        try:
-            problems = _judge(book, run_id, todo, settings, jobs, as_json, total=len(found), cluster=nodes)
-        except KeyboardInterrupt:
-            done = len(book.graded(run_id))
-            err.print(
-                f"stopped; {done} of {len(found)} are in the gradebook. Go on with the same command and --resume."
-            )
-            sys.exit(130)
+        how = "the same command and --resume"
+        problems = _judge(book, run_id, found, todo, settings, jobs, how, quiet=as_json, cluster=nodes)
         written = write_pages(book, run_id, out_folder, assignment, ids)
         if as_json:
             from .report.exports import as_json as plain
@@ -123,9 +122,7 @@ def grade(
         else:
             _table(book.graded(run_id), assignment, ids)
             out.print(f"report: {written}", highlight=False, soft_wrap=True)
-        for problem in problems:
-            err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1 if problems else 0)
+        _end(problems)
 
 
 @app.command()
@@ -145,7 +142,10 @@ def regrade(
     out_folder: Out = Path("out"),
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
 ) -> None:
-    """Judge again what is asked for, or what rests on something that changed; keep the rest. Goes on after a crash."""
+    """Judge again what is asked for, or what rests on something that changed; keep the rest. Goes on after a crash.
+
+    It judges on this machine, also what a cluster graded.
+    """
     from . import batch, fingerprint
     from . import regrade as r
     from .sandbox import choose
@@ -160,7 +160,7 @@ def regrade(
         if not why:
             out.print(f"nothing to regrade: nothing that run {run.id} rests on has changed")
             return
-        todo, gone = r.submissions(before, why)
+        todo, gone = r.submissions(before, why, run.layout)
         if gone:
             raise Wrong(
                 f"{gone[0]}: expected it at {before[gone[0]].source}, it is gone; put it back, or grade it anew"
@@ -172,22 +172,16 @@ def regrade(
         if not begun or run.assignment != fingerprint.whole():
             run_id = book.start_run(
                 seed=run.seed, profile=run.profile, isolation=choose(run.isolation), assignment=fingerprint.whole(),
-                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(), base=run.id,
-                again=why,
+                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(run.layout),
+                base=run.id, again=why,
             )  # fmt: skip
         asked = questions().of_profile(run.profile)
         settings = batch.Settings(run.seed, ids, choose(run.isolation), str(out_folder.resolve() / "expected"), asked)
-        try:
-            problems = _judge(book, run_id, todo, settings, jobs, False, total=len(todo), again=True)
-        except KeyboardInterrupt:
-            err.print("stopped; what was regraded is in the gradebook. Go on with: grader regrade")
-            sys.exit(130)
+        problems = _judge(book, run_id, todo, todo, settings, jobs, "grader regrade", again=True)
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
         out.print(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}", highlight=False, soft_wrap=True)
-        for problem in problems:
-            err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1 if problems else 0)
+        _end(problems)
 
 
 for command in (
@@ -199,18 +193,33 @@ for command in (
 app.add_typer(decide.rubric, name="rubric")
 
 
+def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
+    """The layout of a run that is gone on with or joined. Raises Wrong where it was begun otherwise."""
+    fits = "auto" in (layout, run.layout) or run.layout.startswith(layout)
+    if (profile, isolation) == (run.profile, run.isolation) and fits and seed in (None, run.seed):
+        return str(run.layout)
+    began = f"--profile {run.profile} --isolation {run.isolation}"
+    began += "" if fits else f" --layout {run.layout.partition('-')[0]}"
+    began += "" if seed in (None, run.seed) else " and another --seed"
+    raise Wrong(f"--out: the class in {folder} was begun with {began}; join it with these, or name another folder")
+
+
 def _judge(
     book: Any,
     run_id: int,
+    found: list[Any],
     todo: list[Any],
     settings: Any,
     jobs: int,
-    quiet: bool,
-    total: int,
+    how: str,
     again: bool = False,
+    quiet: bool = False,
     cluster: Any = None,
 ) -> list[str]:
-    """Grade and write down one by one; returns a line for each that could not be judged."""
+    """Grade what of `found` is to do, written down one by one; returns a line for each that could not be judged.
+
+    Ctrl-C ends the grader: `how` says how to go on.
+    """
     from . import batch
     from .progress import grading
 
@@ -218,15 +227,31 @@ def _judge(
     sweep_halves(book.path.parent)
     problems = []
     spent = [] if again else [g.seconds for g in have.values()]
-    with grading(total, total - len(todo), jobs, spent, err, quiet) as tell:
+    try:
+        with grading(len(found), len(found) - len(todo), jobs, spent, err, quiet) as tell:
 
-        def record(graded: Any) -> None:
-            book.record(run_id, graded)
-            tell(graded.name)
+            def record(graded: Any) -> None:
+                book.record(run_id, graded)
+                tell(graded.name)
 
-        for submission, why in batch.grade_all(todo, settings, jobs, record, have if again else None, cluster):
-            problems.append(f"{submission.name}: {why}")
+            for submission, why in batch.grade_all(todo, settings, jobs, record, have if again else None, cluster):
+                problems.append(f"{submission.name}: {why}")
+    except KeyboardInterrupt:
+        done = len(found) - len(_undone(found, book.graded(run_id)))
+        err.print(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {how}", soft_wrap=True)
+        sys.exit(130)
     return problems
+
+
+def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
+    """Those of which a run has nothing, or what an earlier one said."""
+    return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
+
+
+def _end(problems: list[str]) -> None:
+    for problem in problems:
+        err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1 if problems else 0)
 
 
 def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:
@@ -246,8 +271,8 @@ def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...])
         scores = {s.exercise.id: s for s in grade.scores}
         cells = [_mark(scores.get(id)) for id in ids]
         own = sum(s.inconclusive for s in grade.scores)
-        away = f"{_points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
-        table.add_row(shown(name), *cells, f"{_points(grade.final)}/{_points(grade.possible)}", away)
+        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
+        table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)
         undecided += own
     out.print(table)
     if undecided:
@@ -258,8 +283,4 @@ def _mark(s: ExerciseScore | None) -> str:
     """An exercise's points in a cell; None: it is excluded."""
     if s is None:
         return "⊘"
-    return f"{_points(s.earned)}/{_points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"
-
-
-def _points(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    return f"{points(s.earned)}/{points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"

@@ -60,11 +60,22 @@ def known(given: Collection[str], there: Collection[str], what: str) -> None:
 
 
 def text_of(path: Path, option: str) -> str:
-    """The text of a file that an option names."""
+    """The text of a file that an option names, less the mark that spreadsheets and editors put in front."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise Wrong(f"{option}: expected a text file, {path}: {getattr(error, 'strerror', 'not UTF-8')}") from None
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What keeps files from being written into --out, as one line."""
+    try:
+        yield
+    except OSError as error:
+        at = f"{error.filename}: " if error.filename and str(error.filename) != str(folder) else ""
+        why = f"{folder}: {at}{error.strerror or error}"
+        raise Wrong(f"--out: expected a folder, or a place for one, got {why}; clear the way or name another") from None
 
 
 def ids_of(assignment: Assignment, profile: str) -> tuple[str, ...]:
@@ -82,8 +93,9 @@ def write_pages(book: Gradebook, run_id: int, folder: Path, assignment: Assignme
     graded = book.graded(run_id)
     if waiting := sum(None in g.judged.values() for g in graded.values()):
         say(f"{waiting} are shown as they were: they wait to be judged again; say: grader regrade", err)
-    index = html.write_reports(folder / "report", graded, assignment, run, ids)
-    exports.write_exports(folder, graded, assignment, ids)
+    with writing(folder):
+        index = html.write_reports(folder / "report", graded, assignment, run, ids)
+        exports.write_exports(folder, graded, assignment, ids)
     return index
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,7 @@ from lab.assignment import default
 from lab.files import write_whole
 
 from . import policy as p
-from .console import Out, Wrong, err, known, latest, out, say, text_of, write_pages
+from .console import Out, Wrong, err, known, latest, out, say, text_of, write_pages, writing
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -34,8 +33,8 @@ def adjust(
     out_folder: Out = Path("out"),
 ) -> None:
     """Add points by hand, beside what tests said; it survives every regrade."""
-    if not math.isfinite(points):
-        raise Wrong(f"--points: expected a number, got {points}")
+    if not abs(points) <= p.MOST_POINTS:  # nan is not, either
+        raise Wrong(f"--points: expected a number of -{p.MOST_POINTS:g} to {p.MOST_POINTS:g}, got {points}")
     _decide(out_folder, "adjust", name, [exercise], points, why, by)
 
 
@@ -47,7 +46,7 @@ def exclude(
     out_folder: Out = Path("out"),
 ) -> None:
     """Leave exercises out of a submission's grade: neither earned nor lost."""
-    _decide(out_folder, "exclude", name, exercise, "", why, by)
+    _decide(out_folder, "exclude", name, list(dict.fromkeys(exercise)), "", why, by)
 
 
 def extend(
@@ -73,7 +72,7 @@ def late(
     assignment = default()
     with latest(out_folder) as (book, run, ids):
         text = text_of(policy, "--policy") if policy else ""
-        rules = p.read(text, assignment) if policy else p.in_force(book.decisions(), assignment)
+        rules = p.read_new(text, assignment) if policy else p.in_force(book.decisions(), assignment)
         if times and rules is None:
             raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
         rows = p.read_times(text_of(times, "--import"), assignment, rules) if times and rules else []
@@ -113,8 +112,11 @@ def decisions(
     out_folder: Out = Path("out"),
 ) -> None:
     """Every decision ever made, withdrawn ones too: what, why, who and when."""
-    with latest(out_folder, write=False) as (book, _, _):
-        made = [d for d in book.decisions() if name in (None, d.name)]
+    with latest(out_folder, write=False) as (book, run, _):
+        made = book.decisions()
+        if name is not None:
+            known([name], {*book.graded(run.id), *(d.name for d in made)}, "NAME")
+            made = [d for d in made if d.name == name]
     if as_json:
         print(json.dumps([asdict(d) for d in made], indent=1))
         return
@@ -134,18 +136,25 @@ def canvas(
     out_folder: Out = Path("out"),
 ) -> None:
     """Write canvas.csv, to be imported into Canvas' gradebook."""
+    from . import written
     from .report import exports
 
+    if not column.strip():
+        raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
     try:
-        text, nobodys = exports.canvas(text_of(roster, "ROSTER"), column, graded, default(), ids)
+        text, left_out = exports.canvas(text_of(roster, "ROSTER"), column, graded, default(), ids)
     except ValueError as error:
         raise Wrong(f"ROSTER: {error}") from None
-    write_whole(out_folder / "canvas.csv", text)
-    for name in nobodys:
-        say(f"{name}: belongs to nobody on the roster; it is not in canvas.csv", err)
-    say(f"wrote {out_folder / 'canvas.csv'}")
+    with writing(out_folder):
+        write_whole(out_folder / "canvas.csv", text)
+    for line in left_out:
+        say(f"{line}; it is not in canvas.csv", err)
+    unmarked = sum(written.totals(written.score(g))[2] for g in graded.values())
+    if unmarked:
+        say(f"{unmarked:g} points of prose are not marked yet, and count nothing in it", err)
+    say(f"wrote {out_folder / 'canvas.csv'}: final points, and of written questions")
 
 
 rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")

@@ -16,6 +16,7 @@ from lab.assignment import default
 from lab.runner import Observed
 from lab.world.board import readable
 
+from . import cs336
 from .graded import Flag
 
 HEADERS = 66  # bytes of Ethernet, IP and TCP headers of a packet on the loopback
@@ -36,14 +37,18 @@ def of_probe(observed: Observed) -> Iterator[Flag]:
             yield Flag(kind, f"{observed.exercise}: {observed.probe}: {detail}")
 
 
-def of_source(root: Path, ids: tuple[str, ...]) -> Iterator[Flag]:
-    """Flags for what the source of an exercise does to reach past what it is given, as far as it can be read."""
+def of_source(root: Path, ids: tuple[str, ...], fork: bool = False) -> Iterator[Flag]:
+    """Flags for what the source of an exercise does to reach past what it is given, as far as it can be read.
+
+    Of a CS336 fork: its own source, for in the exercises' files is our bridge.
+    """
+    files = cs336.reached(root) if fork else [default().exercise(id).file for id in ids]
     seen = set()
-    for id in ids:
-        for line in forbidden.reaches(root, default().exercise(id).file):
+    for where, file in zip(files if fork else ids, files, strict=True):
+        for line in forbidden.reaches(root, file):
             if line not in seen:
                 seen.add(line)
-                yield Flag("reaches past what it is given", f"{id}: {line}")
+                yield Flag("reaches past what it is given", f"{where}: {line}")
 
 
 # Bytes that Gloo puts on the wire for one rank's part in a collective over w ranks, in units of its payload; measured.

@@ -35,8 +35,8 @@ def whole() -> str:
     return digest.hexdigest()
 
 
-def manifest() -> dict[str, Any]:
-    """{"files": {path: digest}, "exercises": {id: {"entry": digest, "all": digest}}, "written": digest}.
+def manifest(layout: str = "auto") -> dict[str, Any]:
+    """{"files": {path: digest}, "exercises": {id: {"entry": digest, "all": digest}}, "written": digest, "layout": …}.
 
     What `changes` and `written_changes` compare with.
     """
@@ -46,7 +46,7 @@ def manifest() -> dict[str, Any]:
         parts = _parts(exercise)
         files |= {path: digest for path, digest in parts.items() if path != _ENTRY}
         exercises[id] = {"entry": parts[_ENTRY], "all": _of_all(parts)}
-    return {"files": dict(sorted(files.items())), "exercises": exercises, "written": _written()}
+    return {"files": dict(sorted(files.items())), "exercises": exercises, "written": _written(), "layout": layout}
 
 
 def changes(id: str, earlier: dict[str, Any]) -> str:

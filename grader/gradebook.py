@@ -33,9 +33,9 @@ TEXT_LIMIT = 20_000  # characters of a message or an output that are kept
 NOTES_LIMIT = 100
 
 _OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
-# Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
 _SUBMISSION = "name, source, hash, status, message, seconds, notes, earned, possible, not_run"
 _RESULT = 'exercise, kind, test, "case", outcome, reason, message, seconds, output, public, instrumented'
+# Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
 _WRITTEN = f"""
 CREATE TABLE answer (
     {_OWNED}, question TEXT NOT NULL, given TEXT NOT NULL, outcome TEXT NOT NULL, share REAL NOT NULL,

@@ -27,6 +27,11 @@ class Run:
     commit: str
     manifest: dict[str, Any] = field(default_factory=dict)  # what results rest on: grader.fingerprint
 
+    @property
+    def layout(self) -> str:
+        """How its submissions are unpacked: grader.layouts."""
+        return str(self.manifest.get("layout", "auto"))
+
 
 @dataclass(frozen=True)
 class Flag:

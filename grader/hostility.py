@@ -118,7 +118,10 @@ def kept(folder: Path | None) -> Iterator[Path]:
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HostileError(f"--out: expected a new or empty folder, {folder} is neither; remove it first")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostileError(f"--out: expected a place for a folder, got {folder}: {error.strerror}") from None
     yield folder
 
 

@@ -6,8 +6,6 @@ they survive every regrade and their history stays. A grade is computed from res
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -18,8 +16,13 @@ from typing import Any
 from lab.assignment import Assignment
 from lab.scoring import ExerciseScore, totals
 
+from .sheets import Sheet, SheetError
+
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # of these the last one counts
+_FIRST, _LAST = 1970, 2200
+_YEARS = range(_FIRST, _LAST + 1)
+MOST_POINTS = 10_000.0  # that one adjustment may add or take
 
 
 class PolicyError(ValueError):
@@ -88,7 +91,7 @@ def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy
     counted = [s for s in scores if s.exercise.id not in excluded]
     known = {s.exercise.id for s in counted} | {""}
     adjustments = [d for d in decisions if d.kind == "adjust" and d.exercise in known]
-    stages = tuple(dict.fromkeys(s.exercise.stage for s in scores))
+    stages = tuple(dict.fromkeys(s.exercise.stage for s in counted))  # what does not count spends no free day
     lates = lateness(policy, decisions, stages)
     percent = {stage: late.percent for late in lates for stage in late.stages}
     earned, possible, not_run = totals(counted)
@@ -143,7 +146,7 @@ def read(text: str, assignment: Assignment) -> Policy:
     """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises PolicyError."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
         raise PolicyError(f"policy: not TOML: {error}") from None
     if strange := set(data) - {"due", "free_days", "percent_a_day", "stages"}:
         raise PolicyError(f"policy: expected due, free_days, percent_a_day and [stages], got {min(strange)!r}")
@@ -162,27 +165,40 @@ def read(text: str, assignment: Assignment) -> Policy:
     return Policy(due, int(_number(data, "free_days", 365, int)), _number(data, "percent_a_day", 100, (int, float)))
 
 
+def read_new(text: str, assignment: Assignment) -> Policy:
+    """As `read`, of one that no book holds yet: its dates leave room for any extension."""
+    rules = read(text, assignment)
+    for stage, when in rules.due.items():
+        if when.year not in _YEARS:
+            raise PolicyError(f"policy: {stage or 'due'}: expected a year from {_FIRST} to {_LAST}, got {when}")
+    return rules
+
+
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
     """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
     A time without an offset is one of the due date's zone. Raises PolicyError with the line at fault.
     """
-    table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
-    if not {"submission", "submitted"} <= set(table.fieldnames or ()):
-        came = ", ".join(table.fieldnames or ()) or "nothing"
-        raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {came[:200]}")
     stages = ("", *(s.name for s in assignment.stages))
     rows = []
-    for row in table:
-        name, when, stage = ((row.get(key) or "").strip() for key in ("submission", "submitted", "stage"))
-        if stage not in stages:
-            raise PolicyError(f"--import: line {table.line_num}: expected a stage or nothing, got {stage[:80]!r}")
-        try:
-            rows.append((name, stage, _time(when, policy).isoformat()))
-        except ValueError:
-            raise PolicyError(
-                f"--import: line {table.line_num}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}"
-            ) from None
+    try:
+        sheet = Sheet(text)
+        if not {"submission", "submitted"} <= set(sheet.headings):
+            came = ", ".join(sheet.headings) or "nothing"
+            raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {came[:200]}")
+        for line, row in sheet:
+            name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
+            if stage not in stages:
+                raise PolicyError(f"--import: line {line}: expected a stage or nothing, got {stage[:80]!r}")
+            try:
+                time = _time(when, policy)
+            except ValueError:
+                time = None
+            if time is None or time.year not in _YEARS:
+                raise PolicyError(f"--import: line {line}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}")
+            rows.append((name, stage, time.isoformat()))
+    except SheetError as error:
+        raise PolicyError(f"--import: {error}") from None
     return rows
 
 

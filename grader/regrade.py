@@ -62,9 +62,11 @@ def plan(why: Why) -> list[str]:
     return lines
 
 
-def submissions(graded: Mapping[str, Graded], names: Collection[str]) -> tuple[list[Submission], list[str]]:
+def submissions(
+    graded: Mapping[str, Graded], names: Collection[str], layout: str
+) -> tuple[list[Submission], list[str]]:
     """(where they were graded from, names of those that are there no more)."""
-    found = [Submission(name, Path(graded[name].source)) for name in names]
+    found = [Submission(name, Path(graded[name].source), layout) for name in names]
     return [s for s in found if s.path.exists()], [s.name for s in found if not s.path.exists()]
 
 

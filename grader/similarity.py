@@ -2,7 +2,8 @@
 
 Files are compared with those of the same name by their k-grams, as copydetect cuts them (Schleimer, Wilkerson and Aiken
 2003, "Winnowing"): names, strings, comments and layout do not count. What the stubs hold is left out, and so is what
-is too short to say anything. Short exercises look alike whoever writes them: a person reads both and decides.
+is too short to say anything. Forks of CS336 are compared with each other, by all code that they wrote. Short exercises
+look alike whoever writes them: a person reads both and decides.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from copydetect import CodeFingerprint, compare_files
 
 from lab.assignment import ROOT, default
 
-from . import mutants, submissions
+from . import cs336, mutants, submissions
 from .submissions import Submission, SubmissionError
 
 KIT = "the kit's solutions"
 FLAG = "similar code"
+FORK = "what the fork wrote"  # in the place of a file: each calls its files as it likes
+_THEIRS = ("tests", "cs336_basics")  # what that course gives, for the most part
 GRAM = 25  # characters of filtered code, where a name is one
 LEAST = 40  # k-grams that a file must have beyond its stub
 _LONGEST = 100_000  # characters of a file that are looked at
@@ -84,14 +87,17 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
     for submission in found:
         with tempfile.TemporaryDirectory(prefix="similarity-") as folder:
             try:
-                root = submissions.unpack(submission, Path(folder) / "impl").root
+                unpacked = submissions.unpack(submission, Path(folder) / "impl")
             except SubmissionError as error:
                 yield f"{submission.name}: {error}"
                 continue
             year = f"{submission.path.parent.name}/" if kind == "earlier" else ""
             party = Party(year + submission.name, kind)
-            for file in _files(root):
-                maker.add(party, "", file, root)
+            if unpacked.edition:
+                maker.add_whole(party, unpacked.root)
+            else:
+                for file in _files(unpacked.root):
+                    maker.add(party, "", file, unpacked.root)
             yield party
 
 
@@ -162,12 +168,23 @@ class _Prints:
 
     def add(self, party: Party, label: str, file: str, root: Path) -> None:
         """Give the party its version of a file, unless that is hardly more than the stub."""
-        text = (root / file).read_bytes()[:_LONGEST].decode(errors="replace").replace("\r\n", "\n")
+        self._add(party, label, file, _text(root / file))
+
+    def add_whole(self, party: Party, root: Path) -> None:
+        """Give it the code of a CS336 fork, less the bridge and what that course gives, as one file."""
+        files = [file for file in cs336.own(root) if file.partition("/")[0] not in _THEIRS]
+        self._add(party, "", FORK, "\n".join(f"# {file}\n{_text(root / file)}" for file in files)[: 4 * _LONGEST])
+
+    def _add(self, party: Party, label: str, file: str, text: str) -> None:
         if (file, text) not in self.made:
             self.made[file, text] = numpy.sort(numpy.fromiter(_beyond(file, text).hashes, numpy.int64))
         grams = self.made[file, text]
         if len(grams) >= LEAST:
             party.files.setdefault(file, []).append(Version(label, text, grams))
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes()[:_LONGEST].decode(errors="replace").replace("\r\n", "\n")
 
 
 def _beyond(file: str, text: str) -> CodeFingerprint:

@@ -13,19 +13,18 @@ import re
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from grader import archives, cs336
+from grader import archives, cs336, layouts
 from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
+from grader.layouts import ignored, is_archive
 from lab import assignment
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
-LAYOUTS = ("auto", "stages", "cs336")
 AT_THE_ROOT = ("answers.toml", "writeup.md")
-_IGNORED = ("__MACOSX", "__pycache__", "lost+found")
 _MOST_NOTES = 20
 
 
@@ -33,7 +32,7 @@ _MOST_NOTES = 20
 class Submission:
     name: str  # unique in its run, safe as a file name
     path: Path  # a folder or an archive
-    layout: str = "auto"  # one of LAYOUTS
+    layout: str = "auto"  # one of layouts.LAYOUTS, or the profile of a fork's year
 
 
 @dataclass(frozen=True)
@@ -43,26 +42,29 @@ class Unpacked:
     edition: str = ""  # of a CS336 fork: which year's
 
 
-def find(paths: list[Path], layout: str = "auto") -> list[Submission]:
+def find(paths: list[Path], tell: Callable[[str], None] = lambda line: None) -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
-    A folder that has a stage folder, itself or in student/, or a fork's adapters is one submission; of any other, each
-    sub-folder and each archive is one.
+    A folder that `layouts.is_one` takes for one submission is one; of any other, each sub-folder and each archive is.
+    tell(line): where that is in doubt, and whose names had to be changed.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
-        if path.is_dir() and not _is_one(path):
-            children = [c for c in sorted(path.iterdir()) if not _ignored(c.name) and (c.is_dir() or _is_archive(c))]
+        one, doubt = layouts.is_one(path) if path.is_dir() else (False, "")
+        if doubt:
+            tell(doubt)
+        if path.is_dir() and not one:
+            children = [c for c in sorted(path.iterdir()) if not ignored(c.name) and (c.is_dir() or is_archive(c))]
             if not children:
-                raise SubmissionError(_nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
+                raise SubmissionError(layouts.nothing_found(str(given), (c.name for c in sorted(path.iterdir()))))
             found += children
-        elif path.is_dir() or (path.is_file() and _is_archive(path)):
+        elif path.is_dir() or (path.is_file() and is_archive(path)):
             found.append(path)
         else:
             came = "a file of another kind" if path.exists() else "nothing"
             raise SubmissionError(f"{given}: expected a folder or {', '.join(SUFFIXES)}, found {came}; check the path")
-    return _named(list(dict.fromkeys(found)), layout)
+    return _named(list(dict.fromkeys(found)), tell)
 
 
 def _resolved(given: Path) -> Path:
@@ -86,20 +88,19 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SubmissionError(f"{destination}: expected a new or empty folder to unpack into; remove it first")
     source = archives.open_source(submission.path, limits)
-    members = list(source.members())
-    fork = cs336.root_of(members) if submission.layout != "stages" else None
-    if submission.layout == "cs336" and fork is None:
-        raise SubmissionError(f"{submission.path.name}: expected a CS336 fork, it has no {'/'.join(cs336.ADAPTERS)}")
-    root = _root_of(members, submission.path.name) if fork is None else fork
-    chosen, notes = _choose(members, root, limits, _place if fork is None else cs336.place)
+    members, layout = list(source.members()), submission.layout
+    root = layouts.root_of(members, submission.path.name, layout)
+    chosen, notes = _choose(members, root.parts, limits, cs336.place if root.fork else _place)
     try:
         _make_folder(destination)
         _write(source, chosen, destination, limits)
-        edition = "" if fork is None else cs336.install(destination)
+        edition = cs336.install(destination) if root.fork else ""
+        if layout in cs336.profiles() and edition != layout:
+            raise SubmissionError(f"{submission.path.name}: expected a fork of {layout}, as the others, got {edition}")
     except BaseException:
         shutil.rmtree(destination, ignore_errors=True)
         raise
-    return Unpacked(destination, notes, edition)
+    return Unpacked(destination, [*root.notes, *notes], edition)
 
 
 def hash_of(root: Path) -> str:
@@ -115,64 +116,41 @@ def _stages() -> tuple[str, ...]:
     return tuple(stage.name for stage in assignment.default().stages)
 
 
-def _is_one(path: Path) -> bool:
-    return _stages_in(path) or _stages_in(path / "student") or path.joinpath(*cs336.ADAPTERS).is_file()
+def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
+    """Names that differ, also on file systems that ignore case; a name that is fit and free stays as it is.
 
-
-def _stages_in(path: Path) -> bool:
-    return any((path / stage).is_dir() and not (path / stage).is_symlink() for stage in _stages())
-
-
-def _is_archive(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES)
-
-
-def _ignored(name: str) -> bool:
-    return name.startswith(".") or name in _IGNORED
-
-
-def _named(paths: list[Path], layout: str) -> list[Submission]:
-    """Names that differ, also on file systems that ignore case: a second alice is alice-2."""
-    taken: set[str] = set()
-    submissions = []
-    for path in paths:
-        stem = path.name
-        for suffix in SUFFIXES:
-            if stem.lower().endswith(suffix) and not path.is_dir():
-                stem = stem[: -len(suffix)]
-                break
-        safe = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", stem)).strip("._-")[:60] or "submission"
-        name, count = safe, 1
-        while name.casefold() in taken:
-            count += 1
-            name = f"{safe}-{count}"
-        taken.add(name.casefold())
-        submissions.append(Submission(name, path, layout))
-    return submissions
-
-
-def _root_of(members: list[Member], name: str) -> tuple[str, ...]:
-    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders.
-
-    Of a whole kit, as a repository holds it, that is student/.
+    Any other ends in ~ and a hash of the file's own name, which no fit one can: nobody takes another's name, and who
+    comes later changes no name but his own.
     """
-    paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(_ignored, m.parts))]
-    root: tuple[str, ...] = ()
-    for _ in range(4):
-        here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
-        if here & set(_stages()):
-            return root
-        here &= {"student"} if "student" in here else here
-        if len(here) != 1:
-            break
-        root = (*root, *here)
-    raise SubmissionError(_nothing_found(name, sorted({m.parts[0] for m in members if m.parts})))
+    given = {path: _stem(path) for path in paths}
+    names: dict[Path, str] = {}
+    owners: dict[str, Path] = {}
+    for path, stem in given.items():
+        if stem == _safe(stem) and owners.setdefault(stem.casefold(), path) == path:
+            names[path] = stem
+    for path in [path for path in paths if path not in names]:
+        own = path.name
+        while True:
+            name = f"{_safe(given[path])}~{hashlib.sha256(os.fsencode(own)).hexdigest()[:10]}"
+            if owners.setdefault(name.casefold(), path) == path:
+                break
+            own += "/"  # a file of the same name lies in another folder
+        names[path] = name
+    changed = [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        tell(f"names that were taken or not fit for a file: {', '.join(changed[:3])}{more}")
+    return [Submission(names[path], path) for path in paths]
 
 
-def _nothing_found(name: str, entries: Iterable[str]) -> str:
-    listed = [repr(e)[1:-1][:40] for e in entries]
-    found = ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "") if listed else "nothing"
-    return f"{name}: expected a folder with one of {', '.join(_stages())}; found: {found}; hand in the stage folders"
+def _stem(path: Path) -> str:
+    """A folder's or archive's own name, without its suffix."""
+    suffix = "" if path.is_dir() else next((s for s in SUFFIXES if path.name.lower().endswith(s)), "")
+    return unicodedata.normalize("NFC", path.name[: len(path.name) - len(suffix)])
+
+
+def _safe(stem: str) -> str:
+    return re.sub(r"[^\w.+@-]+", "_", stem).strip("._-")[:60] or "submission"
 
 
 Place = Callable[[Member, tuple[str, ...], UnpackLimits], tuple[str, ...]]
@@ -194,7 +172,7 @@ def _choose(
         if member.kind == "folder":
             continue
         if member.problem or member.kind != "file":
-            if not any(map(_ignored, member.parts)):  # links inside .git are nobody's concern
+            if not any(map(ignored, member.parts)):  # links inside .git are nobody's concern
                 named.append(f"left out {member.shown}: {member.problem or member.kind}")
                 continue
         elif member.parts[: len(root)] == root and (where := _put(member, len(root), limits, place)):
@@ -220,7 +198,7 @@ def _choose(
 
 def _put(member: Member, depth: int, limits: UnpackLimits, place: Place) -> tuple[str, ...]:
     where = member.parts[depth:]
-    return () if not where or any(map(_ignored, where)) else place(member, where, limits)
+    return () if not where or any(map(ignored, where)) else place(member, where, limits)
 
 
 def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
@@ -229,7 +207,7 @@ def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tupl
 
 
 def _sort_of(parts: tuple[str, ...]) -> str:
-    hidden = next((p for p in parts if _ignored(p)), "")
+    hidden = next((p for p in parts if ignored(p)), "")
     return hidden[:20] or PurePosixPath(parts[-1] if parts else "").suffix[:12] or "without a suffix"
 
 

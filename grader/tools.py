@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lab.assignment import ROOT, default
 
-from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, shown
+from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, say, shown, writing
 
 
 def stubs(
@@ -167,10 +167,11 @@ def leaderboard(
 
     with latest(out_folder, write=False) as (book, run, ids):
         try:
-            page = boards.write(
-                out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), default(), run,
-                list(ids),
-            )  # fmt: skip
+            with writing(out_folder):
+                page = boards.write(
+                    out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), default(), run,
+                    list(ids),
+                )  # fmt: skip
         except boards.NamesError as error:
             raise Wrong(str(error)) from None
     out.print(f"leaderboard: {page}", highlight=False, soft_wrap=True)
@@ -192,7 +193,10 @@ def similarity(
     from . import submissions
     from .report import pairs as pages
 
-    ours, before = submissions.find(paths), submissions.find(earlier) if earlier else []
+    def tell(line: str) -> None:
+        say(line, err)
+
+    ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
     with _progress(False) as progress:
         bar = progress.add_task("reading", total=len(ours) + len(before))
         parties: list[Any] = []
@@ -207,7 +211,8 @@ def similarity(
         count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
         progress.update(bar, description="comparing", total=count, completed=0)
         found_pairs = alike.pairs(parties, lambda: progress.update(bar, advance=1))
-    index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
+    with writing(out_folder):
+        index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
     marked = [p for p in found_pairs if p.share >= threshold]
     if flag:
         with latest(out_folder) as (book, run, _):

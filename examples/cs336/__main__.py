@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grader import batch, cs336
+from grader import batch, cs336, layouts
 from grader.graded import Graded
 from grader.sandbox import available
 from grader.submissions import Submission
@@ -38,7 +38,7 @@ def main() -> int:
 
 def check(fork: dict[str, Any], folder: Path, cache: Path) -> list[str]:
     """What of one fork is not as forks.toml says."""
-    ids = default().profiles[cs336.kind_of(folder)]
+    ids = default().profiles[layouts.kind_of(folder)]
     isolation = "process" if available()["bubblewrap"] else "bubblewrap"
     graded = batch.grade_one(Submission(fork["name"], folder), batch.Settings("public", ids, isolation, str(cache)))
     return [f"{fork['name']}: {line}" for line in differences(fork, graded, ids)]

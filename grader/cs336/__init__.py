@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grader.archives import Member, SubmissionError, UnpackLimits, open_source
+from grader.archives import Member, UnpackLimits
 from lab import forbidden
-from lab.assignment import ROOT, default
+from lab.assignment import ROOT
 from lab.scoring import Result
 
 HERE = Path(__file__).parent
@@ -75,40 +75,6 @@ def edition(adapters: bytes) -> str:
     return "cs336-2026" if {"get_fsdp", "get_ddp"} & defined else "cs336-2025"
 
 
-def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
-    """Of a folder or archive: the profile that fits a fork, "stages", or "" where it is neither or cannot be read."""
-    try:
-        source = open_source(path, limits or UnpackLimits())
-        members = [*source.members()]
-        root = root_of(members)
-        if root is not None:
-            wanted = {m.name for m in members if m.parts == (*root, *ADAPTERS)}
-            return next(edition(content) for _, content in source.read(wanted))
-    except (SubmissionError, StopIteration):
-        return ""  # unpacking it will say why
-    stages = {stage.name for stage in default().stages}
-    return "stages" if any(stages.intersection(m.parts[:4]) for m in members) else ""
-
-
-def profile_of(submissions: Iterable[Any], layout: str, profile: str) -> str:
-    """The profile to grade with: the one given, or where nothing is said and these are forks, that of their year.
-
-    Raises SubmissionError where submissions of more than one layout, or of several years, would be graded alike.
-    """
-    kinds = {kind: s.path.name for s in submissions if layout != "stages" and (kind := kind_of(s.path))}
-    if layout == "cs336":
-        kinds.pop("stages", None)  # each is refused by itself
-    if not {*kinds} - {"stages"} or profile.startswith("cs336-"):
-        return profile
-    if len(kinds) > 1:
-        told = ", ".join(f"{name} ({kind})" for kind, name in sorted(kinds.items()))
-        raise SubmissionError(f"expected submissions of one layout and year, got {told}; grade them one by one")
-    (only,) = kinds
-    if profile != "full":
-        raise SubmissionError(f"expected a profile of that course for {kinds[only]}, got {profile!r}; try {only}")
-    return only
-
-
 def install(root: Path) -> str:
     """Lay the bridge beside an unpacked fork; returns its edition."""
     shutil.copytree(HERE / "bridge", root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -157,6 +123,26 @@ def borrowed(root: Path) -> list[str]:
     """Where a fork names the kit's instruments: no honest one knows of them."""
     files = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))
     return sorted({line for file in files for line in forbidden.find(root, file, ())})
+
+
+def own(root: Path) -> list[str]:
+    """The code of an unpacked fork that is its own, and not the bridge's."""
+    files = (p.relative_to(root) for p in sorted(root.rglob("*.py")))
+    return [file.as_posix() for file in files if not (HERE / "bridge" / file).exists()]
+
+
+def reached(root: Path) -> list[str]:
+    """Its own files that may be run: the adapters, and each whose name stands in one that may be.
+
+    A fork's scripts, which set paths and start programs as scripts do, are run by nobody here.
+    """
+    left, todo, found = set(own(root)), {"/".join(ADAPTERS)}, list[str]()
+    while now := left & todo:
+        found += sorted(now)
+        left -= now
+        words = {w for file in now for w in re.findall(r"\w+", (root / file).read_text("utf-8", errors="replace"))}
+        todo = {file for file in left if file.removesuffix("/__init__.py").removesuffix(".py").split("/")[-1] in words}
+    return found
 
 
 def _lacks(message: str) -> str:

@@ -32,17 +32,20 @@ def main(root: Path) -> None:
 
 def grade(root: Path) -> dict[str, Any]:
     """results.json of root/submission."""
+    from grader import layouts
     from grader.batch import Settings, grade_one
     from grader.report import exports
     from grader.report.leaderboard import entries
     from grader.submissions import Submission
+    from lab.questions import default as questions
 
     settings = json.loads((ROOT / "settings.json").read_text(encoding="utf-8"))
-    ids = default().profiles[settings["profile"]]
+    profile = settings["profile"]
+    ids = default().profiles[profile]
     isolation = strongest()
     with tempfile.TemporaryDirectory(prefix="expected-") as cache:
-        wanted = Settings(settings["seed"], ids, isolation, cache)
-        graded = grade_one(Submission("submission", root / "submission"), wanted)
+        wanted = Settings(settings["seed"], ids, isolation, cache, questions().of_profile(profile))
+        graded = grade_one(Submission("submission", root / "submission", layouts.of_profile(profile)), wanted)
     print(f"isolation: {isolation}", exports.evidence(graded), sep="\n")
     told = exports.gradescope(graded, default(), ids)
     if late := late_s(_metadata(root)):

@@ -58,6 +58,11 @@ def labels(names: Iterable[str]) -> dict[str, str]:
     return shown
 
 
+def points(value: float) -> str:
+    """Two decimals at most: 6, 6.5, 6.67."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
 def page_name(name: str) -> str:
     """The file name, less ".html", of a submission's page: names that differ get files that differ.
 

@@ -24,8 +24,8 @@ from .. import written
 from ..cs336 import ADVISORY
 from ..graded import Graded, Run
 from ..policy import Grade
-from . import labels, one_line, page_name, plain
-from .html import points
+from ..sheets import Sheet
+from . import labels, one_line, page_name, plain, points
 from .summary import REASONS, decisions, readable
 
 MESSAGE_LIMIT = 4000  # characters of one message
@@ -114,38 +114,53 @@ def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids:
 def canvas(
     roster: str, column: str, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
 ) -> tuple[str, list[str]]:
-    """(CSV to import into Canvas, names of submissions that belong to nobody on the roster).
+    """(CSV to import into Canvas, a line for each submission that is left out).
 
     roster: Canvas' own export; of it come the columns that say who is who. column: the assignment as Canvas heads it,
-    "Shardlings (1234)". A submission is a student's whose login, SIS id or Canvas id it is named by, as files that
-    Canvas hands out are; one without a submission gets an empty cell, which changes nothing. Raises ValueError.
+    "Shardlings (1234)". Points are final ones and those of written questions, as Gradescope gets them. A submission is
+    a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of several the
+    latest counts. One without a submission gets an empty cell, which changes nothing. Raises ValueError.
     """
-    ids, table = list(ids), csv.DictReader(io.StringIO(roster.removeprefix("\ufeff")))
-    people = [name for name in CANVAS if name in (table.fieldnames or ())]
+    ids, table = list(ids), Sheet(roster)
+    people = [name for name in CANVAS if name in table.headings]
     if not {"Student", "ID"} <= set(people):
-        came = ", ".join(table.fieldnames or ())[:200] or "nothing"
+        came = ", ".join(table.headings)[:200] or "nothing"
         raise ValueError(f"expected Canvas' export with columns Student and ID, got {came}")
-    owners = {key: name for name in graded for key in _owner_keys(name)}
-    rows, placed = [[*people, disarmed(column)]], set()
-    for student in table:
-        keys = [(key, (student.get(key) or "").strip().casefold()) for key in ("SIS Login ID", "SIS User ID", "ID")]
-        name = next((owners[key] for key in keys if key[1] and key in owners), None)
-        final = "" if name is None else str(_number(graded[name].grade(assignment, ids).final))
-        if final or (student.get("ID") or "").strip():  # not the row of points possible
-            rows.append([*(disarmed(one_line(student.get(key) or "", 300)) for key in people), final])
-            placed.add(name)
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in sorted(graded, key=_attempt):
+        for key in _owner_keys(name):
+            owners[key].append(name)
+    rows, left_out = [[*people, disarmed(column)]], dict.fromkeys(graded, "belongs to nobody on the roster")
+    for _, student in table:
+        keys = [(key, student.get(key, "").casefold()) for key in ("SIS Login ID", "SIS User ID", "ID")]
+        names = next((owners[key] for key in keys if key[1] and key in owners), [])
+        for name in names:
+            left_out[name] = f"an earlier one than {names[-1]}"
+        final = ""
+        if names:
+            left_out.pop(names[-1], None)
+            g = graded[names[-1]]
+            final = str(_number(g.grade(assignment, ids).final + written.totals(written.score(g))[0]))
+        if final or student["ID"]:  # not the row of points possible
+            rows.append([*(disarmed(one_line(student[key], 300)) for key in people), final])
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue(), [name for name in graded if name not in placed]
+    return text.getvalue(), [f"{name}: {why}" for name, why in left_out.items()]
+
+
+_CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
+
+
+def _attempt(name: str) -> tuple[int, str]:
+    """Canvas numbers the files it is given, a later one higher."""
+    canvas = _CANVAS_FILE.fullmatch(name)
+    return int(canvas["file"][:18]) if canvas else 0, name
 
 
 def _owner_keys(name: str) -> list[tuple[str, str]]:
-    """What a submission's name may say of whose it is: an id, or Canvas' doejane_LATE_1234_567890_shardlings."""
-    canvas_id = re.fullmatch(r"[^_]+_(?:LATE_)?(\d+)_\d+_.*", name)
-    whole = name.casefold()
-    return [
-        ("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas_id[1] if canvas_id else whole),
-    ]  # fmt: skip
+    """What a submission's name may say of whose it is: an id, or as Canvas calls a file."""
+    canvas, whole = _CANVAS_FILE.fullmatch(name), name.casefold()
+    return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]
 
 
 def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, Any]:

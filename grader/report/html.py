@@ -23,7 +23,7 @@ from lab.files import write_whole
 from .. import cs336
 from ..graded import Graded, Run
 from ..written import OUTCOMES
-from . import labels, one_line, page_name, plain
+from . import labels, one_line, page_name, plain, points
 from .classroom import class_summary
 from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views, written_views
 
@@ -99,11 +99,6 @@ def _templates() -> jinja2.Environment:
         environment.globals[name] = Markup(text)  # ours, and allowed by its hash alone
         environment.globals[f"{name}_hash"] = f"'sha256-{digest}'"
     return environment
-
-
-def points(value: float) -> str:
-    """Two decimals at most: 6, 6.5, 6.67."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def signed(value: float) -> str:

@@ -255,6 +255,88 @@ def test_regrade_says_what_and_why_then_judges_that_alone(tmp_path, monkeypatch)
     assert judged[1:] == [("ada", [ids[0]])]
 
 
+@pytest.fixture
+def light(tmp_path, monkeypatch):
+    """grade(*arguments) with a judge that takes no time; [(name, layout)] of what it judged."""
+    judged = []
+
+    def grade_all(submissions, settings, jobs, done, before, cluster):
+        for s in submissions:
+            judged.append((s.name, s.layout))
+            done(Graded(s.name, str(s.path), results=[Result("ddp.naive", "numerics", "t::a", "", "passed")]))
+        yield from ()
+
+    def run(*arguments):
+        return CliRunner().invoke(app, [*map(str, arguments), "--out", str(tmp_path / "out")])
+
+    monkeypatch.setattr(batch, "grade_all", grade_all)
+    for name in ("class/ada", "class/bob", "late/cyd", "late/ada"):
+        (tmp_path / name / "ddp").mkdir(parents=True)
+        (tmp_path / name / "ddp" / "naive.py").touch()
+    return run, judged
+
+
+def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
+    run, judged = light
+    tour = ("--profile", "tour", "--isolation", ISOLATION)
+    assert run("grade", tmp_path / "class", *tour).exit_code == 0
+    assert run("adjust", "bob", "--points", "1", "--why", "x").exit_code == 0
+    more = run("grade", tmp_path / "late", *tour)
+    assert more.exit_code == 0, more.output
+    assert "1 of the class in" in more.output
+    assert "stay as they were graded: bob" in more.output
+    assert [name for name, _ in judged] == ["ada", "bob", "ada", "cyd"]
+    lines = (tmp_path / "out" / "grades.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines[1:]] == ["ada", "bob", "cyd"]
+    with Gradebook(tmp_path / "out" / "gradebook.sqlite", write=False) as book:
+        graded = book.graded(2)
+        assert graded["ada"].source == str(tmp_path / "late" / "ada"), "the later attempt counts"
+        assert {name: set(g.judged.values()) for name, g in graded.items()} == {"ada": set(), "bob": {1}, "cyd": set()}
+        assert len({r.seed for r in book.runs()}) == 1
+    again = run("grade", tmp_path / "late", *tour, "--resume")
+    assert again.exit_code == 0, again.output
+    assert len(judged) == 4, "nothing was left to do"
+
+
+@pytest.mark.parametrize("other", [["--profile", "core"], ["--seed", "1"], ["--layout", "cs336"], []])
+def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, light, other):
+    run, judged = light
+    assert run("grade", tmp_path / "class", "--profile", "tour", "--isolation", ISOLATION).exit_code == 0
+    given = {"--profile": "tour", "--isolation": ISOLATION, **dict(zip(other[::2], other[1::2], strict=True))}
+    if not other:
+        given["--isolation"] = "process" if ISOLATION != "process" else "bubblewrap"
+    more = run("grade", tmp_path / "late", *(word for option in given.items() for word in option))
+    assert more.exit_code != 0
+    said = str(more.exception)
+    assert "was begun with --profile tour" in said or "no isolation" in said or "bwrap" in said
+    assert len(judged) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seed", "\udcff"], "--seed: expected characters that can be printed"),
+        (["--cluster", "local", "--slurm", "partition=x"], "--slurm go with --cluster slurm"),
+    ],
+)
+def test_an_option_that_cannot_be_taken_is_refused_in_one_line(tmp_path, light, options, says):
+    run, judged = light
+    done = run("grade", tmp_path / "class", "--isolation", ISOLATION, *options)
+    assert says in str(done.exception)
+    assert not judged
+
+
+def test_a_regrade_unpacks_as_it_was_graded(tmp_path, light):
+    run, judged = light
+    tour = ("--profile", "tour", "--isolation", ISOLATION)
+    assert run("grade", tmp_path / "class" / "ada", *tour, "--layout", "stages").exit_code == 0
+    again = run("regrade", "ada")
+    assert again.exit_code == 0, again.output
+    assert judged == [("ada", "stages")] * 2
+    with Gradebook(tmp_path / "out" / "gradebook.sqlite", write=False) as book:
+        assert [r.layout for r in book.runs()] == ["stages", "stages"]
+
+
 def test_what_an_exercise_rests_on_is_told_apart(monkeypatch):
     """A file of one exercise's tests, one of lab's that few import, and one that all do."""
     then = fingerprint.manifest()

@@ -10,7 +10,7 @@ import pytest
 
 from examples.cs336 import build, listed
 from examples.cs336.__main__ import differences
-from grader import cs336
+from grader import cs336, evidence, layouts
 from grader.graded import Graded, Run
 from grader.judge import SandboxRoom, run_tests
 from grader.report import exports, html
@@ -113,8 +113,10 @@ def test_links_and_paths_out_of_a_fork_go_nowhere(tmp_path):
         (["ours"], "auto", "full", "full"),
         (["broken"], "auto", "tour", "tour"),
         (["old"], "stages", "core", "core"),
-        (["old", "new"], "auto", "full", "expected submissions of one layout and year, got old .*, new"),
-        (["old", "ours"], "auto", "full", "expected submissions of one layout"),
+        (["old", "old2", "new"], "auto", "full", "cs336-2025"),
+        (["old", "ours", "ours2"], "auto", "full", "full"),
+        (["old", "old2", "ours"], "auto", "full", "cs336-2025"),
+        (["old", "ours"], "auto", "core", "core"),
         (["old"], "auto", "core", "expected a profile of that course"),
         (["old", "broken", "empty"], "auto", "full", "cs336-2025"),
         (["old", "ours"], "cs336", "full", "cs336-2025"),
@@ -125,16 +127,45 @@ def test_the_profile_is_that_of_the_forks_year(tmp_path, names, layout, profile,
     a_fork(tmp_path / "old", {adapters: "def get_ddp_bucketed(): ..."})
     a_fork(tmp_path / "old2", {adapters: "def ("})
     a_fork(tmp_path / "new", {adapters: "def get_fsdp(): ..."})
-    a_fork(tmp_path / "ours", {"ddp/naive.py": ""})
+    for name in ("ours", "ours2"):
+        a_fork(tmp_path / name, {"ddp/naive.py": ""})
     a_fork(tmp_path / "empty", {"readme.md": ""})
     (tmp_path / "broken.zip").write_bytes(b"no zip")
     paths = {p.name.partition(".")[0]: p for p in tmp_path.iterdir()}
     submissions = [Submission(n, paths[n], layout) for n in names]
     if says in (*default().profiles,):
-        assert cs336.profile_of(submissions, layout, profile) == says
+        assert layouts.of_class(submissions, layout, profile)[0] == says
     else:
         with pytest.raises(SubmissionError, match=says):
-            cs336.profile_of(submissions, layout, profile)
+            layouts.of_class(submissions, layout, profile)
+
+
+def test_who_differs_from_the_class_is_refused_and_nobody_with_him(tmp_path):
+    a_fork(tmp_path / "eve", {"tests/adapters.py": "def get_fsdp(): ..."})
+    a_fork(tmp_path / "ada", {"ddp/naive.py": ""})
+    a_fork(tmp_path / "cyd", {"tests/adapters.py": ""})
+    for others, layout, says in (
+        (["ada", "ada"], "stages", "CS336 fork: grade forks by themselves"),
+        (["cyd", "cyd"], "cs336-2025", "fork of cs336-2025, as the others, got cs336-2026"),
+    ):
+        submissions = [Submission(n, tmp_path / n) for n in (*others, "eve")]
+        assert layouts.of_class(submissions, "auto", "full")[1] == layout
+        with pytest.raises(SubmissionError, match=says):
+            unpacked(tmp_path / "eve", tmp_path / "out", layout)
+        assert not unpacked(tmp_path / others[0], tmp_path / layout, layout).notes
+
+
+@pytest.mark.parametrize(
+    "stray", [["tests/adapters.py"], ["old/assignment2/tests/adapters.py", "old/assignment2/cs336_systems/ddp.py"]]
+)
+@pytest.mark.parametrize("root", ["", "student/"])
+def test_adapters_make_no_fork_of_stage_folders(tmp_path, stray, root):
+    ada = a_fork(tmp_path / "ada", {f"{root}ddp/naive.py": "x = 1\n", **dict.fromkeys(stray, "def get_fsdp(): ...")})
+    assert layouts.of_class([Submission("ada", ada)], "auto", "full") == ("full", "stages")
+    for layout in ("auto", "stages"):
+        got = unpacked(ada, tmp_path / layout, layout)
+        assert (got.edition, [p.name for p in got.root.rglob("*.py")]) == ("", ["naive.py"])
+        assert "not as a CS336 fork" in got.notes[0]
 
 
 def result(test: str, outcome: str = "passed", kind: str = "numerics", case: str = "", **more: str) -> Result:
@@ -201,6 +232,19 @@ def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp
     (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.world.group import ledger\n")
     told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
     assert told == ["cs336_systems/ddp.py:2: lab.world.group.ledger"]
+
+
+def test_evidence_reads_the_forks_own_files_as_far_as_they_are_run(tmp_path):
+    """The bridge sets a path; so does a script that nobody runs. What the adapters reach is read."""
+    ids = default().profiles["cs336-2026"]
+    fork = build(FORKS["right-2026"], tmp_path / "fork")
+    (fork / "cs336_systems" / "run_all.py").write_text("import sys\nsys.path = []\n")
+    assert not list(evidence.of_source(unpacked(fork, tmp_path / "1").root, ids, fork=True))
+    with open(fork / "cs336_systems" / "ddp.py", "a") as stream:
+        stream.write("from .shortcut import x\n")
+    (fork / "cs336_systems" / "shortcut.py").write_text("import torch\ntorch.matmul = None\n")
+    told = [flag.detail for flag in evidence.of_source(unpacked(fork, tmp_path / "2").root, ids, fork=True)]
+    assert told == ["cs336_systems/ddp.py: cs336_systems/shortcut.py:2: sets torch.matmul"]
 
 
 def test_every_pattern_names_a_test_and_every_profile_its_exercises():

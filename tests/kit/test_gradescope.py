@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from examples.build import PROFILE
-from grader.gradescope import archive
+from grader import batch
+from grader.graded import Graded
+from grader.gradescope import archive, harness
 from grader.gradescope.harness import _duration, late_s
 from grader.sandbox import available
 from lab.assignment import ROOT, default
+from lab.questions import default as questions
 
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
 EXAMPLE = "half-done"
@@ -141,6 +144,23 @@ def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
     assert {name for name in one if one[name] != other[name]} == {"settings.json"}
     assert json.loads(one["settings.json"])["profile"] == PROFILE
     assert set(default().profiles[PROFILE]) == set(EXPECTED[EXAMPLE]["points"])
+
+
+@pytest.mark.parametrize(("profile", "layout"), [("full", "stages"), ("tour", "stages"), ("cs336-2026", "cs336")])
+def test_written_questions_are_asked_and_the_archives_profile_tells_the_layout(tmp_path, monkeypatch, profile, layout):
+    """A stray tests/adapters.py gets nobody fewer tests."""
+    asked = []
+
+    def grade_one(submission, settings):
+        asked.append((submission.layout, settings.questions))
+        return Graded(submission.name)
+
+    monkeypatch.setattr(batch, "grade_one", grade_one)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    (tmp_path / "settings.json").write_text(json.dumps({"profile": profile, "seed": "1"}))
+    harness.grade(tmp_path)
+    assert asked == [(layout, questions().of_profile(profile))]
+    assert (profile != "full") or len(asked[0][1]) > 10
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def said(*command):
         (["gradescope", "--profile", "nope"], "--profile: expected one of"),
         (["leaderboard", "{file}", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
         (["similarity", "{one}", "--earlier", "{empty}"], "expected a folder with one of"),
+        (["similarity", "{one}", "--out", "{file}"], "--out: expected a folder, or a place for one"),
+        (["hostile", "--name", "exits-with-code-0", "--out", "{file}/x"], "--out: expected a place for a folder"),
     ],
 )
 def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, arguments, words):

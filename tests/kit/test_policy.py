@@ -92,6 +92,13 @@ def test_free_days_are_spent_once_and_the_earliest_due_date_first() -> None:
     ]
 
 
+def test_what_does_not_count_spends_no_free_day() -> None:
+    times = [decided("submitted", "", "2026-02-16T12:00-08:00"), decided("submitted", "ddp", "2026-02-22T12:00-08:00")]
+    gone = [decided("exclude", id, "", 3) for id in IDS if not id.startswith("ddp")]
+    (late,) = graded(*times, *gone, rules=RULES).grade(A, IDS).lates
+    assert (late.stages, late.free, late.percent) == (("ddp",), 2, 0)
+
+
 def test_lateness_reaches_an_exercises_adjustment_and_not_the_whole_submissions() -> None:
     late = decided("submitted", "", "2026-03-30T00:00:00-08:00")
     grade = graded(late, decided("adjust", "ddp.naive", 10, 2), decided("adjust", "", 3, 3), rules=RULES).grade(A, IDS)
@@ -177,6 +184,7 @@ def test_bad_times_get_one_clear_line(text: str, says: str) -> None:
 def test_times_are_read_as_spreadsheets_write_them() -> None:
     text = "\ufeffsubmission,submitted,stage\r\nada,2026-02-15 01:30,\r\nbob,2026-02-15T09:30:00Z,ddp\r\n"
     rows = policy.read_times(text, A, RULES)
+    assert policy.read_times(text.replace(",", ";"), A, RULES) == rows
     assert rows == [("ada", "", "2026-02-15T01:30:00-08:00"), ("bob", "ddp", "2026-02-15T09:30:00+00:00")]
     assert datetime.fromisoformat(rows[0][2]) == datetime.fromisoformat(rows[1][2])
 
@@ -199,9 +207,14 @@ def out(tmp_path: Path) -> Path:
     """A folder with a graded class of one, and files to give to commands."""
     with Gradebook(tmp_path / "gradebook.sqlite") as book:
         book.record(book.start_run(**RUN), Graded("ada", "nowhere/ada.zip", results=all_passed()))
-    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "policy.toml").write_text("\ufeff" + POLICY)
     (tmp_path / "times.csv").write_text("submission,submitted\nada,2026-02-18 12:00\nzed,2026-02-18 12:00\n")
     (tmp_path / "words").write_text("just words")
+    (tmp_path / "digits").write_text(f"due = {'9' * 5000}")
+    (tmp_path / "end").write_text("due = 9999-12-31T00:00:00Z")
+    (tmp_path / "open").write_text('submission,submitted\n"' + "x" * 200_000)
+    (tmp_path / "ancient").write_text("submission,submitted\nada,0001-01-01 00:00\n")
+    (tmp_path / "grades.csv").mkdir()
     return tmp_path
 
 
@@ -219,7 +232,8 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line(out: Path) 
     assert "ada: 4 days late, 2 of them free: 20 % of benchmarking, flash_attention" in told
     told, _ = say(out, "adjust", "ada", "--points", "-2.5", "--why", "copied a table", "--by", "tess")
     assert "decision 3: ada has 27.5 of 35 points (35 earned -2.5 adjusted −5 late)" in told
-    told, _ = say(out, "exclude", "ada", "--exercise", "ddp.naive", "--why", "no network", "--by", "tess")
+    twice = ("--exercise", "ddp.naive") * 2
+    told, _ = say(out, "exclude", "ada", *twice, "--why", "no network", "--by", "tess")
     assert "ada has 17.5 of 25 points" in told
     told, _ = say(out, "extend", "ada", "--days", "1", "--why", "was ill", "--by", "jo")
     assert "ada has 20 of 25 points" in told
@@ -239,7 +253,15 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line(out: Path) 
     ("arguments", "says"),
     [
         (["adjust", "adda", "--points", "2", "--why", "x"], "NAME: expected one that is graded, as ada; got 'adda'"),
-        (["adjust", "ada", "--points", "nan", "--why", "x"], "--points: expected a number, got nan"),
+        (["adjust", "ada", "--points", "nan", "--why", "x"], "--points: expected a number of -10000 to"),
+        (["adjust", "ada", "--points", "1e308", "--why", "x"], "--points: expected a number of -10000 to 10000"),
+        (["late", "--policy", "{out}/digits"], "policy: not TOML"),
+        (["late", "--policy", "{out}/end"], "due: expected a year from 1970 to 2200, got 9999-12-31"),
+        (["late", "--policy", "{out}/policy.toml", "--import", "{out}/open"], "--import: line 2: expected CSV"),
+        (["late", "--policy", "{out}/policy.toml", "--import", "{out}/ancient"], "line 2: expected a time"),
+        (["canvas", "{out}/words", "--column", " "], "--column: expected the assignment as Canvas heads it"),
+        (["decisions", "nobody"], "NAME: expected one that is graded, as ada; got 'nobody'"),
+        (["report"], "--out: expected a folder, or a place for one, got"),
         (["adjust", "ada", "--points", "2", "--why", " "], "--why: expected a reason, got nothing"),
         (["exclude", "ada", "--exercise", "ddp.nope", "--why", "x"], "--exercise: expected one that is graded"),
         (["late", "--policy", "{out}/words"], "policy: not TOML"),

@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.graded import Flag, Graded, Run
+from grader.graded import Answer, Flag, Graded, Run
 from grader.policy import Decision, read
 from grader.report import exports, labels, one_line, page_name, plain
 from grader.report.html import PAGE_LIMIT, class_page, submission_page, write_reports
 from lab.assignment import default
+from lab.questions import default as questions
 from lab.scoring import Result, totals
 
 A = default()
@@ -296,16 +298,27 @@ ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Final Score
 def test_canvas_gets_final_points_by_who_is_who() -> None:
     graded = decided()
     graded["byronbob_LATE_102_98765_shardlings"] = graded.pop("bob")
-    text, nobodys = exports.canvas("\ufeff" + ROSTER, "Shardlings (12)", graded, A, IDS)
+    graded["byronbob_102_9876_shardlings"] = replace(graded["ada"], name="byronbob_102_9876_shardlings")
+    graded["ada"].answers = [Answer("ddp.ring_bytes", "1 MB", "right", 1.0)]
+    worth = questions().questions["ddp.ring_bytes"].points
+    text, left_out = exports.canvas("\ufeff" + ROSTER, "Shardlings (12)", graded, A, IDS)
     rows = list(csv.reader(text.splitlines()))
     assert rows == [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Shardlings (12)"],
-        ["Lovelace, Ada", "101", "u1", "ada", "01", "29.0"],
+        ["Lovelace, Ada", "101", "u1", "ada", "01", str(29 + worth)],
         ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "25.0"],
         ["'=HYPERLINK(1)", "103", "u3", "cyd", "'+01", "25.0"],
         ["Student, Test", "104", "", "f00", "01", ""],
     ]
-    assert nobodys == ["dan"]
+    assert left_out == [
+        "dan: belongs to nobody on the roster",
+        "byronbob_102_9876_shardlings: an earlier one than byronbob_LATE_102_98765_shardlings",
+    ]
+    assert float(rows[1][-1]) == exports.gradescope(graded["ada"], A, IDS)["score"], "one total everywhere"
+    with pytest.raises(ValueError, match="line 2: expected CSV, is a quote left open"):
+        exports.canvas('Student,ID\n"' + "x" * 200_000, "x", graded, A, IDS)
+    mail = exports.canvas(ROSTER, "x", {"bob@uni.edu": graded["cyd"]}, A, IDS)
+    assert (mail[0].splitlines()[2][-5:], mail[1]) == (",25.0", [])
     with pytest.raises(ValueError, match="expected Canvas' export with columns Student and ID, got name, points"):
         exports.canvas("name,points\nada,1\n", "x", graded, A, IDS)
 

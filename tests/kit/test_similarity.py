@@ -75,6 +75,22 @@ def test_a_renamed_copy_is_at_the_top_and_what_was_written_apart_is_not(compared
     assert in_class["bob", "cyd"].share < 0.5
 
 
+def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, tmp_path):
+    """bob has ada's under another name; cyd wrote his apart; each has the course's model, and the same adapters."""
+    for name, file in (("ada", "flash.py"), ("bob", "attention.py"), ("cyd", "flash.py")):
+        write(tmp_path / name / "tests" / "adapters.py", "from cs336_systems import *\n")
+        write(
+            tmp_path / name / "cs336_basics" / "model.py",
+            (ROOT / "lab" / "model" / "transformer.py").read_text(encoding="utf-8"),
+        )
+        write(tmp_path / name / "cs336_systems" / file, (classroom / "class" / name / FILE).read_text(encoding="utf-8"))
+    parties = list(similarity.of_class(find([tmp_path])))
+    assert [[*p.files] for p in parties] == [[similarity.FORK]] * 3
+    shares = {(p.one.name, p.other.name): p.share for p in similarity.pairs(parties)}
+    assert shares["ada", "bob"] > 0.9
+    assert max(shares["ada", "cyd"], shares["bob", "cyd"]) < 0.5
+
+
 def test_stubs_alone_are_like_nothing(compared):
     assert not [names for names in compared if "dan" in names]
 

@@ -262,10 +262,55 @@ def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> Non
     a_tar(tmp_path / "class" / "Alice (2).tar.gz", CODE)
     (tmp_path / "class" / "grades.csv").write_text("")
     (tmp_path / "class" / "__MACOSX").mkdir()
-    assert [s.name for s in find([tmp_path / "class"])] == ["Alice_2", "alice", "alice-2", "bob"]
+    assert [s.name[:8] for s in find([tmp_path / "class"])] == ["Alice_2~", "alice", "alice~62", "bob"]
     assert [s.name for s in find([tmp_path / "class" / "alice"])] == ["alice"]
     assert next(s.name for s in find([tmp_path / "class" / "alice.zip", tmp_path / "class"])) == "alice"
     assert len(find([tmp_path / "class" / "alice.zip", tmp_path / "class"])) == 4, "one path given twice is one"
+
+
+@pytest.mark.parametrize("newcomers", [["_bob"], ["bob!", "bob "], ["-bob", "bob~0", "BOB?"]])
+def test_no_newcomer_takes_a_name_or_shifts_one(tmp_path: Path, newcomers: list[str]) -> None:
+    def names() -> dict[str, str]:
+        return {s.path.name: s.name for s in find([tmp_path], told.append)}
+
+    told: list[str] = []
+    for name in ("bob", "bo*b", "ada@uni.edu"):
+        a_zip(tmp_path / f"{name}.zip", CODE)
+    before = names()
+    assert (before["bob.zip"], before["ada@uni.edu.zip"]) == ("bob", "ada@uni.edu")
+    for name in newcomers:
+        a_zip(tmp_path / f"{name}.zip", CODE)
+    after = names()
+    assert before.items() <= after.items()
+    assert len({n.casefold() for n in after.values()}) == len(after)
+    assert "bo*b.zip is bo_b~" in told[0]
+
+
+FORK = {"tests/adapters.py": b"", "cs336_systems/ddp.py": b"", "cs336-basics/tests/adapters.py": b""}
+
+
+@pytest.mark.parametrize(
+    ("folders", "doubt", "names"),
+    [
+        ({"student": CODE, "ada": CODE, "bob": CODE}, "student", ["ada", "bob", "student"]),
+        ({"zero": {}, "ada": CODE}, "", ["ada", "zero"]),
+        ({"zero": CODE, "mesh": {"student/ddp/naive.py": b""}}, "", ["mesh", "zero"]),
+        ({"ddp": {"naive.py": b""}, "ada": CODE, "bob": {"hw/ddp/naive.py": b""}}, "ddp", ["ada", "bob", "ddp"]),
+        ({"tests": {"adapters.py": b""}, "ada": FORK, "bob": FORK}, "tests", ["ada", "bob", "tests"]),
+        ({"ddp": {"naive.py": b""}, "zero": {"zero1.py": b""}, "old": CODE}, "old", ["in"]),
+        ({"student": CODE, "lab": {"cli.py": b""}, "tests": {"ddp/test_naive.py": b""}}, "", ["in"]),
+        ({"tests": {"adapters.py": b""}, "cs336-basics": FORK, "cs336_systems": {}}, "", ["in"]),
+        ({"ddp": {"mine.py": b""}}, "", ["in"]),
+    ],
+)
+def test_no_folders_name_makes_one_submission_of_a_class(tmp_path, folders: dict, doubt: str, names: list) -> None:
+    (tmp_path / "in").mkdir()
+    for name, content in folders.items():
+        a_folder(tmp_path / "in" / name, content)
+    told: list[str] = []
+    assert [s.name for s in find([tmp_path / "in"], told.append)] == names
+    assert len(told) == bool(doubt), told
+    assert all(doubt in line and "taken as" in line for line in told)
 
 
 def test_find_refuses_what_holds_no_submission(tmp_path: Path) -> None:

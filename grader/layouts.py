@@ -1,0 +1,188 @@
+"""Which layout a submission has, and which a class: our stage folders, or a fork of CS336's assignment 2.
+
+A submission's layout is its own: a stray tests/adapters.py makes no fork of stage folders. A class is graded by the
+layout that most of it has; who differs is refused by himself, and nobody with him.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.assignment import default
+
+from . import cs336
+from .archives import SUFFIXES, Member, SubmissionError, UnpackLimits, open_source
+
+LAYOUTS = ("auto", "stages", "cs336")
+_IGNORED = ("__MACOSX", "__pycache__", "lost+found")
+_PACKAGES = ("cs336_systems", "cs336_basics", "cs336-basics")
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where in a submission the work lies."""
+
+    parts: tuple[str, ...]
+    fork: bool
+    notes: tuple[str, ...] = ()
+
+
+def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
+    """The root of a submission, of this layout: one of LAYOUTS, or a CS336 profile for a fork. Raises SubmissionError.
+
+    Auto: a fork has tests/adapters.py. Where files of our exercises are, too, it is one only with its packages beside
+    them.
+    """
+    fork, ours = cs336.root_of(members), _stage_root(members)
+    if layout == "auto":
+        files = {"/".join(m.parts) for m in members if m.kind == "file"}
+        begun = ours is not None and any("/".join((*ours, file)) in files for file in _files())
+        packed = fork is not None and any(m.parts[: len(fork)] == fork and m.parts[len(fork) :][:1] == (p,)
+                                          for m in members for p in _PACKAGES)  # fmt: skip
+        layout = "cs336" if fork is not None and (not begun or (fork == ours and packed)) else "stages"
+    adapters = "/".join(cs336.ADAPTERS)
+    if layout == "stages":
+        if ours is None:
+            apart = "; it is a CS336 fork: grade forks by themselves" if fork is not None else ""
+            raise SubmissionError(nothing_found(name, sorted({m.parts[0] for m in members if m.parts})) + apart)
+        told = f"{adapters} is there, too: graded by its stage folders, and not as a CS336 fork"
+        return Root(ours, False, (told,) if fork is not None else ())
+    if fork is None:
+        raise SubmissionError(f"{name}: expected a CS336 fork, it has no {adapters}")
+    return Root(fork, True)
+
+
+def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
+    """Of a folder or archive: the profile that fits a fork, "stages", or "" where it is neither or cannot be read."""
+    try:
+        source = open_source(path, limits or UnpackLimits())
+        members = [*source.members()]
+        root = root_of(members, path.name)
+        if not root.fork:
+            return "stages"
+        wanted = {m.name for m in members if m.parts == (*root.parts, *cs336.ADAPTERS)}
+        return next(cs336.edition(content) for _, content in source.read(wanted))
+    except (SubmissionError, StopIteration):
+        return ""  # unpacking it will say why
+
+
+def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str, str]:
+    """(profile, layout) to grade all of them with: as asked for, or where nothing is said what most of them are.
+
+    Raises SubmissionError where these are forks, and a profile of ours is asked for.
+    """
+    if layout == "stages":
+        return profile, layout
+    kinds = Counter(kind for s in submissions if (kind := kind_of(s.path)))
+    if layout == "cs336":
+        del kinds["stages"]  # each is refused by itself
+    by_default = of_profile(profile) if layout == "auto" else layout
+    most = max(kinds, key=lambda kind: (kinds[kind], kind == "stages", kind), default=by_default)
+    if most == "stages":
+        return profile, most
+    if profile in cs336.profiles() or most == "cs336":
+        return profile, "cs336"
+    if profile != "full":
+        raise SubmissionError(f"expected a profile of that course for CS336 forks, got {profile!r}; try {most}")
+    return most, most
+
+
+def of_profile(profile: str) -> str:
+    """The layout of what is graded alone, by a profile."""
+    return "cs336" if profile in cs336.profiles() else "stages"
+
+
+def is_one(path: Path) -> tuple[bool, str]:
+    """(whether a folder is one submission and no folder of them, a line where both could be).
+
+    Its stage folders, student/ and a fork's parts speak for one, what looks like a submission itself for several: a
+    student's folder may be called zero, or student, and swallow nobody.
+    """
+    inside = [child for child in sorted(path.iterdir()) if not ignored(child.name)]
+    parts = [child.name for child in inside if _is_part(child)]
+    others = [child.name for child in inside if child.name not in parts and _looks_like_one(child)]
+    if not others:
+        return bool(parts) or any(child.name in _stages() and child.is_dir() for child in inside), ""
+    one = len(parts) > len(others)
+    if not parts:
+        return one, ""
+    few, many = _some(parts), _some(others)
+    if one:
+        return one, f"{path}: taken as one submission for its {few}; to grade {many} in it, name that"
+    return (
+        one,
+        f"{path}: taken as a folder of submissions, {many} among them, though it has {few} as one submission has",
+    )
+
+
+def ignored(name: str) -> bool:
+    return name.startswith(".") or name in _IGNORED
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def nothing_found(name: str, entries: Iterable[str]) -> str:
+    """The line for what holds no stage folder."""
+    listed = [repr(e)[1:-1][:40] for e in entries]
+    found = ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "") if listed else "nothing"
+    return f"{name}: expected a folder with one of {', '.join(_stages())}; found: {found}; hand in the stage folders"
+
+
+def _stages() -> tuple[str, ...]:
+    return tuple(stage.name for stage in default().stages)
+
+
+def _files() -> set[str]:
+    return {exercise.file for exercise in default().exercises.values()}
+
+
+def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
+    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders.
+
+    Of a whole kit, as a repository holds it, that is student/.
+    """
+    paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(ignored, m.parts))]
+    root: tuple[str, ...] = ()
+    for _ in range(4):
+        here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
+        if here & set(_stages()):
+            return root
+        here &= {"student"} if "student" in here else here
+        if len(here) != 1:
+            break
+        root = (*root, *here)
+    return None
+
+
+def _is_part(child: Path) -> bool:
+    """Whether a folder is such as one submission has: with files that bear exercises' names, or a fork's."""
+    if child.is_symlink():
+        return False
+    if child.name == "student":
+        return _has_exercises(child)
+    if child.parent.joinpath(*cs336.ADAPTERS).is_file() and child.name in (cs336.ADAPTERS[0], *_PACKAGES):
+        return child.is_dir()
+    return any((child.parent / file).is_file() for file in _files() if file.partition("/")[0] == child.name)
+
+
+def _looks_like_one(child: Path) -> bool:
+    if child.is_symlink() or not child.is_dir():
+        return is_archive(child) and child.is_file()
+    return any(
+        _has_exercises(d) or _has_exercises(d / "student") or d.joinpath(*cs336.ADAPTERS).is_file()
+        for d in (child, *(below for below in child.iterdir() if below.is_dir() and not ignored(below.name)))
+    )
+
+
+def _has_exercises(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in _files())
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(repr(n)[1:-1][:40] for n in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
