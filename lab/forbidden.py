@@ -10,12 +10,14 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .aliases import Names
+from .impl import NAME
+from .source import Unreadable, parsed
 
 # An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
 INSTRUMENTS = (
@@ -59,10 +61,15 @@ def _refusal(name: str) -> Any:
 
 
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
-    """Where `file`, or what it imports relatively, names something forbidden: ["ddp/naive.py:3: torch.…"]."""
+    """Where `file`, or what it imports of its own, names something forbidden: ["ddp/naive.py:3: torch.…"].
+
+    Raises Unreadable where one of them cannot be read, and yet might run.
+    """
     forbidden, found = frozenset((*names, *INSTRUMENTS)), []
     for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
+        if source.unreadable:
+            raise Unreadable(f"{relative}: {source.unreadable}")
         lines = {(at, m) for at, m in source.mentions if _is_one_of(m, forbidden)}
         found += [f"{relative}:{line}: {name}" for line, name in sorted(lines)]
     return found
@@ -112,19 +119,19 @@ def _is_wired(name: str) -> bool:
 
 
 def reaches(root: Path, file: str) -> list[str]:
-    """Where `file`, or what it imports relatively, reaches past what it is given: no verdict, but worth a look."""
+    """Where `file`, or what it imports of its own, reaches past what it is given: no verdict, but worth a look."""
     found = []
     for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
         lines = {(at, m) for at, m in source.mentions if any(m == n or m.startswith(f"{n}.") for n in _PAST_CALLS)}
         lines |= {(at, f"sets {m}") for at, m in source.assigned if m.startswith(_WIRING) and _is_wired(m)}
-        lines |= {*source.unread, *source.past}
+        lines |= {*source.unread, *source.past, *([(1, source.unreadable)] if source.unreadable else [])}
         found += [f"{relative}:{line}: {what}" for line, what in sorted(lines)]
     return found
 
 
 def reachable(root: Path, file: str) -> list[Path]:
-    """`file` and what it imports relatively, directly or not, as far as it can be read."""
+    """`file` and what it imports of its own, directly or not, as far as it can be read; packages on the way, too."""
     return [*_sources(root, file)]
 
 
@@ -134,33 +141,43 @@ class _Source:
     assigned: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of what it sets in others
     unread: list[tuple[int, str]] = field(default_factory=list)  # (line, what) of names that are made as it runs
     past: list[tuple[int, str]] = field(default_factory=list)  # (line, attribute) of _PAST
-    imports: list[tuple[int, str, list[str]]] = field(default_factory=list)  # (level, module, names), relative
+    own: frozenset[str] = frozenset()  # dotted names in the implementation, "impl.ddp.naive.NaiveDDP"
+    unreadable: str = ""  # why it is all that is known of it
 
 
 def _sources(root: Path, file: str) -> dict[Path, _Source]:
+    """What is loaded with `file`: whatever of the implementation it names, and every package on the way."""
     sources: dict[Path, _Source] = {}
-    todo = [root / file]
+    todo = [*_files(root, file.removesuffix(".py").split("/"))]
     while todo:
         path = todo.pop()
         if path in sources or not path.is_file():
             continue
-        sources[path] = _read(path.read_bytes())
-        for level, module, names in sources[path].imports:
-            if (base := path.parents[level - 1]).is_relative_to(root):
-                base = base.joinpath(*module.split("."))
-                todo += [base.with_suffix(".py"), *(base / f"{name}.py" for name in names)]
+        folders = path.relative_to(root).parts[:-1]
+        sources[path] = _read(path.read_bytes(), ".".join((NAME, *folders)))
+        for name in sources[path].own:
+            todo += _files(root, name.split(".")[1:])
     return sources
 
 
+def _files(root: Path, parts: list[str]) -> Iterator[Path]:
+    """Where a name of the implementation, and each that it is part of, may be defined."""
+    yield root / "__init__.py"
+    for n in range(1, len(parts) + 1):
+        where = root.joinpath(*parts[:n])
+        yield from (where.with_name(f"{where.name}.py"), where / "__init__.py")
+
+
 @functools.lru_cache(maxsize=512)  # every test asks this of the same few files
-def _read(text: bytes) -> _Source:
+def _read(text: bytes, package: str) -> _Source:
     try:
-        tree = ast.parse(text)
-        names = Names(tree)
-    except (SyntaxError, ValueError, RecursionError):
+        tree = parsed(text)
+        names = Names(tree, package)
+    except Unreadable as error:
+        return _Source(unreadable=error.msg)
+    except SyntaxError:
         return _Source()  # it does not load either, and says so itself
-    nodes = [*ast.walk(tree)]
-    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level]
-    relative = [(n.level, n.module or "", [a.name for a in n.names]) for n in froms]
+    nodes = ast.walk(tree)
     past = [(n.lineno, n.attr) for n in nodes if isinstance(n, ast.Attribute) and n.attr in _PAST]
-    return _Source(names.mentions, names.assigned, names.unread, past, relative)
+    own = frozenset(name for _, name in names.mentions if name.startswith(f"{NAME}."))
+    return _Source(names.mentions, names.assigned, names.unread, past, own)
