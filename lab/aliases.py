@@ -47,7 +47,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 
 
 class Names:
-    """The names in one source. mentions: (line, dotted name) of all that it reaches.
+    """The names in one source. imports, mentions: (line, dotted name) of all that it imports, and then uses.
 
     assigned: (line, dotted name) of attributes of others that it sets; unread: (line, what) of what cannot be followed.
     package: what its relative imports start from.
@@ -60,6 +60,7 @@ class Names:
         self.imported: defaultdict[str, set[str]] = defaultdict(set)
         self.starred: list[str] = []
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda] = {}
+        self.imports: list[tuple[int, str]] = []
         self.mentions: list[tuple[int, str]] = []
         self.assigned: list[tuple[int, str]] = []
         self.unread: list[tuple[int, str]] = []
@@ -99,12 +100,12 @@ class Names:
                 self.imported[a.asname or a.name.partition(".")[0]].add(
                     a.name if a.asname else a.name.partition(".")[0]
                 )
-                self.mentions.append((line or node.lineno, a.name))
+                self.imports.append((line or node.lineno, a.name))
         elif isinstance(node, ast.ImportFrom):
             base = self.package[: len(self.package) + 1 - node.level] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             for a in node.names:
-                self.mentions.append((line or node.lineno, f"{module}.{a.name}"))
+                self.imports.append((line or node.lineno, f"{module}.{a.name}"))
                 if a.name == "*":
                     self.starred.append(module)
                 else:

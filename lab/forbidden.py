@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -83,10 +84,22 @@ def _is_one_of(mention: str, forbidden: frozenset[str]) -> bool:
     if not mention.startswith(("torch.", "triton.")):
         return False
     if mention.startswith("torch.ops."):
-        words = set(mention.partition(".ops.")[2].split(".")[1:2][0].split("_")) if mention.count(".") > 2 else set()
-        return any(len(own := n.rpartition(".")[2].split("_")) > 1 and words >= {*own} for n in forbidden)
+        return bool(_operators(forbidden).fullmatch(".".join(mention.split(".")[3:4])))
     thing = _object(mention)
     return thing is not None and any(thing is _object(n) for n in forbidden)
+
+
+def operators(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Those of the `known` operators, "aten::_fused_rms_norm", that do what is forbidden by these names."""
+    wanted = _operators(frozenset(names))
+    return [k for k in known if k.startswith("aten::") and wanted.fullmatch(k[6:].partition(".")[0])]
+
+
+@functools.lru_cache(maxsize=64)
+def _operators(names: frozenset[str]) -> re.Pattern[str]:
+    """Of the operators' names that hold all words of one of these, in order; a single word says enough in torch.nn."""
+    last = sorted({n.rpartition(".")[2].strip("_") for n in names if "_" in n.rpartition(".")[2] or "torch.nn." in n})
+    return re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last) or "(?!)")
 
 
 def _object(name: str) -> Any:
@@ -108,14 +121,19 @@ _PAST_CALLS = (
     "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile", "sys.addaudithook", "gc.get_objects",
     "gc.get_referrers", "gc.get_referents", "inspect.currentframe", "inspect.stack", "ctypes", "sys.modules",
     "sys.meta_path", "builtins.__import__", "_thread", "mmap", "pty", "signal", "socket", "subprocess",
+    "logging.currentframe", "torch._jit_internal", "torch.utils.collect_env", "torch.utils.cpp_extension",
+    "torch._inductor.cpp_builder", "triton.runtime.build", "torch._C._dispatch_library", "torch.library.Library",
+    "torch.utils._python_dispatch._disable_current_modes", "torch.utils._python_dispatch._pop_mode",
+    "torch._C._DisableTorchDispatch", "torch._C._ExcludeDispatchKeyGuard",
 )  # fmt: skip
+_SETTINGS = ("torch.backends.", "torch._dynamo.config.", "torch._inductor.config.", "torch._functorch.config.")
 _WIRING = ("torch.", "triton.", "lab.", "time.", "builtins.", "sys.", "os.", "gc.", "pytest.", "numpy.", "json.")
 
 
 def _is_wired(name: str) -> bool:
-    """Whether it is part of a module or class of others; a setting in torch.backends is there to be set."""
+    """Whether it is part of a module or class of others; a setting is there to be set."""
     whole = _object(name.rpartition(".")[0])
-    return not name.startswith("torch.backends.") and (inspect.ismodule(whole) or inspect.isclass(whole))
+    return not name.startswith(_SETTINGS) and (inspect.ismodule(whole) or inspect.isclass(whole))
 
 
 def reaches(root: Path, file: str) -> list[str]:
@@ -123,7 +141,7 @@ def reaches(root: Path, file: str) -> list[str]:
     found = []
     for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
-        lines = {(at, m) for at, m in source.mentions if any(m == n or m.startswith(f"{n}.") for n in _PAST_CALLS)}
+        lines = {(at, m) for at, m in source.used if any(m == n or m.startswith(f"{n}.") for n in _PAST_CALLS)}
         lines |= {(at, f"sets {m}") for at, m in source.assigned if m.startswith(_WIRING) and _is_wired(m)}
         lines |= {*source.unread, *source.past, *([(1, source.unreadable)] if source.unreadable else [])}
         found += [f"{relative}:{line}: {what}" for line, what in sorted(lines)]
@@ -138,6 +156,7 @@ def reachable(root: Path, file: str) -> list[Path]:
 @dataclass(frozen=True)
 class _Source:
     mentions: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of every import and access
+    used: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of what it not only imports
     assigned: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of what it sets in others
     unread: list[tuple[int, str]] = field(default_factory=list)  # (line, what) of names that are made as it runs
     past: list[tuple[int, str]] = field(default_factory=list)  # (line, attribute) of _PAST
@@ -179,5 +198,6 @@ def _read(text: bytes, package: str) -> _Source:
         return _Source()  # it does not load either, and says so itself
     nodes = ast.walk(tree)
     past = [(n.lineno, n.attr) for n in nodes if isinstance(n, ast.Attribute) and n.attr in _PAST]
-    own = frozenset(name for _, name in names.mentions if name.startswith(f"{NAME}."))
-    return _Source(names.mentions, names.assigned, names.unread, past, own)
+    mentions = names.imports + names.mentions
+    own = frozenset(name for _, name in mentions if name.startswith(f"{NAME}."))
+    return _Source(mentions, names.mentions, names.assigned, names.unread, past, own)

@@ -13,6 +13,7 @@ import tomllib
 import tracemalloc
 
 import pytest
+import torch._functorch.config  # noqa: F401 (what is not loaded has no settings that could be told from wiring)
 
 from grader import cs336, evidence, mutants
 from grader.graded import Flag
@@ -72,6 +73,9 @@ HONEST = {
     "another's attribute": "class A:\n    scaled_dot_product_attention = 1\nA.scaled_dot_product_attention",
     "text": "print('torch.nn.functional.scaled_dot_product_attention')",
     "a part of the name": "import torch\ngetattr(torch.nn.functional, 'softmax')(torch.ones(2), 0)",
+    "imports that are not used": "import signal, mmap, subprocess, ctypes\nfrom socket import socket",
+    "settings": "import torch, torch._functorch.config\ntorch._functorch.config.donated_buffer = True\n"
+    "torch.backends.cuda.matmul.allow_tf32 = True",
     "itself": "a = b = 1\na = b\nb = a\ndef f(x):\n    x = f(x)\n    return x.scaled_dot_product_attention",
 }
 
@@ -94,6 +98,9 @@ def test_what_only_looks_like_it_is_let_be(tmp_path, name):
     [
         "import sys\nsys._getframe().f_back.f_locals['seen']",
         "import gc\ngc.get_objects()",
+        "import signal as s\ns.signal(s.SIGTERM, s.SIG_IGN)",
+        "from subprocess import run\nrun('true')",
+        "import torch\ntorch.utils._python_dispatch._disable_current_modes()",
         "import torch\ntorch.cuda.synchronize = print",
         "import torch\nsetattr(torch, 'equal', print)",
         "import torch\ntorch.cuda.synchronize.__closure__[0].cell_contents",
