@@ -18,14 +18,19 @@ import builtins
 import codecs
 import contextlib
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .source import parsed
+
 _FUEL = 2_000  # expressions that are looked at for one: many times what an honest one needs
 _DEPTH = 24  # of expressions that are followed; beyond it a source only plays with its reader
 _MANY = 64  # values that one expression may have
-_LONG = 1 << 16  # characters of constant text
+_LONG = 1 << 16  # characters of one constant text, and of a list of them
+_ALL = 1 << 24  # characters of all that is put together for one source
+_LOOKS = 4_000_000  # at expressions, for one source: seconds
 
 # Methods of constant text that give text, and what is called with it.
 _TEXT = {
@@ -33,7 +38,8 @@ _TEXT = {
     "removesuffix", "title", "swapcase", "capitalize", "casefold", "split", "partition", "rpartition", "fromhex",
 }  # fmt: skip
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "builtins.chr": chr, "builtins.str": str, "builtins.bytes": bytes, "builtins.bytes.fromhex": bytes.fromhex,
+    "builtins.chr": chr, "builtins.str": str, "builtins.bytes.fromhex": bytes.fromhex,
+    "builtins.bytes": lambda x, *how: b"" if isinstance(x, int) else bytes(x, *how),  # of a number: so many zeros
     "builtins.reversed": lambda x: "".join(reversed(x)) if isinstance(x, str) else list(reversed(x)),
     "base64.b64decode": base64.b64decode, "base64.b16decode": base64.b16decode, "base64.b32decode": base64.b32decode,
     "codecs.decode": lambda x, how="utf-8": codecs.decode(x, how) if how in ("utf-8", "rot13", "rot_13", "hex") else "",
@@ -41,17 +47,20 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 
 
 class Names:
-    """The names in one source. mentions: (line, dotted name) of all that it reaches.
+    """The names in one source. imports, mentions: (line, dotted name) of all that it imports, and then uses.
 
     assigned: (line, dotted name) of attributes of others that it sets; unread: (line, what) of what cannot be followed.
+    package: what its relative imports start from.
     """
 
-    def __init__(self, tree: ast.AST):
+    def __init__(self, tree: ast.AST, package: str = ""):
+        self.package = package.split(".")
         self.given: defaultdict[str, list[ast.expr]] = defaultdict(list)  # to a name
         self.held: defaultdict[str, list[ast.expr]] = defaultdict(list)  # by an attribute of whatever
         self.imported: defaultdict[str, set[str]] = defaultdict(set)
         self.starred: list[str] = []
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda] = {}
+        self.imports: list[tuple[int, str]] = []
         self.mentions: list[tuple[int, str]] = []
         self.assigned: list[tuple[int, str]] = []
         self.unread: list[tuple[int, str]] = []
@@ -59,8 +68,11 @@ class Names:
         self._texts: dict[int, list] = {}
         self._open: set[int] = set()
         self._fuel, self._cut = _FUEL, False
+        self._room, self._looks = _ALL, _LOOKS
         self._kept: list[ast.AST] = []  # trees of text: what is known is known by id
         self._read(tree, None)
+        if min(self._room, self._looks) < 0:
+            self.unread.append((1, "more names and text are put together than can be followed"))
 
     def _read(self, tree: ast.AST, line: int | None) -> None:
         nodes = [*ast.walk(tree)]
@@ -88,14 +100,16 @@ class Names:
                 self.imported[a.asname or a.name.partition(".")[0]].add(
                     a.name if a.asname else a.name.partition(".")[0]
                 )
-                self.mentions.append((line or node.lineno, a.name))
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                self.imports.append((line or node.lineno, a.name))
+        elif isinstance(node, ast.ImportFrom):
+            base = self.package[: len(self.package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
             for a in node.names:
-                self.mentions.append((line or node.lineno, f"{node.module}.{a.name}"))
+                self.imports.append((line or node.lineno, f"{module}.{a.name}"))
                 if a.name == "*":
-                    self.starred.append(node.module)
+                    self.starred.append(module)
                 else:
-                    self.imported[a.asname or a.name].add(f"{node.module}.{a.name}")
+                    self.imported[a.asname or a.name].add(f"{module}.{a.name}")
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._give(target, node.value)
@@ -145,7 +159,8 @@ class Names:
         """Dotted names of what an expression may be."""
         if id(node) in self._known:
             return self._known[id(node)]
-        self._fuel = self._fuel - 1 if depth else _FUEL
+        self._looks -= 1
+        self._fuel = self._fuel - 1 if depth else min(_FUEL, self._looks)
         if id(node) in self._open or depth > _DEPTH or self._fuel < 0:
             self._cut = True
             return frozenset()  # what is defined by itself adds nothing
@@ -289,13 +304,17 @@ class Names:
         if id(node) in self._texts:
             return self._texts[id(node)]
         self._fuel -= 1
-        if -id(node) in self._open or depth > _DEPTH or self._fuel < 0:
+        if -id(node) in self._open or depth > _DEPTH or self._fuel < 0 or self._room < 0:
             self._cut = True
             return []
         cut, self._cut, found = self._cut, False, list[Any]()
         self._open.add(-id(node))  # of text, beside those of names
-        with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError):
-            found = [*itertools.islice(self._constants(node, depth + 1), _MANY)]
+        with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, OverflowError):
+            for value in itertools.islice(self._constants(node, depth + 1), _MANY):
+                if self._room < 0 or (size := _size(value)) > _LONG:
+                    break
+                self._room -= size
+                found.append(value)
         self._open.discard(-id(node))
         if not self._cut:
             self._texts[id(node)] = found
@@ -304,7 +323,7 @@ class Names:
 
     def _constants(self, node: ast.AST, depth: int) -> Iterator[Any]:
         if isinstance(node, ast.Constant):
-            if isinstance(node.value, str | bytes | int) and len(str(node.value)) < _LONG:
+            if isinstance(node.value, str | bytes | int):
                 yield node.value
         elif isinstance(node, ast.Name):
             for value in self.given.get(node.id, ()):
@@ -317,11 +336,12 @@ class Names:
             for left, right in itertools.islice(pairs, _MANY):
                 if isinstance(node.op, ast.Add) and type(left) is type(right) and not isinstance(left, int):
                     yield left + right
-                elif isinstance(node.op, ast.Mod) and isinstance(left, str):
+                elif isinstance(node.op, ast.Mod) and isinstance(left, str) and _fits("format", left, right):
                     yield left % (tuple(right) if isinstance(right, list) else right)
         elif isinstance(node, ast.JoinedStr):
             parts = [self.constants(v.value if isinstance(v, ast.FormattedValue) else v, depth) for v in node.values]
-            yield from ("".join(map(str, p)) for p in itertools.islice(itertools.product(*parts), _MANY))
+            products = itertools.islice(itertools.product(*parts), _MANY)
+            yield from ("".join(map(str, p)) for p in products if _size(list(p)) <= _LONG)
         elif isinstance(node, ast.List | ast.Tuple):
             parts = [self.constants(e, depth) for e in node.elts]
             yield from (list(p) for p in itertools.islice(itertools.product(*parts), _MANY))
@@ -333,21 +353,22 @@ class Names:
                 else:
                     yield from (text[i] for i in self.constants(node.slice, depth) if isinstance(i, int))
         elif isinstance(node, ast.Call) and not node.keywords:
-            arguments = [*itertools.product(*(self.constants(a, depth) for a in node.args))][:_MANY]
+            given = itertools.product(*(self.constants(a, depth) for a in node.args))
+            arguments = [*itertools.islice(given, _MANY)]
             for name in self.of(node.func, depth):
                 if name in _MAKERS:
                     yield from (_MAKERS[name](*a) for a in arguments)
-            if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT:
+            if isinstance(node.func, ast.Attribute) and (how := node.func.attr) in _TEXT:
                 for text in self.constants(node.func.value, depth):
                     if isinstance(text, str | bytes):
-                        yield from (getattr(text, node.func.attr)(*a) for a in arguments)
+                        yield from (getattr(text, how)(*a) for a in arguments if _fits(how, text, *a))
 
     def _parsed(self, node: ast.AST, depth: int = 0) -> Iterator[ast.AST]:
         for text in self.constants(node, depth):
             if isinstance(text, str | bytes):
                 try:
-                    tree = ast.parse(text)
-                except (SyntaxError, ValueError, RecursionError):
+                    tree = parsed(text)
+                except SyntaxError:
                     continue
                 self._kept.append(tree)
                 yield from tree.body
@@ -392,6 +413,30 @@ def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
 
 def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
     yield from (n.value for n in ast.walk(function) if isinstance(n, ast.Return | ast.Yield) and n.value is not None)
+
+
+def _size(value: Any) -> int:
+    """Characters of a constant, at most; of a list that is too long, enough to say so."""
+    if isinstance(value, list):
+        size = 2
+        for v in value:
+            size += _size(v) + 4
+            if size > _LONG:
+                break
+        return size
+    return value.bit_length() // 3 + 2 if isinstance(value, int) else len(value)
+
+
+def _fits(how: str, text: str | bytes, *given: Any) -> bool:
+    """Whether a method of `text` gives no more than is followed: known before it is called."""
+    size, others = len(text), sum(map(_size, given))
+    if how == "format":  # widths stand in the text, or among what is given
+        nested = f"{text!r}{given}" if re.search(r"\*|{[^}]*{", str(text)) else str(text)
+        fields = nested.count("%") + nested.count("{")
+        return size + fields * others + sum(map(int, re.findall(r"\d+", nested))) <= _LONG
+    if how == "join":
+        return size * max(map(len, given), default=0) + others <= _LONG
+    return (size + 1) * (others + 1) <= _LONG if how == "replace" else size + others <= _LONG
 
 
 def _integer(node: ast.expr) -> int:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .aliases import Names
+from .impl import NAME
+from .source import Unreadable, parsed
 
 # An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
 INSTRUMENTS = (
@@ -59,10 +62,15 @@ def _refusal(name: str) -> Any:
 
 
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
-    """Where `file`, or what it imports relatively, names something forbidden: ["ddp/naive.py:3: torch.…"]."""
+    """Where `file`, or what it imports of its own, names something forbidden: ["ddp/naive.py:3: torch.…"].
+
+    Raises Unreadable where one of them cannot be read, and yet might run.
+    """
     forbidden, found = frozenset((*names, *INSTRUMENTS)), []
     for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
+        if source.unreadable:
+            raise Unreadable(f"{relative}: {source.unreadable}")
         lines = {(at, m) for at, m in source.mentions if _is_one_of(m, forbidden)}
         found += [f"{relative}:{line}: {name}" for line, name in sorted(lines)]
     return found
@@ -76,10 +84,22 @@ def _is_one_of(mention: str, forbidden: frozenset[str]) -> bool:
     if not mention.startswith(("torch.", "triton.")):
         return False
     if mention.startswith("torch.ops."):
-        words = set(mention.partition(".ops.")[2].split(".")[1:2][0].split("_")) if mention.count(".") > 2 else set()
-        return any(len(own := n.rpartition(".")[2].split("_")) > 1 and words >= {*own} for n in forbidden)
+        return bool(_operators(forbidden).fullmatch(".".join(mention.split(".")[3:4])))
     thing = _object(mention)
     return thing is not None and any(thing is _object(n) for n in forbidden)
+
+
+def operators(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Those of the `known` operators, "aten::_fused_rms_norm", that do what is forbidden by these names."""
+    wanted = _operators(frozenset(names))
+    return [k for k in known if k.startswith("aten::") and wanted.fullmatch(k[6:].partition(".")[0])]
+
+
+@functools.lru_cache(maxsize=64)
+def _operators(names: frozenset[str]) -> re.Pattern[str]:
+    """Of the operators' names that hold all words of one of these, in order; a single word says enough in torch.nn."""
+    last = sorted({n.rpartition(".")[2].strip("_") for n in names if "_" in n.rpartition(".")[2] or "torch.nn." in n})
+    return re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last) or "(?!)")
 
 
 def _object(name: str) -> Any:
@@ -101,66 +121,83 @@ _PAST_CALLS = (
     "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile", "sys.addaudithook", "gc.get_objects",
     "gc.get_referrers", "gc.get_referents", "inspect.currentframe", "inspect.stack", "ctypes", "sys.modules",
     "sys.meta_path", "builtins.__import__", "_thread", "mmap", "pty", "signal", "socket", "subprocess",
+    "logging.currentframe", "torch._jit_internal", "torch.utils.collect_env", "torch.utils.cpp_extension",
+    "torch._inductor.cpp_builder", "triton.runtime.build", "torch._C._dispatch_library", "torch.library.Library",
+    "torch.utils._python_dispatch._disable_current_modes", "torch.utils._python_dispatch._pop_mode",
+    "torch._C._DisableTorchDispatch", "torch._C._ExcludeDispatchKeyGuard",
 )  # fmt: skip
+_SETTINGS = ("torch.backends.", "torch._dynamo.config.", "torch._inductor.config.", "torch._functorch.config.")
 _WIRING = ("torch.", "triton.", "lab.", "time.", "builtins.", "sys.", "os.", "gc.", "pytest.", "numpy.", "json.")
 
 
 def _is_wired(name: str) -> bool:
-    """Whether it is part of a module or class of others; a setting in torch.backends is there to be set."""
+    """Whether it is part of a module or class of others; a setting is there to be set."""
     whole = _object(name.rpartition(".")[0])
-    return not name.startswith("torch.backends.") and (inspect.ismodule(whole) or inspect.isclass(whole))
+    return not name.startswith(_SETTINGS) and (inspect.ismodule(whole) or inspect.isclass(whole))
 
 
 def reaches(root: Path, file: str) -> list[str]:
-    """Where `file`, or what it imports relatively, reaches past what it is given: no verdict, but worth a look."""
+    """Where `file`, or what it imports of its own, reaches past what it is given: no verdict, but worth a look."""
     found = []
     for path, source in _sources(root, file).items():
         relative = path.relative_to(root).as_posix()
-        lines = {(at, m) for at, m in source.mentions if any(m == n or m.startswith(f"{n}.") for n in _PAST_CALLS)}
+        lines = {(at, m) for at, m in source.used if any(m == n or m.startswith(f"{n}.") for n in _PAST_CALLS)}
         lines |= {(at, f"sets {m}") for at, m in source.assigned if m.startswith(_WIRING) and _is_wired(m)}
-        lines |= {*source.unread, *source.past}
+        lines |= {*source.unread, *source.past, *([(1, source.unreadable)] if source.unreadable else [])}
         found += [f"{relative}:{line}: {what}" for line, what in sorted(lines)]
     return found
 
 
 def reachable(root: Path, file: str) -> list[Path]:
-    """`file` and what it imports relatively, directly or not, as far as it can be read."""
+    """`file` and what it imports of its own, directly or not, as far as it can be read; packages on the way, too."""
     return [*_sources(root, file)]
 
 
 @dataclass(frozen=True)
 class _Source:
     mentions: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of every import and access
+    used: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of what it not only imports
     assigned: list[tuple[int, str]] = field(default_factory=list)  # (line, dotted name) of what it sets in others
     unread: list[tuple[int, str]] = field(default_factory=list)  # (line, what) of names that are made as it runs
     past: list[tuple[int, str]] = field(default_factory=list)  # (line, attribute) of _PAST
-    imports: list[tuple[int, str, list[str]]] = field(default_factory=list)  # (level, module, names), relative
+    own: frozenset[str] = frozenset()  # dotted names in the implementation, "impl.ddp.naive.NaiveDDP"
+    unreadable: str = ""  # why it is all that is known of it
 
 
 def _sources(root: Path, file: str) -> dict[Path, _Source]:
+    """What is loaded with `file`: whatever of the implementation it names, and every package on the way."""
     sources: dict[Path, _Source] = {}
-    todo = [root / file]
+    todo = [*_files(root, file.removesuffix(".py").split("/"))]
     while todo:
         path = todo.pop()
         if path in sources or not path.is_file():
             continue
-        sources[path] = _read(path.read_bytes())
-        for level, module, names in sources[path].imports:
-            if (base := path.parents[level - 1]).is_relative_to(root):
-                base = base.joinpath(*module.split("."))
-                todo += [base.with_suffix(".py"), *(base / f"{name}.py" for name in names)]
+        folders = path.relative_to(root).parts[:-1]
+        sources[path] = _read(path.read_bytes(), ".".join((NAME, *folders)))
+        for name in sources[path].own:
+            todo += _files(root, name.split(".")[1:])
     return sources
 
 
+def _files(root: Path, parts: list[str]) -> Iterator[Path]:
+    """Where a name of the implementation, and each that it is part of, may be defined."""
+    yield root / "__init__.py"
+    for n in range(1, len(parts) + 1):
+        where = root.joinpath(*parts[:n])
+        yield from (where.with_name(f"{where.name}.py"), where / "__init__.py")
+
+
 @functools.lru_cache(maxsize=512)  # every test asks this of the same few files
-def _read(text: bytes) -> _Source:
+def _read(text: bytes, package: str) -> _Source:
     try:
-        tree = ast.parse(text)
-        names = Names(tree)
-    except (SyntaxError, ValueError, RecursionError):
+        tree = parsed(text)
+        names = Names(tree, package)
+    except Unreadable as error:
+        return _Source(unreadable=error.msg)
+    except SyntaxError:
         return _Source()  # it does not load either, and says so itself
-    nodes = [*ast.walk(tree)]
-    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level]
-    relative = [(n.level, n.module or "", [a.name for a in n.names]) for n in froms]
+    nodes = ast.walk(tree)
     past = [(n.lineno, n.attr) for n in nodes if isinstance(n, ast.Attribute) and n.attr in _PAST]
-    return _Source(names.mentions, names.assigned, names.unread, past, relative)
+    mentions = names.imports + names.mentions
+    own = frozenset(name for _, name in mentions if name.startswith(f"{NAME}."))
+    return _Source(mentions, names.mentions, names.assigned, names.unread, past, own)

@@ -211,7 +211,11 @@ def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed
     """The failure that needs no probe: nothing written yet, or a call that would be the answer itself."""
     if stub := untouched(source / asked.file):
         return ProbeFailed("unwritten", stub)
-    if found := forbidden.find(source, asked.file, asked.forbidden):
+    try:
+        found = forbidden.find(source, asked.file, asked.forbidden)
+    except forbidden.Unreadable as error:
+        return ProbeFailed("import", error.msg)
+    if found:
         return ProbeFailed("forbidden", f"{found[0]} is forbidden in {asked.id}: it would be the answer itself")
     return None
 

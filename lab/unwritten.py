@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from .source import parsed
+
 
 def untouched(file: Path) -> str:
     """What the first stub in `file` says, if it and all functions beside it are stubs; "" otherwise.
@@ -13,8 +15,8 @@ def untouched(file: Path) -> str:
     does not count.
     """
     try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        tree = parsed(file.read_bytes())
+    except (OSError, SyntaxError):
         return ""
     said = [_says(f) for f in _functions(tree.body)]
     return said[0] if said and all(said) else ""

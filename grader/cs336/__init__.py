@@ -22,6 +22,7 @@ from grader.archives import Member, UnpackLimits
 from lab import forbidden
 from lab.assignment import ROOT
 from lab.scoring import Result
+from lab.source import Unreadable, parsed
 
 HERE = Path(__file__).parent
 ADAPTERS = ("tests", "adapters.py")
@@ -69,8 +70,8 @@ def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple
 def edition(adapters: bytes) -> str:
     """The profile that fits these adapters: by what that year's file alone defines."""
     try:
-        defined = {n.name for n in ast.walk(ast.parse(adapters)) if isinstance(n, ast.FunctionDef)}
-    except (SyntaxError, ValueError, RecursionError):
+        defined = {n.name for n in ast.walk(parsed(adapters)) if isinstance(n, ast.FunctionDef)}
+    except SyntaxError:
         defined = set()  # the tests will say so
     return "cs336-2026" if {"get_fsdp", "get_ddp"} & defined else "cs336-2025"
 
@@ -122,7 +123,13 @@ def _settled(r: Result, counts: bool) -> Result:
 def borrowed(root: Path) -> list[str]:
     """Where a fork names the kit's instruments: no honest one knows of them."""
     files = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))
-    return sorted({line for file in files for line in forbidden.find(root, file, ())})
+    found = set()
+    for file in files:
+        try:
+            found |= {*forbidden.find(root, file, ())}
+        except Unreadable as error:
+            found.add(error.msg)
+    return sorted(found)
 
 
 def own(root: Path) -> list[str]:

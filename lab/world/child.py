@@ -85,11 +85,11 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch |
         link = Link(*job.link) if job.link else None
         group.join(rank, job.world, dist.FileStore(store, job.world), board, link=link)
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
-    if watch:
-        watch.guard(job.forbidden)  # before other names stand for what is forbidden
-    forbidden.guard(job.forbidden)  # after the stand-ins: they may be what the exercise forbids
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
+    if watch:
+        watch.guard(job.forbidden)  # before other names stand for what is forbidden
+    forbidden.guard(job.forbidden)  # after stand-ins and probes: they may use, or race, what the exercise forbids
     with watch.over() if watch else contextlib.nullcontext():
         value = probe(implementation.load(job.impl, replace), *args)
         witness.end(group.ledger)

@@ -7,12 +7,14 @@ when the probe has returned. Whoever catches the refusal is told on all the same
 
 from __future__ import annotations
 
+import _signal
 import _thread
 import contextlib
 import functools
 import inspect
 import operator
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -31,6 +33,7 @@ _THREADS = "starts threads, in which nothing is seen by what measures it,"
 _LIBRARY = "lets a library do what it is asked to write"
 _SOURCE = "runs source that it puts together"
 _MEMORY = "reaches past Python"
+_MODES = "switches off what measures it"
 _CODE = "gives a function other code"
 _REFUSED = {
     "sys._getframe": _FRAMES, "sys._current_frames": _FRAMES, "sys._current_exceptions": _FRAMES,
@@ -42,16 +45,20 @@ _REFUSED = {
     "socket.connect": _NETWORK, "socket.bind": _NETWORK, "socket.sendto": _NETWORK, "socket.getaddrinfo": _NETWORK,
     "socket.gethostbyname": _NETWORK,
     "object.__setattr__": _CODE, "exec": _SOURCE, "compile": _SOURCE, "code.__new__": _SOURCE, "open": _MEMORY,
+    "os.symlink": _MEMORY,
     "ctypes.dlopen": _MEMORY, "ctypes.dlsym": _MEMORY, "ctypes.dlsym/handle": _MEMORY, "ctypes.addressof": _MEMORY,
     "ctypes.cdata": _MEMORY, "ctypes.cdata/buffer": _MEMORY, "ctypes.string_at": _MEMORY,
     "ctypes.call_function": _MEMORY,
 }  # fmt: skip
 _WAYS_TO_A_FRAME = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-_BY_ITSELF = (
-    _FRAMES,
-    _SOURCE,
-    _CODE,
-)  # the standard library does these for everybody: a namedtuple looks at its caller
+_BY_ITSELF = (_SOURCE, _CODE)  # libraries do these for everybody: a namedtuple is made of text
+_FOR_OTHERS = (_PROGRAMS, _NETWORK, _HEAP)  # and these for nobody, but compilers, which are programs
+_COMPILERS = ("/triton/runtime/jit.py", "/triton/runtime/autotuner.py", "/triton/runtime/driver.py",
+              "/triton/compiler/compiler.py", "/torch/_dynamo/")  # fmt: skip
+# A function that names one of these looks at the frame itself; without, or with f_locals, it may hand it on.
+_LOOKS = {"f_globals", "f_code", "f_lineno", "f_lasti", "tb_frame", "getframeinfo", "getmodule"}
+_LOOK_THEMSELVES = ("/torch/jit/", "/torch/_dynamo/", "/torch/profiler/", "/torch/autograd/profiler.py")
+_INSPECT, _TRACEBACK = f"{_STANDARD}inspect.py", f"{_STANDARD}traceback.py"
 _OURS = ("lab.", "tests.")
 _THEIRS = ("torch", "torch.autograd", "torch.autograd.graph", "torch.cuda", "torch.distributed", "torch.nn.functional",
            "torch.distributed.distributed_c10d", "torch.testing", "time", "gc")  # fmt: skip
@@ -61,22 +68,32 @@ class Watch:
     """Over the solution in folder `impl`, from now on and for as long as this process lives."""
 
     def __init__(self, impl: str):
+        import torch
+        from torch.utils import _python_dispatch
+
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self._looking = threading.local()
-        # Python 3.11 tells an audit hook nothing of threads. The second and third name are bound in threading.
-        for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread"),
-                             (threading, "_start_joinable_thread")):  # fmt: skip
+        # Of these no audit hook is told: threads, in Python 3.11, what is called with a frame, and what drops modes.
+        for module, name, what in (
+            (_thread, "start_new_thread", _THREADS), (threading, "_start_new_thread", _THREADS),
+            (threading, "_start_joinable_thread", _THREADS), (_signal, "signal", _FRAMES), (signal, "signal", _FRAMES),
+            (_python_dispatch, "_disable_current_modes", _MODES), (_python_dispatch, "_pop_mode", _MODES),
+            (torch._C, "_DisableTorchDispatch", _MODES), (torch._C, "_ExcludeDispatchKeyGuard", _MODES),
+        ):  # fmt: skip
             if start := getattr(module, name, None):
-                setattr(module, name, self._unless_the_solutions(start, _THREADS))
+                setattr(module, name, self._unless_the_solutions(start, what))
         sys.addaudithook(self._hear)
 
     def guard(self, names: Iterable[str]) -> None:
-        """Refuse the solution what `names` hold, wherever it finds them: functions of modules, and making objects.
+        """Refuse the solution what `names` hold, wherever it finds them: operators, functions of modules, new objects.
 
         Torch, which may need them itself, and stand-ins go on. Modules that are not loaded yet are left to
         lab.forbidden.find.
         """
+        from . import operators
+
+        operators.refuse(names := tuple(names), lambda: self._is_under_way(sys._getframe(1)))
         for name in names:
             module, _, attribute = name.rpartition(".")
             found = vars(sys.modules[name]) if name in sys.modules else {
@@ -131,16 +148,17 @@ class Watch:
             return
         if event == "object.__setattr__" and args[1] not in ("__code__", "__defaults__", "__kwdefaults__"):
             return
-        if event == "open" and not str(args[0]).startswith("/proc/"):
+        if event in ("open", "os.symlink") and not _is_in_proc(args[0], known=event == "open" and args[1] is not None):
             return
         self._refuse(what, event)
 
     def _unless_the_solutions(self, function: Any, what: str) -> Any:
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            self._refuse(what, function.__qualname__)
+            self._refuse(what, getattr(function, "__qualname__", "a call"))
             return function(*args, **kwargs)
 
+        del called.__wrapped__  # or it would be a way around
         return called
 
     def _refuse(self, what: str, event: str) -> None:
@@ -153,21 +171,60 @@ class Watch:
         if asks:
             raise ForbiddenCall(f"a solution that {what} ({event}) does not do the exercise")
 
-    def _is_the_solutions(self, frame: FrameType | None, what: str) -> bool:
-        """Whether the solution asks, itself or through the standard library."""
-        name = frame.f_code.co_filename if frame else ""
-        if what not in _BY_ITSELF:
-            while frame and _is_standard(frame.f_code.co_filename):
-                frame = frame.f_back
-        elif name == f"{_STANDARD}inspect.py":  # which hands frames on
-            while frame and frame.f_code.co_filename == name:
-                frame = frame.f_back
-        elif frame and name == f"{_STANDARD}traceback.py" and frame.f_code.co_name.startswith("walk_"):
+    def _is_under_way(self, frame: FrameType | None) -> bool:
+        """Whether the solution is among the callers, however far away."""
+        while frame and self._is_trusted(frame):
             frame = frame.f_back
-        if frame is None:
-            return False
+        return frame is not None
+
+    def _is_trusted(self, frame: FrameType) -> bool:
         file = frame.f_code.co_filename
-        return file.startswith(self.impl) or not file.startswith(self.trusted)
+        return file.startswith(self.trusted) and not file.startswith(self.impl)
+
+    def _is_the_solutions(self, frame: FrameType | None, what: str) -> bool:
+        """Whether the solution asks: itself, or through libraries that only do as they are asked."""
+        while frame and self._is_asked(frame, what):
+            frame = frame.f_back
+        return frame is not None and not self._is_trusted(frame)
+
+    def _is_asked(self, frame: FrameType, what: str) -> bool:
+        """Whether it is a library's function that does `what` for whoever calls it."""
+        code = frame.f_code
+        if what in _BY_ITSELF:
+            return False
+        if what not in (_FRAMES, *_FOR_OTHERS):
+            return _is_standard(code.co_filename)
+        if not self._is_library(code.co_filename):
+            return False
+        if what in _FOR_OTHERS:
+            return not any(part in code.co_filename for part in _COMPILERS)
+        if code.co_filename in (_INSPECT, _TRACEBACK):
+            return code.co_filename == _INSPECT or code.co_name.startswith("walk_") or _with_locals(frame)
+        if any(part in code.co_filename for part in _LOOK_THEMSELVES):
+            return False
+        return "f_locals" in code.co_names or _LOOKS.isdisjoint(code.co_names)
+
+    def _is_library(self, file: str) -> bool:
+        return _is_standard(file) or ("-packages" in file and file.startswith(self.trusted) and self.impl not in file)
+
+
+def _with_locals(frame: FrameType | None) -> bool:
+    """Whether a traceback is written down with what its frames hold."""
+    while frame and frame.f_code.co_filename == _TRACEBACK:
+        if frame.f_locals.get("capture_locals"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_in_proc(path: Any, known: bool) -> bool:
+    """Whether a path leads into /proc. known: from the root or the current folder, and not from any that is open."""
+    if not isinstance(path, str | bytes):
+        return False
+    path = os.fsdecode(path)
+    if not known and not path.startswith("/") and "proc" in path.split("/"):
+        return True
+    return f"{os.path.realpath(path)}/".startswith("/proc/")
 
 
 def _is_standard(file: str) -> bool:

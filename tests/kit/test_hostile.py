@@ -20,6 +20,7 @@ from lab.inline import InlineRunner
 from lab.runner import ProbeFailed, Room, Runner
 from lab.scoring import Result
 from lab.world.framing import FORGED
+from tests.flash_attention import probes_speed
 
 from . import probes
 
@@ -135,6 +136,7 @@ def test_what_passes_raises_no_flag_and_so_no_variant_does():
 
 HONEST = """
 import collections, dataclasses, enum, functools, inspect, io, logging, tempfile, traceback, typing, warnings
+import numpy, torch
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -152,6 +154,10 @@ class Colour(enum.Enum):
     RED = 1
 
 
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
 def step():
     try:
         raise ValueError("mine")
@@ -160,6 +166,12 @@ def step():
         logging.getLogger("mine").warning("caught")
     warnings.warn("careful")
     inspect.signature(step)
+    traceback.format_stack()
+    numpy.r_[1, 2]
+    torch.library.custom_op("mine::double", mutates_args=())(double)
+    with torch.profiler.profile(with_stack=True):
+        torch.jit.script(double)(torch.ones(2))
+    io.open("/dev/null").close()
     with tempfile.TemporaryFile() as file:
         file.write(b"kept")
     return Point(1, 2).x + Named(3).x + Data(4).x + Colour.RED.value + functools.reduce(int.__add__, [1, 2])
@@ -168,10 +180,26 @@ DISHONEST = {
     "frames": "import sys; sys._getframe(1)",
     "inspect": "import inspect; inspect.stack()",
     "traceback": "import traceback; next(traceback.walk_stack(None))[0].f_back",
+    "logging": "import logging; logging.currentframe()",
+    "traceback's text": "import traceback as t; t.StackSummary.extract(t.walk_stack(None), capture_locals=True)",
+    "text of names": "import numpy; numpy.bmat('samples')",
+    "names to compile": "from torch import _jit_internal as j; j.createResolutionCallbackFromFrame(1)",
+    "a signal's frame": "import signal; signal.signal(signal.SIGALRM, lambda number, frame: frame.f_back)",
+    "modes": "import torch; torch.utils._python_dispatch._disable_current_modes().__enter__()",
     "heap": "import gc; gc.get_objects()",
     "programs": "import subprocess; subprocess.run(['true'])",
+    "a library's programs": "from torch.utils import collect_env; collect_env.run('true')",
     "memory": "import ctypes; ctypes.string_at(id(None), 8)",
     "itself": "open('/proc/self/mem', 'r+b')",
+    "itself, with slashes": "open('//proc/self/mem', 'r+b')",
+    "itself, by the way": "import os; os.open('/dev/../proc/./self/mem', os.O_RDWR)",
+    "itself, in bytes": "import os; os.open(b'/proc/self/mem', os.O_RDWR)",
+    "itself, by a path": "import pathlib; pathlib.Path('/', '/proc/self/mem').open('r+b')",
+    "itself, from a folder": "import os; os.open('proc/self/mem', os.O_RDWR, dir_fd=os.open('/', os.O_RDONLY))",
+    "itself, from where one is": "import os; os.chdir('/proc/self'); open('mem', 'r+b')",
+    "itself, by a link": "import os; os.symlink('/proc/self', '/tmp/' + str(os.getpid()))",
+    "the folder": "import os; os.open('/proc', os.O_RDONLY)",
+    "an open file": "open('/dev/fd/1', 'w')",
     "network": "import socket; socket.create_connection(('127.0.0.1', 1))",
     "source": "eval('1 + 1')",
     "patch": "import torch; torch.equal = lambda a, b: True",
@@ -202,6 +230,40 @@ def test_what_is_no_business_of_a_solution_is_refused(solution):
         with pytest.raises(ProbeFailed) as refused:
             solution(f"def step():\n    {code}\n    return 1\n").run(probes.call)
         assert refused.value.reason == "forbidden", f"{what}: {refused.value.text}"
+
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+OPERATORS = {
+    "overload": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, q, q)",
+    "taken apart": "torch.ops.aten._scaled_dot_product_attention_math.default.decompose(q, q, q)",
+    "by the compiler": f"torch._C._jit_get_operation('{FLASH}')[0](q, q, q)",
+    "at its key": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default.redispatch("
+    "torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), q, q, q)",
+    "for the kit": "lab.world.dryrun.fused_attention(q, q, q, True)",
+    "a layer": "torch._native_multi_head_attention(*3 * [q[0]], 8, 2, *[torch.ones(24, 8), torch.ones(24)],"
+    " *[torch.ones(8, 8), torch.ones(8)])",
+}
+
+
+def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(solution):
+    asked = default().exercise("flash_attention.tiled_forward").forbidden
+    for how, call in OPERATORS.items():
+        code = (
+            f"import torch, lab.world.dryrun\ndef step():\n    q = torch.ones(1, 2, 4, 8)\n    {call}\n    return 1\n"
+        )
+        with pytest.raises(ProbeFailed) as refused:
+            solution(code).run(probes.call, forbidden=asked)
+        assert refused.value.reason == "forbidden", f"{how}: {refused.value.text}"
+        assert solution(code).run(probes.call) == 1, f"{how}: where nothing is forbidden it runs"
+
+
+def test_what_races_the_library_may_call_it(runner):
+    """The probe's own calls are none of the solution's."""
+    runner.room = Room(ROOT / "reference")
+    runner.forget()
+    asked = default().exercise("flash_attention.speed").forbidden
+    *_, worst = runner.run(probes_speed.raced, "backward", True, 1, 3, (1, 1, 32, 16), "cpu", 1, forbidden=asked)
+    assert worst < 4
 
 
 def test_where_nobody_watches_the_callers_frame_is_open(tmp_path):

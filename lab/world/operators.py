@@ -1,0 +1,47 @@
+"""Operators of the library that would be the answer itself, refused to a solution where torch dispatches them.
+
+Below every name, alias, overload, mode and compiled graph: what replaces a kernel there cannot be switched off from
+Python. Not seen is what does not pass the dispatcher, native code of one's own, which lab.world.watch does not let in;
+nor an operator whose name shares no two words with what is forbidden.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.library
+
+from ..forbidden import ForbiddenCall, operators
+
+# Where an operator has kernels that compute, and where such a kernel is found. Autograd's and others hand on to these.
+_KEYS = {
+    "CPU": "CPU", "CUDA": "CUDA", "CompositeImplicitAutograd": "CPU", "CompositeExplicitAutograd": "CPU",
+    "CompositeExplicitAutogradNonFunctional": "CPU", "NestedTensorCPU": "NestedTensorCPU",
+    "NestedTensorCUDA": "NestedTensorCUDA", "CompositeImplicitAutogradNestedTensor": "NestedTensorCPU",
+}  # fmt: skip
+
+
+def refuse(names: Iterable[str], asks: Callable[[], bool]) -> None:
+    """In this process, from now on: the operators of these names raise ForbiddenCall if `asks()`, else do as ever."""
+    library = torch._C._dispatch_library("IMPL", "aten", "")
+    for operator in operators(names, torch._C._dispatch_get_all_op_names()):
+        for key in _KEYS:
+            if torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
+                with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+                    refusal = _refusal(operator, key, asks, library)
+                    library.impl(operator.removeprefix("aten::"), key, refusal, True)  # type: ignore[call-arg]
+
+
+def _refusal(operator: str, key: str, asks: Callable[[], bool], library: Any) -> Any:
+    kernel = torch.library.get_kernel(operator, _KEYS[key])
+
+    def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if asks():
+            raise ForbiddenCall(f"torch.ops.{operator.replace('::', '.')} is forbidden: it would be the answer itself")
+        return kernel.call_boxed(keys, *args, **kwargs)
+
+    called.library = library  # type: ignore[attr-defined]  # which would take its kernels along if nobody held it
+    return called
