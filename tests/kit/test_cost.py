@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -175,6 +176,29 @@ def test_activations_are_those_of_korthikanti():
         assert steps.activation_bytes(job, t, b, "full")[1] == pytest.approx(full)
         core = 5 * a * s * s * b / t
         assert steps.activation_bytes(job, t, b, "selective")[1] == pytest.approx(whole - core)
+
+
+def test_zero_keeps_less_the_more_it_shards():
+    """Of what is sharded two neighbouring layers are whole at a time, never the model."""
+    for pipe, chunks in ((1, 1), (4, 1), (4, 2)):
+        job = Job(MODELS["70b"], 256, 4096, cluster("dgx-h100", 256))
+        kinds = [steps.memory(job, Plan(256 // pipe, pipe, 1, 1, chunks, "full", zero)) for zero in range(4)]
+        totals = [k["total"] for k in kinds]
+        assert totals == sorted(totals, reverse=True), totals
+        two = job.model.layer_parameters + max(job.model.layer_parameters, job.model.ends[0])
+        for zero, bytes_each in ((2, 4), (3, 4 + 2)):
+            whole = kinds[zero]["buffers"] - kinds[1]["buffers"]
+            assert whole == pytest.approx(bytes_each * two, rel=1e-3), (pipe, chunks, zero)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_the_data_axis_works_beside_the_layers(zero):
+    """Not behind the last of them: with one chunk too."""
+    job = Job(MODELS["8b"], 64, 4096, cluster("dgx-h100", 64))
+    plan = Plan(64, 1, 1, 1, 1, "full", zero)
+    waits = {on: steps.price(replace(job, recipe=replace(TODAY, overlap_data=on)), plan) for on in (True, False)}
+    assert waits[True].causes["data"] < 0.25 * waits[False].causes["data"]
+    assert waits[True].step_s < waits[False].step_s - 0.7 * waits[False].causes["data"]
 
 
 @pytest.mark.parametrize("recipe", [TODAY, MEGATRON_2021, MEGATRON_2022])

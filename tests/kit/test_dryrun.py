@@ -16,10 +16,11 @@ from lab.assignment import ROOT
 from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
 from lab.runner import ProbeFailed, Room, Runner
-from lab.world import even, host
+from lab.world import even, host, steps
 from lab.world.accounts import Account, Step, matched
 from lab.world.dryrun import dry, real
 from lab.world.hardware import cluster
+from lab.world.jobs import Job, Plan, Recipe, of_config
 from lab.world.simulator import play
 from reference.mesh.accounting import Degrees, Workload, accounting
 
@@ -86,6 +87,19 @@ def test_flops_and_bytes_are_those_of_the_accounting(runner):
     assert sent["tensor"] == cost.bytes["tensor"]
     assert sent["data"] == cost.bytes["data×expert"] + 4  # and the loss
     assert got.resting["optimizer"] + 2 * got.resting["parameters"] == pytest.approx(cost.memory, rel=1e-2)
+
+
+def test_memory_on_paper_is_of_the_kind_that_a_dry_run_holds(runner):
+    """FSDP gathers a layer at a time here and there: what a rank holds is far from a whole model."""
+    config = Config(layers=8, width=256, heads=4, kv_heads=2, hidden=768, vocabulary=1024, context=64)
+    got = account(runner, Step(config, {"data": 64}, fsdp=True), 0)
+    recipe = Recipe(element=4, gradient=4, optimizer=8, sequence=False)
+    job = Job(of_config(config), 64, config.context, cluster("dgx-h100", 64), recipe)
+    paper = steps.memory(job, Plan(64, zero=3))
+    for kind in ("parameters", "optimizer"):
+        assert got.peak[kind] == pytest.approx(paper[kind], rel=0.01)
+    assert sum(got.peak.values()) == pytest.approx(paper["total"], rel=0.15)
+    assert paper["total"] < 4 * config.layers * of_config(config).layer_parameters
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
