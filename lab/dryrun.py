@@ -54,7 +54,7 @@ def dryrun(
     from .train import degrees
     from .world.accounts import Step, matched
     from .world.hardware import cluster as named
-    from .world.simulator import play
+    from .world.simulator import SimulationError, play
 
     folder = ROOT / impl if impl in ("student", "reference") else Path(impl)
     if not folder.is_dir():
@@ -83,7 +83,11 @@ def dryrun(
         out.print(wrong, style="red", markup=False, soft_wrap=True)
         sys.exit(1)
     out.print(fits(accounts, where), markup=False, soft_wrap=True)
-    played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+    try:
+        played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+    except SimulationError as error:
+        out.print(str(error), style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
     out.print(_priced(played, accounts, where, step), markup=False, soft_wrap=True)
     for line in strips(played):
         out.print(line)

@@ -21,7 +21,7 @@ from lab.world.events import Block, Collective, Compute, Memory, Recv, Send, Wai
 from lab.world.hardware import RESOURCES, TABLE, cluster
 from lab.world.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, Recipe, gpt, of_config, unfit
 from lab.world.prices import collective_s, compute_s, group_s, matmul_s
-from lab.world.simulator import SimulationError, play
+from lab.world.simulator import SimulationError, closed, play
 from reference.mesh.accounting import Degrees, Workload, accounting
 from reference.mesh.planner import planner
 
@@ -111,6 +111,28 @@ def test_messages_arrive_when_they_were_sent_and_have_come():
     assert played.causes[8]["bubble"] == pytest.approx(2.0)
     with pytest.raises(SimulationError, match="deadlock: rank 8 waits for x 0 0 of rank 0"):
         play({0: (compute(1.0),), 8: (receive,)}, A100)
+
+
+def test_who_has_a_handle_goes_on_until_it_waits():
+    """An early, asynchronous part of a collective that another rank comes to late is no deadlock."""
+    both = Collective("all_reduce", 1e9, (0, 8), label="early", handle=1)
+    g = collective_s(both, A100)
+    late = (Recv(0, 1e3, ("x", 0, 0)), compute(2.0), replace(both, handle=None))
+    played = play({0: (both, Send(8, 1e3, ("x", 0, 0)), compute(1.0), Wait(1)), 8: late}, A100)
+    assert played.step_s == pytest.approx(2.0 + g, rel=1e-3)
+    assert played.causes[0]["early"] == pytest.approx(1.0 + g, rel=1e-3)
+    other = replace(both, op="all_gather", handle=2)  # behind it on the same stream, and as late
+    played = play({0: (both, other, Send(8, 1e3, ("x", 0, 0)), Wait(2)), 8: (*late, replace(other, handle=None))}, A100)
+    assert played.step_s == pytest.approx(2.0 + g + collective_s(other, A100), rel=1e-3)
+    with pytest.raises(SimulationError, match="rank 0 waits in all_reduce; rank 8 waits for x 0 0 of rank 0"):
+        play({0: (both, Wait(1), Send(8, 1e3, ("x", 0, 0))), 8: late}, A100)
+
+
+def test_a_block_s_price_depends_on_who_plays():
+    """Kept for one rank alone, it is none for two that meet in it."""
+    block = Block((Collective("all_reduce", 1e6, (0, 8), label="x"),))
+    assert closed(block, A100) is not None
+    assert play({0: (compute(2.0), block), 8: (block,)}, A100).causes[8]["bubble"] == pytest.approx(2.0)
 
 
 def draw(rng: random.Random) -> tuple[Config, Job, Plan] | None:
