@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .world.simulator import Played
 
 PATIENCE_S = 600.0  # for one rank
+ENDINGS = (".png", ".pdf", ".svg")
 WIDTH = 72  # of a timeline, in characters
 MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
 out = Console(highlight=False)
@@ -67,6 +68,7 @@ def dryrun(
         if rank >= step.world:
             raise ValueError(f"rank: expected 0 to {step.world - 1}, the mesh's, got {rank}")
         where = named(cluster, step.world)
+        _drawable(picture)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise AssignmentError(f"dryrun: {error}") from None
     runner = Runner(Room(folder))
@@ -82,6 +84,8 @@ def dryrun(
     if wrong:
         out.print(wrong, style="red", markup=False, soft_wrap=True)
         sys.exit(1)
+    if others := [axis for axis, degree in step.mesh.items() if degree > 1 and axis != "pipe"]:
+        out.print(f"not checked: whether other ranks along {' and '.join(others)} do the same", soft_wrap=True)
     out.print(fits(accounts, where), markup=False, soft_wrap=True)
     try:
         played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
@@ -103,6 +107,18 @@ def _model(name: str, layers: int) -> Any:
     return replace(MODELS[name], layers=layers) if layers else MODELS[name]
 
 
+def _drawable(picture: Path) -> None:
+    """Raises ValueError where no picture can be written."""
+    if picture.suffix not in ENDINGS:
+        raise ValueError(f"picture: expected a name that ends in {', '.join(ENDINGS)}, got {picture}")
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"picture: expected a folder that can be written, got {picture.parent}: {error.strerror}"
+        ) from None
+
+
 def _account(runner: Runner, step: Step, rank: int) -> Account:
     from .runner import ProbeFailed
     from .world.accounts import Account
@@ -111,6 +127,11 @@ def _account(runner: Runner, step: Step, rank: int) -> Account:
     try:
         return Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=PATIENCE_S)))
     except ProbeFailed as error:
+        if error.reason == "unwritten":
+            name = error.text.partition(":")[0]
+            raise AssignmentError(
+                f"dryrun: {name} is not written yet, and a step needs it; --impl reference runs the solution's"
+            ) from None
         where = f" ({error.where})" if error.where else ""
         raise AssignmentError(f"dryrun: rank {rank}: {' '.join(error.text.split())}{where}") from None
 
@@ -197,7 +218,6 @@ def draw(played: Played, title: str, path: Path) -> None:
     ]
     figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
     figure.axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in played.timeline])
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 

@@ -154,6 +154,9 @@ def unfit(job: Job, plan: Plan) -> str:
     and head, may have one less, no other. recompute is one of the recipe's. ZeRO needs a data axis.
     """
     m, parts = job.model, plan.pipe * plan.chunks
+    for name in ("data", "pipe", "tensor", "micro_batch", "chunks"):
+        if getattr(plan, name) < 1:
+            return f"{name} is {getattr(plan, name)}, and at least 1"
     if plan.data * plan.pipe * plan.tensor != job.cluster.gpus:
         return f"{plan.data} x {plan.pipe} x {plan.tensor} is not {job.cluster.gpus} devices"
     for name, count in (("heads", m.heads), ("hidden", m.hidden), ("vocabulary", m.vocabulary)):

@@ -260,6 +260,8 @@ def test_a_plan_that_is_none_says_why():
         steps.programs(job, Plan(3))
     assert "does not divide heads" in unfit(job, Plan(2, 1, 32))
     assert "cannot be spread" in unfit(job, Plan(2, 32, 1))
+    assert unfit(job, Plan(64, 1, 1, 0)) == "micro_batch is 0, and at least 1"
+    assert unfit(job, Plan(-64, -1, 1)) == "data is -64, and at least 1"
 
 
 def test_405b_on_16384_devices_prices_few_of_its_thousands():

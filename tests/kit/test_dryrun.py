@@ -10,9 +10,11 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from grader.mutants import Edited, apply, read
-from lab.assignment import ROOT
+from lab.assignment import ROOT, AssignmentError
+from lab.cli import app
 from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
 from lab.runner import ProbeFailed, Room, Runner
@@ -122,6 +124,8 @@ def test_a_rank_of_a_thousand_costs_what_a_rank_of_two_does(runner):
 EDITS = {
     "sends-more": ("mesh/conjugates.py", "(total, group=group)", "(total.double(), group=group)"),
     "disagrees": ("mesh/compose.py", "(total, group=", "(total if loss is None else total.double(), group="),
+    "never-waits": ("mesh/execute.py", "            works[-1].wait()\n", "            pass\n"),
+    "tags-otherwise": ("mesh/execute.py", "tag=tag, group_peer=source", "tag=tag + 1, group_peer=source"),
     "asks-for-numbers": ("mesh/compose.py", "    if clip is not None:\n", "    if bool(tokens.sum()) and clip:\n"),
     "is-not-written": (
         "mesh/reduce_gradients.py", "    shares =", '    raise NotImplementedError("mesh.route: yours")\n    shares =',
@@ -164,6 +168,20 @@ def test_a_deadlock_between_stages_is_named(edited, op):
     assert f"; rank 1 waits in {op} #" in wrong
 
 
+@pytest.mark.parametrize("edited", ["never-waits"], indirect=True)
+def test_a_message_that_nobody_waits_for_is_named(edited):
+    """It would be used before it is there, and a timeline would show a step that cannot be."""
+    wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=2)))
+    assert wrong.startswith("not waited for: rank 0: recv #")
+    assert "from rank 1" in wrong
+
+
+@pytest.mark.parametrize("edited", ["tags-otherwise"], indirect=True)
+def test_a_deadlock_of_tags_names_them(edited):
+    wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=2)))
+    assert "rank 1 waits in recv #0 (2 KiB) from rank 0 with tag 2 (its send has tag 1)" in wrong
+
+
 @pytest.mark.parametrize("edited", ["asks-for-numbers"], indirect=True)
 def test_who_asks_for_numbers_is_told_of_the_door(edited):
     with pytest.raises(ProbeFailed, match=r"mesh\.compose, line \d+: .*lab\.world\.host\(tensor, balanced=…\)"):
@@ -192,6 +210,12 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
         ({"expert": 2}, {}, "expert=2: expected experts above 0"),
         ({"data": 2}, {"sequences": 3}, "sequences: expected a multiple of 2"),
         ({}, {"context": 64}, "context: expected at most the model's 16 tokens"),
+        ({"data": 0}, {}, "data: expected at least 1, got 0"),
+        ({}, {"micro_batches": 0}, "micro-batches: expected at least 1"),
+        ({"pipe": 2}, {"schedule": "foo"}, "schedule: expected gpipe, 1f1b or interleaved with 1 chunks, got foo"),
+        ({"pipe": 2}, {"chunks": 2}, "schedule: expected interleaved with 2 chunks, got 1f1b"),
+        ({"pipe": 2}, {"chunks": 2, "schedule": "interleaved", "micro_batches": 3}, "expected a multiple of pipe=2"),
+        ({"expert": 2}, {"experts": 4, "k": 8}, "k: expected 1 to 4, the number of experts, got 8"),
     ],
 )
 def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
@@ -204,3 +228,18 @@ def test_models_have_the_parameters_they_are_named_for():
     for name, count in named.items():
         assert parameters(MODELS[name]) == pytest.approx(count, rel=0.01)
     assert parameters(CONFIG) == sum(p.numel() for p in Transformer(CONFIG).parameters())
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--mesh", "data=2", "--impl", "student"], "is not written yet, and a step needs it; --impl reference"),
+        (["--mesh", "data=2", "--picture", "step.xyz"], "picture: expected a name that ends in .png, .pdf, .svg, got"),
+        (["--mesh", "data=2", "--schedule", "foo"], "schedule: expected gpipe, 1f1b or interleaved"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(asked, told, tmp_path):
+    done = CliRunner().invoke(app, ["dryrun", "--picture", str(tmp_path / "step.png"), *asked])
+    assert isinstance(done.exception, AssignmentError)
+    assert told in str(done.exception)
+    assert "\n" not in str(done.exception)
