@@ -164,15 +164,18 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
 
 def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
     """Whether the ranks' memory suffices; if not, what takes most of it."""
+    from .world.steps import RESERVED
+
     most = max(accounts, key=lambda account: sum(account.peak.values()))
     held, name, room = sum(most.peak.values()), cluster.device.name, cluster.device.hbm_bytes
-    if held <= room:
+    if held <= (1 - RESERVED) * room:
         return f"fits: rank {most.rank} holds {_short(held / 1e9)} GB at most, {100 * held / room:.0f} % of an {name}"
     kind = max(most.peak, key=lambda kind: most.peak[kind])
     passing = kind in ("activations", "buffers")
     cure = "--sequence, shorter sequences or more tensor" if passing else "--fsdp, more pipe or tensor"
     return (
-        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}; "
+        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}, of "
+        f"which {100 * RESERVED:.0f} % are set aside; "
         f"{_short(most.peak[kind] / 1e9)} GB are {kind}: {cure} would make them less"
     )
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from .events import Block, Collective, Compute, Event, Program, Recv, Send, Wait
 from .jobs import Job, Plan, spread, unfit
 from .layers import Layers
-from .prices import compute_s, group_s
+from .prices import collective_s, compute_s
 from .simulator import Played, closed, play
 
 DATA, PIPE, TIED = "data", "pipe", "tied embedding"
@@ -430,9 +430,7 @@ def _end_s(job: Job, plan: Plan, stage: int) -> float:
     seconds = compute_s(Compute(0, traffic, phase="step"), device)
     if plan.data > 1 and not job.recipe.overlap_data and plan.zero < 2:
         group = _group(job, plan, stage)
-        each = max(1, job.cluster.node // group.step)
-        each = min(each, plan.data)
         for chunk in range(plan.chunks):
             event = _scatter(job, plan, group, _held(job, plan, stage)[chunk], None)
-            seconds += group_s(event.op, event.bytes, -(-plan.data // each), each, job.cluster)
+            seconds += collective_s(event, job.cluster)
     return seconds

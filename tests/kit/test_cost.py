@@ -7,12 +7,16 @@ would be faked: constants without sources, an overlap factor, a floor that is an
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import statistics
 import tomllib
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.planner import best, published
 from lab.assignment import ROOT
 from lab.model.transformer import Config
 from lab.world import steps
@@ -23,7 +27,7 @@ from lab.world.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Pla
 from lab.world.prices import collective_s, compute_s, group_s, matmul_s
 from lab.world.simulator import SimulationError, closed, play
 from reference.mesh.accounting import Degrees, Workload, accounting
-from reference.mesh.planner import planner
+from reference.mesh.planner import Tools, planner
 
 A100 = cluster("dgx-a100", 64)
 KIT = Recipe(
@@ -35,8 +39,15 @@ def test_each_number_has_its_source():
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     for kind in ("device", "link"):
         for name, entry in table[kind].items():
-            numbers = {k for k in entry if k not in ("name", "sources", "base_s", "matmul_shape")}
-            assert numbers <= set(entry["sources"]), f"{name}: {numbers - set(entry['sources'])} without a source"
+            numbers = {k for k in entry if k not in ("name", "sources", "matmul_shape")}
+            assert numbers <= set(entry["sources"]) | {"base_s"}, (
+                f"{name}: {numbers - set(entry['sources'])} without one"
+            )
+            for number, source in entry["sources"].items():
+                cited = source.partition(":")[0] in table["source"]
+                told = re.match(r"NVIDIA .*(20\d\d|white paper)$|the same|as |assumed: |two dies|.*simai's", source)
+                assert cited or told, f"{name}, {number}: {source!r} names no source"
+    assert all(re.search(r"20\d\d|NCCL 2|commit ", text) for text in table["source"].values())
     for name, entry in table["cluster"].items():
         known = cluster(name, entry["devices"])
         assert known.device.matmul_flops < known.device.peak_flops
@@ -59,6 +70,10 @@ def test_products_are_whole_waves_of_whole_tiles():
     full = matmul_s((256 * 12, 128 * 9, 4096), 1, device)  # 108 tiles of 256 x 128: one wave
     assert matmul_s((256 * 12, 128 * 9 + 1, 4096), 1, device) > 1.3 * full
     assert matmul_s((256 * 12, 128 * 9, 8192), 1, device) == pytest.approx(2 * full)
+    assert matmul_s((128, 128, 64), 432, device) == pytest.approx(4 * matmul_s((128, 128, 64), 108, device))
+    assert matmul_s((m, n, k), 1, device) / matmul_s((4096,) * 3, 1, device) == pytest.approx(
+        0.960 * m * n * k / 4096**3, rel=2e-3
+    )
     one = Compute(2.0 * 16**3, 3 * 2 * 16**2, (16, 16, 16))
     assert compute_s(one, device) >= device.kernel_s
 
@@ -75,6 +90,17 @@ def test_a_group_pays_for_where_it_lies():
     small = group_s("all_reduce", 1e3, 512, 1, cluster("dgx-a100", 4096))
     assert small < 0.2 * 2 * 511 * between.alpha_s, "a tree is faster than a ring where latency is all there is"
     assert group_s("all_gather", 1e6, 1, 1, A100) == 0
+
+
+@pytest.mark.parametrize("ranks", [range(5, 10), range(6, 12), range(0, 24, 3), range(4, 36, 8), range(8, 16)])
+def test_a_range_lies_where_its_ranks_do(ranks):
+    for op in ("all_reduce", "all_gather", "all_to_all"):
+        as_range, one_by_one = (collective_s(Collective(op, 1e8, r), A100) for r in (ranks, tuple(ranks)))
+        assert as_range == one_by_one, (op, ranks)
+    if ranks == range(5, 10):  # three on one node and two on the next: slower than on one
+        assert collective_s(Collective("all_reduce", 1e8, ranks), A100) > 1.5 * collective_s(
+            Collective("all_reduce", 1e8, range(5)), A100
+        )
 
 
 def compute(seconds: float) -> Compute:
@@ -164,6 +190,9 @@ def test_flops_bytes_and_parameters_are_those_of_accounting():
             degrees = Degrees(data=plan.data, pipe=plan.pipe, tensor=plan.tensor)
             want = accounting(work, degrees, stage=stage, fsdp=plan.zero == 3)
             events = list(flat(program))
+            shards = plan.data if plan.zero else 1
+            (step,) = (e for e in events if isinstance(e, Compute) and e.label == "AdamW")
+            assert step.bytes == pytest.approx(KIT.step_traffic * want.parameters / shards), (plan, stage)
             assert sum(e.flops for e in events if isinstance(e, Compute)) == want.flops, (plan, stage)
             sent = dict.fromkeys(("tensor", "data"), 0.0)
             for e in events:
@@ -183,6 +212,44 @@ def test_flops_of_gpt_are_the_formula_of_narayanan():
     assert job.model.parameters == pytest.approx(145.6e9, rel=1e-3)  # table 1
     assert MODELS["405b"].parameters == pytest.approx(405e9, rel=5e-3)
     assert MODELS["70b"].parameters == pytest.approx(70.6e9, rel=5e-3)
+
+
+@pytest.mark.parametrize("model", [MODELS["8b"], gpt(8, 1024, 16)])
+def test_a_parameter_takes_18_bytes_and_zero_divides_them(model):
+    """2 of itself, 4 of its gradient, 12 of AdamW: a float32 copy and two moments. One stage holds all there are."""
+    job = Job(model, 8, 1024, cluster("dgx-h100", 8))
+    want = {"parameters": 2, "gradients": 4, "optimizer": 12}
+    for zero in range(4):
+        got = steps.memory(job, Plan(8, zero=zero))
+        for (kind, each), since in zip(want.items(), (3, 2, 1), strict=True):
+            assert got[kind] == pytest.approx(each * model.parameters / (8 if zero >= since else 1)), (kind, zero)
+
+
+@pytest.mark.parametrize(
+    ("plan", "alive"),
+    [
+        (Plan(1, 8, 1, 1), 8),  # 1F1B: as many as there are stages
+        (Plan(2, 4, 1, 1), 4),
+        (Plan(1, 8, 1, 8), 4),  # no more than micro-batches
+        (Plan(1, 8, 1, 1, 2), 2 * 7 + 8 + 1),
+        (Plan(1, 8, 1, 1, 4, "full"), 2 * 7 + 3 * 8 + 1),
+        (Plan(8, 1, 1, 1), 1),
+    ],
+)
+def test_activations_are_of_the_micro_batches_under_way(plan, alive):
+    """On the first stage; counted in its program too: forwards whose backward is still to come."""
+    job = Job(replace(gpt(32, 1024, 16), vocabulary=8), 32, 1024, cluster("dgx-h100", 8))
+    most = now = 0
+    for event in steps.programs(job, plan)[0]:
+        if isinstance(event, Block) and event.name in ("forward", "backward"):
+            now += 1 if event.name == "forward" else -1
+            most = max(most, now)
+    whole, kept = steps.activation_bytes(job, 1, plan.micro_batch, plan.recompute)
+    layers = 32 // plan.pipe // plan.chunks
+    want = alive * layers * kept + (whole if plan.recompute == "full" else 0)
+    assert steps.memory(job, plan)["activations"] == pytest.approx(want)
+    if plan.data == 1:  # else the data axis works between layers, and not all blocks are whole chunks
+        assert most == alive
 
 
 def test_activations_are_those_of_korthikanti():
@@ -241,6 +308,8 @@ def test_no_price_is_below_its_floor_and_causes_add_up(recipe):
         price = steps.price(job, plan)
         assert steps.floor_s(job, plan) <= price.step_s * (1 + 1e-12), plan
         assert sum(price.causes.values()) == pytest.approx(price.step_s), plan
+        if data == pipe == 1:  # nobody to wait for
+            assert steps.floor_s(job, plan) == pytest.approx(price.step_s), plan
 
 
 def test_more_of_a_resource_costs_no_time():
@@ -260,15 +329,43 @@ def test_a_plan_that_is_none_says_why():
         steps.programs(job, Plan(3))
     assert "does not divide heads" in unfit(job, Plan(2, 1, 32))
     assert "cannot be spread" in unfit(job, Plan(2, 32, 1))
+    assert unfit(replace(job, context=1020), Plan(8, 1, 8)) == "tensor=8 does not divide context=1020"
+    assert not unfit(replace(job, context=1020, recipe=MEGATRON_2021), Plan(8, 1, 8))  # it splits no sequence
+    layers = replace(job, model=gpt(15, 2048, 16))
+    assert not unfit(layers, Plan(16, 4, 1))
+    assert "15 layers cannot be spread over 4" in unfit(replace(layers, recipe=MEGATRON_2021), Plan(16, 4, 1))
     assert unfit(job, Plan(64, 1, 1, 0)) == "micro_batch is 0, and at least 1"
     assert unfit(job, Plan(-64, -1, 1)) == "data is -64, and at least 1"
 
 
 def test_405b_on_16384_devices_prices_few_of_its_thousands():
     job = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", 16384))
-    best = planner(job, 1)[0]
+    priced = []
+    best = planner(job, 1, Tools(price_s=lambda *asked: priced.append(asked) or steps.price(*asked).step_s))[0]
+    assert 0 < len(priced) < 100
     assert steps.fits(job, best.plan)
     assert 0.3 < steps.model_flops(job) / best.step_s / 16384 / job.cluster.device.peak_flops < 0.6
+
+
+def test_table_1_is_predicted_as_the_chapter_says():
+    """Each of the ten runs, with the micro-batch and chunks that the benchmark found."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in kept if row["source"].endswith("table 1")]
+    errors = []
+    for run, row in zip(published(), rows, strict=True):
+        plan = replace(run.plan, micro_batch=row["micro-batch"], chunks=row["chunks"])
+        assert unfit(run.job, plan) == "", row
+        errors.append(100 * (replace(run, plan=plan).predicted() / run.published - 1))
+        assert errors[-1] == pytest.approx(float(row["error"].split()[0]), abs=0.1), row
+    assert statistics.median(map(abs, errors)) < 2.5  # what the best constant reaches
+    assert max(map(abs, errors)) < 14.7
+
+
+def test_where_nothing_fits_the_least_memory_is_taken():
+    job = Job(MODELS["70b"], 64, 4096, cluster("dgx-h100", 16))
+    got = best(job, Plan(1, 2, 8), chunks=(1, 4), micro_batches=(1, 4))
+    assert not steps.fits(job, got)
+    assert (got.micro_batch, got.chunks) == (1, 1)
 
 
 def test_the_chapter_shows_what_the_benchmark_wrote():

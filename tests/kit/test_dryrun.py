@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from grader.mutants import Edited, apply, read
 from lab.assignment import ROOT, AssignmentError
 from lab.cli import app
+from lab.dryrun import fits
 from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
 from lab.runner import ProbeFailed, Room, Runner
@@ -200,6 +201,13 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
     assert host(torch.tensor(2.5), 0.0) == 2.5
     assert host(torch.empty(1, 2, device="meta"), [[0, 0]]) == [[0, 0]]
     assert even(7, 3) == [3, 2, 2]
+
+
+def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
+    where = cluster("dgx-h100", 8)
+    for share in (0.94, 0.96):
+        held = Account(0, [], 0, 0, {}, {"activations": int(share * where.device.hbm_bytes)}, [])
+        assert fits([held], where).startswith("fits" if share < 1 - steps.RESERVED else "does not fit: rank 0 would")
 
 
 @pytest.mark.parametrize(
