@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 600.0  # for one rank
 ENDINGS = (".png", ".pdf", ".svg")
+COLUMNS = 4  # ranks beside each other: a terminal has 80 characters
 WIDTH = 72  # of a timeline, in characters
 MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
 out = Console(highlight=False)
@@ -79,7 +80,8 @@ def dryrun(
     out.print(
         f"{model} on {_mesh(step)}, {step.world:,} ranks: {step.sequences:,} sequences of {step.context:,} tokens"
     )
-    out.print(table(accounts, step))
+    for first in range(0, len(accounts), COLUMNS):
+        out.print(table(accounts[first : first + COLUMNS], step))
     wrong = matched(accounts)
     if wrong:
         out.print(wrong, style="red", markup=False, soft_wrap=True)
@@ -144,7 +146,7 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
     """A column a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
     sent = [account.sent(step) for account in accounts]
     rows = {
-        "parameters": [f"{account.parameters:,}" for account in accounts],
+        "parameters, millions": [_short(account.parameters / 1e6) for account in accounts],
         "TFLOP": [_short(account.flops / 1e12) for account in accounts],
         **{
             f"sent along {axis}, GB": [_short(row.get(axis, 0) / 1e9) for row in sent]
