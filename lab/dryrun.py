@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .world.simulator import Played
 
 PATIENCE_S = 600.0  # for one rank
+ENDINGS = (".png", ".pdf", ".svg")
+COLUMNS = 4  # ranks beside each other: a terminal has 80 characters
 WIDTH = 72  # of a timeline, in characters
 MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
 out = Console(highlight=False)
@@ -54,7 +56,7 @@ def dryrun(
     from .train import degrees
     from .world.accounts import Step, matched
     from .world.hardware import cluster as named
-    from .world.simulator import play
+    from .world.simulator import SimulationError, play
 
     folder = ROOT / impl if impl in ("student", "reference") else Path(impl)
     if not folder.is_dir():
@@ -67,6 +69,7 @@ def dryrun(
         if rank >= step.world:
             raise ValueError(f"rank: expected 0 to {step.world - 1}, the mesh's, got {rank}")
         where = named(cluster, step.world)
+        _drawable(picture)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise AssignmentError(f"dryrun: {error}") from None
     runner = Runner(Room(folder))
@@ -77,13 +80,20 @@ def dryrun(
     out.print(
         f"{model} on {_mesh(step)}, {step.world:,} ranks: {step.sequences:,} sequences of {step.context:,} tokens"
     )
-    out.print(table(accounts, step))
+    for first in range(0, len(accounts), COLUMNS):
+        out.print(table(accounts[first : first + COLUMNS], step))
     wrong = matched(accounts)
     if wrong:
         out.print(wrong, style="red", markup=False, soft_wrap=True)
         sys.exit(1)
+    if others := [axis for axis, degree in step.mesh.items() if degree > 1 and axis != "pipe"]:
+        out.print(f"not checked: whether other ranks along {' and '.join(others)} do the same", soft_wrap=True)
     out.print(fits(accounts, where), markup=False, soft_wrap=True)
-    played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+    try:
+        played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+    except SimulationError as error:
+        out.print(str(error), style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
     out.print(_priced(played, accounts, where, step), markup=False, soft_wrap=True)
     for line in strips(played):
         out.print(line)
@@ -99,6 +109,18 @@ def _model(name: str, layers: int) -> Any:
     return replace(MODELS[name], layers=layers) if layers else MODELS[name]
 
 
+def _drawable(picture: Path) -> None:
+    """Raises ValueError where no picture can be written."""
+    if picture.suffix not in ENDINGS:
+        raise ValueError(f"picture: expected a name that ends in {', '.join(ENDINGS)}, got {picture}")
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"picture: expected a folder that can be written, got {picture.parent}: {error.strerror}"
+        ) from None
+
+
 def _account(runner: Runner, step: Step, rank: int) -> Account:
     from .runner import ProbeFailed
     from .world.accounts import Account
@@ -107,6 +129,11 @@ def _account(runner: Runner, step: Step, rank: int) -> Account:
     try:
         return Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=PATIENCE_S)))
     except ProbeFailed as error:
+        if error.reason == "unwritten":
+            name = error.text.partition(":")[0]
+            raise AssignmentError(
+                f"dryrun: {name} is not written yet, and a step needs it; --impl reference runs the solution's"
+            ) from None
         where = f" ({error.where})" if error.where else ""
         raise AssignmentError(f"dryrun: rank {rank}: {' '.join(error.text.split())}{where}") from None
 
@@ -119,7 +146,7 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
     """A column a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
     sent = [account.sent(step) for account in accounts]
     rows = {
-        "parameters": [f"{account.parameters:,}" for account in accounts],
+        "parameters, millions": [_short(account.parameters / 1e6) for account in accounts],
         "TFLOP": [_short(account.flops / 1e12) for account in accounts],
         **{
             f"sent along {axis}, GB": [_short(row.get(axis, 0) / 1e9) for row in sent]
@@ -139,15 +166,18 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
 
 def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
     """Whether the ranks' memory suffices; if not, what takes most of it."""
+    from .world.steps import RESERVED
+
     most = max(accounts, key=lambda account: sum(account.peak.values()))
     held, name, room = sum(most.peak.values()), cluster.device.name, cluster.device.hbm_bytes
-    if held <= room:
+    if held <= (1 - RESERVED) * room:
         return f"fits: rank {most.rank} holds {_short(held / 1e9)} GB at most, {100 * held / room:.0f} % of an {name}"
     kind = max(most.peak, key=lambda kind: most.peak[kind])
     passing = kind in ("activations", "buffers")
     cure = "--sequence, shorter sequences or more tensor" if passing else "--fsdp, more pipe or tensor"
     return (
-        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}; "
+        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}, of "
+        f"which {100 * RESERVED:.0f} % are set aside; "
         f"{_short(most.peak[kind] / 1e9)} GB are {kind}: {cure} would make them less"
     )
 
@@ -193,7 +223,6 @@ def draw(played: Played, title: str, path: Path) -> None:
     ]
     figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
     figure.axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in played.timeline])
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 

@@ -40,6 +40,9 @@ class Step:
         d = {axis: self.mesh.get(axis, 1) for axis in AXES}
         object.__setattr__(self, "mesh", d)
         object.__setattr__(self, "context", self.context or self.config.context)
+        for name, count in (*d.items(), ("micro-batches", self.micro_batches), ("chunks", self.chunks)):
+            if count < 1:
+                raise ValueError(f"{name}: expected at least 1, got {count}")
         shares = d["data"] * d["expert"] * self.micro_batches
         object.__setattr__(self, "sequences", self.sequences or shares)
         c = self.config
@@ -56,6 +59,14 @@ class Step:
         if d["pipe"] * self.chunks > c.layers:
             raise ValueError(f"pipe={d['pipe']}: expected at most {c.layers // self.chunks}, with {self.chunks} chunks "
                              f"of the model's {c.layers} layers on each")  # fmt: skip
+        schedules = ("gpipe", "1f1b", "interleaved") if self.chunks == 1 else ("interleaved",)
+        if self.schedule not in schedules:
+            raise ValueError(f"schedule: expected {_or(schedules)} with {self.chunks} chunks, got {self.schedule}")
+        if self.chunks > 1 and self.micro_batches % d["pipe"]:
+            raise ValueError(f"micro-batches: expected a multiple of pipe={d['pipe']}, since with chunks they go "
+                             f"round in groups, got {self.micro_batches}")  # fmt: skip
+        if self.experts and not 1 <= self.k <= self.experts:
+            raise ValueError(f"k: expected 1 to {self.experts}, the number of experts, got {self.k}")
         if self.sequences % shares:
             raise ValueError(f"sequences: expected a multiple of {shares}, data · expert · micro-batches, "
                              f"got {self.sequences}: {self.sequences // shares * shares or shares} is one")  # fmt: skip
@@ -124,14 +135,26 @@ class Account:
 
 
 def matched(accounts: Sequence[Account]) -> str:
-    """Where these ranks, all stages of one pipeline, disagree or wait for each other for ever, in one line; "" if they
-    do neither. Operations with ranks that have no account are taken to be matched."""
+    """Where these ranks, all stages of one pipeline, disagree, wait for each other for ever or do not wait for what
+    they are sent, in one line; "" if they do none of it. Operations with ranks that have no account are taken to be
+    matched.
+    """
     accounts = sorted(accounts, key=lambda account: account.rank)
     for i, one in enumerate(accounts):
         for other in accounts[i + 1 :]:
             if wrong := diff(one.rows, other.rows):
                 return f"mismatch: {wrong}"
-    return _played(accounts)
+    return _played(accounts) or _unawaited(accounts)
+
+
+def _unawaited(accounts: Sequence[Account]) -> str:
+    """The first operation but a send that is issued, and whose end nobody waits for: its tensor is used too early."""
+    for account in accounts:
+        waited = {number for kind, number, *_ in account.trace if kind == "wait"}
+        for number, row in enumerate(account.rows):
+            if row["op"] != "send" and number not in waited:
+                return f"not waited for: {_told(row)}: what it brings may be used before it is there"
+    return ""
 
 
 def _played(accounts: Sequence[Account]) -> str:
@@ -163,7 +186,19 @@ def _played(accounts: Sequence[Account]) -> str:
                 at[account.rank] += 1
                 moved = True
     stuck = [account for account in accounts if at[account.rank] < len(account.trace)]
-    told = [_waiting(account.rows[account.trace[at[account.rank]][1]]) for account in stuck]
+
+    def waiting(account: Account) -> str:
+        number = account.trace[at[account.rank]][1]
+        row, key = account.rows[number], keys[account.rank, number][0]
+        told = f"rank {account.rank} waits in {_told(row).removeprefix(f'rank {account.rank}: ')}"
+        if row["op"] not in ("send", "recv"):
+            return told
+        other = "recv" if row["op"] == "send" else "send"
+        same = (theirs for theirs in issued if theirs[:3] == (other, *key[1:3]))
+        loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
+        return f"{told} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
+
+    told = [waiting(account) for account in stuck]
     return f"deadlock: {'; '.join(told)}" if told else ""
 
 
@@ -174,11 +209,11 @@ def _key(row: dict, tag: int) -> tuple:
     return row["rank"], tuple(row["group"])
 
 
-def _waiting(row: dict) -> str:
+def _told(row: dict) -> str:
     place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}.get(
         row["op"], f"over {row['group']}"
     )
-    return f"rank {row['rank']} waits in {row['op']} #{row['number']} ({readable(row['bytes'])}) {place}"
+    return f"rank {row['rank']}: {row['op']} #{row['number']} ({readable(row['bytes'])}) {place}"
 
 
 # ---- as events ----
@@ -236,6 +271,6 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _or(numbers: Sequence[int]) -> str:
+def _or(numbers: Sequence[object]) -> str:
     *most, last = map(str, numbers)
     return f"{', '.join(most)} or {last}" if most else last

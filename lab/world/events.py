@@ -38,7 +38,7 @@ class Collective:
     phase: str = "forward"
     label: str = ""
     stream: str = ""  # "": one for each group
-    handle: int | None = None  # whatever `Wait` names; may be used again after it
+    handle: int | None = None  # whatever `Wait` names; used again before it, it is the last that is waited for
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class Recipe:
     overlap_messages: bool = True
     overlap_data: bool = True
     fused_accumulation: bool = True  # a weight's gradient is added up by the product itself
+    equal_parts: bool = False  # all parts of a pipeline must have as many layers
 
     @property
     def checkpointing(self) -> tuple[str, ...]:
@@ -100,10 +101,12 @@ TODAY = Recipe()
 MEGATRON_2021 = Recipe(
     gradient=2, optimizer=16, step_traffic=60, fused_attention=False, dropout=True, sequence=False,
     scatter_messages=True, overlap_tensor=False, overlap_messages=False, overlap_data=False, fused_accumulation=False,
+    equal_parts=True,
 )  # fmt: skip
 # Korthikanti et al. 2022, "present work", section 4.2.2: sequence parallelism, its gathers beside products.
 MEGATRON_2022 = Recipe(
     gradient=4, step_traffic=60, fused_attention=False, dropout=True, overlap_messages=False, overlap_data=False,
+    equal_parts=True,
 )  # fmt: skip
 
 
@@ -148,12 +151,16 @@ class Plan:
 def unfit(job: Job, plan: Plan) -> str:
     """Why a plan is none for a job, in words; "" if it is one. Memory is another question.
 
-    The degrees multiply to the cluster's devices. tensor divides heads, hidden and vocabulary, and divides kv_heads or
-    is a multiple of them. data · micro_batch divides sequences. Chunks need a pipeline, at least one layer each, and
-    micro-batches in groups of `pipe`. Layers are spread over all pipe · chunks parts; those at the ends, with embedding
-    and head, may have one less, no other. recompute is one of the recipe's. ZeRO needs a data axis.
+    The degrees multiply to the cluster's devices. tensor divides heads, hidden and vocabulary, divides kv_heads or is a
+    multiple of them, and where the recipe splits the sequence divides context. data · micro_batch divides sequences.
+    Chunks need a pipeline, at least one layer each, and micro-batches in groups of `pipe`. Layers are spread over all
+    pipe · chunks parts; those at the ends, with embedding and head, may have one less, no other, and not even they
+    where the recipe has equal_parts. recompute is one of the recipe's. ZeRO needs a data axis.
     """
     m, parts = job.model, plan.pipe * plan.chunks
+    for name in ("data", "pipe", "tensor", "micro_batch", "chunks"):
+        if getattr(plan, name) < 1:
+            return f"{name} is {getattr(plan, name)}, and at least 1"
     if plan.data * plan.pipe * plan.tensor != job.cluster.gpus:
         return f"{plan.data} x {plan.pipe} x {plan.tensor} is not {job.cluster.gpus} devices"
     for name, count in (("heads", m.heads), ("hidden", m.hidden), ("vocabulary", m.vocabulary)):
@@ -161,9 +168,11 @@ def unfit(job: Job, plan: Plan) -> str:
             return f"tensor={plan.tensor} does not divide {name}={count}"
     if m.kv_heads % plan.tensor and plan.tensor % m.kv_heads:
         return f"tensor={plan.tensor} neither divides kv_heads={m.kv_heads} nor is a multiple"
+    if job.recipe.sequence and job.context % plan.tensor:
+        return f"tensor={plan.tensor} does not divide context={job.context}"
     if job.sequences % (plan.data * plan.micro_batch):
         return f"data · micro-batch = {plan.data * plan.micro_batch} does not divide {job.sequences} sequences"
-    if m.layers < parts or -m.layers % parts > min(2, parts - 1):
+    if m.layers < parts or -m.layers % parts > (0 if job.recipe.equal_parts else min(2, parts - 1)):
         return f"{m.layers} layers cannot be spread over {parts} parts"
     if plan.chunks > 1 and (plan.pipe == 1 or plan.micro_batches(job) % plan.pipe):
         return f"{plan.chunks} chunks need a pipeline and micro-batches in groups of pipe={plan.pipe}"

@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "handout"
 TAKES = {  # what is not everywhere, and how it shows in a block
     "a browser": r"jupyter",
     "a class": r"submissions/|marks\.csv",
-    "your own stack": r"-m lab\.train",
+    "your own stack": r"-m lab\.train|lab dryrun",
     "nsys": r"nsys",
     "Slurm": r"sbatch|squeue|slurm",
     "Kubernetes": r"kubectl",

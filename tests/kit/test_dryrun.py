@@ -7,19 +7,26 @@ to disagree, and one that waits for ever to wait.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
+from typer.testing import CliRunner
 
 from grader.mutants import Edited, apply, read
-from lab.assignment import ROOT
+from lab.assignment import ROOT, AssignmentError
+from lab.cli import app
+from lab.dryrun import COLUMNS, fits, table
 from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
 from lab.runner import ProbeFailed, Room, Runner
-from lab.world import even, host
+from lab.world import even, host, steps
 from lab.world.accounts import Account, Step, matched
 from lab.world.dryrun import dry, real
+from lab.world.events import KINDS
 from lab.world.hardware import cluster
+from lab.world.jobs import Job, Plan, Recipe, of_config
 from lab.world.simulator import play
 from reference.mesh.accounting import Degrees, Workload, accounting
 
@@ -88,6 +95,19 @@ def test_flops_and_bytes_are_those_of_the_accounting(runner):
     assert got.resting["optimizer"] + 2 * got.resting["parameters"] == pytest.approx(cost.memory, rel=1e-2)
 
 
+def test_memory_on_paper_is_of_the_kind_that_a_dry_run_holds(runner):
+    """FSDP gathers a layer at a time here and there: what a rank holds is far from a whole model."""
+    config = Config(layers=8, width=256, heads=4, kv_heads=2, hidden=768, vocabulary=1024, context=64)
+    got = account(runner, Step(config, {"data": 64}, fsdp=True), 0)
+    recipe = Recipe(element=4, gradient=4, optimizer=8, sequence=False)
+    job = Job(of_config(config), 64, config.context, cluster("dgx-h100", 64), recipe)
+    paper = steps.memory(job, Plan(64, zero=3))
+    for kind in ("parameters", "optimizer"):
+        assert got.peak[kind] == pytest.approx(paper[kind], rel=0.01)
+    assert sum(got.peak.values()) == pytest.approx(paper["total"], rel=0.15)
+    assert paper["total"] < 4 * config.layers * of_config(config).layer_parameters
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_stages_that_fit_each_other_are_found_to(runner, schedule):
     step = Step(CONFIG, {"data": 4, "pipe": 2}, micro_batches=4, schedule=schedule)
@@ -108,6 +128,8 @@ def test_a_rank_of_a_thousand_costs_what_a_rank_of_two_does(runner):
 EDITS = {
     "sends-more": ("mesh/conjugates.py", "(total, group=group)", "(total.double(), group=group)"),
     "disagrees": ("mesh/compose.py", "(total, group=", "(total if loss is None else total.double(), group="),
+    "never-waits": ("mesh/execute.py", "            works[-1].wait()\n", "            pass\n"),
+    "tags-otherwise": ("mesh/execute.py", "tag=tag, group_peer=source", "tag=tag + 1, group_peer=source"),
     "asks-for-numbers": ("mesh/compose.py", "    if clip is not None:\n", "    if bool(tokens.sum()) and clip:\n"),
     "is-not-written": (
         "mesh/reduce_gradients.py", "    shares =", '    raise NotImplementedError("mesh.route: yours")\n    shares =',
@@ -150,6 +172,20 @@ def test_a_deadlock_between_stages_is_named(edited, op):
     assert f"; rank 1 waits in {op} #" in wrong
 
 
+@pytest.mark.parametrize("edited", ["never-waits"], indirect=True)
+def test_a_message_that_nobody_waits_for_is_named(edited):
+    """It would be used before it is there, and a timeline would show a step that cannot be."""
+    wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=2)))
+    assert wrong.startswith("not waited for: rank 0: recv #")
+    assert "from rank 1" in wrong
+
+
+@pytest.mark.parametrize("edited", ["tags-otherwise"], indirect=True)
+def test_a_deadlock_of_tags_names_them(edited):
+    wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=2)))
+    assert "rank 1 waits in recv #0 (2 KiB) from rank 0 with tag 2 (its send has tag 1)" in wrong
+
+
 @pytest.mark.parametrize("edited", ["asks-for-numbers"], indirect=True)
 def test_who_asks_for_numbers_is_told_of_the_door(edited):
     with pytest.raises(ProbeFailed, match=r"mesh\.compose, line \d+: .*lab\.world\.host\(tensor, balanced=…\)"):
@@ -170,6 +206,30 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
     assert even(7, 3) == [3, 2, 2]
 
 
+def test_the_table_of_a_deep_pipeline_can_be_read_in_80_columns():
+    step = Step(replace(MODELS["70b"], layers=8), {"data": 16, "pipe": 8, "tensor": 8}, experts=8, sequence=True)
+    group = list(range(1024))
+    ranks = [
+        Account(rank, [{"op": "all_reduce", "bytes": 10**12, "group": group}], 10**15, 8_846_835_712,
+                {"buffers": 10**11}, dict.fromkeys(KINDS, 10**11), [])
+        for rank in step.stages(960)[:COLUMNS]
+    ]  # fmt: skip
+    narrow = Console(width=80)
+    with narrow.capture() as printed:
+        narrow.print(table(ranks, step))
+    lines = printed.get().splitlines()
+    assert "…" not in printed.get()
+    assert all(f"rank {account.rank}" in lines[0] for account in ranks)
+    assert len(lines) == 1 + 3 + 2 + len(KINDS), "a cell is broken over lines"
+
+
+def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():
+    where = cluster("dgx-h100", 8)
+    for share in (0.94, 0.96):
+        held = Account(0, [], 0, 0, {}, {"activations": int(share * where.device.hbm_bytes)}, [])
+        assert fits([held], where).startswith("fits" if share < 1 - steps.RESERVED else "does not fit: rank 0 would")
+
+
 @pytest.mark.parametrize(
     ("mesh", "options", "told"),
     [
@@ -178,6 +238,12 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
         ({"expert": 2}, {}, "expert=2: expected experts above 0"),
         ({"data": 2}, {"sequences": 3}, "sequences: expected a multiple of 2"),
         ({}, {"context": 64}, "context: expected at most the model's 16 tokens"),
+        ({"data": 0}, {}, "data: expected at least 1, got 0"),
+        ({}, {"micro_batches": 0}, "micro-batches: expected at least 1"),
+        ({"pipe": 2}, {"schedule": "foo"}, "schedule: expected gpipe, 1f1b or interleaved with 1 chunks, got foo"),
+        ({"pipe": 2}, {"chunks": 2}, "schedule: expected interleaved with 2 chunks, got 1f1b"),
+        ({"pipe": 2}, {"chunks": 2, "schedule": "interleaved", "micro_batches": 3}, "expected a multiple of pipe=2"),
+        ({"expert": 2}, {"experts": 4, "k": 8}, "k: expected 1 to 4, the number of experts, got 8"),
     ],
 )
 def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
@@ -190,3 +256,18 @@ def test_models_have_the_parameters_they_are_named_for():
     for name, count in named.items():
         assert parameters(MODELS[name]) == pytest.approx(count, rel=0.01)
     assert parameters(CONFIG) == sum(p.numel() for p in Transformer(CONFIG).parameters())
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--mesh", "data=2", "--impl", "student"], "is not written yet, and a step needs it; --impl reference"),
+        (["--mesh", "data=2", "--picture", "step.xyz"], "picture: expected a name that ends in .png, .pdf, .svg, got"),
+        (["--mesh", "data=2", "--schedule", "foo"], "schedule: expected gpipe, 1f1b or interleaved"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line(asked, told, tmp_path):
+    done = CliRunner().invoke(app, ["dryrun", "--picture", str(tmp_path / "step.png"), *asked])
+    assert isinstance(done.exception, AssignmentError)
+    assert told in str(done.exception)
+    assert "\n" not in str(done.exception)
