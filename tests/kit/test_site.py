@@ -45,6 +45,13 @@ def test_every_anchor_that_is_linked_is_a_heading(page):
             assert heading in anchors((page.parent / path).resolve() if path else page), f"{page.name}: {target}"
 
 
+def test_the_first_page_leads_to_every_other():
+    """Sphinx stops at a page that no contents list."""
+    pages = {p.name: "" for p in PAGES}
+    listed = set(re.findall(r"(?m)^\w+$", stage._contents("README.md", pages)))
+    assert listed == {p.stem for p in PAGES if p.name != "README.md"}
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
 def test_a_chapter_has_its_parts_in_order_and_a_picture(chapter):
     headings = re.findall(r"(?m)^## (.+)$", text := prose(chapter))
