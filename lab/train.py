@@ -158,8 +158,12 @@ def degrees(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         axis, _, degree = part.partition("=")
-        if axis not in ("data", "pipe", "expert", "tensor") or axis in found or not degree.isdecimal():
-            raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, got {part!r}")
+        if (
+            axis not in ("data", "pipe", "expert", "tensor")
+            or axis in found
+            or not (degree.isdecimal() and int(degree))
+        ):
+            raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, of 1 or more each, got {part!r}")
         found[axis] = int(degree)
     return found
 

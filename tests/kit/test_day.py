@@ -292,6 +292,7 @@ def nothing_passes(monkeypatch):
         (["--mesh", "data=2,tensor=2"], "expected mesh.compose to pass"),
         (["--steps", "0"], "--steps of at least 1, got 0"),
         (["--mesh", "date=2"], "'date=2'"),
+        (["--mesh", "data=2,tensor=0"], "of 1 or more each, got 'tensor=0'"),
         (["--replace", "nope"], "ids of exercises, got 'nope'"),
         (["--stack", "data", "--mesh", "pipe=2"], "expected --mesh data=… alone with --stack data"),
         (["--nonsense"], "--nonsense"),

@@ -10,9 +10,11 @@ import json
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from grader.mutants import Edited, apply, read
-from lab.assignment import ROOT
+from lab import cli
+from lab.assignment import ROOT, AssignmentError
 from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
 from lab.runner import ProbeFailed, Room, Runner
@@ -183,6 +185,11 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
 def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
     with pytest.raises(ValueError, match=told):
         Step(CONFIG, mesh, **options)
+
+
+def test_an_axis_of_no_ranks_is_refused_in_one_line():
+    with pytest.raises(AssignmentError, match="dryrun: expected axes as in .* of 1 or more each, got 'data=0'"):
+        CliRunner().invoke(cli.app, ["dryrun", "--mesh", "data=0"], catch_exceptions=False)
 
 
 def test_models_have_the_parameters_they_are_named_for():
