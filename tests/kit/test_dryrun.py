@@ -188,7 +188,7 @@ def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
 
 
 def test_an_axis_of_no_ranks_is_refused_in_one_line():
-    with pytest.raises(AssignmentError, match="dryrun: expected axes as in .* of 1 or more each, got 'data=0'"):
+    with pytest.raises(AssignmentError, match=r"dryrun: expected axes as in .* of 1 or more each, got 'data=0'"):
         CliRunner().invoke(cli.app, ["dryrun", "--mesh", "data=0"], catch_exceptions=False)
 
 
