@@ -76,9 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
     for stage in config.option.stage:
         if stage not in names:
             raise pytest.UsageError(f"--stage: expected one of {', '.join(names)}, got {stage!r}")
-    for id in config.option.exercise:
-        if id not in known.exercises:
-            raise pytest.UsageError(f"--exercise: expected one of {', '.join(known.exercises)}, got {id!r}")
+    try:
+        for id in config.option.exercise:
+            known.exercise(id)
+    except AssignmentError as error:
+        raise pytest.UsageError(f"--exercise: {error}") from None
 
 
 def implementation(config: pytest.Config) -> Path:
