@@ -28,6 +28,20 @@ def test_every_exercise_and_question_that_is_named_exists(chapter):
         assert id in known.exercises or id in questions().questions, f"{chapter.name} names {id}"
 
 
+def test_the_shorter_ways_are_the_profiles():
+    page, known = (ROOT / "handout" / "README.md").read_text(encoding="utf-8"), default()
+    rows = dict(re.findall(r"(?m)^\| \[[^\]]+\]\((\w+)\.md\) \| (.*\w\**) \|$", page.partition("`short` in bold |")[2]))
+    names = [(f"{stage}.{name.strip('*')}", "**" in name) for stage, row in rows.items() for name in row.split(", ")]
+    assert tuple(id for id, _ in names) == known.profiles["core"]
+    assert tuple(id for id, bold in names if bold) == known.profiles["short"]
+    for ids, words in (
+        (known.exercises, "{} exercises in {:g} hours"),
+        (known.profiles["core"], "`core` is {} of them in {:g} hours"),
+        (known.profiles["short"], "`short` is {} in {:g} hours"),
+    ):
+        assert words.format(len(ids), sum(known.exercise(id).hours for id in ids)) in page
+
+
 @pytest.mark.parametrize("exercise", default().exercises.values(), ids=lambda e: e.id)
 def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
     text = (ROOT / "handout" / f"{exercise.stage}.md").read_text(encoding="utf-8")
