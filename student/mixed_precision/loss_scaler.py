@@ -10,7 +10,7 @@ class LossScaler:
 
     `scale` is the factor that holds now: an attribute, which callers read. A step is: `scale_loss(loss).backward()`;
     `finite = unscale(gradients)`; the optimizer steps if finite; `update(finite)`.
-    Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.2.
+    Source: Micikevicius et al. 2017, "Mixed Precision Training", section 3.2.
     """
 
     def __init__(
