@@ -24,7 +24,7 @@ from . import assignment as assignments
 from . import forbidden, rests, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .files import write_whole
-from .judge import DECIDED, MEASURED, Inconclusive, Measurement
+from .judge import DECIDED, MEASURED, Inconclusive, Measurement, keep
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
@@ -256,7 +256,7 @@ def pytest_runtest_makereport(
     result = _result(item, call, report)
     item.config.stash[RESULTS].append(result)
     if result.outcome == "passed":
-        item.config.stash[NUMBERS].setdefault(result.exercise, {}).update({m.what: m for m in MEASURED})
+        keep(item.config.stash[NUMBERS].setdefault(result.exercise, {}), MEASURED)
     told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
     if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
         report.longrepr = result.message

@@ -11,6 +11,7 @@ import statistics
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_extensions as probes
@@ -77,4 +78,5 @@ def test_each_rank_sends_one_number(run, rng):
     for rank, got in enumerate(run(probes.straggler, draw(rng, 3), [], world=3)):
         sent = sum(size for _, size in got["rows"])
         assert len(got["rows"]) == 1, f"rank {rank} issued {got['rows']}: one collective is enough"
+        measured("bytes that a rank hands over", sent, 3 * 8, "bytes", at_most=True)
         assert sent <= 3 * 8, f"rank {rank} handed over {sent} bytes: a rank's typical step is one float64"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
@@ -154,6 +154,7 @@ def test_statistics_are_all_that_is_sent(run, rng):
             assert len(sent) == 1, f"{what}: sent {sent}, expected one all_reduce: join what is summed in one tensor"
             for op, elements in [(r["op"], r["elements"]) for r in got["forward"] + got["backward"]]:
                 assert op == "all_reduce", f"{what}: {op} of {elements}, expected an all_reduce"
+                measured(f"numbers in an {op}, {n} experts", elements, 2 * n + 1, at_most=True)
                 assert elements <= 2 * n + 1, (
                     f"{what}: {op} of {elements} numbers, expected at most 2n + 1 = {2 * n + 1}: choices and "
                     "probabilities by expert, and the number of tokens"
