@@ -5,9 +5,10 @@ Everything that needs to know what an exercise is worth, where its object lives 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,37 @@ class Assignment:
         try:
             return self.exercises[id]
         except KeyError:
-            raise AssignmentError(f"no exercise {id!r}; there are: {', '.join(self.exercises)}") from None
+            raise AssignmentError(f"no exercise {id!r}; {self._near(id)}") from None
 
     def of_stage(self, stage: str) -> list[Exercise]:
         return [e for e in self.exercises.values() if e.stage == stage]
+
+    def of_profile(self, profile: str) -> Assignment:
+        """The same with the exercises of a profile alone."""
+        if profile not in self.profiles:
+            raise AssignmentError(f"--profile: expected one of {', '.join(self.profiles)}, got {profile!r}")
+        ids = set(self.profiles[profile])
+        return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
+
+    def named(self, name: str) -> list[Exercise]:
+        """One exercise by its id, or by the end of it that no other has; all of a stage by the stage's name."""
+        if name in self.exercises:
+            return [self.exercises[name]]
+        if of_stage := self.of_stage(name):
+            return of_stage
+        short = [e for id, e in self.exercises.items() if id.partition(".")[2] == name]
+        if len(short) > 1:
+            raise AssignmentError(f"{name!r} is the end of {' and of '.join(e.id for e in short)}: which of them?")
+        return short or [self.exercise(name)]
+
+    def _near(self, id: str) -> str:
+        """What may have been meant: ids, stages and ends of ids that are written much like it."""
+        ends = {e.partition(".")[2]: e for e in self.exercises}
+        stages = [s.name for s in self.stages]
+        near = difflib.get_close_matches(id, [*self.exercises, *stages, *ends])
+        if near:
+            return f"did you mean {' or '.join(dict.fromkeys(ends.get(n, n) for n in near))}?"
+        return f"expected an id as lab shows them, as {next(iter(self.exercises))}, or a stage: {', '.join(stages)}"
 
 
 def load(path: Path = ROOT / "assignment.toml") -> Assignment:

@@ -129,7 +129,9 @@ def of_what(options: argparse.Namespace, replace: list[str]) -> str:
     text = f"{math.prod(options.mesh.values())} ranks, {mesh}; "
     if not replace:
         return f"{text}all {len(own)} pieces are its own"
-    return f"{text}own: {', '.join(own) or 'nothing yet'}; stand-ins for: {', '.join(replace)}"
+    if not own:
+        return f"{text}own: nothing yet; a stand-in trains for each of these until it passes: {', '.join(replace)}"
+    return f"{text}own: {', '.join(own)}; stand-ins for: {', '.join(replace)}"
 
 
 def launch(options: argparse.Namespace, replace: list[str]) -> int:

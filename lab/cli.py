@@ -28,48 +28,58 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def status(context: typer.Context) -> None:
+def status(
+    context: typer.Context,
+    profile: Annotated[
+        str | None, typer.Option(envvar="LAB_PROFILE", help="Keep to the exercises of a profile: core, short, ….")
+    ] = None,
+) -> None:
     """Where you are, what is next, and its first hint."""
+    context.obj = profile
     if not context.invoked_subcommand:
-        status_page.show(remembered(), out)
+        status_page.show(remembered(profile=profile), out)
 
 
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids of exercises; default: what changed, else the next one.")]
+NAMES = "An id, the end of one, or a stage"
+Names = Annotated[list[str] | None, typer.Argument(help=f"{NAMES}; default: what changed, else the next one.")]
 
 
 @app.command()
-def check(exercise: Ids = None) -> None:
+def check(context: typer.Context, exercise: Names = None) -> None:
     """Test what changed since it was tested last; nothing changed and all passed is said at once."""
-    asked = [default().exercise(id) for id in exercise or []]
-    todo = _to_check(asked)
+    asked = [e for name in exercise or [] for e in default().named(name)]
+    todo = _to_check([*dict.fromkeys(asked)], context.obj)
+    written = [e for e in todo if not _stub(e)]
     if not todo:
         sys.exit(0)
-    if not asked and (stub := _stub(todo)):
-        status_page.unwritten(todo[0], stub, out)
+    if not written:
+        status_page.unwritten(todo[0], _stub(todo[0]), out)
         sys.exit(1)
     from . import check as checking
 
     with checking.warm() as runner:
-        code = checking.run(todo, runner)
-    status_page.after(todo, remembered(), out)
-    sys.exit(code)
+        code = checking.run(written, runner)
+    if len(written) < len(todo):
+        out.print(f"not written yet: {', '.join(e.id for e in todo if e not in written)}", style="yellow")
+    status_page.after(todo, remembered(profile=context.obj), out)
+    sys.exit(code or int(written != todo))
 
 
 @app.command()
-def watch() -> None:
+def watch(context: typer.Context) -> None:
     """Test what changed whenever a file in student/ is saved, with everything kept warm; Ctrl-C ends it."""
     from . import check as checking
 
     def once(runner: Any) -> int | None:
-        todo = _to_check([])
+        todo = _to_check([], context.obj)
         code = None
-        if todo and (stub := _stub(todo)):
+        if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written
             status_page.unwritten(todo[0], stub, out)
         elif todo:
             code = checking.run(todo, runner)
             if code == checking.INTERRUPTED:
                 return code
-            status_page.after(todo, remembered(), out)
+            status_page.after(todo, remembered(profile=context.obj), out)
         out.print("watching student/, Ctrl-C ends it", style="dim")
         return code
 
@@ -77,9 +87,9 @@ def watch() -> None:
     out.print("no longer watching; lab says where you are")
 
 
-def _to_check(asked: list[Exercise]) -> list[Exercise]:
+def _to_check(asked: list[Exercise], profile: str | None) -> list[Exercise]:
     """What there is to be tested; where there is nothing, that is said."""
-    progress = remembered()
+    progress = remembered(profile=profile)
     if asked:
         for e in asked:
             if progress.passes(e.id):
@@ -94,18 +104,23 @@ def _to_check(asked: list[Exercise]) -> list[Exercise]:
     return todo
 
 
-def _stub(todo: list[Exercise]) -> str:
-    """What the stub of the only one to be tested says, where nothing is written yet: no test need run to know."""
-    return untouched(STUDENT / todo[0].file) if len(todo) == 1 else ""
+def _stub(exercise: Exercise) -> str:
+    """What its stub says, where nothing is written yet: no test need run to know."""
+    return untouched(STUDENT / exercise.file)
 
 
 @app.command()
 def hint(
-    exercise: Annotated[str | None, typer.Argument(help="An exercise id; default: the next one.")] = None,
+    context: typer.Context,
+    exercise: Annotated[str | None, typer.Argument(help=f"{NAMES}, of which the next; default: of all.")] = None,
     level: Annotated[int, typer.Option(min=1, max=3, help="From a nudge (1) to nearly everything (3).")] = 1,
 ) -> None:
     """A hint of the level asked for; hints cost nothing."""
-    asked = default().exercise(exercise) if exercise else remembered().next()
+    progress = remembered(profile=context.obj)
+    asked = progress.next()
+    if exercise:
+        named = default().named(exercise)
+        asked = next((e for e in named if not progress.passes(e.id)), named[0])
     if asked is None:
         out.print("Every exercise that runs here passes: there is nothing left to hint at.")
         return
@@ -114,7 +129,7 @@ def hint(
 
 @app.command()
 def explain(
-    exercise: Annotated[str | None, typer.Argument(help="An exercise id; default: the last that passed.")] = None,
+    exercise: Annotated[str | None, typer.Argument(help=f"{NAMES}; default: the last that passed.")] = None,
 ) -> None:
     """The method of an exercise that passes, in prose, and what was measured of yours beside what was expected."""
     from . import explain as explaining
@@ -124,7 +139,9 @@ def explain(
         exercise = next((r.exercise for r in reversed(progress.results) if progress.passes(r.exercise)), None)
     if exercise is None:
         raise AssignmentError("explain: no exercise passes yet; lab says what is next")
-    explaining.show(default().exercise(exercise), progress, out)
+    named = default().named(exercise)
+    for e in [e for e in named if progress.passes(e.id)] or named[:1]:
+        explaining.show(e, progress, out)
 
 
 @app.command()

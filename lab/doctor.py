@@ -191,7 +191,7 @@ _MIG = "MIG is on: torch sees a slice of it, and times are those of the slice; a
 
 
 def ranks() -> Iterator[Finding]:
-    """Two ranks that meet over Gloo on the loopback, and the zygote that ranks are forked from."""
+    """Two ranks that meet over Gloo on the loopback, and the process that all others of the tests are forked from."""
     if installed("torch") is None:
         return  # told already; what follows imports it
     from .room import Room, Zygote
@@ -207,10 +207,10 @@ def ranks() -> Iterator[Finding]:
     zygote = Zygote(Room(ROOT / "student"), "interpret")
     try:
         zygote.wait()
-        yield Finding("zygote", f"starts in {time.monotonic() - start:.1f} s")
+        yield Finding("processes for tests", f"the first starts in {time.monotonic() - start:.1f} s")
     except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
-        why = f"does not start: {error or type(error).__name__}"
-        yield Finding("zygote", why, "python -m lab.world.zygote < /dev/null says why", True)
+        why = f"the first does not start: {error or type(error).__name__}"
+        yield Finding("processes for tests", why, "python -m lab.world.zygote < /dev/null says why", True)
     finally:
         zygote.close()
 

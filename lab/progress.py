@@ -27,8 +27,10 @@ class Progress:
     numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # fields of lab.judge.Measurement
     known: Assignment = field(default_factory=default)
     source: Path = STUDENT
+    profile: str | None = None  # of whose exercises one comes next, and points and hours are told; None: of all
 
     def __post_init__(self) -> None:
+        self.chosen = self.known.of_profile(self.profile) if self.profile else self.known
         self.scores: dict[str, ExerciseScore] = {s.exercise.id: s for s in score(self.known, self.results)}
         self.stale = {id: names for id, kept in self.rests.items() if (names := rests.changed(kept, self.source))}
 
@@ -54,25 +56,29 @@ class Progress:
 
     def next(self) -> Exercise | None:
         """The first exercise, in the handout's order, that does not pass yet and can be judged here."""
-        exercises = self.known.exercises.values()
+        exercises = self.chosen.exercises.values()
         return next((e for e in exercises if not self.passes(e.id) and not self.cannot_run(e.id)), None)
 
     def to_check(self) -> list[Exercise]:
         """What is written and changed since it ran, or never ran."""
-        new = (e for e in self.known.exercises.values() if e.id in self.stale or not self.ran(e.id))
+        new = (e for e in self.chosen.exercises.values() if e.id in self.stale or not self.ran(e.id))
         return [e for e in new if self.begun(e)]
 
 
-def remembered(path: Path = PROGRESS) -> Progress:
-    """What is kept; nothing if the tests never ran, or the file is unreadable."""
+def remembered(path: Path = PROGRESS, *, profile: str | None = None) -> Progress:
+    """What is kept; nothing if the tests never ran, or the file is unreadable.
+
+    Raises AssignmentError where there is no such profile.
+    """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         known = default().exercises
         rows = [Result(**row) for row in kept["results"] if row["exercise"] in known]
         rested = {id: dict(files) for id, files in kept["rests"].items() if id in known}
-        return Progress(rows, rested, {id: list(rows) for id, rows in kept["numbers"].items()})
+        numbers = {id: list(rows) for id, rows in kept["numbers"].items()}
+        return Progress(rows, rested, numbers, profile=profile)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return Progress()
+        return Progress(profile=profile)
 
 
 def remember(

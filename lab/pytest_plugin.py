@@ -24,7 +24,7 @@ from . import assignment as assignments
 from . import forbidden, rests, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .files import write_whole
-from .judge import DECIDED, MEASURED, Inconclusive, Measurement
+from .judge import DECIDED, MEASURED, Inconclusive, Measurement, keep
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
@@ -76,9 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
     for stage in config.option.stage:
         if stage not in names:
             raise pytest.UsageError(f"--stage: expected one of {', '.join(names)}, got {stage!r}")
-    for id in config.option.exercise:
-        if id not in known.exercises:
-            raise pytest.UsageError(f"--exercise: expected one of {', '.join(known.exercises)}, got {id!r}")
+    try:
+        for id in config.option.exercise:
+            known.exercise(id)
+    except AssignmentError as error:
+        raise pytest.UsageError(f"--exercise: {error}") from None
 
 
 def implementation(config: pytest.Config) -> Path:
@@ -258,7 +260,7 @@ def pytest_runtest_makereport(
     result = _result(item, call, report)
     item.config.stash[RESULTS].append(result)
     if result.outcome == "passed":
-        item.config.stash[NUMBERS].setdefault(result.exercise, {}).update({m.what: m for m in MEASURED})
+        keep(item.config.stash[NUMBERS].setdefault(result.exercise, {}), MEASURED)
     told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
     if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
         report.longrepr = result.message

@@ -21,11 +21,12 @@ CAUSES = 5
 
 def show(progress: Progress, out: Console) -> None:
     """Points, an overview, what changed, what is next."""
-    known = progress.known.exercises
-    todo = [e for e in known.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
-    earned, _, _ = totals(s for s in progress.scores.values() if s.exercise.id not in progress.stale)
-    points, hours = sum(e.points for e in known.values()), sum(e.hours for e in todo)
-    out.print(f"[bold]{earned:.4g} of {points:g} points[/bold], about {hours:g} h to go")
+    chosen = progress.chosen.exercises
+    todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
+    earned, _, _ = totals(s for id, s in progress.scores.items() if id in chosen and id not in progress.stale)
+    points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
+    of = f" of {progress.profile}, {len(chosen)} exercises" if progress.profile else ""
+    out.print(f"[bold]{earned:.4g} of {points:g} points[/bold]{of}, about {hours:g} h to go")
     shown = _overview(progress, out)
     if len(shown) > 1:
         legend = (f"[{colour}]{mark}[/] {word}" for word, (mark, colour) in _MARKS.items() if word in shown)
@@ -35,7 +36,8 @@ def show(progress: Progress, out: Console) -> None:
     _changed(progress, out)
     next_one = progress.next()
     if next_one is None:
-        out.print("Every exercise that runs here passes. Train with all of it: lab train", style="green")
+        of = f" of {progress.profile}" if progress.profile else ""
+        out.print(f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
         return
     next_up(next_one, 1, out, progress)
 
@@ -75,7 +77,7 @@ def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
 
 def _overview(progress: Progress, out: Console) -> set[str]:
     """One row a stage; which marks it shows."""
-    known, shown = progress.known, set()
+    known, shown = progress.chosen, set()
     indent = 4 + max(len(stage.title) for stage in known.stages)
     for stage in known.stages:
         row, used = Text(f"  {stage.title}".ljust(indent)), 0

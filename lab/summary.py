@@ -43,16 +43,14 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         if first.output:
             terminal.write_line(f"  printed: {first.output.strip().splitlines()[-1][:160]}")
         if len(mine) > 1:
-            terminal.write_line(
-                f"  … and {len(mine) - 1} more of {id}: pytest tests/{first.exercise.partition('.')[0]} -v"
-            )
+            terminal.write_line(f"  … and {len(mine) - 1} more: pytest tests/ --exercise {id} -v")
         terminal.write_line("")
 
 
 def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], current: str) -> None:
     """A line an exercise; one for a stage that is still to come, of which nothing is written."""
     width = max((len(s.exercise.id) for s in scores), default=8)
-    terminal.write_line(f"{'exercise':<{width}}     points  not run", bold=True)
+    terminal.write_line(f"{'exercise':<{width}}     points     not run", bold=True)
     ran = [s for s in scores if (s.possible or s.inconclusive) and s.exercise.id not in unwritten]
     begun = {s.exercise.stage for s in ran} | {current}
     for stage in dict.fromkeys(s.exercise.stage for s in scores):
@@ -76,7 +74,7 @@ def _exercises(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], 
     for s in scores:
         e = s.exercise
         mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
-        note = ""
+        note = reason = ""
         if e.id in unwritten:
             mark, colour, note = "·", {}, "not written yet"
         elif not s.possible:
@@ -84,11 +82,13 @@ def _exercises(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], 
         elif s.gated:
             mark, colour = "✗", {"red": True}
             own = any(k.kind == "numerics" for k in s.kinds)
-            note = f"property and timing count once {'all numerics pass' if own else 'all that it needs passes'}"
+            reason = f"property and timing count once {'all numerics pass' if own else 'all that it needs passes'}"
         away = f"{_points(s.not_run) if s.not_run else '':>7}{'?' if s.inconclusive else ''}"
         terminal.write_line(
             f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour
         )
+        if reason:
+            terminal.write_line(f"    {reason}")
 
 
 def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:

@@ -41,7 +41,7 @@ def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
     """Linear from 0 to `peak` in `warm_up` steps, then a half cosine down to a tenth of it at the last.
 
     The first step has peak / warm_up, not 0; with 10 of 100 steps, step 9 has the peak, step 99 a tenth.
-    Sources: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2017, "SGDR" (cosine).
+    Sources: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2016, "SGDR" (cosine).
     """
     if step < warm_up:
         return peak * (step + 1) / warm_up
@@ -158,8 +158,12 @@ def degrees(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         axis, _, degree = part.partition("=")
-        if axis not in ("data", "pipe", "expert", "tensor") or axis in found or not degree.isdecimal():
-            raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, got {part!r}")
+        if (
+            axis not in ("data", "pipe", "expert", "tensor")
+            or axis in found
+            or not (degree.isdecimal() and int(degree))
+        ):
+            raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, of 1 or more each, got {part!r}")
         found[axis] = int(degree)
     return found
 

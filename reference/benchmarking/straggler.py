@@ -26,7 +26,8 @@ def find_straggler(samples: Sequence[float], group: dist.ProcessGroup | None = N
     samples: seconds that this rank computed in each step, at least one; ranks may have different numbers of them. A
     rank's typical step is the median of its samples: one slow step makes no straggler. The straggler is the rank with
     the longest typical step, the first of equals; slowdown is that over the median of all ranks' typical steps; a rank
-    waits for the straggler's typical step less its own. One all-gather of one float64 a rank.
+    waits for the straggler's typical step less its own. The median of an even number is the mean of the middle two.
+    One all-gather of one float64 a rank.
     """
     mine = torch.tensor([statistics.median(samples)], dtype=torch.float64)
     typical = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]

@@ -30,15 +30,16 @@ def route(
     comes first, on every device.
 
     The balancing loss is that of the whole batch, all ranks' tokens as one, and has the same value on every rank:
-    (1) n · Σ_e f_e · P_e, with f_e the share of all tokens · k choices that fell on expert e, which has no gradient,
-    and P_e the mean of p_e over all tokens. It is 1 where both are even, n where one expert has all. A mean of the
-    ranks' own losses is something else: a mean of products is not the product of means.
+    (7) n · Σ_e f_e · P_e, with f_e the share of all tokens · k choices that fell on expert e, which has no gradient,
+    and P_e the mean of p_e over all tokens. It is 1 where both are even, n where one expert has all, and, not 0 / 0,
+    0 where no rank has a token. A mean of the ranks' own losses is something else: a mean of products is not the
+    product of means.
 
     group: the ranks that hold other tokens of the batch (data×expert; with sequence parallelism tensor as well), who
     may have more or fewer; None: there are none, and nothing is sent. One all-reduce of at most 2n + 1 numbers.
 
     Afterwards gradients are *averaged* over ranks: summed, and divided by `averaged_over` (None: the group's size). So
-    that this mean is the gradient of (1), backward gives the logits here averaged_over times their part of it, and need
+    that this mean is the gradient of (7), backward gives the logits here averaged_over times their part of it, and need
     not send anything. Where ranks of the group are only summed over, as tensor is, give the number that is divided by.
 
     Raises ValueError unless 1 <= k <= n.

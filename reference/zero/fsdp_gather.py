@@ -103,7 +103,7 @@ class FSDP(nn.Module):
 
     The methods from `message` to `reduce` are the parts that the next exercises change. They read `group`, `units`, all
     of them, and `units_of[layer]`, those that a layer needs.
-    Source: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 4.
+    Source: Rajbhandari et al. 2019, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 4.
     """
 
     def __init__(

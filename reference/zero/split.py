@@ -18,7 +18,7 @@ class SplitOptimizer(torch.optim.Optimizer):
     depends on that number, its gradient and its state alone. Then it is so bit for bit, but for fused implementations,
     whose vectors begin elsewhere in a piece: within 1 ulp a step. `param_groups` have the whole tensors, no gradient is
     kept; `state`, and state_dict() with it, is by pieces, and so fits a group of the same size only.
-    Source: Rajbhandari et al. 2020, "ZeRO", section 5.1.
+    Source: Rajbhandari et al. 2019, "ZeRO", section 5.1.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class ZeRO2:
     started, and `.grad` is None again; this rank's n elements of the mean add up in `shard.grad`, over several
     backwards too. A reduce-scatter is waited for when the next one is started, the last in `step()`: so one or two
     whole gradients are alive at a time. Parameters that no rank has a gradient for are not moved. The optimizer must be
-    elementwise. Source: Rajbhandari et al. 2020, "ZeRO", section 5.2.
+    elementwise. Source: Rajbhandari et al. 2019, "ZeRO", section 5.2.
     """
 
     def __init__(

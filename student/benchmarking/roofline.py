@@ -70,6 +70,6 @@ def mfu(step_flops: float, seconds: float, device: Device) -> float:
     """Model FLOPs utilisation: the share of the peak that a step of `step_flops` FLOPs in `seconds` reaches, 0 to 1.
 
     The FLOPs are the model's, forward and backward, whatever was recomputed on the way.
-    312 TFLOP in 2 s on an A100: 0.5. Source: Chowdhery et al. 2022, "PaLM", section 4.1.
+    312 TFLOP in 2 s on an A100: 0.5. Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
     raise NotImplementedError("benchmarking.roofline: Model FLOPs utilisation")

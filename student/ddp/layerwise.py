@@ -52,7 +52,7 @@ class LAMB(torch.optim.Optimizer):
     Norms, m, v and u are in float32 at least: the square of a float16 gradient of 300 overflows, that of 10⁻⁴ vanishes.
     A parameter without gradient is left alone. Every hyperparameter may differ by parameter group, and from step to
     step, as schedulers change it; state is m, v and t. Nothing is read back to the host, and nothing is sent.
-    Source: You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
+    Source: You et al. 2019, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
     1904.00962, algorithm 2 with φ(z) = z.
     """
 

@@ -8,8 +8,9 @@ from torch import Tensor
 class LossScaler:
     """Multiplies the loss, divides the gradients, and looks for the largest factor that does not overflow.
 
-    A step is: `scale_loss(loss).backward()`; `finite = unscale(gradients)`; the optimizer steps if finite;
-    `update(finite)`. Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.2.
+    `scale` is the factor that holds now: an attribute, which callers read. A step is: `scale_loss(loss).backward()`;
+    `finite = unscale(gradients)`; the optimizer steps if finite; `update(finite)`.
+    Source: Micikevicius et al. 2017, "Mixed Precision Training", section 3.2.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ def mixed_step(
     unscale; clip their norm over all parameters to `max_norm`; step, unless a gradient is infinite or NaN, when neither
     masters nor optimizer change; update the scaler; write the masters back into the model. A parameter without gradient
     stays as it is. No gradient is left over for the next step.
-    Source: Micikevicius et al. 2018, "Mixed Precision Training", figure 1.
+    Source: Micikevicius et al. 2017, "Mixed Precision Training", figure 1.
     """
     raise NotImplementedError(
         "mixed_precision.mixed_step: One step of `optimizer` on `masters`, with gradients computed by `model` in its …"

@@ -52,7 +52,7 @@ def accounting(
     By the ring a reduce-scatter or an all-gather sends (W − 1) parts of n elements, an all-reduce 2(W − 1)/W of its
     bytes. Bytes sent are rounded down, once, at the end. 7.5e9 parameters, 64 ranks, mixed: 120.0 GB ("none"),
     31.4 ("p_os"), 16.6 ("zero2"), 1.9 ("zero3").
-    Source: Rajbhandari et al. 2020, "ZeRO", sections 5 and 7, figure 1.
+    Source: Rajbhandari et al. 2019, "ZeRO", sections 5 and 7, figure 1.
     """
     raise NotImplementedError(
         "zero.accounting: Bytes a rank keeps between steps and sends in one step of AdamW on parameters of `sizes` …"

@@ -19,7 +19,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     tensors of all ranks, so that zero_grad() clears every gradient and a scheduler reaches every hyperparameter;
     `state` has this rank's tensors only, and no gradient is kept. The step is bit for bit that of `optimizer_cls`, as
     long as it treats each tensor by itself (LBFGS does not).
-    Source: Rajbhandari et al. 2020, "ZeRO", section 5.1; tensors stay whole, as in torch's ZeroRedundancyOptimizer.
+    Source: Rajbhandari et al. 2019, "ZeRO", section 5.1; tensors stay whole, as in torch's ZeroRedundancyOptimizer.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_model as probes
@@ -96,4 +97,5 @@ def test_a_step_does_what_its_mode_says(run, rng, mode):
             f"{mode}, step {i}: {call['moved']} parameters differ from the start: "
             + ("the optimizer does not step" if trained else "only 'step' trains, and only by steps")
         )
+    measured(f"gradients left in the model, {mode}", got["left"], 0)
     assert got["left"] == 0, f"{got['left']} gradients are left in the model"

@@ -13,6 +13,7 @@ from collections import defaultdict
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_profile as probes
@@ -77,6 +78,7 @@ def check(got: dict, rows: dict, total: dict, products: dict) -> None:
     assert set(got["shares"]) == set(total), f"shares of ranges {sorted(got['shares'])}, expected {sorted(total)}"
     shares |= {f"range {r!r}": (got["shares"][r], products[r] / total[r] if total[r] else 0.0) for r in total}
     for where, (share, expected) in shares.items():
+        measured("share of matrix products in a profile", share, expected)
         assert abs(share - expected) <= 1e-6, f"matrix products take {expected:.4f} of {where}, got {share:.4f}"
 
 

@@ -11,6 +11,7 @@ import statistics
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_extensions as probes
@@ -36,20 +37,23 @@ def expected(samples: list[list[float]]) -> dict:
     slowest = max(typical)
     return {
         "rank": typical.index(slowest), "slowdown": slowest / statistics.median(typical),
-        "waiting_s": [slowest - t for t in typical],
+        "waiting_s": [slowest - t for t in typical], "typical": typical,
     }  # fmt: skip
 
 
 def check(got: dict, want: dict, who: str) -> None:
+    steps = f"the ranks' typical steps are {', '.join(f'{t:.4f}' for t in want['typical'])} s"
     assert got["rank"] == want["rank"], (
-        f"{who} says rank {got['rank']}, the longest typical step is rank {want['rank']}'s"
+        f"{who} says rank {got['rank']}, the longest typical step is rank {want['rank']}'s: {steps}"
     )
+    median = statistics.median(want["typical"])
     assert abs(got["slowdown"] / want["slowdown"] - 1) < 1e-6, (
-        f"{who}: slowdown {got['slowdown']:.4f}, over the median rank's typical step it is {want['slowdown']:.4f}"
+        f"{who}: slowdown {got['slowdown']:.4f}, expected {want['slowdown']:.4f}: {steps}, and their median "
+        f"{median:.4f} s{', the mean of the middle two' if len(want['typical']) % 2 == 0 else ''}"
     )
     assert len(got["waiting_s"]) == len(want["waiting_s"]), f"{who}: {len(got['waiting_s'])} waiting times"
     for rank, (g, w) in enumerate(zip(got["waiting_s"], want["waiting_s"], strict=True)):
-        assert abs(g - w) < 1e-9, f"{who}: rank {rank} waits {g:.6f} s a step, expected {w:.6f}"
+        assert abs(g - w) < 1e-9, f"{who}: rank {rank} waits {g:.6f} s a step, expected {w:.6f}: {steps}"
 
 
 @exercise(STRAGGLER, kind="numerics")
@@ -74,4 +78,5 @@ def test_each_rank_sends_one_number(run, rng):
     for rank, got in enumerate(run(probes.straggler, draw(rng, 3), [], world=3)):
         sent = sum(size for _, size in got["rows"])
         assert len(got["rows"]) == 1, f"rank {rank} issued {got['rows']}: one collective is enough"
+        measured("bytes that a rank hands over", sent, 3 * 8, "bytes", at_most=True)
         assert sent <= 3 * 8, f"rank {rank} handed over {sent} bytes: a rank's typical step is one float64"

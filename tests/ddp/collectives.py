@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lab.judge import measured
+
 from . import probes_collectives
 
 SUMMED = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.int32]
@@ -86,10 +88,12 @@ def held(run, op, cases, largest, peak, room) -> None:
     """Assert what a call with one case makes: at most a storage so large, and so many elements at once. room: why."""
     world = len(cases)
     for rank, (got,) in enumerate(run(probes_collectives.metered, op, cases, world=world)):
+        measured("largest storage that a call makes", got["largest"], largest, "elements", at_most=True)
         assert got["largest"] <= largest, (
             f"rank {rank} of {world}: {got['op']} made a storage of {got['largest']} elements, expected {room}, "
             "whatever W is"
         )
+        measured("held at once beside what was given", got["peak"], peak, "elements", at_most=True)
         assert got["peak"] <= peak, (
             f"rank {rank} of {world}: {got['peak']} elements were held at once beside what was given, expected {room}, "
             "whatever W is"
@@ -102,6 +106,7 @@ def to_one_neighbour(told, members, what, counts) -> None:
     for place, rows in enumerate(told):
         name = f"{what}, rank {place} of {world}"
         out = sends(rows, name)
+        measured(f"messages that a rank of {world} sends", len(out), counts)
         assert len(out) == counts, f"{name}: sent {len(out)} messages, expected {counts}"
         right, left = members[(place + 1) % world], members[(place - 1) % world]
         peers = sorted({r["peer"] for r in out})

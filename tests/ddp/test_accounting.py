@@ -13,6 +13,7 @@ import math
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_cost as probes
@@ -96,6 +97,7 @@ def check(run, cases: list[dict], cause: str = "") -> None:
         want = played(case)
         for name, value in want.items():
             slack = RELATIVE * (want["step_s"] if name == "exposed_s" else value)
+            measured(f"{name} of a drawn step, {case['options']['variant']}", 1e3 * got[name], 1e3 * value, "ms")
             assert abs(got[name] - value) <= slack, (
                 f"{name} of {case}: expected {value:.9g}, got {got[name]:.9g}: "
                 f"{cause or ISSUED[case['options']['variant']]}"

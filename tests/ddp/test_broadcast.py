@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends
@@ -105,6 +106,7 @@ def test_rounds_are_as_few_as_doubling_takes(run, rng, world):
                 "has the tensor sends it on"
             )
         took = rounds(told, list(range(world)), src)
+        measured(f"rounds for {world} ranks", took, most, at_most=True)
         assert took <= most, (
             f"src {src} of {world} ranks: {took} rounds, expected ⌈log₂ W⌉ = {most}: in each round every rank that has "
             "the tensor sends it to one that has not"

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_wrappers
@@ -89,6 +90,7 @@ def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
             what = f"rank {rank}, step {step}, layers {orders[step][0]}"
             want = sorted((d, n, "all_reduce", "finish") for d, n in wanted(chain, orders[step][0]).items())
             sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in told["rows"])
+            measured(f"all-reduces a step, {len(dtypes)} dtypes", len(sent), len(want))
             assert sent == want, (
                 f"{what}: sent (dtype, elements, what, when) {sent[:6]}, expected {want}: one message a dtype, of all "
                 "gradients that exist, in finish_gradient_synchronization()"

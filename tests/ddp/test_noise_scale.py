@@ -13,6 +13,7 @@ import math
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_large_batch as probes
@@ -149,6 +150,7 @@ def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
         column = torch.tensor([e[i] for e in per_step], dtype=torch.float64)
         error = float(column.std()) / math.sqrt(steps)
         for rank, got in enumerate(ranks):
+            measured(f"{name}: standard errors off", abs(got[name] - true) / error, 8, at_most=True)
             assert abs(got[name] - true) <= 8 * error, (
                 f"rank {rank} of {world}, {samples} samples each, {steps} steps: {name} is {true:.4g}, estimated "
                 f"{got[name]:.4g}, more than 8 standard errors of {error:.2g} off: the estimate is biased"

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 from lab.world.cluster import Link
 
@@ -88,6 +89,7 @@ def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes)
                 f"{what}: a step should issue all-reduces alone, it also issued {', '.join(sorted(other))}"
             )
             sent = Counter((r["dtype"], r["elements"]) for r in told["rows"])
+            measured(f"all-reduces a step, {world} ranks", sent.total(), want.total())
             assert sent == want, (
                 f"{what}: all-reduces by dtype and number of elements {dict(sorted(sent.items()))}, expected "
                 f"{dict(sorted(want.items()))}: one for each gradient, of its dtype and size"

@@ -168,6 +168,16 @@ def test_a_page_is_drawn_without_complaint_and_nothing_scrolls_sideways(students
     assert wide[0] <= width >= wide[1], f"{wide[0]} pixels wide in a window of {width}"
     pictures = reader.ask_page("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)")
     assert not pictures, f"not drawn: {pictures}"
+    cut = reader.ask_page(
+        "[...document.images].filter(i => i.getBoundingClientRect().width > innerWidth).map(i => i.src)"
+    )
+    assert not cut, f"wider than the window: {cut}"
+    turned = """[...new Set([...document.querySelectorAll('article img[src$=".svg"]')]
+        .map(i => getComputedStyle(i).colorScheme))]"""
+    for theme in ("light", "dark"):  # as a reader turns it by hand
+        reader.ask_page(f"document.body.dataset.theme = '{theme}'")
+        assert reader.ask_page(turned) in ([], [theme]), f"pictures do not turn {theme} with the page"
+    reader.ask_page("document.body.dataset.theme = 'auto'")
     # What is read must stand out from its paper: WCAG's contrast of 4.5.
     light = """(colour => { const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255)
         .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126*r + 0.7152*g + 0.0722*b })"""

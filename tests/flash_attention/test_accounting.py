@@ -14,6 +14,7 @@ from fractions import Fraction
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
@@ -74,6 +75,7 @@ def check(run, cases: list[dict], names: tuple[str, ...] = ("flops", "bytes"), c
                 else "; ".join(KERNELS[case["algorithm"], case["direction"]])
             )
             assert isinstance(got[name], int), f"{name} is a {type(got[name]).__name__}, expected int"
+            measured(f"{name}, {case['algorithm']}, {case['direction']}", got[name], want[name])
             assert got[name] == want[name], f"{name} of {case}: expected {want[name]:,}, got {got[name]:,}: {why}"
 
 

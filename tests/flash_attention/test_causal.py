@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
@@ -102,6 +103,9 @@ def test_no_tile_above_the_diagonal_is_visited(run, rng, kind):
     for case, (_, end) in zip(cases, run(probes.ranges, cases), strict=True):
         i, queries, keys, block_m, block_n, _ = case
         most = -(-min((i + 1) * block_m, queries, keys) // block_n)
+        measured(
+            f"tiles visited by tile {i}, {queries} queries and {keys} keys", -(-end // block_n), most, at_most=True
+        )
         assert -(-end // block_n) <= most, (
             f"end is {end}, {-(-end // block_n)} tiles of {block_n} keys, for tile {i} of {block_m} rows, {queries} "
             f"queries and {keys} keys: {most} tiles are enough\n{tiles(*case)}"

@@ -12,6 +12,7 @@ import math
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
@@ -86,6 +87,7 @@ def check(run, cases: list[dict]) -> None:
     assert cases
     for case, got in zip(cases, run(probes.occupancies, cases), strict=True):
         for name, value in counted(case).items():
+            measured(f"{name} of a drawn kernel", got[name], value)
             same = abs(got[name] - value) <= 1e-12 if name == "share" else got[name] == value
             assert same, f"{name} of {case}: expected {value}, got {got[name]}: {WHY[name]}"
 

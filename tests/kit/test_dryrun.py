@@ -251,6 +251,11 @@ def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
         Step(CONFIG, mesh, **options)
 
 
+def test_an_axis_of_no_ranks_is_refused_in_one_line():
+    with pytest.raises(AssignmentError, match=r"dryrun: expected axes as in .* of 1 or more each, got 'data=0'"):
+        CliRunner().invoke(app, ["dryrun", "--mesh", "data=0"], catch_exceptions=False)
+
+
 def test_models_have_the_parameters_they_are_named_for():
     named = {"7b": 6.7e9, "8b": 8.0e9, "70b": 70.6e9, "405b": 405.9e9}
     for name, count in named.items():

@@ -28,6 +28,20 @@ def test_every_exercise_and_question_that_is_named_exists(chapter):
         assert id in known.exercises or id in questions().questions, f"{chapter.name} names {id}"
 
 
+def test_the_shorter_ways_are_the_profiles():
+    page, known = (ROOT / "handout" / "README.md").read_text(encoding="utf-8"), default()
+    rows = dict(re.findall(r"(?m)^\| \[[^\]]+\]\((\w+)\.md\) \| (.*\w\**) \|$", page.partition("`short` in bold |")[2]))
+    names = [(f"{stage}.{name.strip('*')}", "**" in name) for stage, row in rows.items() for name in row.split(", ")]
+    assert tuple(id for id, _ in names) == known.profiles["core"]
+    assert tuple(id for id, bold in names if bold) == known.profiles["short"]
+    for ids, words in (
+        (known.exercises, "{} exercises in {:g} hours"),
+        (known.profiles["core"], "`core` is {} of them in {:g} hours"),
+        (known.profiles["short"], "`short` is {} in {:g} hours"),
+    ):
+        assert words.format(len(ids), sum(known.exercise(id).hours for id in ids)) in page
+
+
 @pytest.mark.parametrize("exercise", default().exercises.values(), ids=lambda e: e.id)
 def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
     text = (ROOT / "handout" / f"{exercise.stage}.md").read_text(encoding="utf-8")
@@ -35,3 +49,17 @@ def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
     assert f"student/{exercise.file}" in text
     for name in exercise.forbidden:
         assert f"`{name}`" in text, f"{name} is forbidden in {exercise.id}, and its chapter does not say so"
+
+
+def test_a_source_has_one_year_and_it_is_arxivs():
+    cited = r"([A-Z]\w+(?: et al\.|(?:, [A-Z]\w+)*,? and [A-Z]\w+)?)\s+((?:19|20)\d\d),\s+[\"*](\w+(?:[\s-]\w+)?)"
+    years: dict[str, dict[str, str]] = {}
+    files = [*CHAPTERS, *(ROOT / "lab").rglob("*.md"), *(ROOT / "lab").rglob("*.py"), *(ROOT / "student").rglob("*.py")]
+    for file in files:
+        text = " ".join(file.read_text(encoding="utf-8").split())
+        for author, year, title in re.findall(cited, text):
+            years.setdefault(f"{author.split()[0]} {title}", {}).setdefault(year, f"{file.name}: {author} {year}")
+        for year, said, month in re.findall(r" ((?:19|20)\d\d), (\*[^*]+\*), arXiv (\d\d)\d\d\.\d", text):
+            assert year == f"20{month}", f"{file.name}: {said} is of 20{month} on arXiv, not {year}"
+    assert len(years) > 40
+    assert not {source: set(told.values()) for source, told in years.items() if len(told) > 1}

@@ -115,7 +115,7 @@ def test_a_mutant_without_its_first_line_is_no_part_of_the_one_before(tmp_path, 
     [
         (["--impl", "nope"], "--impl: expected student, reference or a folder, got 'nope'"),
         (["--stage", "nope"], "--stage: expected one of"),
-        (["--exercise", "nope"], "--exercise: expected one of"),
+        (["--exercise", "niave"], "--exercise: no exercise 'niave'; did you mean ddp.naive?"),
     ],
 )
 def test_pytest_refuses_what_it_does_not_know_in_one_line(option, words):

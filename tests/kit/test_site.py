@@ -45,6 +45,13 @@ def test_every_anchor_that_is_linked_is_a_heading(page):
             assert heading in anchors((page.parent / path).resolve() if path else page), f"{page.name}: {target}"
 
 
+def test_the_first_page_leads_to_every_other():
+    """Sphinx stops at a page that no contents list."""
+    pages = {p.name: "" for p in PAGES}
+    listed = set(re.findall(r"(?m)^\w+$", stage._contents("README.md", pages)))
+    assert listed == {p.stem for p in PAGES if p.name != "README.md"}
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
 def test_a_chapter_has_its_parts_in_order_and_a_picture(chapter):
     headings = re.findall(r"(?m)^## (.+)$", text := prose(chapter))
@@ -53,12 +60,22 @@ def test_a_chapter_has_its_parts_in_order_and_a_picture(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_a_chapters_equations_are_numbered_without_gaps(chapter):
+def test_a_chapters_equations_are_numbered_as_they_appear(chapter):
     text = chapter.read_text(encoding="utf-8")
-    numbers = [int(n) for n in re.findall(r"\\tag\{(\d+)\}", text)]
-    inline = {int(n) for n in re.findall(r"\((\d+)\)\s+`", prose(chapter))}
-    assert len(numbers) == len(set(numbers))
-    assert set(numbers) | inline == set(range(1, 1 + max(numbers)))
+    numbers = [int(a or b) for a, b in re.findall(r"\\tag\{(\d+)\}|\((\d+)\)\s+`", text)]
+    assert numbers == [*range(1, 1 + len(numbers))]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
+def test_a_docstring_cites_equations_by_the_numbers_of_its_section(chapter):
+    text = chapter.read_text(encoding="utf-8")
+    for e in default().of_stage(chapter.stem):
+        section = text.split(f"## Exercise `{e.id}`")[1].split("\n## ")[0]
+        for node in ast.walk(ast.parse((ROOT / "student" / e.file).read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                for line in (ast.get_docstring(node) or "").splitlines():
+                    for cited in re.findall(r"(?:^| of )\((\d+)\)(?= |,)", line):
+                        assert f"\\tag{{{cited}}}" in section, f"{e.file}: {node.name} cites ({cited})"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from lab.assignment import ROOT, default
+from tests.benchmarking import test_straggler
+from tests.mesh import test_route
 
 STAGES = [s.name for s in default().stages]
 
@@ -27,3 +30,27 @@ def test_its_section_says_what_is_measured(exercise):
     chapter = (ROOT / "handout" / f"{exercise.stage}.md").read_text(encoding="utf-8")
     section = chapter.split(f"## Exercise `{exercise.id}`")[1].split("\n## ")[0]
     assert "**What is measured.**" in section
+
+
+@pytest.mark.parametrize(
+    ("stub", "words"),
+    [
+        ("mixed_precision/loss_scaler.py", "`scale` is the factor that holds now: an attribute"),
+        ("benchmarking/straggler.py", "The median of an even number is the mean of the middle two"),
+        ("mesh/route.py", "0 where no rank has a token"),
+    ],
+)
+def test_what_tests_read_beyond_signatures_is_in_the_docstring(stub, words):
+    assert words in " ".join((ROOT / "student" / stub).read_text(encoding="utf-8").split())
+
+
+def test_a_wrong_median_is_told_what_it_is_the_median_of():
+    want = test_straggler.expected([[0.1], [0.4], [0.2], [0.3]])
+    with pytest.raises(AssertionError, match=r"0\.1000, 0\.4000, 0\.2000, 0\.3000 s, .* the mean of the middle two"):
+        test_straggler.check(want | {"slowdown": 0.4 / 0.2}, want, "rank 0")
+
+
+def test_a_balance_of_no_tokens_is_told_of_the_division():
+    want = {name: torch.zeros(()) for name in ("experts", "gates", "balance", "by_gates", "by_balance")}
+    with pytest.raises(AssertionError, match="divide by 0 tokens"):
+        test_route.check(want | {"balance": torch.tensor(torch.nan)}, want, want, "no rank", empty=True)

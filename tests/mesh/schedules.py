@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lab.judge import measured
 from lab.world.schedule import Action, ScheduleError, Simulation, check, drawn
 
 
@@ -70,6 +71,7 @@ def holds_the_bubble(ranks: list, case: list, cause: str) -> Simulation:
     """Assert that idle over busy time is (p − 1) / (v·m)."""
     (p, m), v = case[:2], case[2] if len(case) > 2 else 1
     simulation, want = played(ranks, m, v, title(case)), (p - 1) / (v * m)
+    measured(f"{title(case)}: idle over busy time", simulation.bubble, want)
     assert abs(simulation.bubble - want) < 1e-9, (
         f"{title(case)}: idle over busy time is {simulation.bubble:.4f}, expected {want:.4f}: {cause}\n"
         f"{drawn(simulation)}"

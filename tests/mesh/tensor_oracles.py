@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.model.transformer import Config, Transformer
 from lab.world.cluster import sent_bytes
 
@@ -135,6 +135,7 @@ def keeps_its_share(run, kind: str, sizes: dict, shapes: dict, needs: list | Non
             f"{kind}, rank {rank} of {world}: parameters {got['parameters']}, expected {shapes[rank]}"
         )
         own = 4 * sum(torch.Size(shape).numel() for shape in shapes[rank].values())
+        measured(f"{kind}: bytes alive on a rank of {world}", got["live_bytes"], 1.25 * own, "bytes", at_most=True)
         assert got["live_bytes"] <= 1.25 * own, (
             f"{kind}, rank {rank} of {world}: {got['live_bytes']} bytes are alive after the whole layer is gone, "
             f"its own part has {own}: a view of the whole keeps all of it; clone the part"

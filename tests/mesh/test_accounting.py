@@ -14,6 +14,7 @@ import math
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.model.transformer import Config, Transformer
 from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
@@ -184,8 +185,10 @@ def test_nothing_is_lost_between_ranks(run, rng):
     whole, *each = run(probes.costs, [alone, *stages])
     with torch.device("meta"):
         count = sum(p.numel() for p in Transformer(Config(**case["config"])).parameters())
+    measured("parameters of the drawn model", whole["parameters"], count)
     assert whole["parameters"] == count, f"{alone}: {whole['parameters']} parameters, the model has {count}"
     flops = sum(cost["flops"] for cost in each) * degrees["data"] * degrees["tensor"]
+    measured("FLOPs of all ranks together", flops, whole["flops"])
     assert flops == whole["flops"], f"{case}: all ranks need {flops} FLOPs, one process {whole['flops']}"
     sent = {axis: whole[axis] for axis in ("tensor", "expert", "pipe", "data", "data×expert")}
     assert not any(sent.values()), f"one rank sends nothing, got {sent}"

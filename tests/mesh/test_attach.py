@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_compose as probes
@@ -53,6 +54,7 @@ def test_where_nobody_asks_for_gradients(run, rng):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nothing_is_kept_and_nothing_is_copied(run, rng, dtype):
     _, _, _, got = asked(run, rng, dtype)
+    measured(f"bytes kept for backward, {dtype}", got["saved_bytes"], 0, "bytes")
     assert got["saved_bytes"] == 0, f"{got['saved_bytes']} bytes are kept for backward, expected none"
     assert not got["copied"], "y is a copy of x"
     assert got["passed on"], "the gradient of x is a copy of what came back"

@@ -19,6 +19,7 @@ from collections import defaultdict
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
@@ -153,6 +154,7 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
         for live, shards in zip(got, (1, 2), strict=True):
             most = 4 * share_of(model, state, coordinate(ALL, rank), shards) + tables
             most += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
+            measured(f"bytes held by a rank of 16, data sharded over {shards}", live, most, "bytes", at_most=True)
             assert live <= most, (
                 f"rank {rank} at {coordinate(ALL, rank)}{', data sharded' * (shards > 1)}: {live} bytes are held when "
                 f"the model has been parallelized, expected at most {most}"

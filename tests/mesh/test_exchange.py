@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
@@ -105,6 +105,7 @@ def test_one_all_to_all_forward_and_one_backward(run, rng):
                 what = f"rank {rank} of {world}, {kind}, {phase}: {rows} rows"
                 assert ops == wanted, f"{what}: issued {ops}, expected {wanted}, also where there is nothing to send"
                 if ops and size is not None:
+                    measured(f"bytes that a rank of {world} sends, {kind}, {phase}", sent[0][1], rows * size, "bytes")
                     assert sent[0][1] == rows * size, (
                         f"{what}: {sent[0][1]} bytes, expected {rows * size}: rows as they are, to nobody else"
                     )

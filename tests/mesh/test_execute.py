@@ -16,7 +16,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.judge import close, decide, timed
+from lab.judge import close, decide, measured, timed
 from lab.measure.compare import compare
 from lab.pytest_plugin import exercise
 
@@ -203,6 +203,7 @@ def test_idle_time_is_the_formulas(run, rng, kind):
     simulation, (stages, micro_batches, chunks, _), ranks = clocks(run, rng, kind)
     length, want = max(got["end"] for got in ranks), (stages - 1) / (chunks * micro_batches)
     bubble = (length - simulation.busy) / simulation.busy
+    measured(f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time", bubble, want)
     assert abs(bubble - want) < 1e-9, (
         f"{kind}, {stages} stages, {micro_batches} micro-batches, {chunks} chunks: idle over busy time is "
         f"{bubble:.4f} by the clocks that messages carry, expected {want:.4f}: follow the schedule, and send what an "

@@ -16,6 +16,7 @@ import re
 import numpy
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_mesh as probes
@@ -189,6 +190,7 @@ def test_a_group_is_made_once(ranks):
     for rank, got in enumerate(told):
         forgotten = [names for names, same in zip(axes, got["again"], strict=True) if not same]
         assert not forgotten, f"rank {rank}: asked a second time, the group along {forgotten[0]} is another"
+        measured("groups that a rank is put into", got["joined"], len(wide), at_most=True)
         assert got["joined"] <= len(wide), (
             f"rank {rank} of {degrees}: it was put into {got['joined']} groups for {len(axes)} that were asked for, of "
             f"which only {len(wide)} differ in ranks: an axis of degree 1 adds nobody, and a group costs connections"

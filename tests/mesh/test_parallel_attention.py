@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
@@ -66,6 +67,7 @@ def test_one_all_reduce_a_half_block_and_direction(run, rng, kind, count):
     for rank, got in enumerate(run(probes.block, *args, world=2, replace=NEEDS)):
         for phase in ("forward", "backward"):
             told = messages(got["rows"], phase)
+            measured(f"{kind}: all-reduces, {phase}", len(told), count)
             assert told == [["all_reduce", x.numel()]] * count, (
                 f"{kind}, rank {rank}, {phase}: sent {told}, expected {count} all_reduce of x's {x.numel()} elements: "
                 "q, k and v share one entrance, and only o has a sum to make"

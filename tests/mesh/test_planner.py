@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 from lab.world import steps
 from lab.world.hardware import RESOURCES
@@ -163,6 +164,7 @@ def test_no_price_is_asked_for_that_could_not_matter(run, rng):
         job = probes.job_of(case)
         last = max(step_s for _, step_s, _ in got) if len(got) == case["keep"] else float("inf")
         plans = [Plan(*plan) for plan in priced]
+        measured("plans that are priced a second time", len(plans) - len(set(plans)), 0)
         assert len(plans) == len(set(plans)), f"{case}: {len(plans) - len(set(plans))} plans were priced twice"
         for plan in plans:
             floor, _, size = known(case, plan, job)

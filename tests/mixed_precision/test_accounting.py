@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
@@ -91,4 +92,5 @@ def test_sizes_that_no_laptop_holds_are_counted_too(run, rng):
         assert many[name] == want, f"{name} of {layers} layers: {many[name]:,}, by one and two layers {want:,}"
     attention = 2 * width**2 + 2 * width * width // 8
     count = layers * (attention + 3 * width * 3 * width + 2 * width) + (2 * 128_000 + 1) * width
+    measured(f"parameters of {layers} layers", many["parameters"], 2 * count, "bytes")
     assert many["parameters"] == 2 * count, f"{count:,} parameters in bfloat16: got {many['parameters']:,} bytes"

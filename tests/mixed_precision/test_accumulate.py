@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
@@ -78,6 +79,7 @@ def test_the_bound_is_that_of_the_formula(run, rng, values, accumulator):
     got, want = run(probes.bound, x, accumulator), formula(x, probes.DTYPES[accumulator])
     assert got.shape == want.shape, f"expected a bound for each sum, shape {tuple(want.shape)}, got {tuple(got.shape)}"
     off = (got.double() / want - 1).abs().max().item()
+    measured(f"{values} in {accumulator}: the bound over the formula's, off by", off, 1e-6, at_most=True)
     assert off <= 1e-6, (
         f"{values} added in {accumulator}: got {got.flatten()[0]:.6g}, γ_k Σ|x_i| is {want.flatten()[0]:.6g}: "
         "how many roundings does an addend go through, and what is u?"

@@ -11,7 +11,7 @@ import itertools
 
 import pytest
 
-from lab.judge import bars
+from lab.judge import bars, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -131,6 +131,7 @@ def test_the_measured_peak_is_the_plans(run, rng, case):
     layers = rng.integers(6, 10)
     sizes = [rng.choice([4, 8, 16, 64]) for _ in range(layers + 1)]
     got = run(probes.chain_peak, rng.integers(10, 30), sizes, [rng.integers(0, 4) for _ in range(layers)])
+    measured("kept at most, beside the plan's peak", got["measured"], got["peak"], "bytes")
     assert got["measured"] == got["peak"], (
         f"a chain that keeps {got['saved']} run in segments {got['segments']}: autograd kept at most "
         f"{got['measured']:,} bytes, the plan says {got['peak']:,}"

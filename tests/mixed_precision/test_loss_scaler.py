@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
@@ -120,5 +121,7 @@ def test_numbers_that_make_no_sense_are_refused(run, options):
 def test_a_scale_that_is_too_large_is_found_in_as_many_steps_as_it_has_halvings(run, rng):
     halvings = rng.integers(6, 14)
     got = run(probes.scaler_life, {"scale": 2.0**20, "interval": 5}, [False] * halvings + [True] * 10, -1)
+    measured(f"scale after {halvings} overflows", got[halvings], 2.0 ** (20 - halvings))
     assert got[halvings] == 2.0 ** (20 - halvings), f"{halvings} overflows in a row: the scale is {got[halvings]:g}"
+    measured("scale after 10 good steps more", got[-1], got[halvings] * 4)
     assert got[-1] == got[halvings] * 4, f"then 10 good steps, interval 5: expected two doublings, got {got[-1]:g}"

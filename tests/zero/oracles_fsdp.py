@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 
 from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
@@ -201,6 +201,7 @@ def sends_exactly(ranks, want, cause):
     for rank, got in enumerate(ranks):
         for step, what in enumerate(got["steps"]):
             found = sends(what["rows"])
+            measured("messages of a rank in a step", found.total(), want.total())
             assert found == want, (
                 f"rank {rank}, step {step}: {told(found - want) or 'nothing'} too much, "
                 f"{told(want - found) or 'nothing'} missing (elements a rank): {cause}"

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_accounting as probes
@@ -71,6 +72,7 @@ def test_the_papers_example(run):
     want = {"none": 120.0, "p_os": 31.4, "zero2": 16.6, "zero3": 1.9}
     for method, gigabytes in want.items():
         got = run(probes.counted, [7_500_000_000], 64, method, "mixed", 0, 1)["total"] / 1e9
+        measured(f"the paper's 7.5 B on 64 ranks, {method}", got, gigabytes, "GB")
         assert abs(got - gigabytes) < 0.05, f"{method}: {got:.2f} GB a rank, figure 1 of the paper has {gigabytes}"
 
 
@@ -82,8 +84,10 @@ def test_zero1_is_what_torchs_sharded_optimizer_keeps_and_sends(run, rng):
     ranks = run(probes.measured, sizes, world=world)
     for name in ("parameters", "gradients", "optimizer"):
         most = max(r[name] for r in ranks)
+        measured(f"{name} that torch's sharded optimizer keeps", got[name], most, "bytes")
         assert got[name] == most, (
             f"{name} of {sizes} on {world} ranks: counted {got[name]:,.0f}, measured {most:,} bytes"
         )
     sent = (world - 1) / world * (2 * ranks[0]["all_reduce"] + ranks[0]["broadcast"])
+    measured("bytes that torch's sharded optimizer sends", got["sent"], sent, "bytes")
     assert abs(got["sent"] - sent) <= 1, f"{world} ranks: counted {got['sent']:,.0f} bytes sent, measured {sent:,.0f}"

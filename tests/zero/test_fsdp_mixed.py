@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from .oracles_fsdp import (
@@ -81,6 +82,7 @@ def test_layers_at_work_take_half_the_bytes(run, rng):
         # Messages are let go of when Gloo's threads come to it: a few of half a layer may be alive.
         for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):
             more, whole = got[moment] - got["rest"], base[moment] - base["rest"]
+            measured(f"held beside the masters, {moment}", more, whole / 2 + slack, "bytes", at_most=True)
             assert more <= whole / 2 + slack, (
                 f"rank {rank} of {world}, {BLOCK} bytes of masters in a layer: {more} bytes held beside the masters "
                 f"({moment}), at most half of the {whole} of FSDP and {slack} expected: what is gathered, and what "

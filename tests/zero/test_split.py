@@ -12,6 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_optimizer as probes
@@ -134,6 +135,7 @@ def test_shares_of_the_state_are_equal(run, rng, world):
             f"rank {rank}: {got['left']} gradients are still alive after zero_grad(): the optimizer keeps them, or "
             "views of them"
         )
+        measured(f"state that a rank of {world} holds", got["live"], most, "bytes", at_most=True)
         assert got["live"] <= most, (
             f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made for "
             f"tensors of {sizes} elements; the unsharded state has {total:,}, a share {total / world:,.0f}: cut every "
@@ -154,6 +156,7 @@ def test_parameters_are_sent_once(run, rng):
     for step in range(2):
         sent = sum(sent_bytes(got["rows"][step], rank, world) for rank, got in enumerate(ranks))
         most = (world - 1) * (size + 8 * world * len(plan["values"]))  # shares padded by an element a tensor and rank
+        measured(f"bytes that {world} ranks send in a step", sent, most, "bytes", at_most=True)
         assert sent <= most, (
             f"step {step}: {world} ranks sent {sent:,.0f} bytes; parameters of {size:,} bytes, each piece sent by its "
             f"owner to {world - 1} others, take {(world - 1) * size:,}"

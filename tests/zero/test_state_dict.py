@@ -13,6 +13,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_state as probes
@@ -85,6 +86,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
         )
     shares = [s for _, s, k in ranks[0]["files"][0] if k == "safetensors"]
     whole = sum(s for _, s, k in ranks[0]["files"][1] if k == "safetensors")
+    measured("bytes of all shares on disk", sum(shares), 1.2 * whole, "bytes", at_most=True)
     assert sum(shares) <= 1.2 * whole, f"shares of {shares} bytes for {whole}: each tensor is saved once"
     assert max(shares) <= 0.6 * whole, f"shares of {shares} bytes for {whole}: each rank writes what it has"
     for rank, got in enumerate(ranks):

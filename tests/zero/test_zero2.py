@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_fsdp
@@ -96,6 +96,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
                 f"{what}: after backward .grad of {step['left']} is not None: drop it in the hook"
             )
             found = Counter((r["op"], r["phase"], r["elements"]) for r in step["rows"])
+            measured(f"messages of a rank of {world} in a step", found.total(), want.total())
             assert found == want, (
                 f"{what}: {told(found - want) or 'nothing'} too much, {told(want - found) or 'nothing'} missing "
                 "(elements a rank): one reduce-scatter a gradient, in its hook, and one all-gather a parameter, in step"
@@ -125,6 +126,7 @@ def test_gradients_and_state_are_a_share(run, rng):
             ("backward", 1 + 3 / world, "and no whole gradients: drop .grad, and wait for all reduce-scatters but one"),
         ]:
             late = 1.2 if name == "backward" else 0.2  # a message that has arrived may still hold its gradient
+            measured(f"with four layers more, layers more held: {name}", growth[name], 4 * allowed + late, at_most=True)
             assert growth[name] <= 4 * allowed + late, (
                 f"{who}: with four layers more, the bytes of {growth[name]:.2f} layers more are held ({name}), "
                 f"expected {4 * allowed:.2f}: {why}"

@@ -15,7 +15,7 @@ class NaiveDDP(nn.Module):
         optimizer.step()
 
     with each rank on its own share of the batch, all shares of one size. `group` defaults to the world.
-    Source: Li et al. 2020, "PyTorch Distributed", section 3.1.
+    Source: Li et al. 2020, "PyTorch Distributed", section 3.2.1.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
