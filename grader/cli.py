@@ -106,7 +106,10 @@ def grade(
         have = book.graded(run_id)
         todo = _undone(found, have)
         if kept := [name for name in have if name not in {s.name for s in found}]:
-            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {', '.join(kept[:5])}", err)
+            some = ", ".join(kept[:5]) + (", …" if len(kept) > 5 else "")
+            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {some}", err)
+            if latest and latest.assignment != fingerprint.whole():
+                say("the assignment or its tests changed since; judge them again with: grader regrade", err)
         asked = questions().of_profile(profile)
         settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
         if nodes:

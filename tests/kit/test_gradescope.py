@@ -157,6 +157,7 @@ def test_written_questions_are_asked_and_the_archives_profile_tells_the_layout(t
 
     monkeypatch.setattr(batch, "grade_one", grade_one)
     monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setattr(harness, "strongest", lambda: "process")
     (tmp_path / "settings.json").write_text(json.dumps({"profile": profile, "seed": "1"}))
     harness.grade(tmp_path)
     assert asked == [(layout, questions().of_profile(profile))]
