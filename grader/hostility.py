@@ -54,6 +54,7 @@ class Outcome:
     seconds: float = 0.0
     broken: str = ""  # why one of the two could not be judged at all
     not_run: str = ""  # what this machine lacks
+    undecided: float = 0.0  # of the points, what was timed on cores too busy to say
 
     @property
     def wrong(self) -> list[str]:
@@ -61,12 +62,12 @@ class Outcome:
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
         must, found = self.attack, []
-        if abs(self.earned - must.must_earn) > 1e-3:
+        if not must.must_earn - self.undecided - 1e-3 <= self.earned <= must.must_earn + 1e-3:
             found.append(f"earned {self.earned:.3f}, must earn {must.must_earn:.3f}")
         if bool(self.flags) != must.flagged:
             found.append(f"flags: {', '.join(self.flags) or 'none'}; expected {'some' if must.flagged else 'none'}")
         if must.open:
-            found = [] if found else ["it is as it must be: remove `open`"]
+            found = [] if found or self.undecided else ["it is as it must be: remove `open`"]
         if must.must_earn < 1 and not self.evidence:
             found.append("no evidence")
         if self.neighbour:
@@ -168,7 +169,9 @@ def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
 
 
 def _outcome(attack: Attack, graded: Graded, left: list[str], beside: Graded, left_too: list[str]) -> Outcome:
-    earned, possible, _ = totals(graded.scores(default(), (attack.exercise,)))
+    scores = graded.scores(default(), (attack.exercise,))
+    earned, possible, _ = totals(scores)
+    undecided = sum(s.inconclusive for s in scores)
     own, whole, _ = totals(beside.scores(default(), (NEIGHBOUR,)))
     hurt = (
         "" if whole and abs(own - whole) < 1e-6 else f"earned {own:g} of {whole:g}: {beside.message}{_failure(beside)}"
@@ -176,8 +179,9 @@ def _outcome(attack: Attack, graded: Graded, left: list[str], beside: Graded, le
     hurt = hurt or ", ".join(f"{f.kind}: {f.detail}" for f in beside.flags)
     told = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
     evidence = next((line for text in told for line in text.splitlines() if line), "")
-    flags, share = sorted({f.kind for f in graded.flags}), earned / possible if possible else 0.0
-    return Outcome(attack, share, flags, evidence, hurt, [*left, *left_too], graded.seconds)
+    flags, whole = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
+    left = [*left, *left_too]
+    return Outcome(attack, earned / whole, flags, evidence, hurt, left, graded.seconds, undecided=undecided / whole)
 
 
 def _failure(graded: Graded) -> str:

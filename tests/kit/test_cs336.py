@@ -225,9 +225,23 @@ def test_what_the_machine_lacks_is_not_run_and_never_wrong(message, reason, says
         assert points.not_run == 8
 
 
+def test_what_the_machine_lacks_is_no_excuse_where_other_tests_run():
+    """A fork that cannot cope with tied parameters raised torch's own words for it, and earned all points."""
+    test, tied = (
+        f"cs336/test_data_parallel.py::test_{n}" for n in ("gradients_sent_as_they_come_train_as_one", "tied")
+    )
+    excuse = result(tied, "failed", reason="raised", message="RuntimeError: No CUDA GPUs are available")
+    advisory = result("ddp/test_overlapped.py::test_a", "failed", reason="raised", message=excuse.message)
+    _, got, beside = cs336.settled([result(test), excuse, advisory], "cs336-2025")
+    assert (got.outcome, beside.outcome) == ("failed", "not_run")
+    (got,) = cs336.settled([excuse], "cs336-2025")
+    assert got.outcome == "not_run"
+
+
 def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
     right = unpacked(build(FORKS["right-2026"], tmp_path / "right"), tmp_path / "1")
     assert not cs336.borrowed(right.root)
+    assert not [*evidence.of_source(right.root, default().profiles[right.edition], fork=True)]
     spy = build(FORKS["right-2026"], tmp_path / "spy")
     (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.world.group import ledger\n")
     told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)

@@ -385,3 +385,16 @@ def test_two_who_time_something_wait_for_each_other():
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_who_holds_a_core_for_ever_is_waited_for_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(turns, "FOLDER", tmp_path)
+    monkeypatch.setattr(turns, "WAIT_S", 0.2)
+    monkeypatch.setattr(turns, "_lost", set())
+    with (tmp_path / f"shardlings-{turns._places()[0]}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.warns(UserWarning, match="core-"), turns.alone():
+            assert turns._lost == {turns._places()[0]}
+        monkeypatch.setattr(turns, "WAIT_S", 1e6)
+        with pytest.warns(UserWarning, match="core-"), turns.alone():
+            pass

@@ -109,6 +109,18 @@ def test_an_open_attack_may_earn_and_a_closed_one_may_not_be_called_open():
     assert outcome(attack=known, earned=1.0, neighbour="harmed").wrong, "open says nothing of its neighbour"
 
 
+def test_what_busy_cores_left_undecided_is_neither_earned_nor_lost():
+    must = replace(outcome().attack, must_earn=0.9)
+    assert outcome(attack=must, earned=0.8, undecided=0.1).wrong == []
+    assert outcome(attack=must, earned=0.8).wrong
+    assert outcome(attack=must, earned=1.0, undecided=0.0).wrong
+    kinds = {"numerics": "passed", "property": "passed", "timing": "inconclusive"}
+    results = [Result("ddp.overlapped", kind, f"t_{kind}", "", how, "busy cores") for kind, how in kinds.items()]
+    graded, attack = Graded("x", results=results), replace(must, exercise="ddp.overlapped")
+    got = hostility._outcome(attack, graded, [], graded, [])
+    assert (got.earned, got.undecided) == (pytest.approx(0.9), pytest.approx(0.1))
+
+
 def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
     def ended(results, flags=()):
         return Graded("x", results=results, flags=list(flags))
