@@ -77,8 +77,8 @@ PLANNING = [
             for tensor in (1, 2, 4, 8, 16):
                 if 1024 % (pipe * tensor):
                     continue
-                plans = [Plan(1024 // pipe // tensor, pipe, tensor, m, chunks, again, zero) for m in (1, 2)
-                         for chunks in (1, 4, 5) for again in ("none", "full") for zero in (0, 1, 3)]
+                plans = [Plan(1024 // pipe // tensor, pipe, tensor, m, chunks, again, zero) for m in (1, 2, 4)
+                         for chunks in (1, 4, 5) for again in ("none", "full") for zero in range(4)]
                 fitting = [p for p in plans if not unfit(job, p) and steps.fits(job, p)]
                 least = None
                 for floor, plan in sorted((steps.floor_s(job, p), p) for p in fitting):
@@ -93,9 +93,9 @@ PLANNING = [
         plt.show()
         print(picture.table)"""),
     ("md", """
-        *A grid of numbers, largest in its middle, hatched where nothing fits. They fall towards large tensor, where
-        each layer waits for its collectives, towards a deep pipe, where too few micro-batches are left to fill it,
-        and towards little of both, where only ZeRO 3 or recomputation makes it fit.*
+        *A grid of numbers, largest where tensor times pipe is 8 or 16, hatched where nothing fits. They fall towards
+        large tensor, where each layer waits for its collectives, towards a deep pipe, where too few micro-batches are
+        left to fill it, and towards little of both, where it only fits with ZeRO 3 and recomputation.*
 
         ## A step, played
         Four stages, eight micro-batches, on a wire and on one a fiftieth as fast."""),
