@@ -55,9 +55,11 @@ _BY_ITSELF = (_SOURCE, _CODE)  # libraries do these for everybody: a namedtuple 
 _FOR_OTHERS = (_PROGRAMS, _NETWORK, _HEAP)  # and these for nobody, but compilers, which are programs
 _COMPILERS = ("/triton/runtime/jit.py", "/triton/runtime/autotuner.py", "/triton/runtime/driver.py",
               "/triton/compiler/compiler.py", "/torch/_dynamo/")  # fmt: skip
-# A function that names one of these looks at the frame itself; without, or with f_locals, it may hand it on.
-_LOOKS = {"f_globals", "f_code", "f_lineno", "f_lasti", "tb_frame", "getframeinfo", "getmodule"}
-_LOOK_THEMSELVES = ("/torch/jit/", "/torch/_dynamo/", "/torch/profiler/", "/torch/autograd/profiler.py")
+# Libraries that hand frames on, or what is in them. Others, as typing's and torch's, look at their callers' themselves.
+_HAND_ON = ("/inspect.py", "/traceback.py", "/logging/__init__.py", "/bdb.py", "/pdb.py", "/doctest.py", "/pydoc.py",
+            "/signal.py", "/torch/_jit_internal.py", "/torch/fx/experimental/unification/", "/numpy/matrixlib/",
+            "/numpy/lib/_index_tricks_impl.py")  # fmt: skip
+_LOOKS = {"f_globals", "f_code", "f_lineno", "f_lasti", "tb_frame", "getframeinfo"}  # names that a function uses then
 _INSPECT, _TRACEBACK = f"{_STANDARD}inspect.py", f"{_STANDARD}traceback.py"
 _OURS = ("lab.", "tests.")
 _THEIRS = ("torch", "torch.autograd", "torch.autograd.graph", "torch.cuda", "torch.distributed", "torch.nn.functional",
@@ -200,7 +202,7 @@ class Watch:
             return not any(part in code.co_filename for part in _COMPILERS)
         if code.co_filename in (_INSPECT, _TRACEBACK):
             return code.co_filename == _INSPECT or code.co_name.startswith("walk_") or _with_locals(frame)
-        if any(part in code.co_filename for part in _LOOK_THEMSELVES):
+        if not any(part in code.co_filename for part in _HAND_ON):
             return False
         return "f_locals" in code.co_names or _LOOKS.isdisjoint(code.co_names)
 

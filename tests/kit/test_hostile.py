@@ -179,6 +179,7 @@ def step():
     warnings.warn("careful")
     inspect.signature(step)
     traceback.format_stack()
+    typing.Literal["a", "b"]
     numpy.r_[1, 2]
     torch.library.custom_op("mine::double", mutates_args=())(double)
     with torch.profiler.profile(with_stack=True):
