@@ -76,7 +76,7 @@ def test_what_takes_more_than_a_laptop_is_little_and_says_what():
     blocks: dict[tuple[str, int, str], str] = defaultdict(str)
     for page, command in APART:
         blocks[page.name, command.line, command.needs] += command.text + "\n"
-    assert len(blocks) <= 10, "mark less, and let it run"
+    assert len(blocks) <= 11, "mark less, and let it run"
     for (page, line, needs), text in blocks.items():
         assert re.search(TAKES.get(needs, "$^"), text), f"{page}:{line}: needs={needs}: not so, or not among {[*TAKES]}"
     assert {needs for _, _, needs in blocks} == set(TAKES), "one of them is needed by nothing"
