@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,22 +84,27 @@ def _is_one_of(mention: str, forbidden: frozenset[str]) -> bool:
     if not mention.startswith(("torch.", "triton.")):
         return False
     if mention.startswith("torch.ops."):
-        return bool(_operators(forbidden).fullmatch(".".join(mention.split(".")[3:4])))
+        wanted = _operators(forbidden)
+        return wanted is not None and bool(wanted.fullmatch(".".join(mention.split(".")[3:4])))
     thing = _object(mention)
     return thing is not None and any(thing is _object(n) for n in forbidden)
 
 
-def operators(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Those of the `known` operators, "aten::_fused_rms_norm", that do what is forbidden by these names."""
+def operators(names: Iterable[str], known: Callable[[], Iterable[str]]) -> list[str]:
+    """Those of the `known()` operators, "aten::_fused_rms_norm", that do what is forbidden by these names."""
     wanted = _operators(frozenset(names))
-    return [k for k in known if k.startswith("aten::") and wanted.fullmatch(k[6:].partition(".")[0])]
+    if wanted is None:
+        return []  # thousands need not be listed
+    return [k for k in known() if k.startswith("aten::") and wanted.fullmatch(k[6:].partition(".")[0])]
 
 
 @functools.lru_cache(maxsize=64)
-def _operators(names: frozenset[str]) -> re.Pattern[str]:
+def _operators(names: frozenset[str]) -> re.Pattern[str] | None:
     """Of the operators' names that hold all words of one of these, in order; a single word says enough in torch.nn."""
-    last = sorted({n.rpartition(".")[2].strip("_") for n in names if "_" in n.rpartition(".")[2] or "torch.nn." in n})
-    return re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last) or "(?!)")
+    ends = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith("torch.distributed.")}
+    last = sorted({end for n, end in ends.items() if "_" in end or "torch.nn." in n})
+    ways = [f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last]
+    return re.compile("|".join(ways)) if ways else None
 
 
 def _object(name: str) -> Any:

@@ -27,7 +27,7 @@ _KEYS = {
 def refuse(names: Iterable[str], asks: Callable[[], bool]) -> None:
     """In this process, from now on: the operators of these names raise ForbiddenCall if `asks()`, else do as ever."""
     library = torch._C._dispatch_library("IMPL", "aten", "")
-    for operator in operators(names, torch._C._dispatch_get_all_op_names()):
+    for operator in operators(names, torch._C._dispatch_get_all_op_names):
         for key in _KEYS:
             if torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
                 with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced

@@ -21,8 +21,12 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+import torch
+from torch.utils import _python_dispatch
+
 from ..assignment import ROOT
 from ..forbidden import ForbiddenCall
+from . import operators
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _FRAMES = "looks into the frames of its callers"
@@ -70,9 +74,6 @@ class Watch:
     """Over the solution in folder `impl`, from now on and for as long as this process lives."""
 
     def __init__(self, impl: str):
-        import torch
-        from torch.utils import _python_dispatch
-
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self._looking = threading.local()
@@ -93,8 +94,6 @@ class Watch:
         Torch, which may need them itself, and stand-ins go on. Modules that are not loaded yet are left to
         lab.forbidden.find.
         """
-        from . import operators
-
         operators.refuse(names := tuple(names), lambda: self._is_under_way(sys._getframe(1)))
         for name in names:
             module, _, attribute = name.rpartition(".")
