@@ -98,10 +98,13 @@ def operators(names: Iterable[str], known: Callable[[], Iterable[str]]) -> list[
     return [k for k in known() if k.startswith("aten::") and wanted.fullmatch(k[6:].partition(".")[0])]
 
 
+_NO_OPERATORS = ("torch.distributed.", "torch.nn.parallel.", "torch.nn.utils")
+
+
 @functools.lru_cache(maxsize=64)
 def _operators(names: frozenset[str]) -> re.Pattern[str] | None:
     """Of the operators' names that hold all words of one of these, in order; a single word says enough in torch.nn."""
-    ends = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith("torch.distributed.")}
+    ends = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith(_NO_OPERATORS)}
     last = sorted({end for n, end in ends.items() if "_" in end or "torch.nn." in n})
     ways = [f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last]
     return re.compile("|".join(ways)) if ways else None

@@ -10,12 +10,14 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from grader import batch, hostile, hostility
 from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
 from lab.assignment import ROOT, default
+from lab.forbidden import operators
 from lab.inline import InlineRunner
 from lab.runner import ProbeFailed, Room, Runner
 from lab.scoring import Result
@@ -268,6 +270,13 @@ def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(soluti
             solution(code).run(probes.call, forbidden=asked)
         assert refused.value.reason == "forbidden", f"{how}: {refused.value.text}"
         assert solution(code).run(probes.call) == 1, f"{how}: where nothing is forbidden it runs"
+
+
+def test_what_is_no_operator_forbids_none():
+    """`torch.distributed._tensor` is a package; taken for an operator it refused scalar_tensor, which `where` needs."""
+    of = {e: operators(e.forbidden, torch._C._dispatch_get_all_op_names) for e in default().exercises.values()}
+    assert {e.stage for e, found in of.items() if found} == {"mixed_precision", "flash_attention"}
+    assert "aten::_fused_rms_norm" in of[default().exercise("mixed_precision.rms_norm")]
 
 
 def test_what_races_the_library_may_call_it(runner):
