@@ -68,10 +68,11 @@ def sample() -> list[hostile.Attack]:
     """One of each kind, of those that are quick; drawn anew when the corpus changes."""
     draw, quick = random.Random(len(CORPUS)), [a for a in CORPUS if a.technique not in SLOW and not a.open]
     small = [a for a in quick if a.exercise == hostility.NEIGHBOUR]
-    kinds = (
-        [a for a in small if a.archive], [a for a in small if a.flagged], [a for a in small if a.must_earn == 1],
-    )  # fmt: skip
-    return [draw.choice(kind) for kind in kinds]
+    kinds = (lambda a: a.archive, lambda a: a.flagged, lambda a: a.must_earn == 1)
+    chosen: list[hostile.Attack] = []
+    for of_kind in kinds:
+        chosen.append(draw.choice([a for a in small if of_kind(a) and a not in chosen]))
+    return chosen
 
 
 def test_a_sample_earns_what_it_must_and_harms_nobody(tmp_path):
