@@ -106,7 +106,7 @@ def is_one(path: Path) -> tuple[bool, str]:
     parts = [child.name for child in inside if _is_part(child)]
     others = [child.name for child in inside if child.name not in parts and _looks_like_one(child)]
     if not others:
-        return bool(parts) or any(child.name in _stages() and child.is_dir() for child in inside), ""
+        return bool(parts) or any(child.name in stages() and child.is_dir() for child in inside), ""
     one = len(parts) > len(others)
     if not parts:
         return one, ""
@@ -131,10 +131,11 @@ def nothing_found(name: str, entries: Iterable[str]) -> str:
     """The line for what holds no stage folder."""
     listed = [repr(e)[1:-1][:40] for e in entries]
     found = ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "") if listed else "nothing"
-    return f"{name}: expected a folder with one of {', '.join(_stages())}; found: {found}; hand in the stage folders"
+    return f"{name}: expected a folder with one of {', '.join(stages())}; found: {found}; hand in the stage folders"
 
 
-def _stages() -> tuple[str, ...]:
+def stages() -> tuple[str, ...]:
+    """The folders a submission may hand in, in the assignment's order."""
     return tuple(stage.name for stage in default().stages)
 
 
@@ -151,7 +152,7 @@ def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
     root: tuple[str, ...] = ()
     for _ in range(4):
         here = {p[len(root)] for p in paths if p[: len(root)] == root and len(p) > len(root) + 1}
-        if here & set(_stages()):
+        if here & set(stages()):
             return root
         here &= {"student"} if "student" in here else here
         if len(here) != 1:

@@ -18,6 +18,7 @@ from lab.files import write_whole
 from .graded import Graded, Mark
 from .report import labels, one_line, plain
 from .report.exports import disarmed
+from .sheets import Sheet, SheetError
 from .written import QuestionScore, score, text_id
 
 COLUMNS = ["name", "question", "criterion", "points possible", "points", "comment", "marked", "what it asks", "answer"]
@@ -119,16 +120,13 @@ def _sheet(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise RubricError(f"{path}: expected a CSV of `grader rubric export`: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RubricError(f"{path}: expected CSV in UTF-8; save it as that") from None
-    heading = text.partition("\n")[0]
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count), strict=True)
     try:
-        missing = [c for c in READ if c not in (rows.fieldnames or [])]
-        if missing:
+        sheet = Sheet(text)
+        if missing := [c for c in READ if c not in sheet.headings]:
             raise RubricError(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
-        for number, row in enumerate(rows, 2):
-            yield number, {column: (row[column] or "").strip() for column in READ}
-    except csv.Error as error:
-        raise RubricError(f"{path}: line {rows.line_num}: not CSV: {error}") from None
+        yield from enumerate((cells for _, cells in sheet), 2)
+    except SheetError as error:
+        raise RubricError(f"{path}: not CSV: {error}") from None
 
 
 def _number(text: str) -> float:

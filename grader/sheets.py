@@ -17,7 +17,8 @@ class Sheet:
     def __init__(self, text: str):
         text = text.removeprefix("\ufeff")
         heading = text.partition("\n")[0]
-        self._rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count))
+        delimiter = max(",;\t", key=heading.count)
+        self._rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         try:
             self.headings = list(self._rows.fieldnames or ())
         except csv.Error as error:

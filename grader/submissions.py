@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from grader import archives, cs336, layouts
 from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
 from grader.layouts import ignored, is_archive
-from lab import assignment
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
@@ -112,10 +111,6 @@ def hash_of(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _stages() -> tuple[str, ...]:
-    return tuple(stage.name for stage in assignment.default().stages)
-
-
 def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
     """Names that differ, also on file systems that ignore case; a name that is fit and free stays as it is.
 
@@ -202,7 +197,7 @@ def _put(member: Member, depth: int, limits: UnpackLimits, place: Place) -> tupl
 
 
 def _place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
-    code = len(where) > 1 and where[0] in _stages() and where[-1].endswith(".py") and where[-1] != "conftest.py"
+    code = len(where) > 1 and where[0] in layouts.stages() and where[-1].endswith(".py") and where[-1] != "conftest.py"
     return where if code or where in [(name,) for name in AT_THE_ROOT] else ()
 
 

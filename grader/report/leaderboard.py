@@ -5,7 +5,6 @@ Nobody is on the page who did not ask for it, and then under a name of their own
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from lab.files import write_whole
 from lab.scoring import totals
 
 from ..graded import Graded, Run
+from ..sheets import Sheet, SheetError
 from . import labels, one_line
 from .html import _render
 
@@ -61,15 +61,14 @@ def entries(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> list[
 def read_names(path: Path) -> dict[str, str]:
     """submission → the name to show, from a CSV with the columns submission and name. Raises NamesError."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = list(Sheet(path.read_text(encoding="utf-8-sig")))
+    except (OSError, UnicodeDecodeError, SheetError) as error:
         raise NamesError(f"{path}: expected a CSV file in UTF-8: {getattr(error, 'strerror', None) or error}") from None
     names: dict[str, str] = {}
-    for line, row in enumerate(rows, 2):
-        submission, name = ((row.get(column) or "").strip() for column in ("submission", "name"))
+    for line, row in rows:
+        submission, name = (row.get(column, "") for column in ("submission", "name"))
         if not submission or not name:
-            raise NamesError(f"{path}:{line}: expected the columns submission and name, both filled; got {dict(row)!r}")
+            raise NamesError(f"{path}:{line}: expected the columns submission and name, both filled; got {row!r}")
         if submission in names:
             raise NamesError(f"{path}:{line}: {submission!r} is there twice; keep one")
         if one_line(name, 60) in {one_line(taken, 60) for taken in names.values()}:
