@@ -3,7 +3,9 @@
 The instruments run in the student's process, so what they tell may be a story (lab/world/witness.py says what of it is
 refused at once). What the kernel counts of the box is none: bytes on its own loopback, memory of all its processes and
 files; nor is the zygote's clock, which the code under test cannot reach. Each bound was measured on the reference, the
-variants and the stand-ins, with busy cores. What is smaller than a bound is not seen. A flag never changes a grade.
+variants and the stand-ins, with busy cores. What is smaller than a bound is not seen. A flag never changes a grade:
+what is wrong fails by its test. But a race that was won while an instrument is contradicted decides nothing: it is
+inconclusive, as on cores too busy to say.
 """
 
 from __future__ import annotations

@@ -255,6 +255,8 @@ def pytest_runtest_makereport(
     if report.when == "setup":
         DECIDED.clear()
         MEASURED.clear()
+        if RUNNER in item.config.stash:
+            item.config.stash[RUNNER].contradicted = False
     if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
         return report
     result = _result(item, call, report)
@@ -277,6 +279,9 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, Inconclusive):
         outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")
+    elif report.passed and mark.kwargs["kind"] == "timing" and _runner(item.config).contradicted:
+        outcome, message = "inconclusive", ""
+        reason = "what was measured inside was seen otherwise from outside; ask your instructor"
     elif report.skipped:
         outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
     elif isinstance(error, ProbeFailed):
