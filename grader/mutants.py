@@ -126,6 +126,7 @@ class _Bench:
     def __init__(self, runner: Any, folder: Path, seed: str, thorough: bool, tick: Any):
         self.runner, self.folder, self.seed, self.thorough, self.tick = runner, folder, seed, thorough, tick
         self.cache = folder / "expected"
+        self.told: dict[str, str] = {}  # by mutant: what the first failing test said, as a student would read it
 
     def results(self, impl: Path, ids: list[str], first_failure: bool = False) -> list[Result]:
         from lab.runner import Room
@@ -139,12 +140,13 @@ class _Bench:
     def stage(self, ids: list[str], mutants: list[Edited], variants: list[Edited]) -> dict[str, Any]:
         reference, stub = (self.points(ROOT / name, ids) for name in ("reference", "student"))
         survived = [line for m in mutants if (line := self.survives(m))]
+        told = {m.name: self.told[m.name] for m in mutants if m.name in self.told}
         failed = [line for v in variants if (line := self.fails(v))]
         return {
             "reference": reference[0],
             "possible": reference[1],
             "stub": stub[0],
-            "mutants": {"killed": len(mutants) - len(survived), "survived": survived},
+            "mutants": {"killed": len(mutants) - len(survived), "survived": survived, "told": told},
             "variants": {"passed": len(variants) - len(failed), "failed": failed},
         }
 
@@ -163,6 +165,7 @@ class _Bench:
         fails = [r for r in self.results(copy, [mutant.exercise], first_failure=True) if r.outcome == "failed"]
         if not fails:
             return f"{mutant.name}: nothing failed"
+        self.told[mutant.name] = f"{fails[0].id}: {fails[0].message}"
         if fails[0].reason not in HOW[mutant.how]:
             return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
         if self.thorough:
