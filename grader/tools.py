@@ -47,7 +47,7 @@ def mutants(
     sample: Annotated[bool, typer.Option("--sample", help="One seeded mutant and variant a stage.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
     seed: Annotated[str, typer.Option(help="What inputs are drawn from.")] = "public",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, with what each mutant was told.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what each mutant was told.")] = False,
 ) -> None:
     """Check the tests: every mutant of the reference must die, every variant must live."""
     from . import mutants as m
