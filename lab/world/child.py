@@ -126,6 +126,9 @@ def describe(error: BaseException, impl: str) -> dict[str, Any]:
         reason = "import"
     else:
         reason = "raised"
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is not None:  # a finally that fails hides why it was reached
+            text += f" (after {type(before).__name__}: {str(before)[:300]})"
     return {"reason": reason, "type": type(error).__name__, "text": text, "frames": frames[-FRAMES:]}
 
 

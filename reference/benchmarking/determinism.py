@@ -39,6 +39,6 @@ def reproducible(seed: int) -> Iterator[None]:
             torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
             torch.backends.cudnn.benchmark = timed
             if workspace is None:
-                del os.environ["CUBLAS_WORKSPACE_CONFIG"]
+                os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
             else:
                 os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace

@@ -61,12 +61,16 @@ def assert_samples(
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
     assert abs(errors[worst]) <= tolerance_s, (
         f"sample {worst} is {show(got[worst])}, the step took {show(expected[worst])}{where}: "
-        f"{cause or likely_cause(worst, errors[worst])}"
+        f"{cause or likely_cause(worst, got, expected)}"
     )
 
 
-def likely_cause(index: int, error: float) -> str:
-    if error < 0:
+def likely_cause(index: int, got: list[float], expected: list[float]) -> str:
+    if 990 < got[index] / expected[index] < 1010:
+        return "a thousand times as much — samples are in seconds, not in milliseconds"
+    if max(got) - min(got) < 1e-9 and min(expected) < got[0] < max(expected):
+        return "all samples are alike — is there a clock around each step, or one around the loop?"
+    if got[index] < expected[index]:
         return "the clock was read before the device was done — is there a synchronize between step() and the clock?"
     if index == 0:
         return "work of the warm-up is in it — is there a synchronize between the warm-up and the first clock?"
