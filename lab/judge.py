@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -20,11 +20,13 @@ def close(
     factor: float = 3.0,
     dims: str = "",
     cause: str = "",
+    suspects: Callable[[], Mapping[str, torch.Tensor]] | None = None,
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
-    measured; where that is luckily small, some units in the last place are allowed all the same.
+    measured; where that is luckily small, some units in the last place are allowed all the same. suspects: what else it
+    may be, by what it would mean: asked for where it is off, and told instead of the cause where one is met.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     because = f": {cause}" if cause else ""
@@ -45,6 +47,8 @@ def close(
         measured("worst error, in units of what is allowed", float(share), 1, at_most=True)
         return
     flat = int(torch.nan_to_num(error / allowed, nan=torch.inf).argmax())
+    met = (cause for cause, tensor in (suspects() if suspects else {}).items() if _meets(got64, tensor, allowed))
+    because = next((f": {cause}" for cause in met), because)
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
     place = f"({', '.join(map(str, index))})" + (f" of ({dims})" if dims and len(dims.split(",")) == len(index) else "")
     raise AssertionError(
@@ -52,6 +56,10 @@ def close(
         f"got {got64[index]:.7g}, expected {want64[index]:.7g}, allowed ±{float(allowed[index]):.2g}"
         f"{_pattern(got64, want64, allowed)}{because}"
     )
+
+
+def _meets(got: torch.Tensor, suspect: torch.Tensor, allowed: torch.Tensor) -> bool:
+    return got.shape == suspect.shape and bool(((got - suspect.double()).abs() <= allowed).all())
 
 
 def _pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:

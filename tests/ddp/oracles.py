@@ -109,12 +109,30 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
     lr = rng.uniform(0.05, 0.15)
     probe, args = probes_wrappers.steps, (options or {}, width, plan, states, batches, lr, set_to_none)
     ranks = run(probe, kind, *args, world=world, replace=_needs(kind))
+
+    def others(name: str, rank: int) -> dict[str, torch.Tensor]:
+        """What a first step's gradient would be of ranks that miss something."""
+
+        def own(state, r):
+            return whole_batch(width, plan, state, [batches[r][:1]], lr, set_to_none, "float64")["gradients"][0][name]
+
+        mine, apart = own(states[0], rank), [own(states[r], r) for r in range(world)]
+        alone = "it is the gradient of this rank's share alone: was it summed over the ranks, and waited for?"
+        return {
+            alone: mine,
+            f"{alone} It is divided already": mine / world,
+            "each rank's is of other weights: do the replicas start as rank 0's?": sum(apart) / world,
+            "it is this rank's own, of weights that are not rank 0's: do the replicas start alike?": apart[rank],
+        }
+
     want = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "float64")
     plain = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "")
     for rank, got in enumerate(ranks):
         for step, gradients in enumerate(got["gradients"]):
-            one_step(f"rank {rank} of {world}, step {step}", gradients, want["gradients"][step],
-                     plain["gradients"][step], orders[step])  # fmt: skip
+            one_step(
+                f"rank {rank} of {world}, step {step}", gradients, want["gradients"][step], plain["gradients"][step],
+                orders[step], lambda name, rank=rank, step=step: others(name, rank) if step == 0 else {},
+            )  # fmt: skip
         for name, tensor in want["state"].items():
             what = f"rank {rank} of {world}, {name} after {len(orders)} steps"
             close(got["state"][name], tensor, plain["state"][name].float(), what, factor=15)
@@ -124,7 +142,7 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
             )
 
 
-def one_step(what, got, want, plain, order):
+def one_step(what, got, want, plain, order, others):
     """Assert that these are the gradients of one process: means, and None where there is none."""
     for name, tensor in want.items():
         if tensor is None:
@@ -141,6 +159,7 @@ def one_step(what, got, want, plain, order):
         close(
             got[name], tensor, plain[name].float(), f"{what}, gradient of {name}", factor=15,
             cause="expected the mean over ranks of all that backward accumulated",
+            suspects=lambda name=name: others(name),
         )  # fmt: skip
 
 
