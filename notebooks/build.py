@@ -1,10 +1,11 @@
-"""Builds and executes the notebooks: `python -m notebooks.build`. Cells are plain text here, to be read in a diff.
+"""Builds and executes the notebooks: `python -m notebooks.build [6_mesh …]`, all by default. Cells are plain text here, to be read in a diff.
 
 Outputs are committed; they come from the reference. A reader's copy runs on `student` by one switch.
 """
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -634,10 +635,12 @@ def execute(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return book
 
 
-def build() -> None:
-    for name, cells in NOTEBOOKS.items():
-        nbformat.write(execute(make(cells)), HERE / f"{name}.ipynb")
+def build(names: list[str]) -> None:
+    if strange := [name for name in names if name not in NOTEBOOKS]:
+        sys.exit(f"expected notebooks among {', '.join(NOTEBOOKS)}; got {strange[0]!r}")
+    for name in names or NOTEBOOKS:
+        nbformat.write(execute(make(NOTEBOOKS[name])), HERE / f"{name}.ipynb")
 
 
 if __name__ == "__main__":
-    build()
+    build(sys.argv[1:])
