@@ -57,11 +57,11 @@ def main() -> None:
             header, blobs = framing.receive(requests)
         except framing.Closed:
             return
-        world = World(Job(**header), blobs[0], close=(requests, answers))
+        world = World(Job(**header), blobs[0], close=(requests, answers), known=alone if boxed else None)
         ranks = world.run()
         left = False
         if boxed:
-            if strays := _processes() - alone:
+            if strays := world.strays | (_processes() - alone):
                 for rank in ranks:
                     world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -179,8 +179,10 @@ class Rank:
 class World:
     """The ranks of one probe, from fork to last answer."""
 
-    def __init__(self, job: Job, args: bytes, close: tuple[int, ...]):
-        self.job, self.args, self.close = job, args, close
+    def __init__(self, job: Job, args: bytes, close: tuple[int, ...], known: set[str] | None = None):
+        """known: in a box, the processes in it before; what is more, but for ranks, is a solution's."""
+        self.job, self.args, self.close, self.known = job, args, close, known
+        self.strays = set[str]()
         self.board = Board(max(job.world, 1))
         self.folder = tempfile.mkdtemp(prefix="probe-")
         self.hang = ""
@@ -195,6 +197,8 @@ class World:
             ranks.append(self._fork(r, ranks))
         try:
             self._collect(ranks, start + self.job.timeout_s)
+            if self.known is not None:  # before they go with the rank that started them
+                self.strays = _processes() - self.known - {str(rank.pid) for rank in ranks}
         finally:
             for rank in ranks:
                 self._end(rank)
