@@ -41,26 +41,39 @@ def ask(run, drawn: dict, **options) -> dict:
     return run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
 
 
-def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float, **options) -> list:
-    """Plain training: forward and backward in one dtype, masters in another, a constant scale."""
+FAULTS = {
+    "clipped first": "so it is where gradients are clipped while they are still scaled",
+    "unscaled twice": "so it is where gradients are divided by the scale twice",
+    "left behind": "so it is where the model computes with its first weights: are the masters copied back?",
+    "added up": "so it is where gradients of earlier steps are still there: are the model's cleared, too?",
+}
+
+
+def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float, fault: str = "", **options) -> list:
+    """Plain training: forward and backward in one dtype, masters in another, a constant scale; fault: one of FAULTS."""
     options = {**OPTIONS, **options}
     model = probes.Net(drawn["state"]).to(compute)
     masters = [nn.Parameter(p.detach().to(remember)) for p in model.parameters()]
     optimizer = probes.OPTIMIZERS[options["optimizer"]](masters, options["lr"])
-    history = []
+    history, before = [], [torch.zeros((), dtype=compute)] * len(masters)
     for (x, y), weight in zip(drawn["batches"], drawn["weights"], strict=True):
         loss = (model(x.to(compute)).to(remember) - y.to(remember)).square().mean() * weight
         gradients = torch.autograd.grad(loss * scale, [*model.parameters()], allow_unused=True)
+        if fault == "added up":
+            gradients = before = [None if g is None else g + b for g, b in zip(gradients, before, strict=True)]
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = None if gradient is None else gradient.to(remember) / scale
         total = torch.stack([m.grad.norm() for m in masters if m.grad is not None]).norm()
+        total *= scale if fault == "clipped first" else 1
         for master in masters:
             if master.grad is not None:
                 master.grad *= min(1.0, options["max_norm"] / total.item())
+                master.grad /= scale if fault == "unscaled twice" else 1
         optimizer.step()
         with torch.no_grad():
             for parameter, master in zip(model.parameters(), masters, strict=True):
-                parameter.copy_(master)
+                if fault != "left behind":
+                    parameter.copy_(master)
         history.append([m.detach().clone() for m in masters])
     return history
 
@@ -78,11 +91,17 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     assert [str(m.dtype) for m in got["masters"][-1]] == ["torch.float32"] * 5, (
         f"masters are {[str(m.dtype) for m in got['masters'][-1]]}, expected float32"
     )
+    last = joined(got["masters"][-1]).float()
+    rounded = torch.equal(last, last.to(probes.DTYPES[dtype]).float())
     close(
-        joined(got["masters"][-1]).float(), joined(want), joined(plain).float(),
-        f"masters after {len(drawn['batches'])} steps ({names})",
-        cause="float32 training differs by more than 16-bit arithmetic explains; backward of the scaled loss, "
+        last, joined(want), joined(plain).float(), f"masters after {len(drawn['batches'])} steps ({names})",
+        cause=f"every one is a {dtype} number: masters that are rounded at each step lose small updates" if rounded
+        else "float32 training differs by more than 16-bit arithmetic explains; backward of the scaled loss, "
         "gradients to float32, unscale, then clip, then step: else max_norm is a scale off",
+        suspects=lambda: {
+            meaning: joined(train(drawn, probes.DTYPES[dtype], torch.float32, scale, fault, **options)[-1])
+            for fault, meaning in FAULTS.items()
+        },
     )  # fmt: skip
 
 
