@@ -44,7 +44,7 @@ def stubs(
 def mutants(
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
     exercise: Annotated[list[str] | None, typer.Option(help="Only this exercise; may be given again.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="One seeded mutant and variant a stage.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="One seeded mutant and variant a stage alone.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
     seed: Annotated[str, typer.Option(help="What inputs are drawn from.")] = "public",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what each mutant was told.")] = False,
@@ -65,8 +65,9 @@ def mutants(
     else:
         for name, o in outcome.items():
             kills, lives = o["mutants"], o["variants"]
+            reference = f"reference {o['reference']:g}/{o['possible']:g}, " if "reference" in o else ""
             out.print(
-                f"{name}: reference {o['reference']:g}/{o['possible']:g}, stub {o['stub']:g}; "
+                f"{name}: {reference}stub {o['stub']:g}; "
                 f"mutants killed {kills['killed']}, survived {len(kills['survived'])}; "
                 f"variants passed {lives['passed']}, failed {len(lives['failed'])}",
                 highlight=False,
