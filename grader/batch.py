@@ -122,7 +122,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
 
     before: as graded earlier: kept, but for what it marks to be judged again and what depends on how that went.
     """
-    from lab.runner import Observed, Runner
+    from lab.runner import Runner
 
     from . import evidence, written
     from .judge import SandboxRoom, judge
@@ -143,13 +143,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             runner = Runner(SandboxRoom(box, unpacked.root), limit_s=settings.limit_s)
             try:
                 runner.warm()
-
-                def observe(observed: Observed) -> bool:
-                    flags = list(evidence.of_probe(observed))
-                    seen.extend(flags)
-                    return bool(flags)
-
-                runner.observe = observe
+                runner.observe = evidence.observer(seen)
 
                 def judged(ids: Collection[str]) -> list[Result]:
                     return judge(runner, ids, settings.seed, Path(settings.cache), unpacked.edition)

@@ -10,7 +10,7 @@ inconclusive, as on cores too busy to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lab import forbidden
@@ -37,6 +37,17 @@ def of_probe(observed: Observed) -> Iterator[Flag]:
     for kind, witness in witnesses.items():
         if detail := witness(observed):
             yield Flag(kind, f"{observed.exercise}: {observed.probe}: {detail}")
+
+
+def observer(flags: list[Flag]) -> Callable[[Observed], bool]:
+    """For `Runner.observe`: adds each probe's flags to these, and says whether there were any."""
+
+    def observe(observed: Observed) -> bool:
+        found = list(of_probe(observed))
+        flags.extend(found)
+        return bool(found)
+
+    return observe
 
 
 def of_source(root: Path, ids: tuple[str, ...], fork: bool = False) -> Iterator[Flag]:

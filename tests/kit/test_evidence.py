@@ -268,7 +268,7 @@ def box():
     flags: list[Flag] = []
     with Sandbox("bubblewrap", ROOT / "reference", ROOT) as sandbox:
         runner = Runner(SandboxRoom(sandbox, ROOT / "reference"))
-        runner.observe = lambda seen: bool(flags.extend(evidence.of_probe(seen)))
+        runner.observe = evidence.observer(flags)
         yield runner, flags
         runner.close()
 
@@ -372,12 +372,7 @@ def test_a_clock_that_is_moved_earns_and_is_seen_from_outside(bench, monkeypatch
     if result.outcome == "inconclusive":
         pytest.skip(f"cores too busy to decide what the attack earns: {result.reason}")
     assert result.outcome == "passed", f"it was to work: {result.message}"
-
-    def observe(seen: Observed) -> bool:
-        flags.extend(evidence.of_probe(seen))
-        return bool(flags)
-
-    monkeypatch.setattr(bench, "observe", observe)
+    monkeypatch.setattr(bench, "observe", evidence.observer(flags))
     result = bench.judge(name, race)
     assert (result.outcome, {f.kind for f in flags}) == ("inconclusive", {"clocks disagree"})
     assert "from outside" in result.reason
