@@ -38,6 +38,8 @@ def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | 
 
 def unload() -> None:
     """Forget the implementation, so that the next `load` starts from its files."""
+    if not any(isinstance(f, _Finder) for f in sys.meta_path):
+        return  # and a fork that asked all modules for their names would copy the pages these are on
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _Finder)]
     for name in [n for n in sys.modules if n == NAME or n.startswith(f"{NAME}.")]:
         del sys.modules[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _SLOT = 4096
@@ -24,14 +25,37 @@ class Stand:
     bytes: int = 0
     group: list[int] = field(default_factory=list)  # global ranks
     sequence: int = -1  # its number within its group
-    counts: dict[str, int] = field(default_factory=dict)  # collectives issued, by group
-    recent: list[list] = field(default_factory=list)  # [conversation, its number in it, number, op, bytes, dtype]
+    counts: dict[str, int] = field(default_factory=dict)  # collectives issued, by group; told when it has finished
+    recent: list[str] = field(default_factory=list)  # [conversation, its number in it, number, op, bytes, dtype], JSON
 
     def issued(self, conversation: str, number: int, op: str, bytes: int, dtype: str) -> None:
         """Note an operation. conversation: what all that are matched with each other have in common."""
         sequence = self.counts.get(conversation, 0)
         self.counts[conversation] = sequence + 1
-        self.recent = [*self.recent[1 - _RECENT :], [conversation, sequence, number, op, bytes, dtype]]
+        text = json.dumps([conversation, sequence, number, op, bytes, dtype])
+        self.recent = [*self.recent[1 - _RECENT :], text]
+
+    def line(self, recent: Sequence[str]) -> str:
+        """As JSON. By hand: it is written three times a collective, and json would take longer than small ones do."""
+        counts = json.dumps(self.counts) if self.state == "finished" else "{}"
+        return (
+            f'{{"state":"{self.state}","number":{self.number},"op":"{self.op}","bytes":{self.bytes},"group":'
+            f'[{group_key(self.group)}],"sequence":{self.sequence},"counts":{counts},"recent":[{",".join(recent)}]}}'
+        )
+
+    @classmethod
+    def of(cls, line: str) -> Stand:
+        """What `line` has written. Raises ValueError, TypeError or KeyError for what no rank of ours has."""
+        values = json.loads(line)
+        rows = values["recent"]
+        stand = cls(**{**values, "recent": [json.dumps(row) for row in rows]})
+        if not (
+            [type(v) for v in vars(stand).values()] == [str, int, str, int, list, int, dict, list]
+            and all(type(n) is int for n in (*stand.group, *stand.counts.values()))
+            and all([type(v) for v in row] == [str, int, int, str, int, str] for row in rows)
+        ):
+            raise TypeError("a stand that no rank of ours has written")
+        return stand
 
     def __str__(self) -> str:
         what = f"{self.op} #{self.number} ({readable(self.bytes)})" if self.op else "no collective yet"
@@ -48,17 +72,17 @@ class Board:
         self.memory = mmap.mmap(-1, _SLOT * max(world, 1))
 
     def write(self, rank: int, stand: Stand) -> None:
-        line = json.dumps(vars(stand), separators=(",", ":")).encode()
+        line = stand.line(stand.recent).encode()
         if len(line) > _SLOT - 8:
-            line = json.dumps({**vars(stand), "recent": []}, separators=(",", ":")).encode()[: _SLOT - 8]
+            line = stand.line([]).encode()[: _SLOT - 8]
         self.memory[rank * _SLOT : rank * _SLOT + 8 + len(line)] = len(line).to_bytes(8, "little") + line
 
     def read(self, rank: int) -> Stand:
         """The rank's line; a torn or forged one reads as a rank that runs."""
         try:
             n = int.from_bytes(self.memory[rank * _SLOT : rank * _SLOT + 8], "little")
-            return Stand(**json.loads(self.memory[rank * _SLOT + 8 : rank * _SLOT + 8 + min(n, _SLOT - 8)]))
-        except (ValueError, TypeError):
+            return Stand.of(self.memory[rank * _SLOT + 8 : rank * _SLOT + 8 + min(n, _SLOT - 8)].decode())
+        except (ValueError, TypeError, KeyError, RecursionError):
             return Stand()
 
     def stands(self) -> list[Stand]:
@@ -87,10 +111,11 @@ def deadlock(stands: list[Stand]) -> str:
 def mismatch(stands: list[Stand]) -> str:
     """The first operation that two ranks issued differently, of those that are kept; "" if there is none."""
     found = []
-    for rank, mine in enumerate(stands):
-        for peer, other in enumerate(stands[:rank]):
-            theirs = {(r[0], r[1]): r for r in other.recent}
-            pairs = [(theirs[r[0], r[1]], r) for r in mine.recent if (r[0], r[1]) in theirs]
+    recent = [[json.loads(row) for row in stand.recent] for stand in stands]
+    for rank, mine in enumerate(recent):
+        for peer, other in enumerate(recent[:rank]):
+            theirs = {(r[0], r[1]): r for r in other}
+            pairs = [(theirs[r[0], r[1]], r) for r in mine if (r[0], r[1]) in theirs]
             found += [(max(a[2], b[2]), peer, a, rank, b) for a, b in pairs if not _matched(a[3:], b[3:])]
     if not found:
         return ""

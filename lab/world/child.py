@@ -71,7 +71,8 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch |
 
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
-    torch.manual_seed(job.seed)
+    # Where there is no CUDA, torch.manual_seed would format a stack for the day on which there is.
+    (torch.manual_seed if torch.version.cuda else torch.default_generator.manual_seed)(job.seed)
     random.seed(job.seed)
     if job.device == "simulated":
         from ..measure import device

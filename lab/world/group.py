@@ -52,16 +52,22 @@ def join(
     if link and not link.free:
         assert isinstance(store, dist.FileStore)
         _timetable = Timetable(f"{store.path}.link", rank, world, link)
-    if BACKEND not in dist.Backend.backend_list:
-        c10d = dist.distributed_c10d
-        c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
-        waits.install(_begin, _end)
-        dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
-        dist.Work._source_rank = _known_source  # type: ignore[method-assign]
+    install()
     dist.init_process_group(
         BACKEND, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout_s)
     )
+
+
+def install() -> None:
+    """Make torch know of this backend; once is enough, and can be before a fork."""
+    if BACKEND in dist.Backend.backend_list:
+        return
+    c10d = dist.distributed_c10d
+    c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
+    dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+    waits.install(_begin, _end)
+    dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
+    dist.Work._source_rank = _known_source  # type: ignore[method-assign]
 
 
 def _always_ours(make: Any) -> Any:

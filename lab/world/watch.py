@@ -12,7 +12,6 @@ import _thread
 import contextlib
 import functools
 import inspect
-import operator
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from torch.utils import _python_dispatch
 
 from ..assignment import ROOT
 from ..forbidden import ForbiddenCall
-from . import operators
+from . import namespaces, operators
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _FRAMES = "looks into the frames of its callers"
@@ -65,9 +64,6 @@ _HAND_ON = ("/inspect.py", "/traceback.py", "/logging/__init__.py", "/bdb.py", "
             "/numpy/lib/_index_tricks_impl.py")  # fmt: skip
 _LOOKS = {"f_globals", "f_code", "f_lineno", "f_lasti", "tb_frame", "getframeinfo"}  # names that a function uses then
 _INSPECT, _TRACEBACK = f"{_STANDARD}inspect.py", f"{_STANDARD}traceback.py"
-_OURS = ("lab.", "tests.")
-_THEIRS = ("torch", "torch.autograd", "torch.autograd.graph", "torch.cuda", "torch.distributed", "torch.nn.functional",
-           "torch.distributed.distributed_c10d", "torch.testing", "time", "gc")  # fmt: skip
 
 
 class Watch:
@@ -111,8 +107,9 @@ class Watch:
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
         """Around a probe: raises ForbiddenCall for what was refused in it, or replaced and not put back."""
-        modules = {n: m for n, m in sys.modules.items() if n.startswith(_OURS) or n in _THEIRS}
-        before = [(where, vars(where), dict(vars(where))) for where in _places(modules)]
+        self._looking.on = True  # at memory, which a solution may not
+        before, modules = namespaces.now()
+        self._looking.on = False
         try:
             yield
         finally:
@@ -120,13 +117,16 @@ class Watch:
                 raise ForbiddenCall.first
             self._look_again(before, modules)
 
-    def _look_again(self, before: list[tuple[Any, Any, dict]], modules: dict[str, Any]) -> None:
-        for where, now, then in before:
-            if len(now) >= len(then) and all(map(operator.is_, then.values(), now.values())):
-                continue
-            for name, old in then.items():
+    def _look_again(self, before: list[namespaces.Namespace], modules: dict[str, Any]) -> None:
+        self._seen = before  # to let go of it would touch all that is in it, too
+        self._looking.on = True
+        changed = [then for then in before if not then.is_unchanged()]
+        self._looking.on = False
+        for then in changed:
+            now = vars(then.where)
+            for name, old in then.held().items():
                 if now.get(name) is not old and _is_somebodys(old) and not self._may_replace(now.get(name), old):
-                    raise ForbiddenCall(f"a solution does not replace what others use: {where.__name__}.{name}")
+                    raise ForbiddenCall(f"a solution does not replace what others use: {then.where.__name__}.{name}")
         if gone := next((n for n, m in modules.items() if sys.modules.get(n) is not m), None):
             raise ForbiddenCall(f"a solution does not replace what others use: the module {gone}")
 
@@ -230,15 +230,6 @@ def _is_in_proc(path: Any, known: bool) -> bool:
 
 def _is_standard(file: str) -> bool:
     return file.startswith("<frozen") or (file.startswith(_STANDARD) and "-packages" not in file)
-
-
-def _places(modules: dict[str, Any]) -> list[Any]:
-    """What is looked at again: modules, the tensors' own methods, and the instruments' classes."""
-    found = [*modules.values(), modules["torch"].Tensor]
-    for name, module in modules.items():
-        if name.startswith(_OURS):
-            found += [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
-    return found
 
 
 def _is_somebodys(value: Any) -> bool:

@@ -30,6 +30,7 @@ FACTS = ("number", "op", "bytes", "elements", "dtype", "group", "phase", "rank",
 MEMORY = ("peak_bytes", "largest_elements", "saved_bytes", "saved_largest_elements")
 
 _fd = -1
+_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def listen(fd: int) -> None:
@@ -41,7 +42,7 @@ def listen(fd: int) -> None:
 def tell(what: str, *values: Any) -> None:
     """Say it. Where nobody listens (in pytest itself, under a debugger) nothing happens."""
     if _fd >= 0:
-        os.write(_fd, json.dumps([what, *values], separators=(",", ":")).encode() + b"\n")
+        os.write(_fd, _json([what, *values]).encode() + b"\n")
 
 
 def facts(row: dict) -> list:

@@ -29,6 +29,7 @@ OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
 _HUGE = 2 << 20
 PAUSE_S = 5e-4  # between lines that are told: to wake up for each would take cores from the ranks
+LOOK_S = 0.02  # between looks at the board
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 # What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
 _PROBES = (
@@ -57,7 +58,9 @@ def main() -> None:
             header, blobs = framing.receive(requests)
         except framing.Closed:
             return
-        world = World(Job(**header), blobs[0], close=(requests, answers), known=alone if boxed else None)
+        job = Job(**header)
+        _prepare(job)
+        world = World(job, blobs[0], close=(requests, answers), known=alone if boxed else None)
         ranks = world.run()
         left = False
         if boxed:
@@ -128,7 +131,7 @@ def _warm() -> None:
 
     from .. import impl, wire  # noqa: F401
     from ..measure.interpreter import patch_once
-    from . import group  # noqa: F401
+    from . import group, namespaces
 
     torch.set_num_threads(1)
     for name in _PROBES:
@@ -137,9 +140,21 @@ def _warm() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         with contextlib.suppress(ImportError, AttributeError):
             patch_once()
+    group.install()
+    namespaces.remember()
     gc.collect()
     gc.freeze()  # children must not copy these pages just to count references
     _in_huge_pages()
+
+
+def _prepare(job: Job) -> None:
+    """Import the probe's module and the stand-ins', which are the kit's own, once for all ranks and all probes."""
+    before = len(sys.modules)
+    for source in (job.probe, *job.replace.values()):
+        with contextlib.suppress(Exception):  # whoever asks for it is told by the child
+            importlib.import_module(source.partition(":")[0])
+    if len(sys.modules) > before:
+        gc.freeze()
 
 
 def _in_huge_pages() -> None:
@@ -243,7 +258,7 @@ class World:
 
     def _collect(self, ranks: list[Rank], deadline: float) -> None:
         """Read until every rank has answered or died, time is up, or the board shows a deadlock."""
-        stuck, since = "", 0.0
+        stuck, since, looked = "", 0.0, 0.0
         while any(not r.outcome for r in ranks):
             now = time.monotonic()
             if now > deadline:
@@ -258,7 +273,8 @@ class World:
                 self._reap(rank)
             if any(r.outcome in ("error", "died") for r in ranks):
                 deadline = min(deadline, now + GRACE_S)
-            if self.job.world > 1:
+            if self.job.world > 1 and now - looked > LOOK_S:
+                looked = now
                 found = deadlock(self.board.stands())
                 since = since if found == stuck else time.monotonic()
                 stuck = found

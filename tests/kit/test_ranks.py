@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -14,7 +18,7 @@ from grader.judge import SandboxRoom
 from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
-from lab.world.board import Stand, deadlock, mismatch
+from lab.world.board import Board, Stand, deadlock, mismatch
 from lab.world.cluster import Link
 from lab.world.framing import FORGED
 
@@ -174,6 +178,42 @@ def test_what_may_differ_is_no_mismatch():
     assert mismatch([a, stand(("x", "all_to_all", 8), ("y", "all_reduce", 4), ("x", "broadcast", 8))]) == (
         "first mismatch: rank 0 issued all_reduce #3 (8 B, float32); rank 1 issued broadcast #2 (8 B, float32)"
     )
+
+
+def test_what_a_rank_forges_on_the_board_is_not_read():
+    """Its slot is memory of its own, and the zygote reads it: what no rank of ours writes stands for one that runs."""
+    board, stand = Board(2), Stand(state="waiting", number=2, op="send", group=[0, 1], counts={"0,1": 3})
+    stand.issued("x", 2, "all_reduce", 8, "float32")
+    board.write(0, stand)
+    assert vars(board.read(0)) == {**vars(stand), "counts": {}}
+    board.write(0, dataclasses.replace(stand, state="finished"))
+    assert board.read(0).counts == stand.counts
+    whole = json.loads(stand.line(stand.recent))
+    rows = ["x", ["x"], ["x", 0, 2, ["y"], 8, "float32"], ["x", "0", 2, "send", 8, "float32"]]
+    for wrong in ({"recent": 5}, {"group": "0"}, {"group": ["0"]}, {"counts": {"0": "1"}}, {"number": 0.5},
+                  {"more": 1}, *({"recent": [row]} for row in rows)):  # fmt: skip
+        line = json.dumps({**whole, **wrong}).encode()
+        board.memory[: 8 + len(line)] = len(line).to_bytes(8, "little") + line
+        assert board.read(0) == Stand(), wrong
+        assert not deadlock(board.stands()) + mismatch(board.stands())
+
+
+def test_nothing_that_the_zygote_imports_starts_a_thread():
+    """A fork has only the thread that forked: what waits for another would wait for ever."""
+    probes = [
+        p.relative_to(ROOT).with_suffix("") for p in (*ROOT.glob("tests/*/probes*.py"), *ROOT.glob("lab/standins/*.py"))
+    ]
+    code = (
+        "import importlib, os, sys; from lab.world import zygote; zygote._warm()\n"
+        "for name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+        "    assert os.listdir('/proc/self/task') == [str(os.getpid())], name"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *(".".join(p.parts).removesuffix(".__init__") for p in probes)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert len(probes) > 30
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_rank_that_left_is_named(runner):
