@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import compiled
+
 NAME = "impl"
 
 
@@ -94,6 +96,11 @@ def _marked(name: str) -> Iterator[None]:
         raise
 
 
+class _Source(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname: str) -> Any:
+        return compiled.code(self.path) or super().get_code(fullname)
+
+
 class _EmptyPackage(importlib.abc.Loader):
     """A folder without __init__.py, as when a student hands in the files alone."""
 
@@ -104,14 +111,14 @@ class _EmptyPackage(importlib.abc.Loader):
         _by_attribute(module)
 
 
-class _Package(importlib.machinery.SourceFileLoader):
+class _Package(_Source):
     def exec_module(self, module: ModuleType) -> None:
         with _marked(module.__name__):
             super().exec_module(module)
         _by_attribute(module)
 
 
-class _Module(importlib.machinery.SourceFileLoader):
+class _Module(_Source):
     def __init__(self, fullname: str, path: str, changes: dict[str, Callable[[ModuleType], Any]]):
         super().__init__(fullname, path)
         self.changes = changes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import forbidden, wire
+from .. import compiled, forbidden, wire
 from .. import impl as implementation
 from . import framing, witness
 from .board import Board
@@ -56,7 +56,7 @@ def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board
     with contextlib.suppress(framing.Closed):
         sys.stdout.flush()
         sys.stderr.flush()
-        framing.send(reply, {**header, "secret": secret}, [blob])
+        framing.send(reply, {**header, "secret": secret, "compiled": compiled.missed[: compiled.MOST]}, [blob])
         if job.world > 1 and header["ok"]:
             # A rank that exits resets connections its peers may still read from; the zygote ends all at once.
             select.select([], [], [], job.timeout_s)

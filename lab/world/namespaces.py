@@ -55,16 +55,25 @@ _last = ""  # of the modules that were there then
 
 def remember() -> None:
     """Look once at all that is there; ranks that are forked from here need not."""
-    global _last
-    _known.update({name: _look(name, sys.modules[name]) for name in _names([*sys.modules])})
+    global _known, _last
+    _known = {name: _look(name, sys.modules[name]) for name in _names([*sys.modules])}
     _last = [*sys.modules][-1]
 
 
-def now() -> tuple[list[Namespace], dict[str, Any]]:
-    """Namespaces, and modules by name, as they are. What was remembered is forgotten: it is the caller's alone."""
-    global _last
-    known, last, _last = dict(_known), _last, ""
-    _known.clear()
+@dataclass(frozen=True)
+class Seen:
+    """What there was at one moment. To let go of it would touch all that is in it."""
+
+    namespaces: list[Namespace]
+    modules: dict[str, Any]  # by name
+    known: dict[str, list[Namespace]]
+
+
+def now() -> Seen:
+    """What there is. What was remembered is the caller's alone from here on."""
+    global _known, _last
+    known, last = _known, _last
+    _known, _last = {}, ""
     new = []
     for name in reversed(sys.modules):  # what came later is behind; to ask the others their names would touch them
         if name == last:
@@ -78,7 +87,7 @@ def now() -> tuple[list[Namespace], dict[str, Any]]:
             found += [it if it.is_unchanged() else Namespace.of(it.where) for it in kept]
         else:
             found += _look(name, module)
-    return found, modules
+    return Seen(found, modules, known)
 
 
 def _names(of: list[str]) -> list[str]:

@@ -108,26 +108,26 @@ class Watch:
     def over(self) -> Iterator[None]:
         """Around a probe: raises ForbiddenCall for what was refused in it, or replaced and not put back."""
         self._looking.on = True  # at memory, which a solution may not
-        before, modules = namespaces.now()
+        seen = namespaces.now()
         self._looking.on = False
         try:
             yield
         finally:
             if ForbiddenCall.first is not None:
                 raise ForbiddenCall.first
-            self._look_again(before, modules)
+            self._look_again(seen)
 
-    def _look_again(self, before: list[namespaces.Namespace], modules: dict[str, Any]) -> None:
-        self._seen = before  # to let go of it would touch all that is in it, too
+    def _look_again(self, seen: namespaces.Seen) -> None:
+        self._seen = seen  # and kept until the process ends
         self._looking.on = True
-        changed = [then for then in before if not then.is_unchanged()]
+        changed = [then for then in seen.namespaces if not then.is_unchanged()]
         self._looking.on = False
         for then in changed:
             now = vars(then.where)
             for name, old in then.held().items():
                 if now.get(name) is not old and _is_somebodys(old) and not self._may_replace(now.get(name), old):
                     raise ForbiddenCall(f"a solution does not replace what others use: {then.where.__name__}.{name}")
-        if gone := next((n for n, m in modules.items() if sys.modules.get(n) is not m), None):
+        if gone := next((n for n, m in seen.modules.items() if sys.modules.get(n) is not m), None):
             raise ForbiddenCall(f"a solution does not replace what others use: the module {gone}")
 
     def _may_replace(self, value: Any, old: Any) -> bool:

@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import compiled
 from . import framing, witness
 from .board import Board, deadlock, describe, mismatch
 from .child import Job, answer
@@ -78,6 +79,7 @@ def main() -> None:
         )
         if left:
             return
+        compiled.keep(world.compiled, job.impl)
 
 
 def _processes() -> set[str]:
@@ -140,6 +142,7 @@ def _warm() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         with contextlib.suppress(ImportError, AttributeError):
             patch_once()
+    torch._dynamo.trace_rules.clear_lru_cache()  # as each process group does when it is made
     group.install()
     namespaces.remember()
     gc.collect()
@@ -198,6 +201,7 @@ class World:
         """known: in a box, the processes in it before; what is more, but for ranks, is a solution's."""
         self.job, self.args, self.close, self.known = job, args, close, known
         self.strays = set[str]()
+        self.compiled = set[str]()  # files of the solution that ranks had to compile
         self.board = Board(max(job.world, 1))
         self.folder = tempfile.mkdtemp(prefix="probe-")
         self.hang = ""
@@ -327,6 +331,7 @@ class World:
                 return
             ok = header["ok"] is True
             error = None if ok else header["error"]
+            self.compiled |= {str(path) for path in header["compiled"]}
         except (ValueError, KeyError, TypeError, AttributeError):
             self.refuse(rank, framing.FORGED)
             return

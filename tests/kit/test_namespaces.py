@@ -61,21 +61,21 @@ def test_what_is_remembered_is_what_is_there(stamps, monkeypatch):
         made = types.ModuleType(name)
         made.Own = type("Own", (), {"__module__": name})
         monkeypatch.setitem(sys.modules, name, made)
-    plain, _ = namespaces.now()
+    plain = namespaces.now().namespaces
     namespaces.remember()
     sys.modules["lab.changed"].more = type("More", (), {"__module__": "lab.changed"})
     monkeypatch.setitem(sys.modules, "lab.new", types.ModuleType("lab.new"))
     del sys.modules["lab.gone"]
-    found, modules = namespaces.now()
-    places = [it.where for it in found]
+    seen = namespaces.now()
+    places = [it.where for it in seen.namespaces]
     expected = [it.where for it in plain if "gone" not in getattr(it.where, "__module__", "") + it.where.__name__]
     assert len(places) == len({*map(id, places)})
     assert {*map(id, places)} == {
         *map(id, expected), id(sys.modules["lab.changed"].more), id(sys.modules["lab.new"])
     }  # fmt: skip
-    assert "lab.gone" not in modules
-    assert modules["lab.new"] is sys.modules["lab.new"]
-    assert all(dict(vars(it.where)) == it.values for it in found)
+    assert "lab.gone" not in seen.modules
+    assert seen.modules["lab.new"] is sys.modules["lab.new"]
+    assert all(dict(vars(it.where)) == it.values for it in seen.namespaces)
     assert not namespaces._known, "what was remembered could be reached, and changed, by a solution"
 
 

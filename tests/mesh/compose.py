@@ -60,11 +60,10 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
     made.load_state_dict(state)
     if model.get("tied"):
         made.head.weight = made.embedding.weight
-    optimizer = torch.optim.SGD(made.parameters(), lr=lr)
     mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
     losses, first, gap = [], {}, float("inf")
     for step, batch in enumerate(batches):
-        optimizer.zero_grad()
+        made.zero_grad()
         total = 0.0
         for tokens, targets in zip(*(_micro_batches(t, shares, micro_batches) for t in batch), strict=True):
             loss = F.cross_entropy(made(tokens).flatten(0, 1), targets.flatten())
@@ -74,16 +73,23 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
         if step == 0:
             first = {name: p.grad.clone() for name, p in made.named_parameters()}
         losses.append(total)
-        optimizer.step()
+        descend(made, lr)
     return {"losses": losses, "gradients": first, "gap": gap, "dropped": sum(m.dropped for m in mixtures),
             "parameters": {name: p.detach() for name, p in made.named_parameters()}}  # fmt: skip
+
+
+def descend(model: nn.Module, lr: float) -> None:
+    """A step of gradient descent by hand: for the first of its own torch would import a compiler, which takes 2 s."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= lr * p.grad
 
 
 def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list, lr: float) -> dict:
     """As `alone`, of a dense model, its dropout given: masks, by rank, of what it kept, in the order it drew."""
     made = bare(model).double()
     made.load_state_dict(state)
-    optimizer, drawn = torch.optim.SGD(made.parameters(), lr=lr), [iter(own) for own in masks]
+    drawn = [iter(own) for own in masks]
     layers, stages, shares = model["sizes"]["layers"], degrees["pipe"], degrees["data"]
     place: dict = {}
 
@@ -103,7 +109,7 @@ def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: di
         module.register_forward_hook(drop(site))
     losses, first = [], {}
     for step, (tokens, targets) in enumerate(batches):
-        optimizer.zero_grad()
+        made.zero_grad()
         total, count = 0.0, shares * plan["micro_batches"]
         for place["share"], own in enumerate(zip(tokens.chunk(shares), targets.chunk(shares), strict=True)):
             for x, y in zip(*(t.chunk(plan["micro_batches"]) for t in own), strict=True):
@@ -113,7 +119,7 @@ def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: di
         if step == 0:
             first = {name: p.grad.clone() for name, p in made.named_parameters()}
         losses.append(total)
-        optimizer.step()
+        descend(made, lr)
     return {"losses": losses, "gradients": first}
 
 

@@ -21,6 +21,7 @@ from lab.measure.compare import compare
 from lab.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
+from .compose import descend
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
 EXECUTE = "mesh.execute"
@@ -58,7 +59,7 @@ def whole(plan, state, batches, lr, dtype) -> dict:
         total.backward()
         losses.append(total.detach())
         gradients.append({n: p.grad.clone() for n, p in m.named_parameters()})
-        torch.optim.SGD(m.parameters(), lr=lr).step()
+        descend(m, lr)
     return {"losses": losses, "gradients": gradients}
 
 
