@@ -142,9 +142,11 @@ def hidden(rank: Sequence[Span]) -> tuple[float, float]:
     messages = _union([s for s in rank if s.kind == MESSAGE])
     compute = _union([s for s in rank if s.kind != MESSAGE])
     under_way = sum(end - start for start, end in messages)
-    both = sum(
-        max(0.0, min(m_end, c_end) - max(m_start, c_start)) for m_start, m_end in messages for c_start, c_end in compute
-    )
+    both, m, c = 0.0, 0, 0
+    while m < len(messages) and c < len(compute):
+        (m_start, m_end), (c_start, c_end) = messages[m], compute[c]
+        both += max(0.0, min(m_end, c_end) - max(m_start, c_start))
+        m, c = (m + 1, c) if m_end < c_end else (m, c + 1)  # what ends first meets nothing more
     return under_way, under_way - both
 
 

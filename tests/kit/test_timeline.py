@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from collections import defaultdict
 
 import pytest
@@ -67,6 +68,16 @@ def test_a_span_that_is_none_is_refused(wrong):
     kind, start_s, end_s = wrong
     with pytest.raises(ValueError, match="expected a kind among forward, backward, step, message"):
         Span(kind, "x", start_s, end_s)
+
+
+def test_what_is_hidden_of_many_is_that_of_every_moment():
+    draw = random.Random(0)
+    for _ in range(50):
+        starts = [draw.randrange(40) for _ in range(draw.randrange(12))]
+        rank = [Span(draw.choice(["message", "forward"]), "", s / 8, (s + draw.randrange(1, 16)) / 8) for s in starts]
+        moments = [{span.kind for span in rank if span.start_s <= tick / 8 < span.end_s} for tick in range(60)]
+        messages, alone = sum("message" in m for m in moments) / 8, sum(m == {"message"} for m in moments) / 8
+        assert hidden(rank) == (messages, alone)
 
 
 def test_what_is_hidden_behind_compute():
