@@ -2,7 +2,7 @@
 
 An attack is as it must be when it earns what it must and no more, its flags are as expected, some evidence is told,
 it ends within the limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it,
-earns everything and is not flagged.
+earns everything and is not flagged. Honest submissions are held to the same, and are each other's neighbours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lab.scoring import totals
 from . import batch, fingerprint
 from .gradebook import Gradebook
 from .graded import Graded
-from .hostile import Attack, HostileError, read, techniques
+from .hostile import Attack, HostileError, honest, read
 from .report import exports, html
 from .sandbox import choose
 from .sandbox.cgroups import ControlGroup, owner_tag
@@ -83,7 +83,8 @@ class Outcome:
         """For a terminal: how it stands, what it earned of what it must, flags, neighbour, and why."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
-        beside = "neighbour harmed" if self.neighbour else "neighbour unharmed"
+        beside = "neighbour harmed  " if self.neighbour else "neighbour unharmed"
+        beside = "" if self.attack.technique == "honest" else beside
         told = "; ".join(self.wrong) or self.not_run or self.evidence
         points = f"{self.earned:.2f} of {self.attack.must_earn:.2f}"
         return f"{state:7} {self.attack.name:36} {points:12} {flags:7} {beside} {self.seconds:5.1f} s  {told[:200]}"
@@ -98,11 +99,14 @@ class Outcome:
         }  # fmt: skip
 
 
-def chosen(wanted: Iterable[str], names: Iterable[str]) -> list[Attack]:
-    """The attacks of these techniques and of these names; all where nothing is asked for. Raises HostileError."""
-    attacks, wanted, names = read(), set(wanted), set(names)
+def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
+    """The attacks of these techniques and of these names; all where nothing is asked for. Raises HostileError.
+
+    honestly: of those that are none.
+    """
+    attacks, wanted, names = honest() if honestly else read(), set(wanted), set(names)
     for option, asked, known in (
-        ("--technique", wanted, techniques()), ("--name", names, {a.name for a in attacks})
+        ("--technique", wanted, {a.technique for a in attacks}), ("--name", names, {a.name for a in attacks})
     ):  # fmt: skip
         if strange := sorted(asked - set(known)):
             near = difflib.get_close_matches(strange[0], known, 5, 0.0)
@@ -142,7 +146,8 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
         waiting = {}
         for submission, attack in given.items():
             beside = Submission(f"beside-{submission.name}", ROOT / "reference")
-            for who, s, id in (("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)):
+            both = [("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)]
+            for who, s, id in both[: 1 if attack.technique == "honest" else 2]:
                 waiting[workers.submit(_graded, s, replace(settings, ids=(id,)))] = attack, who
         for future in concurrent.futures.as_completed(waiting):
             attack, who = waiting[future]
@@ -152,7 +157,9 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
                 yield Outcome(attack, broken=f"the {who} could not be judged: {type(error).__name__}: {error}")
                 continue
             book.record(run, ended[attack.name][who][0])
-            if len(ended[attack.name]) == 2:
+            if attack.technique == "honest":
+                yield _outcome(attack, *ended[attack.name]["attack"])
+            elif len(ended[attack.name]) == 2:
                 yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name]["neighbour"])
         ids = [id for id in default().exercises if id in {a.exercise for a in attacks} | {NEIGHBOUR}]
         html.write_reports(folder / "report", book.graded(run), default(), book.runs()[-1], ids)
@@ -168,20 +175,26 @@ def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
     return found
 
 
-def _outcome(attack: Attack, graded: Graded, left: list[str], beside: Graded, left_too: list[str]) -> Outcome:
+def _outcome(
+    attack: Attack, graded: Graded, left: list[str], beside: Graded | None = None, left_too: Iterable[str] = ()
+) -> Outcome:
     scores = graded.scores(default(), (attack.exercise,))
     earned, possible, _ = totals(scores)
     undecided = sum(s.inconclusive for s in scores)
-    own, whole, _ = totals(beside.scores(default(), (NEIGHBOUR,)))
-    hurt = (
-        "" if whole and abs(own - whole) < 1e-6 else f"earned {own:g} of {whole:g}: {beside.message}{_failure(beside)}"
-    )
-    hurt = hurt or ", ".join(f"{f.kind}: {f.detail}" for f in beside.flags)
+    hurt = _hurt(beside) if beside else ""
     told = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
     evidence = next((line for text in told for line in text.splitlines() if line), "")
     flags, whole = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
     left = [*left, *left_too]
     return Outcome(attack, earned / whole, flags, evidence, hurt, left, graded.seconds, undecided=undecided / whole)
+
+
+def _hurt(beside: Graded) -> str:
+    """What happened to a neighbour; "" when it is unharmed."""
+    own, whole, _ = totals(beside.scores(default(), (NEIGHBOUR,)))
+    if not whole or abs(own - whole) > 1e-6:
+        return f"earned {own:g} of {whole:g}: {beside.message}{_failure(beside)}"
+    return ", ".join(f"{f.kind}: {f.detail}" for f in beside.flags)
 
 
 def _failure(graded: Graded) -> str:
@@ -193,8 +206,9 @@ def summary(outcomes: list[Outcome]) -> str:
     wrong, open_, away = (
         sum(map(bool, kind)) for kind in zip(*((o.wrong, o.attack.open, o.not_run) for o in outcomes), strict=True)
     )
-    seen = len({o.attack.technique for o in outcomes})
-    return f"{len(outcomes)} attacks in {seen} techniques: {wrong} not as they must be, {open_} open, {away} not run"
+    seen = {o.attack.technique for o in outcomes}
+    what = "honest submissions" if seen == {"honest"} else f"attacks in {len(seen)} techniques"
+    return f"{len(outcomes)} {what}: {wrong} not as they must be, {open_} open, {away} not run"
 
 
 @contextlib.contextmanager

@@ -81,6 +81,7 @@ def mutants(
 def hostile(
     technique: Annotated[list[str] | None, typer.Option(help="Only this technique; may be given again.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
+    honest: Annotated[bool, typer.Option("--honest", help="Reference and variants: none may be flagged.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 2,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Keep gradebook and report in this new folder.")
@@ -90,7 +91,7 @@ def hostile(
     """Check the grader: grade the hostile corpus, each attack with an honest neighbour."""
     from . import hostility
 
-    attacks = hostility.chosen(technique or (), name or ())
+    attacks = hostility.chosen(technique or (), name or (), honest)
     outcomes = []
     with hostility.kept(out_folder) as folder, _progress(as_json) as progress:
         bar = progress.add_task("grading", total=len(attacks))

@@ -45,7 +45,7 @@ class Attack:
         if self.archive:
             return getattr(archives, self.archive)(folder, self.name)
         path = folder / self.name
-        if self.edits:
+        if self.edits or not self.files:
             mutants.apply(mutants.Edited(self.name, self.exercise, self.why, "assertion", self.edits), folder)
         for file, text in self.files.items():
             (path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +68,16 @@ def read() -> list[Attack]:
     if twice := _first_twice(a.name.casefold() for a in found):
         raise HostileError(f"two attacks are named {twice}: names are unique")
     return found
+
+
+def honest() -> list[Attack]:
+    """What must earn everything and never be flagged: the reference, exercise by exercise, and each of its variants."""
+    exercises = default().exercises
+    variants = [v for stage in default().stages for v in mutants.read("variant", stage.name)]
+    return [
+        *(Attack(f"reference-{id}", "honest", id, "the reference", 1.0, False) for id in exercises),
+        *(Attack(f"{v.name}-{v.exercise}", "honest", v.exercise, v.why, 1.0, False, edits=v.edits) for v in variants),
+    ]
 
 
 def _attack(file: str, table: dict) -> Attack:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grader import batch, hostile, hostility
+from grader import batch, hostile, hostility, mutants
 from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
@@ -62,6 +62,31 @@ def test_an_entry_that_is_wrong_is_named(change, message):
     hostile._attack("some.toml", entry)
     with pytest.raises(hostile.HostileError, match=message):
         hostile._attack("some.toml", {**entry, **change})
+
+
+def test_the_honest_are_every_exercise_and_every_variant():
+    honest = hostile.honest()
+    names = [a.name for a in honest]
+    assert len({*names}) == len(names)
+    assert {a.exercise for a in honest if not a.edits} == {*default().exercises}
+    assert sum(bool(a.edits) for a in honest) == sum(len(mutants.read("variant", s.name)) for s in default().stages)
+    assert hostility.chosen((), [names[0]], honestly=True) == [honest[0]]
+    with pytest.raises(hostile.HostileError, match="--technique"):
+        hostility.chosen(["pickle"], (), honestly=True)
+
+
+def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path):
+    if why := available()["bubblewrap"]:
+        pytest.skip(f"no sandbox: {why}")
+    good = next(a for a in hostile.honest() if a.exercise == hostility.NEIGHBOUR and a.edits)
+    file = good.edits[0][0]
+    bad = replace(good, name="bad", edits=(), files={file: "import os\nos._exit(0)\n"})
+    got = {o.attack.name: o for o in hostility.grade([good, bad], tmp_path, jobs=2)}
+    assert not got[good.name].wrong, got[good.name].line
+    assert got[good.name].earned == 1.0
+    assert len(got["bad"].wrong) >= 1, got["bad"].line
+    assert not any("neighbour" in o.line for o in got.values())
+    assert hostility.summary([*got.values()]).startswith("2 honest submissions: 1 not as they must be")
 
 
 def sample() -> list[hostile.Attack]:
