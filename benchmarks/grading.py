@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from grader.batch import commit
 from grader.graded import Flag, Graded, Run
 from grader.policy import Decision, read
 from grader.report.html import submission_page, write_reports
@@ -25,7 +26,7 @@ from lab.assignment import ROOT, default
 from lab.scoring import Result
 
 from . import browser
-from .results import write
+from .results import earlier, write
 
 CLASS = 500
 POLICY = "due = 2026-02-14T23:59:00Z\nfree_days = 2\npercent_a_day = 10\n"
@@ -44,12 +45,16 @@ def main() -> None:
         rows += pages(options.picture)
     if options.only != "page":
         rows += batches(options.profile, options.rounds)
+    new = {row["what"] for row in rows}
+    rows += [row for row in earlier("grading") if row["what"] not in new and "commit" in row]  # of the other half
     print(write("grading", rows, f"Medians. The class is {CLASS} made-up submissions of the whole assignment."))
 
 
 def row(what: str, value: str, goal: str, reached: bool | None, spread: str = "") -> dict:
     verdict = {True: "yes", False: "no", None: "not run"}[reached]
-    return {"what": what, "median": value, "spread": spread, "goal": goal, "reached": verdict}
+    return {
+        "what": what, "median": value, "spread": spread, "goal": goal, "reached": verdict, "commit": commit()[:12],
+    }  # fmt: skip
 
 
 def pages(picture: Path | None) -> list[dict]:

@@ -17,6 +17,12 @@ from ..policy import Grade
 from . import labels, one_line, page_name, plain
 from .summary import SYMBOLS, decisions, readable, state
 
+# States that look alike, but for their symbol: each change of it is an element, of which a large class has thousands.
+_DRAWN = {
+    "passed": "passed", "partly": "failed", "failed": "failed", "not_run": "not_run", "inconclusive": "not_run",
+    "excluded": "not_run",
+}  # fmt: skip
+
 
 @dataclass
 class StageCell:
@@ -24,7 +30,7 @@ class StageCell:
 
     earned: float
     ran: bool
-    runs: list[tuple[str, str]]  # (state, its symbol as often as exercises in a row have it), in the handout's order
+    runs: list[tuple[str, str]]  # (how it is drawn, symbols of exercises in a row that are), in the handout's order
     words: str  # "3 passed, 1 failed": the marks for those who do not see them
 
 
@@ -54,7 +60,8 @@ class ClassRow:
         for _, group in groupby(self.scores, key=lambda s: s.exercise.stage):
             scores = list(group)
             states = ["excluded" if s.exercise.id in self.grade.excluded else state(s) for s in scores]
-            runs = [(name, SYMBOLS[name] * len(list(same))) for name, same in groupby(states)]
+            drawn = groupby(states, key=_DRAWN.__getitem__)
+            runs = [(how, "".join(SYMBOLS[name] for name in same)) for how, same in drawn]
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in Counter(states).items())
             counted = [s for s, name in zip(scores, states, strict=True) if name != "excluded"]
             ran = any(s.possible > 0 for s in counted)
