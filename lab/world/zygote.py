@@ -331,7 +331,7 @@ class World:
                 return
             ok = header["ok"] is True
             error = None if ok else header["error"]
-            self.compiled |= {str(path) for path in header["compiled"]}
+            self.compiled |= {str(path) for path in header.get("compiled", ())}
         except (ValueError, KeyError, TypeError, AttributeError):
             self.refuse(rank, framing.FORGED)
             return
