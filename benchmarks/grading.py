@@ -45,8 +45,7 @@ def main() -> None:
         rows += pages(options.picture)
     if options.only != "page":
         rows += batches(options.profile, options.rounds)
-    new = {row["what"] for row in rows}
-    rows += [row for row in earlier("grading") if row["what"] not in new and "commit" in row]  # of the other half
+    rows += earlier("grading", rows, "what")  # of the other half
     print(write("grading", rows, f"Medians. The class is {CLASS} made-up submissions of the whole assignment."))
 
 

@@ -27,10 +27,10 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def earlier(name: str) -> list[dict[str, Any]]:
-    """The rows that were kept last, none if there are none."""
-    path = FOLDER / f"{name}.json"
-    return json.loads(path.read_text())["rows"] if path.is_file() else []
+def earlier(name: str, rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """The rows that were kept last, but for those whose `key` is measured anew in `rows`."""
+    path, fresh = FOLDER / f"{name}.json", {row[key] for row in rows}
+    return [row for row in json.loads(path.read_text())["rows"] if row[key] not in fresh] if path.is_file() else []
 
 
 def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:

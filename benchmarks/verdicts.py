@@ -81,9 +81,8 @@ def main() -> None:
             })  # fmt: skip
             print(rows[-1], flush=True)
     runner.close()
-    fresh = {row["stage"] for row in rows}
     blank = {**dict.fromkeys(rows[0], ""), "timed": 0, "inconclusive": 0}  # what earlier rows did not tell
-    rows += [{**blank, **row} for row in earlier("verdicts") if row["stage"] not in fresh]
+    rows += [{**blank, **row} for row in earlier("verdicts", rows, "stage")]
     order = [s.name for s in default().stages]
     print(write("verdicts", sorted(rows, key=lambda row: order.index(row["stage"])), NOTE))
     raise SystemExit(any(row["wrong"] or row["inconclusive"] > 0.02 * row["timed"] for row in rows))

@@ -28,7 +28,7 @@ from lab.scoring import totals
 from . import batch, fingerprint
 from .gradebook import Gradebook
 from .graded import Graded
-from .hostile import Attack, HostileError, honest, read
+from .hostile import HONEST, Attack, HostileError, honest, read
 from .report import exports, html
 from .sandbox import choose
 from .sandbox.cgroups import ControlGroup, owner_tag
@@ -83,8 +83,7 @@ class Outcome:
         """For a terminal: how it stands, what it earned of what it must, flags, neighbour, and why."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
-        beside = "neighbour harmed  " if self.neighbour else "neighbour unharmed"
-        beside = "" if self.attack.technique == "honest" else beside
+        beside = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
         told = "; ".join(self.wrong) or self.not_run or self.evidence
         points = f"{self.earned:.2f} of {self.attack.must_earn:.2f}"
         return f"{state:7} {self.attack.name:36} {points:12} {flags:7} {beside} {self.seconds:5.1f} s  {told[:200]}"
@@ -147,7 +146,7 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
         for submission, attack in given.items():
             beside = Submission(f"beside-{submission.name}", ROOT / "reference")
             both = [("attack", submission, attack.exercise or NEIGHBOUR), ("neighbour", beside, NEIGHBOUR)]
-            for who, s, id in both[: 1 if attack.technique == "honest" else 2]:
+            for who, s, id in both[: 1 if attack.is_honest else 2]:
                 waiting[workers.submit(_graded, s, replace(settings, ids=(id,)))] = attack, who
         for future in concurrent.futures.as_completed(waiting):
             attack, who = waiting[future]
@@ -157,10 +156,8 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
                 yield Outcome(attack, broken=f"the {who} could not be judged: {type(error).__name__}: {error}")
                 continue
             book.record(run, ended[attack.name][who][0])
-            if attack.technique == "honest":
-                yield _outcome(attack, *ended[attack.name]["attack"])
-            elif len(ended[attack.name]) == 2:
-                yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name]["neighbour"])
+            if attack.is_honest or len(ended[attack.name]) == 2:
+                yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name].get("neighbour", ()))
         ids = [id for id in default().exercises if id in {a.exercise for a in attacks} | {NEIGHBOUR}]
         html.write_reports(folder / "report", book.graded(run), default(), book.runs()[-1], ids)
         exports.write_exports(folder, book.graded(run), default(), ids)
@@ -207,7 +204,7 @@ def summary(outcomes: list[Outcome]) -> str:
         sum(map(bool, kind)) for kind in zip(*((o.wrong, o.attack.open, o.not_run) for o in outcomes), strict=True)
     )
     seen = {o.attack.technique for o in outcomes}
-    what = "honest submissions" if seen == {"honest"} else f"attacks in {len(seen)} techniques"
+    what = f"attacks in {len(seen)} techniques" if seen != {HONEST} else "honest submissions"
     return f"{len(outcomes)} {what}: {wrong} not as they must be, {open_} open, {away} not run"
 
 

@@ -13,6 +13,7 @@ import resource
 import time
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from types import CodeType
 
 from .world import framing
@@ -67,11 +68,9 @@ def _compile(paths: list[str], to: int) -> None:
     warnings.simplefilter("ignore")
     for path in paths:
         with contextlib.suppress(OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-            (mtime, size), text = _stamp(path), b""
+            mtime, size = _stamp(path)
             if size <= LIMIT:
-                with open(path, "rb") as file:
-                    text = file.read(LIMIT)
-                made = compile(text, path, "exec", dont_inherit=True)
+                made = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
                 framing.send(to, {"path": path, "mtime": mtime, "size": size}, [marshal.dumps(made)])
 
 

@@ -19,6 +19,7 @@ from lab.assignment import ROOT, default
 from . import archives
 
 HERE = Path(__file__).parent
+HONEST = "honest"  # the technique of what is none
 _KEYS = {"name", "technique", "exercise", "why", "must_earn", "flagged", "needs", "open", "files", "edit", "archive"}
 
 
@@ -39,6 +40,10 @@ class Attack:
     files: dict[str, str] = field(default_factory=dict)  # by path
     edits: tuple[tuple[str, str, str], ...] = ()  # (file, old, new) on a copy of the reference
     archive: str = ""  # a function of grader.hostile.archives
+
+    @property
+    def is_honest(self) -> bool:
+        return self.technique == HONEST
 
     def write(self, folder: Path) -> Path:
         """Make the submission in `folder` and return its path. Raises MutantError where an edit does not apply."""
@@ -75,8 +80,8 @@ def honest() -> list[Attack]:
     exercises = default().exercises
     variants = [v for stage in default().stages for v in mutants.read("variant", stage.name)]
     return [
-        *(Attack(f"reference-{id}", "honest", id, "the reference", 1.0, False) for id in exercises),
-        *(Attack(f"{v.name}-{v.exercise}", "honest", v.exercise, v.why, 1.0, False, edits=v.edits) for v in variants),
+        *(Attack(f"reference-{id}", HONEST, id, "the reference", 1.0, False) for id in exercises),
+        *(Attack(f"{v.name}-{v.exercise}", HONEST, v.exercise, v.why, 1.0, False, edits=v.edits) for v in variants),
     ]
 
 
