@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import logging
 import os
 import re
 import shlex
@@ -33,6 +34,7 @@ CPUS, MEMORY, MINUTES = 2, "8G", 120  # of a job: two ranks are timed at once; a
 ARRAY = 1000  # jobs of one array; Slurm's own limit, MaxArraySize, is 1001 where nobody changed it
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
          "REVOKED", "TIMEOUT", "LAUNCH_FAILED")  # fmt: skip
+_NO_NODE = "DOWN, DRAINED"  # in the reason for which a job waits
 _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 
@@ -143,6 +145,7 @@ class Slurm(_Submitit):
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder)
+        self.told = False
         self.options = cluster.asked(track)
         self.executor = self._executor("SlurmExecutor", track)
         # No srun: its step would get SIGUSR2 before a limit, and a probe that dies of it would look like a crash.
@@ -170,8 +173,16 @@ class Slurm(_Submitit):
         if said.returncode:
             return None
         rows = [line.strip().split("|") for line in said.stdout.splitlines()]
+        ours = {r[0]: (r[1], r[2]) for r in rows if len(r) == 3 and r[0] in jobs}
+        self._tell({why for state, why in ours.values() if state == "PENDING" and _NO_NODE in why})
         # A job that could not be started is held back for a person to look at: ours is handed over again instead.
-        return {r[0]: "LAUNCH_FAILED" if "launch" in r[2] else r[1] for r in rows if len(r) == 3 and r[0] in jobs}
+        return {job: "LAUNCH_FAILED" if "launch" in why else state for job, (state, why) in ours.items()}
+
+    def _tell(self, why: set[str]) -> None:
+        """That no node takes jobs, once: Slurm waits for a person then, and so would a silent head."""
+        if why and not self.told:
+            logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(why))
+        self.told = bool(why)
 
     def cancel(self, jobs: list[str]) -> None:
         subprocess.run(["scancel", *jobs], capture_output=True)

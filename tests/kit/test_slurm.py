@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,8 +199,12 @@ def test_a_cancelled_job_is_handed_over_again(light):
 
 def test_daemons_that_are_killed_lose_nothing(light, slurm):
     """slurmctld is away while jobs run and end; slurmd is away and comes back to jobs that go on."""
+    for name in ("s0", "s1"):  # what a controller does in the seconds between two saves, no controller remembers
+        (light / "class" / name / "toy" / "plan.py").write_text("wait 10")
     head = grade(light, "--cluster", "slurm", "--jobs", "2")
-    wait_for(lambda: judged(light), "jobs")
+    wait_for(lambda: len(judged(light)) == 2, "jobs")
+    kept, began = slurm.folder / "state" / "job_state", (light / "judged").stat().st_mtime
+    wait_for(lambda: kept.exists() and kept.stat().st_mtime > began, "the controller to save that they run")
     slurm.kill("slurmctld")
     time.sleep(12)
     slurm.start("slurmctld")
@@ -221,6 +226,23 @@ def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     assert len(result(head)) == 6
     assert len(judged(light)) > 6
     wait_for(lambda: not said("squeue", "--noheader"), "nothing to be left in the queue")
+
+
+def test_a_node_that_takes_no_jobs_is_told(light):
+    node = socket.gethostname().partition(".")[0]
+    head = grade(light, "--cluster", "slurm", "--jobs", "2")
+    assert head.stderr is not None
+    wait_for(lambda: judged(light), "jobs")
+    silent = threading.Timer(120, head.kill)
+    silent.start()
+    try:
+        subprocess.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test"], check=True)
+        line = next((line for line in head.stderr if "jobs wait" in line), "")
+    finally:
+        silent.cancel()
+        subprocess.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=True)
+    assert "sinfo -R" in line
+    assert len(result(head)) == 6
 
 
 def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
