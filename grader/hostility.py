@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from lab.assignment import ROOT, default
-from lab.scoring import totals
+from lab.scoring import score, totals
 
 from . import batch, fingerprint
 from .gradebook import Gradebook
@@ -175,8 +175,11 @@ def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
 def _outcome(
     attack: Attack, graded: Graded, left: list[str], beside: Graded | None = None, left_too: Iterable[str] = ()
 ) -> Outcome:
-    scores = graded.scores(default(), (attack.exercise,))
+    # What the exercise needs was not asked for; it is the reference's.
+    scores = score(default(), graded.results, (attack.exercise,), passes=lambda id: True)
     earned, possible, _ = totals(scores)
+    if graded.results and all(r.outcome == "not_run" for r in graded.results):
+        return Outcome(attack, not_run=graded.results[0].reason)
     undecided = sum(s.inconclusive for s in scores)
     hurt = _hurt(beside) if beside else ""
     told = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]

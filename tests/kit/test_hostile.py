@@ -89,6 +89,16 @@ def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path
     assert hostility.summary([*got.values()]).startswith("2 honest submissions: 1 not as they must be")
 
 
+def test_what_an_honest_one_needs_is_the_references_and_what_did_not_run_is_not_lost():
+    compiles = next(a for a in hostile.honest() if a.exercise == "flash_attention.compiles_for_hopper")
+    passed = Result(compiles.exercise, "property", "t", "", "passed")
+    for outcome, must in (("passed", ""), ("failed", "earned 0.000"), ("not_run", "needs a GPU")):
+        results = [replace(passed, outcome=outcome, reason="needs a GPU")]
+        told = hostility._outcome(compiles, Graded("s", "s", "", results=results), [])
+        assert ("; ".join(told.wrong) or told.not_run).startswith(must)
+        assert bool(must) == bool(told.wrong or told.not_run)
+
+
 def sample() -> list[hostile.Attack]:
     """One of each kind, of those that are quick; drawn anew when the corpus changes."""
     draw, quick = random.Random(len(CORPUS)), [a for a in CORPUS if a.technique not in SLOW and not a.open]
