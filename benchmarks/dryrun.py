@@ -82,9 +82,11 @@ def agree(runner: Runner, step: Step) -> int:
     """How many ranks the step has; an AssertionError names the first that differs."""
     dried = [Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=600.0))) for rank in range(step.world)]
     alone = step.mesh["pipe"] == 1  # else a real rank keeps what it sends until somebody has taken it
-    for _ in range(5):  # on busy cores Gloo's threads hold a message for longer, and so more of them at once
+    least: list[dict[str, int]] = [{}] * step.world
+    for _ in range(10):  # on busy cores Gloo's threads hold a message for longer, and so more of them at once
         told = [Account(**json.loads(text)) for text in runner.run(real, step.plain(), world=step.world, timeout=600.0)]
-        if not alone or all(got.peak == want.peak for got, want in zip(dried, told, strict=True)):
+        least = [min(want.peak, peak or want.peak, key=_total) for peak, want in zip(least, told, strict=True)]
+        if not alone or least == [got.peak for got in dried]:
             break
     for rank, (got, want) in enumerate(zip(dried, told, strict=True)):
         assert len(got.rows) == len(want.rows), (
@@ -93,9 +95,14 @@ def agree(runner: Runner, step: Step) -> int:
         for row, expected in zip(got.rows, want.rows, strict=True):
             facts = [(name, row[name], expected[name]) for name in FACTS if row[name] != expected[name]]
             assert not facts, f"{step}, rank {rank}, row {row['number']}: dry and on Gloo {facts}"
-        for what in ("flops", "parameters", "resting", *(["peak"] if alone else [])):
+        for what in ("flops", "parameters", "resting"):
             assert getattr(got, what) == getattr(want, what), f"{step}, rank {rank}: {what}"
+        assert not alone or got.peak == least[rank], f"{step}, rank {rank}: peak {got.peak} dry, {least[rank]} on Gloo"
     return step.world
+
+
+def _total(peak: dict[str, int]) -> int:
+    return sum(peak.values())
 
 
 def sizes() -> Iterator[tuple[str, Step]]:

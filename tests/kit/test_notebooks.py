@@ -21,6 +21,6 @@ def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
     assert outputs
     assert not [o for o in outputs if o.output_type == "error"]
     assert not re.search(r"/(work|root|home|tmp|Users)/", path.read_text(encoding="utf-8"))
-    assert [c.source for c in book.cells] == [c.source for c in make(NOTEBOOKS[name]).cells], (
+    assert [c.source for c in book.cells] == [c.source for c in make(name).cells], (
         "out of step: run python -m notebooks.build"
     )
