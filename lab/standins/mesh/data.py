@@ -1,0 +1,53 @@
+"""Of the data axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def fsdp_axis(module: ModuleType) -> type[nn.Module]:
+    """Everything on every rank, and its gradients summed one by one: right, and nothing is sharded."""
+
+    class FSDPAxis(nn.Module):
+        units = ()
+
+        def __init__(self, inner: nn.Module, mesh: Any, *, experts: Any = (), partial: Any = (), **_: Any):
+            super().__init__()
+            self.module, self.mesh = inner, mesh
+            self.experts, self.partial = {id(p) for p in experts}, {id(p) for p in partial}
+            for axes in (("data", "expert"), ("data", "tensor"), ("data", "expert", "tensor")):
+                mesh.group(*axes)
+            for tensor in (*inner.parameters(), *inner.buffers()):
+                dist.broadcast(tensor.detach(), group_src=0, group=mesh.group("data"))
+
+        def forward(self, *args: Any) -> Any:
+            return self.module(*args)
+
+        def finish_gradient_synchronization(self) -> None:
+            for p in self.module.parameters():
+                if p.grad is not None:
+                    axes = ["expert"] * (id(p) not in self.experts) + ["tensor"] * (id(p) in self.partial)
+                    p.grad /= self.mesh.size("data", "expert")
+                    dist.all_reduce(p.grad, group=self.mesh.group("data", *axes))
+
+    return FSDPAxis
+
+
+def reduce_gradients(module: ModuleType) -> Callable[..., None]:
+    """Everyone's gradients to everyone of their group, and the mean of them."""
+
+    def reduce_gradients(dense: Any, experts: Any, *, replicas: Any, data: Any) -> None:
+        for parameters, group in ((dense, replicas), (experts, data)):
+            for p in dict.fromkeys(parameters):
+                if p.grad is not None:
+                    parts = [torch.empty_like(p.grad) for _ in range(dist.get_world_size(group))]
+                    dist.all_gather(parts, p.grad / dist.get_world_size(replicas), group=group)
+                    p.grad.copy_(torch.stack(parts).sum(0))
+
+    return reduce_gradients

@@ -1,0 +1,127 @@
+"""Of the expert axis: who gets what, and how it goes there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn import functional as differentiable
+
+
+def route(module: ModuleType) -> Callable[..., Any]:
+    """Everyone's logits to everyone, and the batch routed as a whole: right, and far more than has to be sent."""
+
+    def route(logits: Tensor, k: int, *, group: Any = None, averaged_over: int | None = None) -> Any:
+        n = logits.shape[1]
+        if not 1 <= k <= n:
+            raise ValueError(f"expected 1 <= k <= {n}, got {k}")
+        chosen = logits.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        world, place = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
+        parts: list[Any] = [None] * world
+        if group is None:
+            parts = [logits]
+        else:
+            dist.all_gather_object(parts, logits.detach(), group=group)
+        parts[place] = logits
+        p = torch.cat([part.softmax(dim=-1, dtype=wide) for part in parts])
+        everyones = torch.cat(
+            [part.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k] for part in parts]
+        )
+        share = torch.bincount(everyones.flatten(), minlength=n).to(wide) / max(1, everyones.numel())
+        balance = n * (share * p.sum(0)).sum() / max(1, len(p))
+        scaled = balance * (averaged_over or world)
+        return module.Routing(
+            chosen, logits.softmax(dim=-1, dtype=wide).gather(1, chosen), balance.detach() + scaled - scaled.detach()
+        )
+
+    return route
+
+
+def exchange(module: ModuleType) -> Callable[..., Tensor]:
+    """torch's own."""
+    return _exchange
+
+
+def dispatch(module: ModuleType) -> Callable[..., Any]:
+    """Rows go as float64: right, and more bytes than the routing says."""
+
+    def dispatch(x: Tensor, experts: Tensor, n: int, *, group: Any = None) -> Any:
+        world = 1 if group is None else dist.get_world_size(group)
+        if n % world:
+            raise ValueError(f"expected a number of experts that {world} ranks divide, got {n}")
+        chosen = experts.flatten()
+        order = torch.tensor(
+            [i for e in range(n) for i in (chosen == e).nonzero().flatten().tolist()],
+            dtype=torch.int64, device=x.device,
+        )  # fmt: skip
+        counts = torch.bincount(chosen[order], minlength=n)
+        arriving = _exchange(counts, [n // world] * world, [n // world] * world, group).view(world, -1)
+        sent, received = counts.view(world, -1).sum(1).tolist(), arriving.sum(1).tolist()
+        arrived = _exchange(x.double().repeat_interleave(experts.shape[1], 0)[order], sent, received, group).to(x.dtype)
+        expert = torch.cat([torch.arange(n // world, device=x.device).repeat_interleave(row) for row in arriving])
+        regroup = expert.argsort(stable=True)
+        return module.Dispatched(arrived[regroup], arriving.sum(0).tolist(), order, regroup, sent, received)
+
+    return dispatch
+
+
+def combine(module: ModuleType) -> Callable[..., Tensor]:
+    """Results go as float64: right, and more bytes than there are results."""
+
+    def combine(y: Tensor, gates: Tensor, dispatched: Any, *, group: Any = None) -> Tensor:
+        leaving = torch.empty_like(y).index_copy(0, dispatched.regroup, y).double()
+        home = _exchange(leaving, dispatched.received, dispatched.sent, group)
+        rows = home.new_zeros(gates.numel(), y.shape[1]).index_copy(0, dispatched.order, home)
+        return (rows.view(*gates.shape, y.shape[1]) * gates[..., None]).sum(1).to(y.dtype)
+
+    return combine
+
+
+def capacity(module: ModuleType) -> Callable[..., Any]:
+    """One choice after the other."""
+
+    def capacity(experts: Tensor, n: int, factor: float) -> Any:
+        if not factor > 0:
+            raise ValueError(f"expected factor > 0, got {factor}")
+        tokens, k = experts.shape
+        limit, taken, dropped, kept = -int(-factor * tokens * k // n), [0] * n, [0] * n, experts.clone()
+        for t, c in ((t, c) for c in range(k) for t in range(tokens)):
+            e = int(experts[t, c])
+            full = taken[e] == limit
+            taken[e] += not full
+            dropped[e] += full
+            kept[t, c] = -1 if full else e
+        return module.Capped(kept, torch.tensor(dropped, device=experts.device), limit)
+
+    return capacity
+
+
+def attach(module: ModuleType) -> Callable[..., Tensor]:
+    """With x kept for backward."""
+
+    class Attach(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+            ctx.save_for_backward(x.detach().clone(), loss)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
+            return dx, torch.ones_like(ctx.saved_tensors[1])
+
+    return lambda x, loss: Attach.apply(x, loss)
+
+
+def _exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Any) -> Tensor:
+    world = 1 if group is None else dist.get_world_size(group)
+    if not len(sent) == len(received) == world or sum(sent) != len(rows):
+        raise ValueError(f"expected {world} numbers each, adding up to {len(rows)} rows, got {sent} and {received}")
+    if world == 1:
+        return rows
+    out = rows.new_empty(sum(received), *rows.shape[1:])
+    return differentiable.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group)

@@ -1,0 +1,112 @@
+"""Of the pipeline: schedules, and what executes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...world.schedule import Action
+
+
+def schedule_gpipe(module: ModuleType) -> Callable[..., list[Action]]:
+    """One micro-batch there and back, then the next: complete, and all others wait."""
+
+    def schedule(rank: int, stages: int, micro_batches: int) -> list[Action]:
+        if not (0 <= rank < stages and micro_batches >= 1):
+            raise ValueError(
+                f"expected 0 <= rank < stages and micro_batches >= 1, got {rank}, {stages}, {micro_batches}"
+            )
+        return [Action(kind, i) for i in range(micro_batches) for kind in ("forward", "backward")]
+
+    return schedule
+
+
+def schedule_1f1b(module: ModuleType) -> Callable[..., list[Action]]:
+    """Everything forward, then everything back: as fast, and all activations kept."""
+
+    def schedule_1f1b(rank: int, stages: int, micro_batches: int) -> list[Action]:
+        if not (0 <= rank < stages and micro_batches >= 1):
+            raise ValueError(f"no rank {rank} of {stages}, or no micro-batches: {micro_batches}")
+        return [Action(kind, i) for kind in ("forward", "backward") for i in range(micro_batches)]
+
+    return schedule_1f1b
+
+
+def schedule_interleaved(module: ModuleType) -> Callable[..., list[Action]]:
+    """Everything through the first chunk, then through the next; then back: all activations kept."""
+
+    def schedule(rank: int, stages: int, micro_batches: int, chunks: int) -> list[Action]:
+        if not (0 <= rank < stages and micro_batches >= 1 and chunks >= 1) or (chunks > 1 and micro_batches % stages):
+            raise ValueError(f"no rank {rank} of {stages}, or {micro_batches} micro-batches for {chunks} chunks")
+        there = [Action("forward", i, chunk) for chunk in range(chunks) for i in range(micro_batches)]
+        return there + [Action("backward", i, chunk) for chunk in reversed(range(chunks)) for i in range(micro_batches)]
+
+    return schedule
+
+
+def execute(module: ModuleType) -> Callable[..., Tensor | None]:
+    """One micro-batch after the other, whatever the schedule: right, and all ranks but one wait."""
+
+    def execute(
+        actions: Sequence[Action],
+        chunks: Sequence[nn.Module],
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        loss_fn: Callable[[Tensor, Any], Tensor],
+        like: Tensor,
+        group: Any = None,
+        tied: nn.Parameter | None = None,
+    ) -> Tensor | None:
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        count, last = 1 + max(a.micro_batch for a in actions), world * len(chunks) - 1
+        stages = list(zip(range(rank, last + 1, world), chunks, strict=True))
+        total = None
+        for i in range(count):
+            kept: dict[int, tuple[Tensor, Tensor]] = {}
+            moved: Tensor | None = None
+            for stage, chunk in stages:
+                x = inputs[i] if stage == 0 else _receive(like, moved, stage - 1, world, group).requires_grad_()
+                output = chunk(x)
+                if stage == last:
+                    output = loss_fn(output, targets[i]) / count
+                    total = output.detach() if total is None else total + output.detach()
+                else:
+                    moved = _send(output.detach(), stage + 1, world, group)
+                kept[stage] = x, output
+            for stage, _ in reversed(stages):
+                x, output = kept.pop(stage)
+                torch.autograd.backward(
+                    output, None if stage == last else _receive(like, moved, stage + 1, world, group)
+                )
+                if stage:
+                    moved = _send(x.grad, stage - 1, world, group)  # type: ignore[arg-type]
+        if tied is not None and world > 1 and tied.grad is not None:
+            other, theirs = world - 1 - rank, torch.empty_like(tied.grad)
+            sent = dist.isend(tied.grad, group=group, group_dst=other)
+            dist.recv(theirs, group=group, group_src=other)
+            assert sent is not None
+            sent.wait()
+            tied.grad += theirs
+        return total
+
+    return execute
+
+
+def _send(made: Tensor, to: int, world: int, group: Any) -> Tensor:
+    if world > 1:
+        dist.send(made.contiguous(), group=group, group_dst=to % world)
+    return made
+
+
+def _receive(like: Tensor, moved: Tensor | None, source: int, world: int, group: Any) -> Tensor:
+    if world == 1:
+        assert moved is not None
+        return moved
+    arriving = torch.empty_like(like)
+    dist.recv(arriving, group=group, group_src=source % world)
+    return arriving

@@ -1,0 +1,187 @@
+"""Of the tensor axis: layers in parts, sequences in parts."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+
+def conjugates(module: ModuleType) -> Any:
+    """Both functions, with everything they were given kept for backward."""
+
+    def total(x: torch.Tensor, group: Any) -> torch.Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(x, group=group)
+        return x
+
+    copy_to = _hoarding(lambda x, group: x.clone(), total)
+    module.reduce_from = _hoarding(total, lambda dy, group: dy)  # type: ignore[attr-defined]
+    return copy_to
+
+
+def _hoarding(there: Any, back: Any) -> Any:
+    """A function of (x, group) that does `there` forward and `back` backward, and keeps x in between."""
+
+    class Hoarding(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            ctx.group = group
+            return there(x, group)
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return back(dy, ctx.group), None
+
+    return lambda x, group=None: Hoarding.apply(x, group)
+
+
+def parallel_linear(module: ModuleType) -> type[nn.Module]:
+    """The parts, and the whole mlp beside its own."""
+    conjugates = _sibling(module, "conjugates")
+
+    class ColumnParallelLinear(nn.Module):
+        def __init__(self, linear: nn.Linear, group: Any = None, enter: Any = conjugates.copy_to):
+            super().__init__()
+            self.group, self.enter = group, enter
+            self.weight = _part(linear.weight, 0, group)
+            self.bias = None if linear.bias is None else _part(linear.bias, 0, group)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(self.enter(x, self.group) if self.enter else x, self.weight, self.bias)
+
+    class RowParallelLinear(nn.Module):
+        def __init__(self, linear: nn.Linear, group: Any = None, leave: Any = conjugates.reduce_from):
+            super().__init__()
+            self.group, self.leave = group, leave
+            self.weight = _part(linear.weight, 1, group)
+            self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.leave(F.linear(x, self.weight), self.group)
+            return y if self.bias is None else y + self.bias
+
+    class ParallelSwiGLU(nn.Module):
+        def __init__(self, mlp: Any, group: Any = None, enter: Any = conjugates.copy_to,
+                     leave: Any = conjugates.reduce_from):  # fmt: skip
+            super().__init__()
+            self.group, self.enter, self.hoard = group, enter, [mlp]
+            self.gate_proj = ColumnParallelLinear(mlp.gate_proj, group, None)
+            self.up_proj = ColumnParallelLinear(mlp.up_proj, group, None)
+            self.down_proj = RowParallelLinear(mlp.down_proj, group, leave)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.enter(x, self.group)
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    module.RowParallelLinear, module.ParallelSwiGLU = RowParallelLinear, ParallelSwiGLU  # type: ignore[attr-defined]
+    return ColumnParallelLinear
+
+
+def parallel_attention(module: ModuleType) -> type[nn.Module]:
+    """The model's own attention on projections of fewer heads, and the whole one beside it."""
+    from ..model.transformer import rotate
+
+    conjugates, linear = _sibling(module, "conjugates"), _sibling(module, "parallel_linear")
+
+    class ParallelAttention(nn.Module):
+        def __init__(self, attention: Any, group: Any = None, enter: Any = conjugates.copy_to,
+                     leave: Any = conjugates.reduce_from):  # fmt: skip
+            super().__init__()
+            self.config, self.attend, self.hoard = attention.config, attention.attend, [attention]
+            self.group, self.enter, world = group, enter, dist.get_world_size(group)
+            if self.config.heads % world or self.config.kv_heads % world:
+                raise ValueError(f"expected ranks that divide the heads of {self.config}, got {world}")
+            for name in ("q_proj", "k_proj", "v_proj"):
+                setattr(self, name, linear.ColumnParallelLinear(getattr(attention, name), group, None))
+            self.o_proj = linear.RowParallelLinear(attention.o_proj, group, leave)
+
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            x = self.enter(x, self.group)
+            q, k, v = (
+                project(x).unflatten(-1, (-1, self.config.dim)).transpose(1, 2)  # type: ignore[operator]
+                for project in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            repeat = self.config.heads // self.config.kv_heads
+            q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+            o = self.attend(q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1), True)
+            return self.o_proj(o.transpose(1, 2).flatten(2))
+
+    return ParallelAttention
+
+
+def vocab_parallel(module: ModuleType) -> type[nn.Module]:
+    """The rows and the whole table; of the loss, each of three numbers in a message of its own."""
+    conjugates = _sibling(module, "conjugates")
+
+    class VocabParallelEmbedding(nn.Module):
+        def __init__(self, embedding: nn.Embedding, group: Any = None, leave: Any = conjugates.reduce_from):
+            super().__init__()
+            self.group, self.leave, self.hoard = group, leave, [embedding]
+            missing = -len(embedding.weight) % dist.get_world_size(group)
+            self.weight = _part(F.pad(embedding.weight.detach(), (0, 0, 0, missing)), 0, group)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            first, n = dist.get_rank(self.group) * len(self.weight), len(self.weight)
+            mine = (tokens >= first) & (tokens < first + n)
+            rows = self.weight[(tokens - first).clamp(0, n - 1)] * mine[..., None]
+            return self.leave(rows, self.group)
+
+    def vocab_parallel_cross_entropy(
+        logits: torch.Tensor, targets: torch.Tensor, group: Any = None, *, vocabulary: int
+    ) -> torch.Tensor:
+        columns = torch.arange(logits.shape[-1], device=logits.device) + dist.get_rank(group) * logits.shape[-1]
+        x = torch.where(columns < vocabulary, logits.float(), -torch.inf)
+        highest = x.detach().amax(-1)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+        total = conjugates.reduce_from((x - highest[..., None]).exp().sum(-1), group)
+        target = torch.where(columns == targets[..., None], x, 0.0).sum(-1)
+        return (total.log() + highest - conjugates.reduce_from(target, group)).mean()
+
+    module.vocab_parallel_cross_entropy = vocab_parallel_cross_entropy  # type: ignore[attr-defined]
+    return VocabParallelEmbedding
+
+
+def sequence_parallel(module: ModuleType) -> Any:
+    """Both functions, with everything they were given kept for backward; each gradient summed by itself."""
+
+    def gather(x: torch.Tensor, group: Any) -> torch.Tensor:
+        parts = [torch.empty_like(x).contiguous() for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, 1)
+
+    def scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
+        if x.shape[1] % dist.get_world_size(group):
+            raise ValueError(f"expected a context that the ranks divide, got {x.shape[1]}")
+        parts = [part.contiguous() for part in x.chunk(dist.get_world_size(group), 1)]
+        dist.reduce_scatter(own := torch.empty_like(parts[0]), parts, group=group)
+        return own
+
+    def sum_partial_gradients(parameters: Any, group: Any = None) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=group)
+
+    module.scatter_sequence = _hoarding(scatter, gather)  # type: ignore[attr-defined]
+    module.sum_partial_gradients = sum_partial_gradients  # type: ignore[attr-defined]
+    return _hoarding(gather, scatter)
+
+
+def _sibling(module: ModuleType, name: str) -> Any:
+    """Another module of the same implementation's stage."""
+    return importlib.import_module(f"{module.__package__}.{name}")
+
+
+def _part(tensor: torch.Tensor, dim: int, group: Any) -> nn.Parameter:
+    """This rank's share along dim. Raises ValueError where there is none."""
+    world = dist.get_world_size(group)
+    if tensor.shape[dim] % world:
+        raise ValueError(f"expected dim {dim} of {tuple(tensor.shape)} to be a multiple of {world}")
+    size = tensor.shape[dim] // world
+    return nn.Parameter(tensor.detach().narrow(dim, dist.get_rank(group) * size, size).clone().contiguous())
