@@ -86,7 +86,7 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
 
 def parallel_attention(module: ModuleType) -> type[nn.Module]:
     """The model's own attention on projections of fewer heads, and the whole one beside it."""
-    from ..model.transformer import rotate
+    from ...model.transformer import rotate
 
     conjugates, linear = _sibling(module, "conjugates"), _sibling(module, "parallel_linear")
 
