@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .assignment import ROOT, Exercise
 from .progress import STUDENT
@@ -52,6 +52,14 @@ def run(exercises: Iterable[Exercise], runner: Runner) -> int:
     files = [str(f) for e in exercises for f in judging(e)]
     options = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
     return int(pytest.main([*dict.fromkeys(files), *ids, *options], plugins=[Lent(runner)]))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, at once: to take torch apart before would take half a second."""
+    with contextlib.suppress(OSError):  # whoever reads has gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def judging(exercise: Exercise) -> list[Path]:

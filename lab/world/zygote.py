@@ -11,6 +11,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import math
 import os
 import selectors
 import shutil
@@ -29,6 +30,7 @@ from .child import Job, answer
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
 _HUGE = 2 << 20
+_PAYS = 64  # forks, a few milliseconds gained on each: to gather huge pages takes 0.4 s
 PAUSE_S = 5e-4  # between lines that are told: to wake up for each would take cores from the ranks
 LOOK_S = 0.02  # between looks at the board
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
@@ -47,11 +49,16 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
+    gc.disable()  # it would look at every import's objects again and again, a quarter of the time
     _warm()
+    gc.freeze()  # children must not copy these pages just to count references
+    gc.enable()
     # Alone with its children it may kill all it sees; as root it never is.
     boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
     if boxed:
         _dumpable(False)  # or a child could open this process's pipes through /proc
+        _in_huge_pages()  # at once: later, a probe's watch over the box's memory would see it
+    forks, pays = 0, _PAYS if not boxed else math.inf
     alone = _processes()
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
@@ -80,6 +87,10 @@ def main() -> None:
         if left:
             return
         compiled.keep(world.compiled, job.impl)
+        forks += len(ranks)
+        if forks >= pays:
+            _in_huge_pages()
+            pays = math.inf
 
 
 def _processes() -> set[str]:
@@ -145,9 +156,6 @@ def _warm() -> None:
     torch._dynamo.trace_rules.clear_lru_cache()  # as each process group does when it is made
     group.install()
     namespaces.remember()
-    gc.collect()
-    gc.freeze()  # children must not copy these pages just to count references
-    _in_huge_pages()
 
 
 def _prepare(job: Job) -> None:
