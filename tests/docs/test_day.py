@@ -88,8 +88,9 @@ def test_watching_tests_what_is_saved_and_ends_when_told(kit, tmp_path):
     log = tmp_path / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lab", "watch"], cwd=kit, env=environment, stdout=output, stderr=output
-        )
+            [sys.executable, "-m", "lab", "watch"], cwd=kit, env=environment, stdout=output, stderr=output,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+        )  # fmt: skip
     read = 0
 
     def until(words: str) -> str:
