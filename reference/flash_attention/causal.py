@@ -9,8 +9,8 @@ def key_range(i, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS
     """(full, end) for query tile i, rows i · BLOCK_M …: it visits keys 0 … end − 1, in tiles of BLOCK_N from key 0.
 
     full: the keys of the leading tiles that every row of the tile sees whole, a multiple of BLOCK_N: no index need be
-    compared there. end: one more than the last key that any row sees: all of them, or with IS_CAUSAL (query m sees
-    keys 0 … m) no more than there are rows up to the end of this tile, of which only `queries` exist.
+    compared there. end: one more than the last key that any row sees: `keys`, or with IS_CAUSAL (query m sees keys
+    0 … m) the smallest of (i + 1) · BLOCK_M, queries and keys.
     """
     full, end = keys, keys
     if IS_CAUSAL:

@@ -92,7 +92,7 @@ def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool =
 
     - tensor: all-reduces of A, forward one and backward one for attention, as many for a dense SwiGLU; one forward for
       the embedding, one backward for the head, and for its loss two all-reduces of 4-byte numbers: 1 and 2 a token;
-    - expert: four all-to-alls of k·A a block, and one of 8 · experts bytes of counts for each micro-batch;
+    - expert: four all-to-alls of k·A a block, and for each micro-batch and block one of 8 · experts bytes of counts;
     - pipe: A to the next stage, A to the one before;
     - "data×expert": one all-reduce of the gradients of all that is no expert, and for each micro-batch and block with
       experts one of the 2 · experts + 1 numbers of the balancing loss; "data": one of the gradients of experts. With

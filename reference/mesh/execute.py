@@ -29,9 +29,10 @@ def execute(
     tied: on the group's first and last rank, the parameter that both have a copy of (embedding and head): afterwards
     both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
 
-    By sends and receives between neighbours alone, in the order of the actions: what an action made is sent before the
-    next begins, and nobody waits for its own send. What backward no longer needs is dropped: input, output and graph of
-    a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
+    By sends and receives between neighbours alone, in the order of the actions: what an action made, of any strides, is
+    sent before the next begins, and nobody waits for its own send. At the end the first and the last rank send each
+    other the tied gradient, directly and once. What backward no longer needs is dropped: input, output and graph of a
+    micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
     Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
     micro_batches = len({action.micro_batch for action in actions})

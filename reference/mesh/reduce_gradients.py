@@ -17,8 +17,8 @@ def reduce_gradients(
     whole expert group's tokens to them already, so they are summed over `data` alone. *Both* are divided by the size of
     replicas, before the sum: an expert's gradient is a sum over all tokens of the batch too, in fewer parts.
 
-    A parameter whose .grad is None is left alone, as on all ranks. One that is frozen or named twice counts once or not
-    at all. Gradients keep their storage and dtype. An expert's gradient is never sent across the expert group.
+    A .grad that is None is None on all ranks that share the parameter, and stays so. A parameter that is named twice is
+    reduced once. Gradients keep their storage and dtype. An expert's gradient is never sent across the expert group.
     """
     shares = dist.get_world_size(replicas)
     for parameters, group in ((dense, replicas), (experts, data)):

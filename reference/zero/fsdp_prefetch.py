@@ -53,7 +53,7 @@ class FSDPPrefetch(FSDP):
         super().finish_gradient_synchronization()
 
     def before_forward(self, layer: nn.Module) -> None:
-        """Gather the layer's units, and start on the next layer's."""
+        """Gather the layer's units, and start on the next layer's; not where backward runs a forward again."""
         super().before_forward(layer)
         if self._in_forward:  # else a checkpoint runs it again, and what comes next is known by before_backward
             self._fetch_after(("forward", layer))

@@ -101,7 +101,7 @@ def limits(total_bytes: int, world: int, link: Link, *, backward_s: float, sampl
     - bytes_per_s: the least that the link must carry; infinite where its latencies alone outlast backward, 0 for one
       rank;
     - world: the most ranks that may share the global batch of samples · world, W ranks having samples · world / W each,
-      whole or not. It solves 2(W − 1)·(α + S / (W·β)) = T₁ / W, with T₁ the backward of the global batch on one rank: a
+      whole or not. It solves 2(W − 1)·(α + S / W · β) = T₁ / W, with T₁ the backward of the global batch on one rank: a
       quadratic equation in W.
     """
     raise NotImplementedError("ddp.accounting: From where on data parallelism waits for the network")

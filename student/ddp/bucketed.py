@@ -34,7 +34,7 @@ class BucketedDDP(NaiveDDP):
         """Send what has not been sent, wait for all of it, and let each gradient be its mean over the group.
 
         A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here, with
-        zeros for those that did not; these keep None.
+        zeros for those that did not; these keep None. One of which none received any is not sent.
         """
         raise NotImplementedError(
             "ddp.bucketed: Send what has not been sent, wait for all of it, and let each gradient be its mean over …"

@@ -39,7 +39,8 @@ def clip_gradient_norm(
     all-reduce of one number that every rank takes part in. In both, a parameter whose .grad is None counts for nothing,
     and one that is named twice counts once. The dtypes may differ.
 
-    Every .grad is multiplied by min(1, max_norm / norm) in place: wrappers keep views of it. Where the norm is infinite
+    Every .grad is multiplied by min(1, max_norm / norm) in place, a factor that is not rounded to the gradient's dtype
+    before: wrappers keep views of it. Where the norm is infinite
     or NaN all stay as they are, and the caller, who sees it, skips the step. Squares are summed in float64: those of
     float16 gradients, and of large or small float32 ones, over- or underflow. Returns a float64 tensor of shape (), on
     the gradients' device, the same bits on every rank; 0 where there is no gradient. Nothing is read back to the host,

@@ -41,8 +41,9 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
     different stages too. Random numbers start from `rank_seed(mesh, plan.seed, …)` afterwards. On a mesh of one rank
     the result computes what model did. plan: `Plan()` if None.
 
-    Raises ValueError, on every rank alike, where heads, hidden units, experts or layers do not divide: it says what
-    would; and for several chunks on one stage with fsdp and a tied head.
+    Raises ValueError, on every rank alike, where heads, hidden units or experts do not divide, or virtual stages are
+    more than layers; and for several chunks on one stage with fsdp and a tied head. One line names what does not fit
+    (experts, heads, layers and stages, chunks and the tied head), how many there are, and what would fit.
     """
     raise NotImplementedError(
         "mesh.compose: What this rank keeps of `model`, which every rank of the mesh has made alike"

@@ -1,4 +1,4 @@
-"""Given: a block, or the whole transformer, made tensor-parallel from the pieces of the six exercises' modules."""
+"""Given: a block, or the whole transformer, made tensor-parallel from the pieces of five exercises' modules."""
 
 import torch.distributed as dist
 from torch import Tensor, nn

@@ -40,7 +40,7 @@ class FSDPPrefetch(FSDP):
         raise NotImplementedError("zero.fsdp_prefetch: As in `FSDP`")
 
     def before_forward(self, layer: nn.Module) -> None:
-        """Gather the layer's units, and start on the next layer's."""
+        """Gather the layer's units, and start on the next layer's; not where backward runs a forward again."""
         raise NotImplementedError("zero.fsdp_prefetch: Gather the layer's units, and start on the next layer's")
 
     def before_backward(self, layer: nn.Module) -> None:
