@@ -178,7 +178,8 @@ def _outcome(
     # What the exercise needs was not asked for; it is the reference's.
     scores = score(default(), graded.results, (attack.exercise,), passes=lambda id: True)
     earned, possible, _ = totals(scores)
-    if graded.results and all(r.outcome == "not_run" for r in graded.results):
+    # Of an attack it would hide what it did instead.
+    if attack.is_honest and graded.results and all(r.outcome == "not_run" for r in graded.results):
         return Outcome(attack, not_run=graded.results[0].reason)
     undecided = sum(s.inconclusive for s in scores)
     hurt = _hurt(beside) if beside else ""

@@ -142,10 +142,10 @@ class Slurm(_Submitit):
     """Arrays of jobs, at most so many at a time."""
 
     pause_s, late_s = 5.0, 15.0
+    told = False  # that no node takes jobs
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder)
-        self.told = False
         self.options = cluster.asked(track)
         self.executor = self._executor("SlurmExecutor", track)
         # No srun: its step would get SIGUSR2 before a limit, and a probe that dies of it would look like a crash.

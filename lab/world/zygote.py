@@ -11,7 +11,6 @@ import ctypes
 import faulthandler
 import gc
 import importlib
-import math
 import os
 import selectors
 import shutil
@@ -58,7 +57,7 @@ def main() -> None:
     if boxed:
         _dumpable(False)  # or a child could open this process's pipes through /proc
         _in_huge_pages()  # at once: later, a probe's watch over the box's memory would see it
-    forks, pays = 0, _PAYS if not boxed else math.inf
+    forks, gathered = 0, boxed
     alone = _processes()
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
@@ -88,9 +87,9 @@ def main() -> None:
             return
         compiled.keep(world.compiled, job.impl)
         forks += len(ranks)
-        if forks >= pays:
+        if forks >= _PAYS and not gathered:
             _in_huge_pages()
-            pays = math.inf
+            gathered = True
 
 
 def _processes() -> set[str]:

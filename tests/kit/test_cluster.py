@@ -415,7 +415,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
 
 def test_that_no_node_takes_jobs_is_told_once(monkeypatch, caplog):
     slurm = schedulers.Slurm.__new__(schedulers.Slurm)
-    slurm.told, down = False, "Nodes required for job are DOWN, DRAINED or reserved for higher priority partitions"
+    down = "Nodes required for job are DOWN, DRAINED or reserved for higher priority partitions"
     for why in (down, down, "Priority", down):
         said = SimpleNamespace(returncode=0, stdout=f"12_0|PENDING|{why}\n")
         monkeypatch.setattr(schedulers.subprocess, "run", lambda *a, said=said, **k: said)
@@ -430,7 +430,6 @@ def test_what_squeue_says_is_read_as_it_is_meant(tmp_path, monkeypatch):
     answer = lambda *a, **k: SimpleNamespace(returncode=code, stdout=said)  # noqa: E731
     monkeypatch.setattr(schedulers.subprocess, "run", answer)
     slurm = schedulers.Slurm.__new__(schedulers.Slurm)
-    slurm.told = False
     asked = slurm.states([f"12_{i}" for i in range(5)])
     assert asked == {"12_0": "RUNNING", "12_1": "PENDING", "12_2": "LAUNCH_FAILED", "12_3": "NODE_FAIL"}
     assert [schedulers.alive(asked.get(f"12_{i}")) for i in range(5)] == [True, True, False, False, False]

@@ -97,6 +97,10 @@ def test_what_an_honest_one_needs_is_the_references_and_what_did_not_run_is_not_
         told = hostility._outcome(compiles, Graded("s", "s", "", results=results), [])
         assert ("; ".join(told.wrong) or told.not_run).startswith(must)
         assert bool(must) == bool(told.wrong or told.not_run)
+    attack = replace(compiles, technique="pickles")
+    left = hostility._outcome(attack, Graded("s", "s", "", results=results), ["a process"])
+    assert not left.not_run
+    assert "left behind: a process" in left.wrong
 
 
 def sample() -> list[hostile.Attack]:
