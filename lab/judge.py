@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -20,13 +20,14 @@ def close(
     factor: float = 3.0,
     dims: str = "",
     cause: str = "",
-    suspects: Callable[[], Mapping[str, torch.Tensor]] | None = None,
+    suspects: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None,
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
-    measured; where that is luckily small, some units in the last place are allowed all the same. suspects: what else it
-    may be, by what it would mean: asked for where it is off, and told instead of the cause where one is met.
+    measured; where that is luckily small, some units in the last place are allowed all the same. suspects: what it
+    would mean, and what it then is, the likeliest first: asked for where it is off; the first that is met is told
+    instead of the cause.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     because = f": {cause}" if cause else ""
@@ -47,36 +48,64 @@ def close(
         measured("worst error, in units of what is allowed", float(share), 1, at_most=True)
         return
     flat = int(torch.nan_to_num(error / allowed, nan=torch.inf).argmax())
-    met = (cause for cause, tensor in (suspects() if suspects else {}).items() if _meets(got64, tensor, allowed))
+    met = (cause for cause, tensor in (suspects() if suspects else ()) if _meets(got64, want64, tensor, allowed))
     because = next((f": {cause}" for cause in met), because)
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
-    place = f"({', '.join(map(str, index))})" + (f" of ({dims})" if dims and len(dims.split(",")) == len(index) else "")
+    names = [d.strip() for d in dims.split(",")] if len(dims.split(",")) == len(index) and dims else []
+    place = f"({', '.join(map(str, index))})" + (f" of ({dims})" if names else "")
     raise AssertionError(
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {place}: "
         f"got {got64[index]:.7g}, expected {want64[index]:.7g}, allowed ±{float(allowed[index]):.2g}"
-        f"{_pattern(got64, want64, allowed)}{because}"
+        f"{_region(wrong, names)}{_pattern(got64, want64, allowed)}{because}"
     )
 
 
-def _meets(got: torch.Tensor, suspect: torch.Tensor, allowed: torch.Tensor) -> bool:
-    return got.shape == suspect.shape and bool(((got - suspect.double()).abs() <= allowed).all())
+def _meets(got: torch.Tensor, want: torch.Tensor, suspect: torch.Tensor, allowed: torch.Tensor) -> bool:
+    """Whether that explains it: what is left is a hundredth of what was off, or about what is allowed, and a tenth."""
+    finite = torch.isfinite(got)
+    if got.shape != suspect.shape or not torch.equal(finite, torch.isfinite(suspect)):
+        return False
+    if not finite.any():
+        return True
+    left, off = (got - suspect.double())[finite].abs(), (got - want)[finite].abs().max()
+    return bool(left.max() <= off / 100 or ((left <= 4 * allowed[finite]).all() and left.max() <= off / 10))
+
+
+def _region(wrong: torch.Tensor, names: Sequence[str]) -> str:
+    """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
+    told = []
+    for dim, name in enumerate(names):
+        hit = wrong.movedim(dim, 0).flatten(1).any(1).nonzero().flatten().tolist()
+        if len(hit) == wrong.shape[dim]:
+            continue
+        first, last = hit[0], hit[-1]
+        whole = f"{first} … {last}" if last > first else f"{first}"
+        if len(hit) == last - first + 1:
+            told.append(f"{name} {whole} of {wrong.shape[dim]}")
+        elif (step := hit[1] - first) > 1 and hit == list(range(first, last + 1, step)):
+            told.append(f"every {step}th {name} from {first} on" if step > 2 else f"every other {name} from {first} on")
+    return f"; all of these at {', '.join(told)}" if told else ""
 
 
 def _pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
     """What all values show together, where they do: a factor that was forgotten, zeros, what is no number."""
     if odd := int((~torch.isfinite(got)).sum()):
         return f"; {odd} of them are not finite"
-    if got.numel() < 2 or not want.any():
+    if not want.any():
         return ""
     if not got.any():
-        return "; all of them are 0"
+        return "; all of them are 0" if got.numel() > 1 else ""
+    for dtype in (torch.bfloat16, torch.float16):
+        ulp = torch.finfo(dtype).eps * float(want.abs().mean())  # whoever is off by many was not only rounded
+        rounded = float((got - want).abs().mean()) < 8 * ulp and torch.equal(got.to(dtype).double(), got)
+        if rounded and 2 * float(allowed.min()) < ulp:
+            return f"; each is a number of {str(dtype)[6:]}: on the way, something was rounded to it"
     factor = float((got * want).sum() / want.square().sum())
-    if (
-        abs(factor) > 1e-3
-        and abs(factor - 1) > 1e-2
-        and bool(((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all())
-    ):
-        return f"; all of them are {factor:.4g} times what is expected"
+    if got.numel() == 1 and min(abs(factor - round(factor)), abs(1 / factor - round(1 / factor))) > 1e-4:
+        return ""  # any number is some other one times a factor
+    near = ((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all()
+    if abs(factor) > 1e-3 and abs(factor - 1) > 1e-2 and bool(near):
+        return f"; {'all of them are' if got.numel() > 1 else 'that is'} {factor:.4g} times what is expected"
     return ""
 
 

@@ -159,7 +159,7 @@ def one_step(what, got, want, plain, order, others):
         close(
             got[name], tensor, plain[name].float(), f"{what}, gradient of {name}", factor=15,
             cause="expected the mean over ranks of all that backward accumulated",
-            suspects=lambda name=name: others(name),
+            suspects=lambda name=name: others(name).items(),
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
+from .suspects import of_backward
 
 BACKWARD = "flash_attention.tiled_backward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -70,10 +71,15 @@ def check(run, expect, q, k, v, do, is_causal, layout="contiguous") -> None:
     got = run(probes.attention_gradients, q, k, v, o, lse, do, is_causal, layout)
     want, yardstick = expect(oracle, q, k, v, do, is_causal), expect(plain, q, k, v, o, lse, do, is_causal)
     what = f"{layout} q {tuple(q.shape)}, k {tuple(k.shape)}, {q.dtype}, is_causal={is_causal}"
+    given = {"q": q, "k": k, "v": v, "do": do, "lse": lse, "delta": (do.double() * o.double()).sum(-1)}
     assert not got["changed"], f"{', '.join(got['changed'])} changed: arguments are the caller's ({what})"
     for name in NAMES:
         assert got[name].dtype == q.dtype, f"{name} is {got[name].dtype}, the inputs are {q.dtype}"
-        close(got[name], want[name], yardstick[name], f"{name} of {what}")
+        close(
+            got[name], want[name], yardstick[name], f"{name} of {what}",
+            dims=f"batch, {'query' if name == 'dq' else 'key'}, dim",
+            suspects=lambda name=name: of_backward(name, given, is_causal),
+        )  # fmt: skip
 
 
 @exercise(BACKWARD, kind="numerics")

@@ -16,6 +16,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
 from .oracles import ALLOWED, PRECISIONS, WHERE, described, draw, expected, given_to_backward, needs_triton, room
+from .suspects import of_backward
 
 DKDV = "flash_attention.triton_backward_dkdv"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
@@ -32,7 +33,7 @@ def check(run, expect, drawn, is_causal, where, layout="", cause=""):
         assert got[name].dtype == k.dtype, f"{name} is {got[name].dtype}, k is {k.dtype}"
         close(
             got[name], want[name], yardstick[name], f"{name} of {what}", factor=8, dims="batch, head, key, dim",
-            cause=cause,
+            cause=cause, suspects=lambda name=name: of_backward(name, given, is_causal),
         )  # fmt: skip
     return got
 
@@ -128,7 +129,8 @@ def test_delta_and_lse_are_those_that_are_given(run, rng, expect, where):
     want, yardstick = expected(expect, given, False)
     got = run(probes.backward_dkdv, given, False, "", where, triton=where)
     for name in ("dk", "dv"):
-        close(got[name], want[name], yardstick[name], f"{name} of another lse and delta", factor=8)
+        close(got[name], want[name], yardstick[name], f"{name} of another lse and delta", factor=8,
+              suspects=lambda name=name: of_backward(name, given, False))  # fmt: skip
 
 
 @exercise(DKDV, kind="numerics")

@@ -16,6 +16,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
 from .oracles import ALLOWED, PRECISIONS, WHERE, described, draw, expected, given_to_backward, needs_triton, room
+from .suspects import of_backward
 
 DQ = "flash_attention.triton_backward_dq"
 CAUSAL = "flash_attention.causal"
@@ -33,8 +34,9 @@ def check(run, expect, drawn, is_causal, where, layout="", cause=""):
     delta = (given["do"].double() * given["o"].double()).sum(-1)
     close(got["delta"], delta, (given["do"].float() * given["o"].float()).sum(-1), f"delta of {what}", factor=12)
     close(
-        got["dq"], want["dq"], yardstick["dq"], f"dq of {what}", factor=8, dims="batch, head, query, dim", cause=cause
-    )
+        got["dq"], want["dq"], yardstick["dq"], f"dq of {what}", factor=8, dims="batch, head, query, dim", cause=cause,
+        suspects=lambda: of_backward("dq", given, is_causal),
+    )  # fmt: skip
     return got
 
 
@@ -127,7 +129,8 @@ def test_probabilities_come_from_the_lse_that_is_given(run, rng, expect, where):
     given["delta"] = torch.zeros_like(given["delta"])
     want, yardstick = expected(expect, given, False)
     got = run(probes.backward_dq, given, False, "", where, triton=where, replace=[CAUSAL])
-    close(got["dq"], want["dq"], yardstick["dq"], "dq of a larger lse", factor=8, cause="P is exp(S − lse)")
+    close(got["dq"], want["dq"], yardstick["dq"], "dq of a larger lse", factor=8, cause="P is exp(S − lse)",
+          suspects=lambda: of_backward("dq", given, False))  # fmt: skip
 
 
 @exercise(DQ, kind="numerics")

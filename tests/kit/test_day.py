@@ -328,17 +328,43 @@ def test_a_message_says_what_all_values_together_show():
     assert "all of them are -1 times" in off(-want, want)
     assert "all of them are 0" in off(torch.zeros(3, 4), want)
     suspects = {"was it summed?": want / 2, "is it last step's?": want + 1}
-    told = off(want + 1, want, cause="the mean", suspects=lambda: suspects)
+    told = off(want + 1, want, cause="the mean", suspects=suspects.items)
     assert told.endswith(": is it last step's?")
     assert "the mean" not in told
-    assert off(want + 2, want, cause="the mean", suspects=lambda: suspects).endswith(": the mean")
+    assert off(want + 2, want, cause="the mean", suspects=suspects.items).endswith(": the mean")
     some = want.clone()
     some[1, 2] = torch.nan
     assert "1 of them are not finite" in off(some, want)
+    assert off(some, some.new_zeros(3, 4)).count("finite") == 1
+    assert off(some, want, suspects={"is it the mean of nothing?": some}.items).endswith(": is it the mean of nothing?")
     nearly = off(want * 1.001, want)
     assert "times what" not in nearly, nearly
     assert "times what" not in off(torch.randn(3, 4), want)
     assert off(want.T, want, cause="tokens are dim 1").endswith("expected shape (3, 4), got (4, 3): tokens are dim 1")
+
+
+def test_a_message_says_where_all_that_is_off_lies():
+    want = torch.randn(2, 9, 5)
+    got = want.clone()
+    got[:, 7:] = 0
+    assert "; all of these at query 7 … 8 of 9" in off(got, want, dims="batch, query, dim")
+    assert "all of these" not in off(got, want)
+    got[1] = want[1]
+    assert "; all of these at batch 0 of 2, query 7 … 8 of 9" in off(got, want, dims="batch, query, dim")
+    got = want.clone()
+    got[:, 1::2] += 1
+    assert "; all of these at every other query from 1 on" in off(got, want, dims="batch, query, dim")
+    assert "all of these" not in off(want + 1, want, dims="batch, query, dim")
+
+
+def test_a_message_says_to_what_all_values_were_rounded_and_what_a_single_one_is_a_multiple_of():
+    want = torch.randn(30)
+    assert "each is a number of float16" in off(want.half().float(), want)
+    assert "each is a number of bfloat16" in off(want.bfloat16().float(), want)
+    assert "each is" not in off(torch.ones(30), want.sign() * 2)
+    assert "that is 36 times what is expected" in off(torch.tensor(36 * 1.37), torch.tensor(1.37))
+    assert "that is 0.25 times what is expected" in off(torch.tensor(1.37 / 4), torch.tensor(1.37))
+    assert "times" not in off(torch.tensor(4.34), torch.tensor(1.37))
 
 
 def findings(monkeypatch, answer: dict) -> dict[str, Finding]:

@@ -98,10 +98,10 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
         cause=f"every one is a {dtype} number: masters that are rounded at each step lose small updates" if rounded
         else "float32 training differs by more than 16-bit arithmetic explains; backward of the scaled loss, "
         "gradients to float32, unscale, then clip, then step: else max_norm is a scale off",
-        suspects=lambda: {
-            meaning: joined(train(drawn, probes.DTYPES[dtype], torch.float32, scale, fault, **options)[-1])
+        suspects=lambda: (
+            (meaning, joined(train(drawn, probes.DTYPES[dtype], torch.float32, scale, fault, **options)[-1]))
             for fault, meaning in FAULTS.items()
-        },
+        ),
     )  # fmt: skip
 
 

@@ -1,0 +1,179 @@
+"""What attention comes to where one thing of it is wrong, so that a message can name the thing.
+
+All in float64 and in whole matrices, asked for only where a comparison has failed. What depends on the size of tiles is
+tried for the usual ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+TILES = (16, 32, 64, 128)
+LARGEST = 1 << 19  # scores: where there are more, a test with fewer has failed, too
+Suspects = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Attention as somebody may have read it."""
+
+    cause: str
+    scale: float  # of q kᵀ
+    seen: Tensor  # (queries, keys) whether that query sees that key
+    heads: list[int] | None = None  # the key head of each query head; None: each has its own
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q @ self.of(k).mT * self.scale).masked_fill(~self.seen, -math.inf)
+
+    def of(self, x: Tensor) -> Tensor:
+        return x if self.heads is None else x[..., self.heads, :, :]
+
+
+def right(q: Tensor, k: Tensor, is_causal: bool) -> Reading:
+    """As it should be read."""
+    rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    seen = columns <= rows if is_causal else (columns >= 0).expand(len(rows), -1)
+    group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
+    return Reading("", q.shape[-1] ** -0.5, seen, [h // group for h in range(q.shape[1])] if group > 1 else None)
+
+
+def readings(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[Reading]:
+    """What else may be in their place."""
+    true, dim = right(q, k, is_causal), q.shape[-1]
+    yield replace(true, cause="are scores multiplied by 1 / √dim?", scale=1.0)
+    yield replace(true, cause="are scores multiplied by 1 / √dim, once?", scale=1 / dim)
+    padded = 1 << (dim - 1).bit_length()
+    yield replace(true, cause="the scale is that of dim, not of the width it is padded to", scale=padded**-0.5)
+    if true.heads:
+        heads = k.shape[-3]
+        yield replace(true, cause="neighbours share a key head: h // group, not h % key heads",
+                      heads=[h % heads for h in range(len(true.heads))])  # fmt: skip
+        yield replace(true, cause="each group has a key head of its own", heads=[0] * len(true.heads))
+    for cause, seen in itertools.chain(_masks(true.seen) if is_causal else (), _walks(true.seen)):
+        yield replace(true, cause=cause, seen=seen)
+
+
+def _masks(true: Tensor) -> Suspects:
+    queries, keys = true.shape
+    rows, columns = torch.arange(queries)[:, None], torch.arange(keys)
+    yield "query i sees key i, too", columns < rows
+    more = {
+        "query i does not see key i + 1": columns <= rows + 1,
+        "the mask is aligned top left: query i sees keys 0 … i": columns <= rows + keys - queries,
+    }
+    yield "is the mask applied?", torch.ones_like(true)
+    yield from more.items()
+    for m, n in itertools.product(TILES, TILES):
+        visited = columns < -(-(rows // m + 1) * m // n) * n  # up to the diagonal, in tiles of m by n
+        yield "tiles that the diagonal crosses are masked, too", visited
+        yield from ((cause, seen & visited) for cause, seen in more.items())
+        yield "are tiles that the diagonal crosses visited?", true & (columns < rows // m * m // n * n)
+        yield "are tiles that the diagonal crosses visited?", true & (rows >= columns // n * n + m)
+
+
+def _walks(true: Tensor) -> Suspects:
+    queries, keys = true.shape
+    rows, columns = torch.arange(queries)[:, None], torch.arange(keys)
+    yield "there may be more keys than queries", true & (columns < queries)
+    yield "there may be more queries than keys", true & (rows < keys)
+    for n in TILES:
+        yield "there may be more keys than queries", true & (columns < -(-queries // n) * n)
+        yield "there may be more queries than keys", true & (rows < -(-keys // n) * n)
+        yield "is the last tile of keys visited where it is not full?", true & (columns < keys // n * n)
+        yield "is the last tile of queries visited where it is not full?", true & (rows < queries // n * n)
+        yield "all tiles of keys count, not the last one alone", true & (columns >= (keys - 1) // n * n)
+        yield "all tiles of keys count, not the first one alone", true & (columns < n)
+        yield "all tiles of queries count, not the last one alone", true & (rows >= (queries - 1) // n * n)
+
+
+def of_forward(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Suspects:
+    """What "o" or "lse" may be instead, each with what it would mean."""
+    if q.numel() // q.shape[-1] * k.shape[-2] > LARGEST:
+        return
+    q, k, v = q.double(), k.double(), v.double()
+    for reading in readings(q, k, is_causal):
+        s = reading.scores(q, k)
+        yield reading.cause, s.softmax(-1) @ reading.of(v) if name == "o" else s.logsumexp(-1)
+    true = right(q, k, is_causal)
+    s, v = true.scores(q, k), true.of(v)
+    m, lse = s.amax(-1), s.logsumexp(-1)
+    if name == "lse":
+        yield "the logarithm is the natural one", lse / math.log(2)
+        yield "lse is m + log l: add the maximum", lse - m
+        yield "lse is m + log l: add the logarithm of the sum", m
+        yield "lse is m + log l, not l", torch.exp(lse - m)
+    else:
+        yield "divide by the sum, l, at the end", torch.exp(s - m[..., None]) @ v
+    for n in TILES:
+        yield from _without_rescaling(name, s, v, n)
+        if missing := -s.shape[-1] % n:
+            whole = torch.cat([s, s.new_zeros(*s.shape[:-1], missing)], -1)
+            cause = "keys that are not there have probability 0: mask them with −∞"
+            yield cause, whole.softmax(-1)[..., : s.shape[-1]] @ v if name == "o" else whole.logsumexp(-1)
+
+
+def _without_rescaling(name: str, s: Tensor, v: Tensor, n: int) -> Suspects:
+    tiles = [(s[..., j : j + n], v[..., j : j + n, :]) for j in range(0, s.shape[-1], n)]
+    for missing in ("acc", "l", "acc and l"):
+        m, l, acc = s.new_full(s.shape[:-1], -math.inf), 0.0, 0.0  # noqa: E741 (the paper's)
+        for tile, values in tiles:
+            higher = torch.maximum(m, tile.amax(-1))
+            alpha, p = torch.exp(m - higher), torch.exp(tile - higher[..., None])
+            l = p.sum(-1) + l * (1.0 if "l" in missing else alpha)  # noqa: E741
+            acc = p @ values + acc * (1.0 if "acc" in missing else alpha[..., None])
+            m = higher
+        cause = f"where a tile raises the maximum, multiply {missing} by exp(m_old − m_new)"
+        yield cause, acc / l[..., None] if name == "o" else m + torch.log(l)
+
+
+def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspects:
+    """What "dq", "dk" or "dv" may be instead. given: q, k, v, do, lse and delta, as backward has them."""
+    q, k, v, do, lse, delta = (given[n].double() for n in ("q", "k", "v", "do", "lse", "delta"))
+    if q.numel() // q.shape[-1] * k.shape[-2] > LARGEST:
+        return
+    lse, delta = lse[..., None], delta[..., None]
+
+    def gradient(r: Reading, p: Tensor, delta: Tensor = delta, scale: float = 0.0, of: str = name) -> Tensor:
+        ds = p * (do @ r.of(v).mT - delta) * (scale or r.scale)
+        if of == "dq":
+            return ds @ r.of(k)
+        return _by_key_head(ds.mT @ q if of == "dk" else p.mT @ do, r.heads, k)
+
+    for r in readings(q, k, is_causal):
+        yield r.cause, gradient(r, torch.exp(r.scores(q, k) - lse))
+    r = right(q, k, is_causal)
+    s = r.scores(q, k)
+    p = torch.exp(s - lse)
+    yield "is delta, rowsum(do ∘ o), subtracted?", gradient(r, p, torch.zeros_like(delta))
+    yield "dS is multiplied by 1 / √dim", gradient(r, p, scale=1.0)
+    yield "dS is multiplied by 1 / √dim, once", gradient(r, p, scale=r.scale**2)
+    for cause, other in (
+        ("P is exp(S − lse), with the lse that is given", s.softmax(-1)),
+        ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp2(s - lse)),
+        ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp2(s / math.log(2) - lse)),
+        ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp(s / math.log(2) - lse)),
+        *(("P is exp(S − lse), not a softmax of each tile", _softmax_by_tile(s, n)) for n in TILES),
+    ):
+        yield cause, gradient(r, other)
+    if name == "dq":
+        return
+    yield "are dk and dv in each other's place?", gradient(r, p, of="dv" if name == "dk" else "dk")
+    if r.heads:
+        group = len(r.heads) // k.shape[1]
+        whole = p.mT @ do if name == "dv" else (p * (do @ r.of(v).mT - delta) * r.scale).mT @ q
+        for member in range(group):
+            yield "sum over all query heads of a group", whole[:, member::group]
+
+
+def _by_key_head(x: Tensor, heads: list[int] | None, k: Tensor) -> Tensor:
+    return x if heads is None else x.new_zeros(k.shape).index_add_(1, torch.tensor(heads), x)
+
+
+def _softmax_by_tile(s: Tensor, n: int) -> Tensor:
+    return torch.cat([torch.nan_to_num(tile.softmax(-1)) for tile in s.split(n, -1)], -1)
