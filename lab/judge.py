@@ -48,8 +48,9 @@ def close(
         measured("worst error, in units of what is allowed", float(share), 1, at_most=True)
         return
     flat = int(torch.nan_to_num(error / allowed, nan=torch.inf).argmax())
-    met = (cause for cause, tensor in (suspects() if suspects else ()) if _meets(got64, want64, tensor, allowed))
-    because = next((f": {cause}" for cause in met), because)
+    with contextlib.suppress(RuntimeError, LookupError, ValueError):  # the message is worth more than its explanation
+        met = (cause for cause, tensor in (suspects() if suspects else ()) if _meets(got64, want64, tensor, allowed))
+        because = next((f": {cause}" for cause in met), because)
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
     names = [d.strip() for d in dims.split(",")] if len(dims.split(",")) == len(index) and dims else []
     place = f"({', '.join(map(str, index))})" + (f" of ({dims})" if names else "")
@@ -75,7 +76,7 @@ def _region(wrong: torch.Tensor, names: Sequence[str]) -> str:
     """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
     told = []
     for dim, name in enumerate(names):
-        hit = wrong.movedim(dim, 0).flatten(1).any(1).nonzero().flatten().tolist()
+        hit = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
         if len(hit) == wrong.shape[dim]:
             continue
         first, last = hit[0], hit[-1]
@@ -83,7 +84,7 @@ def _region(wrong: torch.Tensor, names: Sequence[str]) -> str:
         if len(hit) == last - first + 1:
             told.append(f"{name} {whole} of {wrong.shape[dim]}")
         elif (step := hit[1] - first) > 1 and hit == list(range(first, last + 1, step)):
-            told.append(f"every {step}th {name} from {first} on" if step > 2 else f"every other {name} from {first} on")
+            told.append(f"one {name} in {step}, from {first} on")
     return f"; all of these at {', '.join(told)}" if told else ""
 
 

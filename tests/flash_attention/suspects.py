@@ -26,13 +26,21 @@ class Reading:
     cause: str
     scale: float  # of q kᵀ
     seen: Tensor  # (queries, keys) whether that query sees that key
-    heads: list[int] | None = None  # the key head of each query head; None: each has its own
+    heads: list[int] | None = None  # of k, for each head of q; None: each has its own
+    heads_of_v: list[int] | None = None
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return (q @ self.of(k).mT * self.scale).masked_fill(~self.seen, -math.inf)
+        return (q @ self.keys(k).mT * self.scale).masked_fill(~self.seen, -math.inf)
 
-    def of(self, x: Tensor) -> Tensor:
-        return x if self.heads is None else x[..., self.heads, :, :]
+    def keys(self, k: Tensor) -> Tensor:
+        return _taken(k, self.heads)
+
+    def values(self, v: Tensor) -> Tensor:
+        return _taken(v, self.heads_of_v)
+
+
+def _taken(x: Tensor, heads: list[int] | None) -> Tensor:
+    return x if heads is None else x[..., heads, :, :]
 
 
 def right(q: Tensor, k: Tensor, is_causal: bool) -> Reading:
@@ -40,7 +48,8 @@ def right(q: Tensor, k: Tensor, is_causal: bool) -> Reading:
     rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
     seen = columns <= rows if is_causal else (columns >= 0).expand(len(rows), -1)
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
-    return Reading("", q.shape[-1] ** -0.5, seen, [h // group for h in range(q.shape[1])] if group > 1 else None)
+    heads = [h // group for h in range(q.shape[1])] if group > 1 else None
+    return Reading("", q.shape[-1] ** -0.5, seen, heads, heads)
 
 
 def readings(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[Reading]:
@@ -50,11 +59,19 @@ def readings(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[Reading]:
     yield replace(true, cause="are scores multiplied by 1 / √dim, once?", scale=1 / dim)
     padded = 1 << (dim - 1).bit_length()
     yield replace(true, cause="the scale is that of dim, not of the width it is padded to", scale=padded**-0.5)
-    if true.heads:
-        heads = k.shape[-3]
-        yield replace(true, cause="neighbours share a key head: h // group, not h % key heads",
-                      heads=[h % heads for h in range(len(true.heads))])  # fmt: skip
-        yield replace(true, cause="each group has a key head of its own", heads=[0] * len(true.heads))
+    heads = k.shape[-3] if q.ndim == 4 else 1
+    if heads > 1:
+        of_q = range(q.shape[-3])
+        taken = (
+            {"neighbours share a key head: h // group, not h % key heads": [h % heads for h in of_q]}
+            if true.heads
+            else {}
+        )
+        taken["each head of k and v has its own place: are all strides used?"] = [0 for _ in of_q]
+        for cause, wrong in taken.items():
+            yield replace(true, cause=cause, heads=wrong, heads_of_v=wrong)
+            yield replace(true, cause=cause, heads=wrong)
+            yield replace(true, cause=cause, heads_of_v=wrong)
     for cause, seen in itertools.chain(_masks(true.seen) if is_causal else (), _walks(true.seen)):
         yield replace(true, cause=cause, seen=seen)
 
@@ -96,12 +113,12 @@ def of_forward(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> S
     """What "o" or "lse" may be instead, each with what it would mean."""
     if q.numel() // q.shape[-1] * k.shape[-2] > LARGEST:
         return
-    q, k, v = q.double(), k.double(), v.double()
+    is_float32, q, k, v = q.dtype == torch.float32, q.double(), k.double(), v.double()
     for reading in readings(q, k, is_causal):
         s = reading.scores(q, k)
-        yield reading.cause, s.softmax(-1) @ reading.of(v) if name == "o" else s.logsumexp(-1)
+        yield reading.cause, s.softmax(-1) @ reading.values(v) if name == "o" else s.logsumexp(-1)
     true = right(q, k, is_causal)
-    s, v = true.scores(q, k), true.of(v)
+    s, v = true.scores(q, k), true.values(v)
     m, lse = s.amax(-1), s.logsumexp(-1)
     if name == "lse":
         yield "the logarithm is the natural one", lse / math.log(2)
@@ -110,6 +127,12 @@ def of_forward(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> S
         yield "lse is m + log l, not l", torch.exp(lse - m)
     else:
         yield "divide by the sum, l, at the end", torch.exp(s - m[..., None]) @ v
+    if name == "o" and is_float32:
+        p = torch.exp(s - m[..., None])
+        for dtype in (torch.float16, torch.bfloat16):
+            cause = f"of float32 inputs nothing is to be rounded to {str(dtype)[6:]}"
+            for rounded in (p.to(dtype).double() @ v, (p @ v).to(dtype).double(), p @ v.to(dtype).double()):
+                yield cause, rounded / p.sum(-1, keepdim=True)
     for n in TILES:
         yield from _without_rescaling(name, s, v, n)
         if missing := -s.shape[-1] % n:
@@ -140,10 +163,10 @@ def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspect
     lse, delta = lse[..., None], delta[..., None]
 
     def gradient(r: Reading, p: Tensor, delta: Tensor = delta, scale: float = 0.0, of: str = name) -> Tensor:
-        ds = p * (do @ r.of(v).mT - delta) * (scale or r.scale)
+        ds = p * (do @ r.values(v).mT - delta) * (scale or r.scale)
         if of == "dq":
-            return ds @ r.of(k)
-        return _by_key_head(ds.mT @ q if of == "dk" else p.mT @ do, r.heads, k)
+            return ds @ r.keys(k)
+        return _by_key_head(ds.mT @ q, r.heads, k) if of == "dk" else _by_key_head(p.mT @ do, r.heads_of_v, k)
 
     for r in readings(q, k, is_causal):
         yield r.cause, gradient(r, torch.exp(r.scores(q, k) - lse))
@@ -158,7 +181,7 @@ def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspect
         ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp2(s - lse)),
         ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp2(s / math.log(2) - lse)),
         ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp(s / math.log(2) - lse)),
-        *(("P is exp(S − lse), not a softmax of each tile", _softmax_by_tile(s, n)) for n in TILES),
+        *(("P is exp(S − lse), not a softmax of each tile", _by_tile(s, n, e)) for n in TILES for e in (False, True)),
     ):
         yield cause, gradient(r, other)
     if name == "dq":
@@ -166,7 +189,7 @@ def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspect
     yield "are dk and dv in each other's place?", gradient(r, p, of="dv" if name == "dk" else "dk")
     if r.heads:
         group = len(r.heads) // k.shape[1]
-        whole = p.mT @ do if name == "dv" else (p * (do @ r.of(v).mT - delta) * r.scale).mT @ q
+        whole = p.mT @ do if name == "dv" else (p * (do @ r.values(v).mT - delta) * r.scale).mT @ q
         for member in range(group):
             yield "sum over all query heads of a group", whole[:, member::group]
 
@@ -175,5 +198,7 @@ def _by_key_head(x: Tensor, heads: list[int] | None, k: Tensor) -> Tensor:
     return x if heads is None else x.new_zeros(k.shape).index_add_(1, torch.tensor(heads), x)
 
 
-def _softmax_by_tile(s: Tensor, n: int) -> Tensor:
-    return torch.cat([torch.nan_to_num(tile.softmax(-1)) for tile in s.split(n, -1)], -1)
+def _by_tile(s: Tensor, n: int, padded: bool) -> Tensor:
+    """A softmax of each tile of keys. padded: with a 0 for each key that a last tile lacks."""
+    whole = torch.cat([s, s.new_zeros(*s.shape[:-1], -s.shape[-1] % n if padded else 0)], -1)
+    return torch.cat([torch.nan_to_num(tile.softmax(-1)) for tile in whole.split(n, -1)], -1)[..., : s.shape[-1]]

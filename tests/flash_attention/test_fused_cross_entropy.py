@@ -15,6 +15,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
+from .suspects_steps import of_fused_loss
 
 FUSED = "flash_attention.fused_cross_entropy"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -61,7 +62,11 @@ def check(run, cases: list[dict], factor: float = 3.0) -> None:
                 continue
             assert got[name] is not None, f"{name} {what}: none came"
             assert got[name].dtype == expected, f"{name} {what} is {got[name].dtype}, expected {expected}"
-            close(got[name], want[name], yardstick[name], f"{name} {what}", factor, cause=CAUSE[name])
+            close(
+                got[name], want[name], yardstick[name], f"{name} {what}", factor, cause=CAUSE[name],
+                dims={"dx": "row, width", "dweight": "vocabulary, width"}.get(name, ""),
+                suspects=lambda name=name, case=case: of_fused_loss(name, case),
+            )  # fmt: skip
 
 
 @exercise(FUSED, kind="numerics")

@@ -18,6 +18,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
+from .suspects_steps import of_statistics
 
 ONLINE = "flash_attention.online_softmax"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -58,7 +59,10 @@ def check(run, tensors: list[torch.Tensor], splits: list[list[int]], generator: 
                 f"{name} {what}: a row of −inf alone gives {wrong[0].item()}, expected {nothing}: "
                 "−inf − (−inf) is NaN, and any other start than −inf shows"
             )
-            close(got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}")
+            close(
+                got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}",
+                suspects=lambda name=name, x=x[~masked], split=split: of_statistics(name, x, split),
+            )  # fmt: skip
 
 
 @exercise(ONLINE, kind="numerics")

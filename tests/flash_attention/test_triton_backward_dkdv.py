@@ -19,6 +19,7 @@ from .oracles import ALLOWED, PRECISIONS, WHERE, described, draw, expected, give
 from .suspects import of_backward
 
 DKDV = "flash_attention.triton_backward_dkdv"
+ABSENT = "p of a query that is not there is 0, not exp(0 − lse): mask p itself"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
@@ -105,7 +106,15 @@ def test_queries_that_are_not_there_add_nothing(run, rng, expect, where):
     """Scores far below 0: for a query that is not there, exp(0 − lse) of a forgotten mask overflows or counts."""
     for is_causal in (False, True):
         q, k, v, do = draw(rng, 2 * rng.integers(10, 30) + 1, 2 * rng.integers(10, 30) + 1, dim=16)
-        check(run, expect, (q.abs() * 400, -k.abs(), v, do), is_causal, where)
+        drawn = (q.abs() * 400, -k.abs(), v, do)
+        check(
+            run,
+            expect,
+            drawn,
+            is_causal,
+            where,
+            cause=ABSENT,
+        )
 
 
 @exercise(DKDV, kind="numerics")

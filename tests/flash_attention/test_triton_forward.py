@@ -22,6 +22,8 @@ from .suspects import of_forward
 
 FORWARD = "flash_attention.triton_forward"
 CAUSAL = "flash_attention.causal"
+LENGTHS = "does the last tile stop where queries and keys do, and are all strides used?"
+LSE = "the natural log of the sum of exp of the scaled scores"
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
@@ -39,7 +41,7 @@ def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
     assert got["lse"].dtype == torch.float32, f"lse is {got['lse'].dtype}, expected float32"
     close(
         got["lse"], want["lse"], yardstick["lse"].float(), f"lse of {what}", factor=12,
-        dims="batch, head, query", cause="natural log of the sum of exp of the scaled scores",
+        dims="batch, head, query", cause=f"{LSE}{cause and '; '}{cause}",
         suspects=lambda: of_forward("lse", q, k, v, is_causal),
     )  # fmt: skip
     return got
@@ -50,7 +52,16 @@ def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
 def test_lengths_that_fit_no_tile(run, rng, expect, dtype, where):
     for low, high in ((1, 15), (17, 60), (65, 127), (129, 200)):
         q, k, v, _ = draw(rng, rng.integers(low, high), rng.integers(low, high), dtype=dtype)
-        check(run, expect, q, k, v, False, where, cause="does the last tile stop where queries and keys do?")
+        check(
+            run,
+            expect,
+            q,
+            k,
+            v,
+            False,
+            where,
+            cause=LENGTHS,
+        )
 
 
 @exercise(FORWARD, kind="numerics")

@@ -17,9 +17,11 @@ from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
 from .oracles import ALLOWED
+from .suspects_steps import of_weighted_sum_gradients
 
 BACKWARD = "flash_attention.weighted_sum_backward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
+STRIDES = "x, weight, dy, dx and dweight have strides of their own: none may be taken for another's, or for 1"
 LAYOUTS = ["transposed", "strided", "rows apart", "broadcast rows", "broadcast columns"]
 
 
@@ -39,7 +41,11 @@ def check(run, cases: list[dict]) -> None:
             assert got[name].dtype == x.dtype, f"{name} {what} is {got[name].dtype}: return it in the input's dtype"
         for name, dims in (("dx", "row, column"), ("dweight", "column")):
             want, plain = (gradients(*(t.to(d) for t in (x, weight, dy)))[name] for d in (torch.float64, torch.float32))
-            close(got[name], want, plain.to(x.dtype), f"{name} {what}", dims=dims)  # float32 inside, rounded once
+            close(
+                got[name], want, plain.to(x.dtype), f"{name} {what}", dims=dims,  # float32 inside, rounded once
+                cause=STRIDES if case["layout"] in LAYOUTS else "",
+                suspects=lambda name=name, x=x, weight=weight, dy=dy: of_weighted_sum_gradients(name, x, weight, dy),
+            )  # fmt: skip
 
 
 def gradients(x, weight, dy) -> dict:

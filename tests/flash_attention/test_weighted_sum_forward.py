@@ -17,6 +17,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
 from .oracles import ALLOWED
+from .suspects_steps import of_weighted_sum
 
 FORWARD = "flash_attention.weighted_sum_forward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
@@ -38,7 +39,10 @@ def check(run, cases: list[dict]) -> None:
         what = f"y of {layout} x {tuple(x.shape)}, {x.dtype}"
         assert y.dtype == x.dtype, f"{what} is {y.dtype}: return y in x's dtype"
         plain = (x.float() @ weight.float()).to(x.dtype)  # float32 inside, rounded once
-        close(y, x.double() @ weight.double(), plain, what, dims="row", cause=CAUSES.get(layout, ""))
+        close(
+            y, x.double() @ weight.double(), plain, what, dims="row", cause=CAUSES.get(layout, ""),
+            suspects=lambda x=x, weight=weight: of_weighted_sum(x, weight),
+        )  # fmt: skip
 
 
 CAUSES = dict.fromkeys(LAYOUTS, "an element lies at row · stride_row + column · stride_column, and weight has a stride")
