@@ -54,10 +54,16 @@ class Progress:
         file = self.source / exercise.file
         return file.is_file() and not untouched(file)
 
-    def next(self) -> Exercise | None:
-        """The first exercise, in the handout's order, that does not pass yet and can be judged here."""
+    def next(self, after: Exercise | None = None) -> Exercise | None:
+        """The first exercise, in the handout's order, that does not pass yet and can be judged here.
+
+        after: what was worked on; its stage goes on, while there is something in it.
+        """
         exercises = self.chosen.exercises.values()
-        return next((e for e in exercises if not self.passes(e.id) and not self.cannot_run(e.id)), None)
+        left = [e for e in exercises if not self.passes(e.id) and not self.cannot_run(e.id)]
+        here = [e for e in left if after and e.stage == after.stage]
+        behind = [e for e in here if after and list(exercises).index(e) > list(exercises).index(after)]
+        return next(iter(behind or here or left), None)
 
     def to_check(self) -> list[Exercise]:
         """What is written and changed since it ran, or never ran."""

@@ -70,7 +70,7 @@ def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
     for id in passed:
         line = Text.assemble((f"{id} passes", "green"), f"; what it is about, and what was measured: lab explain {id}")
         out.print(line, soft_wrap=True)
-    next_one = progress.next()
+    next_one = progress.next(after=tested[-1])
     if len(passed) == len(tested) and next_one is not None:
         next_up(next_one, 1, out)
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _SLOT = 4096
+NEW_GROUP = "@new_group"  # the conversation of all ranks about the groups they make
 _RECENT = 16  # operations of a rank that are kept: the one that went wrong is not always the last
 
 
@@ -120,7 +121,8 @@ def mismatch(stands: list[Stand]) -> str:
     if not found:
         return ""
     _, one, a, two, b = min(found, key=lambda f: f[0])
-    return f"first mismatch: rank {one} {_issued(a)}; rank {two} {_issued(b)}"
+    rule = ": every rank makes every group, in the same order" if NEW_GROUP in (a[0], b[0]) else ""
+    return f"first mismatch: rank {one} {_issued(a)}; rank {two} {_issued(b)}{rule}"
 
 
 def _matched(a: list, b: list) -> bool:
@@ -130,7 +132,9 @@ def _matched(a: list, b: list) -> bool:
 
 
 def _issued(row: list) -> str:
-    _, _, number, op, size, dtype = row
+    conversation, _, number, op, size, dtype = row
+    if conversation == NEW_GROUP:
+        return f"made a group {op}"
     return f"issued {op} #{number} ({', '.join(filter(None, (readable(size), dtype)))})"
 
 

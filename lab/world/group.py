@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from . import waits, witness
-from .board import Board, Stand, group_key
+from .board import NEW_GROUP, Board, Stand, group_key
 from .cluster import Link
 from .ledger import Ledger, Row
 from .link import Carrier, Timetable
@@ -71,10 +71,17 @@ def install() -> None:
 
 
 def _always_ours(make: Any) -> Any:
-    """A group that asks for Gloo gets what is on top of it here: it pays the link and is in the ledger, too."""
+    """A group that asks for Gloo gets what is on top of it here: it pays the link and is in the ledger, too.
 
-    def call(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
-        return make(size, rank, ranks, BACKEND if "gloo" in str(backend) else backend, *args, **kwargs)
+    All ranks come here for every group, members or not: that they make the same ones is to be seen on the board.
+    """
+
+    def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
+        if name.isdigit():  # counted; that of a group that only its members make is a hash
+            made = f"of ranks {', '.join(map(str, ranks or range(size)))}"
+            _stand.issued(NEW_GROUP, len(ledger.rows) - 1, made, 0, "")
+            _publish()
+        return make(size, rank, ranks, BACKEND if "gloo" in str(backend) else backend, store, name, *args, **more)
 
     return call
 

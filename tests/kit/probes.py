@@ -104,6 +104,16 @@ def disagree(impl, how: str):
         dist.all_reduce(torch.ones(2))
 
 
+def make_groups(impl, how: str):
+    """Groups of even and of odd ranks, made by their members only, and used."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = list(range(rank % 2, world, 2))
+    group = dist.new_group(mine, use_local_synchronization=how == "locally")
+    dist.all_reduce(torch.ones(8), group=group)
+    if how == "locally":
+        raise ValueError("something else")
+
+
 def leave_early(impl):
     """Rank 0 is done while rank 1 waits for it."""
     if dist.get_rank() == 1:

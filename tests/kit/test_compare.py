@@ -309,6 +309,19 @@ def test_the_student_sees_that_no_points_are_lost(course):
     assert "3 passed, 2 skipped" in run.stdout
 
 
+def test_what_would_not_count_is_not_timed(course):
+    file = course / "tests" / "ddp" / "test_timed.py"
+    file.write_text(file.read_text().replace("def test_right(): pass", "def test_right(): assert False"))
+    command = [sys.executable, "-m", "pytest", "tests", "--impl", str(ROOT / "reference")]
+    run = subprocess.run(
+        command, cwd=course, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert "4 failed, 1 skipped" in run.stdout, "three of them had not failed"
+    assert "test_nobody_knows_either: c beside d: 1." in run.stdout, "another exercise's is"
+    rows = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines() if line.strip()}
+    assert rows["ddp.naive"] == ["✗", "0/10"]
+
+
 def test_the_grader_takes_and_gives_no_points(course, monkeypatch):
     monkeypatch.setattr(judge, "ROOT", course)
     runner = Runner(Room(ROOT / "reference"))

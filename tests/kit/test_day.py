@@ -113,6 +113,15 @@ def test_lab_says_what_failed_what_changed_and_what_is_next(student):
     bad = said("ddp.broadcast", "failed", reason="assertion", message="rank 1: got 3\nexpected 4")
     p = day(student, *before, *flash, bad, said(FIRST))
     assert p.next().id == "ddp.broadcast", "what cannot run here is not what is next"
+    known = default()
+    last = known.of_stage("ddp")[-1]
+    after = {
+        id: p.next(after=known.exercise(id)).id for id in ("ddp.naive", last.id, "zero.zero1", "flash_attention.causal")
+    }
+    assert after["ddp.naive"] == "ddp.flat", "the stage that is worked on goes on"
+    assert after[last.id] == "ddp.broadcast", "to its beginning"
+    assert after["zero.zero1"].startswith("zero.")
+    assert after["flash_attention.causal"] == "ddp.broadcast", "a stage that is done is left"
     (student / "ddp" / "naive.py").open("a").write("# changed\n")
     text = shown(again(p))
     assert "– cuda_graph" in text
