@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from . import assignment as assignments
-from . import forbidden, rests, turns, wire
+from . import forbidden, remedies, rests, turns, wire
 from .assignment import KINDS, ROOT, AssignmentError
 from .files import write_whole
 from .judge import DECIDED, MEASURED, Inconclusive, Measurement, keep
@@ -315,7 +315,7 @@ def _explain(error: ProbeFailed, id: str) -> str:
     if error.reason == "unwritten":
         return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
     start = {
-        "raised": f"{who}{error.text}",
+        "raised": f"{who}{remedies.added(error.text)}",
         "import": f"{who}{exercise.file} does not load: {error.text}",
         "refused": f"{who}what came back cannot be judged: {error.text}",
         "forbidden": error.text,

@@ -1,1 +1,1 @@
-"""The solutions: read one after you have written your own."""
+"""A package a stage, a file an exercise."""

@@ -124,11 +124,15 @@ def _stand_in(source: str) -> Any:
 
 def describe(error: BaseException, impl: str) -> dict[str, Any]:
     """An exception as plain values: what, where in the implementation, and when."""
+    found = [*traceback.extract_tb(error.__traceback__)]
+    if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton's, around what the kernel met
+        error = error.__cause__
+        found += traceback.extract_tb(error.__traceback__)
     text = str(error)[:4000]
     frames = [
         [Path(f.filename).relative_to(impl).as_posix() if f.filename.startswith(impl + os.sep) else f.filename,
          f.lineno or 0, f.name, (f.line or "")[:200]]
-        for f in traceback.extract_tb(error.__traceback__)
+        for f in found
     ]  # fmt: skip
     if isinstance(error, SyntaxError) and error.filename:
         name = error.filename.removeprefix(impl + os.sep)

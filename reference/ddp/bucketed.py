@@ -48,7 +48,9 @@ class BucketedDDP(NaiveDDP):
         """Send what has not been sent, wait for all of it, and let each gradient be its mean over the group.
 
         A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here, with
-        zeros for those that did not; these keep None. One of which none received any is not sent.
+        zeros for those that did not, or without them; their .grad stays what it was: None, or the zeros of zero_grad().
+        One in which every .grad is None is not sent. What no_sync() has accumulated is sent, also of parameters that
+        the last backward did not reach.
         """
         for bucket in self.buckets:
             if bucket.work is None:

@@ -50,7 +50,8 @@ class FSDPAxis(FSDP):
         experts: those of its parameters that live along the expert axis. partial: those that all tensor ranks hold, and
         of which each has the gradient of its own tokens only, as under sequence parallelism. layers: what is gathered
         at once; if None, `uniform_layers` of those kinds. small: as for `FSDP`. Raises ValueError where the parameters
-        of one layer are to be summed over different axes.
+        of one layer are to be summed over different axes. A kind is the axes to sum over, also those of degree 1, so
+        that layers are the same on every mesh.
         """
         experts, partial = set(experts), set(partial)
 

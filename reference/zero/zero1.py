@@ -33,7 +33,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ):
         """params: tensors, or dicts of parameter groups with hyperparameters of their own. kwargs: `optimizer_cls`'s.
 
-        Raises what `optimizer_cls` raises.
+        Raises what `optimizer_cls` raises, on the rank on which it does. What `optimizer_cls` has for defaults, it says
+        of a group without tensors; the base class's __init__ calls add_param_group() for each group.
         """
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         self.owner: dict[Tensor, int] = {}
@@ -77,7 +78,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this rank's tensors' part of a state_dict: of one rank's, or of the whole of an `optimizer_cls`."""
+        """Load this rank's tensors' part of a state_dict: this rank's own, or the whole of an `optimizer_cls`."""
         assert self.optimizer is not None
         super().load_state_dict(state_dict)
         for tensor in [t for t in self.state if self.owner.get(t, self.rank) != self.rank]:

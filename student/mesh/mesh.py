@@ -54,7 +54,7 @@ class Mesh:
 
         Those of single axes are there from the start. The first call for a product is one that every rank of the world
         makes, and in the same order. An axis of degree 1 adds nobody: what differs by such axes only is one group, and
-        axes that all have degree 1 give the group of this rank alone. Raises RuntimeError on paper.
+        all axes that have degree 1 share one, of this rank alone. Raises RuntimeError on paper.
         """
         raise NotImplementedError("mesh.mesh: The process group of `ranks(*axes)`, made once")
 

@@ -31,7 +31,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ):
         """params: tensors, or dicts of parameter groups with hyperparameters of their own. kwargs: `optimizer_cls`'s.
 
-        Raises what `optimizer_cls` raises.
+        Raises what `optimizer_cls` raises, on the rank on which it does. What `optimizer_cls` has for defaults, it says
+        of a group without tensors; the base class's __init__ calls add_param_group() for each group.
         """
         raise NotImplementedError("zero.zero1: write ShardedOptimizer.__init__")
 
@@ -50,5 +51,5 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("zero.zero1: Update every parameter")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this rank's tensors' part of a state_dict: of one rank's, or of the whole of an `optimizer_cls`."""
+        """Load this rank's tensors' part of a state_dict: this rank's own, or the whole of an `optimizer_cls`."""
         raise NotImplementedError("zero.zero1: Load this rank's tensors' part of a state_dict")

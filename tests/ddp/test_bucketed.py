@@ -11,6 +11,7 @@ the parameters (layers run in a drawn order); keep what an earlier step left beh
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,14 +49,31 @@ def sizes(chain) -> list:
 
 def packing(chain, limit, of="") -> list[list]:
     """Buckets of one dtype as greedy packing makes them. of: the dtype that alone is packed."""
+    return filled([e for e in sizes(chain) if of in ("", dtype([e]))], lambda bytes, new: bytes + new <= limit)
+
+
+def filled(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
+    """Entries one after the other; a new bucket where one does not fit beside the bytes before it."""
     buckets: list[list] = []
-    for entry in sizes(chain):
-        if of and dtype([entry]) != of:
-            continue
-        if not buckets or dtype(buckets[-1]) != dtype([entry]) or sum(e[2] for e in buckets[-1]) + entry[2] > limit:
+    for entry in entries:
+        if not buckets or dtype(buckets[-1]) != dtype([entry]) or not fits(sum(e[2] for e in buckets[-1]), entry[2]):
             buckets.append([])
         buckets[-1].append(entry)
     return buckets
+
+
+def likely(sent: Counter, chain: tuple, limit: int, counted: Callable[[list], Counter]) -> str:
+    """Which other way of filling buckets gives what was sent, if one does."""
+    entries = sizes(chain)
+    ways = {
+        "in the order of parameters(), not in reverse": filled(entries[::-1], lambda bytes, new: bytes + new <= limit),
+        "until the limit is exceeded": filled(entries, lambda bytes, new: bytes < limit),
+        "below the limit: one that fits exactly fits": filled(entries, lambda bytes, new: bytes + new < limit),
+        "with a limit of elements, not of bytes": filled(entries, lambda bytes, new: bytes + new <= 4 * limit),
+        "with all there is": filled(entries, lambda bytes, new: True),
+        "with one parameter each": filled(entries, lambda bytes, new: False),
+    }
+    return next((f"; these are buckets filled {way}" for way, buckets in ways.items() if counted(buckets) == sent), "")
 
 
 def dtype(bucket) -> str:
@@ -197,10 +215,15 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
             rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
             sent, want = Counter(r["elements"] for r in rows), Counter(filled_up(n, rows, 2) for n in whole)
             measured(f"all-reduces a step, {limit} bucket_bytes", sent.total(), want.total())
+
+            def counted(buckets: list, rows: list = rows) -> Counter:
+                return Counter(filled_up(sum(e[1] for e in b), rows, 2) for b in buckets)
+
             assert sent == want, (
                 f"rank {rank}, step {step}: all-reduces by number of elements {dict(sorted(sent.items()))}, expected "
                 f"{dict(sorted(want.items()))}: parameters of {[e[1] for e in sizes(chain)]} elements in reverse, "
                 f"4 bytes each, a new bucket where one more would exceed {number} bytes"
+                f"{likely(sent, chain, number, counted)}"
             )
 
 
@@ -217,14 +240,15 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
         for step, told in enumerate(got["steps"]):
             rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
             sent = Counter((r["dtype"], r["elements"]) for r in rows)
-            wants = [
-                Counter((dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in way)
-                for way in (closed, left_open)
-            ]
+
+            def counted(buckets: list, rows: list = rows) -> Counter:
+                return Counter((dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets)
+
+            wants = [counted(way) for way in (closed, left_open)]
             assert sent in wants, (
                 f"rank {rank}, step {step}: all-reduces by dtype and number of elements {dict(sorted(sent.items()))}, "
                 f"expected {dict(sorted(wants[0].items()))}: parameters of {[(dtype([e]), e[1]) for e in sizes(chain)]}"
-                f" in reverse, at most {limit} bytes and one dtype in a bucket"
+                f" in reverse, at most {limit} bytes and one dtype in a bucket{likely(sent, chain, limit, counted)}"
             )
 
 

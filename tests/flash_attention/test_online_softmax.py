@@ -57,7 +57,7 @@ def check(run, tensors: list[torch.Tensor], splits: list[list[int]], generator: 
             wrong = got[name][masked][got[name][masked] != nothing]
             assert not wrong.numel(), (
                 f"{name} {what}: a row of −inf alone gives {wrong[0].item()}, expected {nothing}: "
-                "−inf − (−inf) is NaN, and any other start than −inf shows"
+                "the maximum starts at −inf, and where it is still −inf nothing may be subtracted: −inf − (−inf) is NaN"
             )
             close(
                 got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}",

@@ -105,8 +105,16 @@ def disagree(impl, how: str):
 
 
 def make_groups(impl, how: str):
-    """Groups of even and of odd ranks, made by their members only, and used."""
+    """Groups of even and of odd ranks, made by their members only, and used; or used wrongly."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    if how == "not contiguous":
+        works = dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], torch.ones(3, 2).T, 1 - rank)])
+        works[0].wait()
+    if how == "wrong source":
+        odd = [dist.new_group(list(range(first, world, 2))) for first in range(2)][1]
+        if rank % 2:
+            dist.broadcast(torch.ones(2), src=0, group=odd)
+        return
     mine = list(range(rank % 2, world, 2))
     group = dist.new_group(mine, use_local_synchronization=how == "locally")
     dist.all_reduce(torch.ones(8), group=group)

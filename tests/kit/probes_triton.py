@@ -53,6 +53,11 @@ def watched(impl, n: int, masked: bool) -> dict:
     }  # fmt: skip
 
 
+def solved(impl) -> None:
+    with watching():
+        impl.flash_attention.weighted_sum_forward.weighted_sum_forward(torch.ones(20))
+
+
 def added(impl, atomic: bool) -> list:
     """(total, races, atomics) of programs that add to one number."""
     total = torch.zeros(1)

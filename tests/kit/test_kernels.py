@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.runner import Room, Runner
+from lab.runner import ProbeFailed, Room, Runner
 
 from . import probes_triton as probes
 
@@ -30,6 +30,34 @@ def test_loads_and_stores_by_program_and_row(runner):
 def test_a_kernel_that_leaves_its_tensors_is_stopped_and_named(runner):
     got = runner.run(probes.watched, 40, False)
     assert "program (2, 0, 0) of double: a load leaves the tensors" in got["text"]
+
+
+UNMASKED = """
+import triton
+import triton.language as tl
+
+def weighted_sum_forward(x):
+    double[(2,)](x, BLOCK=16)
+
+@triton.jit
+def double(x, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + offs, 2 * tl.load(x + offs))
+"""
+
+
+def test_what_happens_in_a_kernel_is_told_with_its_line_there(tmp_path):
+    (tmp_path / "flash_attention").mkdir()
+    (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(UNMASKED)
+    runner = Runner(Room(tmp_path))
+    try:
+        with pytest.raises(ProbeFailed) as error:
+            runner.run(probes.solved)
+    finally:
+        runner.close()
+    assert error.value.text.startswith("OutOfBounds: program (1, 0, 0) of double: a load"), "not Triton's words for it"
+    assert error.value.text.count("leaves the tensors") == 1
+    assert error.value.where.endswith(":11 in double: tl.store(x + offs, 2 * tl.load(x + offs))")
 
 
 def test_a_race_is_seen_though_the_interpreter_runs_programs_in_turn(runner):

@@ -166,7 +166,10 @@ def test_a_step_with_an_infinity_changes_nothing(run, rng, optimizer):
     drawn["weights"][bad] = 2.0**30  # times the scale: beyond float16
     got = ask(run, drawn, optimizer=optimizer, lr=1e-3)
     stepped = [r["stepped"] for r in got["reports"]]
-    assert stepped == [i != bad for i in range(5)], f"the gradients of step {bad} are infinite; stepped: {stepped}"
+    assert stepped == [i != bad for i in range(5)], (
+        f"the gradients of step {bad} alone are infinite; stepped: {stepped}"
+        + ": are gradients of a step that was skipped thrown away?" * (not any(stepped[bad:]))
+    )
     for before, after in zip(got["masters"][bad - 1], got["masters"][bad], strict=True):
         assert torch.equal(before, after), f"step {bad} is infinite and changed the masters"
     assert set(got["counts"]) <= {4}, f"AdamW counted {got['counts']} steps of 5 of which one was skipped"

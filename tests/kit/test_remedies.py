@@ -1,0 +1,71 @@
+"""Remedies: each is for something that torch still says in these words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab import remedies
+
+from . import probes
+
+
+def not_part_of_group(runner):
+    runner.run(probes.make_groups, "wrong source", world=4)
+
+
+def nothing_recorded(runner):
+    torch.ones(2).sum().backward()
+
+
+def leaf_changed(runner):
+    torch.ones(2, requires_grad=True).add_(1)
+
+
+def twice(runner):
+    y = torch.ones(2, requires_grad=True).square().sum()
+    y.backward()
+    y.backward()
+
+
+def overwritten(runner):
+    y = torch.ones(2, requires_grad=True).exp()
+    y.mul_(2)
+    y.sum().backward()
+
+
+def not_contiguous(runner):
+    runner.run(probes.make_groups, "not contiguous", world=2)
+
+
+def viewed(runner):
+    torch.ones(2, 3).T.view(6)
+
+
+def too_few(runner):
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    Two.apply(torch.ones(2, requires_grad=True), torch.ones(2)).sum().backward()
+
+
+PROVOKED = (not_part_of_group, nothing_recorded, leaf_changed, twice, overwritten, not_contiguous, viewed, too_few)
+
+
+@pytest.mark.parametrize(("part", "provoke"), list(zip(remedies.REMEDIES, PROVOKED, strict=True)))
+def test_torch_says_it_in_these_words(runner, part, provoke):
+    with pytest.raises(Exception, match=part) as error:
+        provoke(runner)
+    assert remedies.of(str(error.value)) == remedies.REMEDIES[part]
+
+
+def test_what_has_no_remedy_has_none():
+    assert remedies.of("division by zero") == ""
+    assert remedies.added("division by zero\nhere") == "division by zero\nhere"
+    assert remedies.added("must not: view size is not compatible\nhere").endswith(".view never does\nhere")
