@@ -72,7 +72,7 @@ class BucketedDDP(NaiveDDP):
             self.synchronizing = before
 
     def _accumulated(self, bucket: "_Bucket", parameter: nn.Parameter) -> None:
-        if bucket.work is not None:
+        if bucket.work is not None or parameter in bucket.ready:
             raise RuntimeError(
                 "a second backward while gradients of the first are under way: put all but the last under no_sync(), "
                 "or call finish_gradient_synchronization() in between"

@@ -236,6 +236,20 @@ def steps_of(run, rng, kind, chain, orders, set_to_none=True, options=None):
     return ranks
 
 
+def keeps_nothing(run, rng, kind, options=None):
+    """Assert that steps leave nothing behind: one buffer may stay, a message's tensors may not, however held."""
+    width, plan, states = draw_chain(rng, 2)
+    batches = draw_batches(rng, width, 2, [[list(range(len(plan)))]] * 8)
+    ranks = run(probes_wrappers.kept, kind, options or {}, width, plan, states, batches, world=2, replace=_needs(kind))
+    for rank, got in enumerate(ranks):
+        alive = got["alive"]  # Gloo's threads may let go of a last message a moment later
+        assert alive[-1] <= alive[1] + got["gradients"], (
+            f"rank {rank}: when steps 2 to {len(alive)} are done and gradients, {got['gradients']:,} bytes, are None, "
+            f"{', '.join(f'{n:,}' for n in alive[1:])} bytes are alive that steps have made: a Work holds its tensors; "
+            "forget it once it has been waited for"
+        )
+
+
 def not_waited_in_backward(what, step):
     """Assert that all that sums gradients was waited for, and none of it before backward had ended."""
     for row in step["rows"]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.measure.memory import meter
 from lab.world import ledger as ledgers
 from lab.world.group import ledger
 
@@ -98,6 +100,24 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, 
     for step in told:
         step["rows"] = rows[step["first"] : step["last"]]
     return {"gradients": gradients, "state": dict(nn.Module.state_dict(m)), "steps": told}
+
+
+def kept(impl, kind: str, options: dict, width: int, plan: list, states: list, batches: list) -> dict:
+    """Bytes made by steps that are alive when each is done and gradients are None again; and of all gradients."""
+    rank, alive = dist.get_rank(), []
+    m = Chain(width, plan)
+    m.load_state_dict(states[rank])
+    wrapped = wrap(impl, kind, m, **options)
+    given = [t for ((x, y, _),) in batches[rank] for t in (x, y)]
+    with meter([*given, *m.parameters()]) as memory:
+        for ((x, y, order),) in batches[rank]:
+            ((wrapped(x, order) - y) ** 2).mean().backward()
+            wrapped.finish_gradient_synchronization()
+            wrapped.zero_grad(set_to_none=True)
+            m.marks.clear()
+            gc.collect()
+            alive.append(memory.live_bytes)
+    return {"alive": alive, "gradients": sum(p.nbytes for p in m.parameters() if p.requires_grad)}
 
 
 def buffers(impl, kind: str, width: int, states: list, inputs: list) -> dict:

@@ -27,6 +27,7 @@ from .oracles import (
     draw_batches,
     draw_chain,
     filled_up,
+    keeps_nothing,
     nobody_waits,
     not_waited_in_backward,
     reductions,
@@ -188,18 +189,26 @@ def test_a_limit_below_one_byte_is_refused(run, rng):
 
 
 @exercise(BUCKETED, kind="numerics")
-def test_a_second_backward_is_right_or_refused(run, rng):
+@pytest.mark.parametrize("bucket", ["full", "not full"])
+def test_a_second_backward_is_right_or_refused(run, rng, bucket):
+    """A bucket that did not fill up is not under way, and what is divided already lies in it."""
     values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
-    for rank, got in enumerate(run(probes.twice, "bucketed", values, world=2, replace=NEEDS)):
+    options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
+    for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
         if got["raised"] == "RuntimeError":
             continue
-        assert not got["raised"], f"rank {rank}: {got['raised']} was raised, expected RuntimeError or right gradients"
+        assert got["raised"] == "nothing", f"rank {rank}: {got['raised']}, expected RuntimeError or right gradients"
         for i, gradient in enumerate(got["gradients"]):
             mean = 2 * torch.stack([v[i] for v in values]).double().mean(0)
             close(
                 gradient, mean, mean.float(), f"rank {rank}, gradient {i} after two backwards and one synchronization",
                 factor=10, cause="the second adds to what the first has sent: raise RuntimeError, or send the sum",
             )  # fmt: skip
+
+
+@exercise(BUCKETED, kind="property")
+def test_steps_leave_nothing_behind(run, rng):
+    keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
 
 
 @exercise(BUCKETED, kind="property")

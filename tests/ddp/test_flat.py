@@ -21,6 +21,7 @@ from .oracles import (
     averages_its_group,
     draw_batches,
     draw_chain,
+    keeps_nothing,
     steps_of,
     survives_fp16,
     trains_as_one,
@@ -77,6 +78,11 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 @exercise(FLAT, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
     survives_fp16(run, rng, "flat")
+
+
+@exercise(FLAT, kind="property")
+def test_steps_leave_nothing_behind(run, rng):
+    keeps_nothing(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")

@@ -22,6 +22,7 @@ from .oracles import (
     averages_its_group,
     beats_naive,
     draw_chain,
+    keeps_nothing,
     nobody_waits,
     steps_of,
     survives_fp16,
@@ -120,6 +121,11 @@ def test_a_gradient_leaves_before_backward_goes_on(run, rng):
 @exercise(OVERLAPPED, kind="property")
 def test_nobody_waits_during_backward(run, rng):
     nobody_waits(run, rng, "overlapped")
+
+
+@exercise(OVERLAPPED, kind="property")
+def test_steps_leave_nothing_behind(run, rng):
+    keeps_nothing(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="timing")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.measure.memory import meter
+from lab.measure.memory import Memory, meter
 from lab.model.transformer import Config, Transformer
 from lab.raising import raised
 from lab.world.group import ledger
@@ -28,24 +29,36 @@ def function(impl, name: str):
 def conjugate(impl, name: str, x: list, dy: list, groups: list) -> dict:
     """One of the four functions, forward and backward, on this rank's x and gradient of the result.
 
-    Both are handed in with strides that are not the plain ones; each is looked at again afterwards.
+    Both are handed in as they are made and, which is what comes back, with strides that are not the plain ones; each is
+    looked at again afterwards. kept_bytes: what is alive beside the result when x is gone, and may be used in backward.
     """
     group, rank = group_of(groups), dist.get_rank()
-    x, dy = (t[rank].mT.contiguous().mT for t in (x, dy))
-    before = x.clone(), dy.clone()
-    x.requires_grad_()
-    first = len(ledger.rows)
-    with meter([x]) as memory:
-        y = function(impl, name)(x, group)
-        saved = memory.saved_bytes
-    dx = torch.autograd.grad(y, x, dy)[0] if y.shape == dy.shape else None
-    return {
-        "y": y.detach(),
-        "dx": dx,
-        "changed": [n for n, now, old in zip(("x", "dy"), (x, dy), before, strict=True) if not torch.equal(now, old)],
-        "saved_bytes": saved,
-        "rows": [row.plain() for row in ledger.rows[first:]],
-    }
+    changed, out = [], {}
+    for layout, x_, dy_ in (("", x[rank], dy[rank]), ("transposed ", *(t[rank].mT.contiguous().mT for t in (x, dy)))):
+        before = x_.clone(), dy_.clone()
+        x_.requires_grad_()
+        first = len(ledger.rows)
+        with meter([x_, before[0]]) as memory:
+            passing = x_ * 1
+            y = function(impl, name)(passing, group)
+            same = torch.equal(passing, before[0])
+            del passing
+            kept = beside(memory, y)
+            saved = memory.saved_bytes
+        dx = torch.autograd.grad(y, x_, dy_)[0] if y.shape == dy_.shape else None
+        changed += [layout + "x"] * (not same) + [layout + "dy"] * (not torch.equal(dy_, before[1]))
+        rows = [row.plain() for row in ledger.rows[first:]]
+        out = {"y": y.detach(), "dx": dx, "kept_bytes": max(saved, kept), "rows": rows}
+    return {**out, "changed": changed}
+
+
+def beside(memory: Memory, y: torch.Tensor) -> int:
+    """Bytes alive that are not y's. Gloo's threads let go of a message's tensors a moment after it has come."""
+    for _ in range(50):
+        if (kept := memory.live_bytes - y.untyped_storage().nbytes()) <= 0:
+            break
+        time.sleep(0.005)
+    return kept
 
 
 def expanded(impl, name: str, x: list) -> torch.Tensor:

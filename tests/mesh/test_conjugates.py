@@ -109,6 +109,6 @@ def test_one_all_reduce_in_one_direction_and_nothing_in_the_other(run, rng, name
 def test_nothing_is_kept_for_backward(run, rng, name):
     _, _, ranks = asked(run, rng, name, 2, [])
     for rank, got in enumerate(ranks):
-        assert got["saved_bytes"] == 0, (
-            f"{name}, rank {rank}: {got['saved_bytes']} bytes are kept for backward, which needs none of them"
+        assert got["kept_bytes"] == 0, (
+            f"{name}, rank {rank}: {got['kept_bytes']} bytes are kept for backward, which needs none of them"
         )

@@ -132,7 +132,7 @@ def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
         assert told == [[[there, part]], [[back, part]]], (
             f"{name}, rank {rank}: sent [forward, backward] {told}, expected one {there} and one {back} of {part}"
         )
-        assert not got["saved_bytes"], f"{name}, rank {rank}: {got['saved_bytes']} bytes are kept for backward"
+        assert not got["kept_bytes"], f"{name}, rank {rank}: {got['kept_bytes']} bytes are kept for backward"
 
 
 @exercise(SEQUENCE, kind="property")
