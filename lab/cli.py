@@ -124,7 +124,7 @@ def hint(
     if asked is None:
         out.print("Every exercise that runs here passes: there is nothing left to hint at.")
         return
-    status_page.next_up(asked, level, out)
+    status_page.next_up(asked, level, out, word="asked for" if exercise else "next")
 
 
 @app.command()

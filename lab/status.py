@@ -42,9 +42,11 @@ def show(progress: Progress, out: Console) -> None:
     next_up(next_one, 1, out, progress)
 
 
-def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None) -> None:
+def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None, word: str = "next") -> None:
     """The exercise, what its tests said last, and hints up to a level."""
-    heading = Text.assemble("next: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h")
+    heading = Text.assemble(
+        f"{word}: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h"
+    )
     out.print(heading, soft_wrap=True)
     failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
@@ -53,7 +55,7 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
             out.print(f"    {line}", markup=False, soft_wrap=True)
     for hint in exercise.hints[:level]:
         out.print(f"  hint: {hint}", markup=False, soft_wrap=True)
-    more = f"; lab hint --level {level + 1} says more" if level < 3 else ""
+    more = f"; lab hint {exercise.id} --level {level + 1} says more" if level < 3 else ""
     out.print(f"  then: lab check{more}")
 
 

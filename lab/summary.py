@@ -30,7 +30,8 @@ def write(terminal: Any, results: list[Result], config: Any) -> None:
 
 
 def _failures(terminal: Any, failed: list[Result]) -> None:
-    """One message an exercise, the first; how many more there are."""
+    """One message an exercise, the first, and how many more there are; with -v all of them."""
+    all_of_them = terminal.verbosity >= 0  # -q is what the kit begins with
     for id in dict.fromkeys(r.exercise for r in failed):
         mine = [r for r in failed if r.exercise == id]
         first = mine[0]
@@ -42,7 +43,11 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
             terminal.write_line(f"  … {len(lines) - MESSAGE_LINES} more lines with --tb=short")
         if first.output:
             terminal.write_line(f"  printed: {first.output.strip().splitlines()[-1][:160]}")
-        if len(mine) > 1:
+        for other in mine[1:] if all_of_them else ():
+            terminal.write_line(f"{id} · {other.kind} · {other.id.rpartition('::')[2]}", red=True)
+            for line in other.message.splitlines()[:MESSAGE_LINES]:
+                terminal.write_line(f"  {line}")
+        if len(mine) > 1 and not all_of_them:
             terminal.write_line(f"  … and {len(mine) - 1} more: pytest tests/ --exercise {id} -v")
         terminal.write_line("")
 

@@ -56,7 +56,7 @@ class LossScaler:
             self.finite_steps = 0
 
     def state_dict(self) -> dict[str, float]:
-        """All that a run needs to go on as if it had not been interrupted."""
+        """All that a run needs to go on as if it had not been interrupted, in a scaler made with the same arguments."""
         return {"scale": self.scale, "finite_steps": self.finite_steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

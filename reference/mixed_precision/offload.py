@@ -14,8 +14,9 @@ class Offload:
     Within the block, a tensor that one of `layers` saves for backward is copied to host memory (pinned, where there is
     CUDA) and only the copy is kept. Left where they are: tensors of less than `minimum` bytes, views of the layers'
     parameters, and what is saved outside of the layers. When backward first needs something of layer i, all of layer i
-    that is not yet back is fetched, and then all of layer i − 1 is started, to arrive while layer i works. What has
-    been used is freed. On CUDA copies run on a stream of their own.
+    that is not yet back is fetched, and then all of layer i − 1 is started, to arrive while layer i works. Of what has
+    been used the device's copy is freed; the host's lives as long as the graph, so that a second backward can fetch it
+    again, and no longer. On CUDA copies run on a stream of their own.
     Source: PyTorch documentation, "Hooks for saved tensors"; Rhu et al. 2016, "vDNN", section 3.
     """
 

@@ -36,9 +36,9 @@ class LossScaler:
         raise NotImplementedError("mixed_precision.loss_scaler: Adapt the scale to how the step went")
 
     def state_dict(self) -> dict[str, float]:
-        """All that a run needs to go on as if it had not been interrupted."""
+        """All that a run needs to go on as if it had not been interrupted, in a scaler made with the same arguments."""
         raise NotImplementedError(
-            "mixed_precision.loss_scaler: All that a run needs to go on as if it had not been interrupted"
+            "mixed_precision.loss_scaler: All that a run needs to go on as if it had not been interrupted, in a …"
         )
 
     def load_state_dict(self, state: dict[str, float]) -> None:

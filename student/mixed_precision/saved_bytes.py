@@ -23,7 +23,8 @@ def saved_bytes(output: Tensor, parameters: Iterable[Tensor] = ()) -> SavedBytes
     A node of the graph (`output.grad_fn`, and on through `next_functions`) keeps the tensors in its attributes
     `_saved_…`, alone or in a list; the node of a torch.autograd.Function those in `saved_tensors`. What counts is the
     whole storage (`untyped_storage().nbytes()`) of a saved tensor, though it may be a view of a part; each storage
-    counts once, for the operation that ran first among those that keep it. Storages of `parameters` are left out: they
+    counts once, for the operation that ran first among those that keep it (nodes are numbered as they run:
+    `_sequence_nr()`). Storages of `parameters` are left out: they
     are there anyway. by_operation sums over nodes of one name.
     x.exp().sin() of 1,000 float32 numbers keeps 4,000 bytes once: exp its result, sin its input, the same storage.
     """

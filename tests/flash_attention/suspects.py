@@ -57,6 +57,8 @@ def readings(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[Reading]:
     true, dim = right(q, k, is_causal), q.shape[-1]
     yield replace(true, cause="are scores multiplied by 1 / √dim?", scale=1.0)
     yield replace(true, cause="are scores multiplied by 1 / √dim, once?", scale=1 / dim)
+    yield replace(true, cause="scores times log₂ e go with exp2, not with exp", scale=true.scale / math.log(2))
+    yield replace(true, cause="exp2 wants scores times log₂ e", scale=true.scale * math.log(2))
     padded = 1 << (dim - 1).bit_length()
     yield replace(true, cause="the scale is that of dim, not of the width it is padded to", scale=padded**-0.5)
     heads = k.shape[-3] if q.ndim == 4 else 1

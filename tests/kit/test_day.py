@@ -224,7 +224,7 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
 
 def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest():
     lines: list[str] = []
-    terminal = SimpleNamespace(write_line=lambda line, **colour: lines.append(line))
+    terminal = SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
     failed = [dataclasses.replace(said(FIRST, "failed", message="off"), test=f"tests/x.py::test_{i}") for i in range(3)]
     results = [
         *failed,
@@ -233,6 +233,12 @@ def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest(
     ]
     summary._failures(terminal, failed)
     assert "  … and 2 more: pytest tests/ --exercise ddp.naive -v" in lines
+    lines.clear()
+    terminal.verbosity = 0
+    summary._failures(terminal, failed)
+    assert [line for line in lines if "test_" in line] == [f"{FIRST} · numerics · test_{i}" for i in range(3)]
+    assert lines.count("  off") == 3
+    assert not any("more" in line for line in lines)
     lines.clear()
     summary._table(terminal, score(default(), results, [FIRST]), set(), "ddp")
     (row,) = (i for i, line in enumerate(lines) if line.startswith(FIRST))
