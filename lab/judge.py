@@ -75,7 +75,7 @@ def _region(wrong: torch.Tensor, names: Sequence[str]) -> str:
     """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
     told = []
     for dim, name in enumerate(names):
-        hit = wrong.movedim(dim, 0).flatten(1).any(1).nonzero().flatten().tolist()
+        hit = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
         if len(hit) == wrong.shape[dim]:
             continue
         first, last = hit[0], hit[-1]
