@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import torch
 
 from lab.judge import close, measured
 
-from . import probes_fsdp
+from . import probes_fsdp, suspects_training
 from .probes_fsdp import DTYPES, Net
 
 NEEDS = {"gather": [], "prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"]}  # what stands in, by kind
@@ -91,6 +92,15 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
     want = expect(whole_batch, plan, states[0], batches, how, "float64")
     plain = expect(whole_batch, plan, states[0], batches, how, reduced)
     factor = 6 if reduced else 15
+
+    @functools.cache
+    def explained() -> str:
+        small = (options or {}).get("small", 0)
+        return suspects_training.explain(kind, plan, states, batches, how, ranks, small, bool(reduced))
+
+    def suspects(got):
+        return [(explained(), got)] if explained() else []
+
     for rank, got in enumerate(ranks):
         who = f"rank {rank} of {world}"
         for moment in ("start", "state"):
@@ -98,20 +108,30 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
                 f"{who}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"
             )
         for name, tensor in states[0].items():
-            assert torch.equal(got["start"][name], tensor), (
-                f"{who}: {name} starts different from rank 0's: cut and keep what the group's rank 0 has, in its dtype"
+            assert got["start"][name].dtype == tensor.dtype, (
+                f"{who}: {name} starts as {got['start'][name].dtype}, expected {tensor.dtype}, as the module has it: "
+                "what is kept is not cast, only what is sent and computed with"
             )
+            own = torch.equal(got["start"][name], states[rank][name])
+            assert torch.equal(got["start"][name], tensor), (
+                f"{who}: {name} starts different from rank 0's{', as it was on this rank' if own else ''}: cut and "
+                "keep what the group's rank 0 has, buffers too"
+            )
+    for rank, got in enumerate(ranks):
+        who = f"rank {rank} of {world}"
         close(
             torch.tensor(got["losses"]), torch.tensor(want["losses"][rank], dtype=torch.float64),
             torch.tensor(plain["losses"][rank]), f"{who}, losses", factor=factor, dims="micro-batch",
             cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
             "backwards come before a step, their gradients add up",
+            suspects=lambda got=got: suspects(torch.tensor(got["losses"])),
         )  # fmt: skip
         for step, out in enumerate(got.get("evaluated", [])):
             close(
                 out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
                 f"{who}, output under no_grad after step {step}", factor=factor,
                 cause="after the optimizer's step a gathered layer is old: it has to be gathered again",
+                suspects=lambda out=out: suspects(out),
             )  # fmt: skip
         for name, tensor in got["state"].items():
             assert tensor.dtype == states[0][name].dtype, (
@@ -127,6 +147,7 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
                 weights[0], weights[1].double(), weights[2].float(),
                 f"{who}, {', '.join(names)} after {len(orders)} steps", factor=factor,
                 cause="expected what one process gets: the mean over ranks of the sum over backwards",
+                suspects=lambda weights=weights: suspects(weights[0]),
             )  # fmt: skip
 
 
