@@ -251,9 +251,10 @@ def of_shares(plan: dict, world: int, total: float, most: float, live: Sequence[
         *((in_turn, by_turns(some)) for some in (trained, order, largest_first(trained))),
         ("frozen tensors were counted among the others: they have no state", greedy(largest_first(order), [*nothing])),
         ("tensors were given out in the order they came in: give out the largest first", greedy(trained, [*nothing])),
-        ("each group was shared out for itself, from rank 0 on: what ranks have of other groups counts too",
-         [sum(own) for own in zip(*by_group, strict=True)]),
-    ]  # fmt: skip
+    ]
+    if len(groups) > 1:
+        cause = "each group was shared out for itself, from rank 0 on: what ranks have of other groups counts too"
+        guesses.insert(0, (cause, [sum(own) for own in zip(*by_group, strict=True)]))
     for cause, owned in guesses:
         expected = [total * own / whole for own in owned]
         if all(-0.01 * total < has - want < 0.01 * total or want < has <= most

@@ -40,20 +40,31 @@ def explain(
 
     small: a layer with fewer elements is not cut; rough: whether they were computed in 16 bits.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # all of it is small
+    try:
+        return _explain(kind, plan, states, batches, optim, ranks, small, rough)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _explain(
+    kind: str, plan: dict, states: list, batches: list, optim: list, ranks: list, small: int, rough: bool
+) -> str:
     right = trained(plan, states, batches, optim, Reading(), kind)
-    got = [_numbers(told["losses"], told["state"], right[r][1]) for r, told in enumerate(ranks)]
+    got = [_numbers(told["losses"], told["state"], state) for told, (_, state) in zip(ranks, right, strict=True)]
     if any(g is None for g in got):
         return ""
     mine, want = torch.cat([g for g in got if g is not None]), _all_numbers(right)
     off = (mine - want).abs().max()
-    for reading in readings(kind, plan, batches, optim[0], small):
+    for reading in readings(kind, plan, batches, small):
         left = (mine - _all_numbers(trained(plan, states, batches, optim, reading, kind))).abs().max()
         if left <= off / (10 if rough else 50):
             return reading.cause
     return ""
 
 
-def readings(kind: str, plan: dict, batches: list, optim: str, small: int) -> Iterator[Reading]:
+def readings(kind: str, plan: dict, batches: list, small: int) -> Iterator[Reading]:
     """What else may have been written, the likeliest first."""
     world = len(batches)
     if world > 1:
@@ -62,15 +73,7 @@ def readings(kind: str, plan: dict, batches: list, optim: str, small: int) -> It
     if world != 2:
         yield Reading(f"gradients are divided by 2, and there {'is' if world == 1 else 'are'} {world} of ranks: ask "
                       "the group how many it has", factor=world / 2)  # fmt: skip
-    uses = (
-        "each backward" if kind == "zero2" or not plan.get("tied") else "each backward, and each layer that shares it"
-    )
-    yield Reading(f"what arrives last takes the place of what came before: gradients of {uses} add up", adding="last")
-    yield Reading(f"only what arrives first counts: gradients of {uses} add up", adding="first")
-    yield Reading("a backward's gradients are counted once more by the next: once they are sent, .grad is None again",
-                  adding="prefixes")  # fmt: skip
-    yield Reading("what had been added up is divided again with each gradient that arrives: divide each once, before "
-                  "it is added", adding="divided")  # fmt: skip
+    yield from _additions(kind, plan, batches)
     last = "wait for it before the optimizer's step"
     yield Reading(f"the last gradient of a backward, the embedding's, is missing in the step: {last}", last="lost")
     yield Reading(f"the last gradient of a backward, the embedding's, comes a step late: {last}", last="late")
@@ -88,6 +91,20 @@ def readings(kind: str, plan: dict, batches: list, optim: str, small: int) -> It
     if kind == "zero2" and world > 1:
         yield Reading("each rank has its own part of the parameters updated, and the others' as they were: gather them "
                       "after the step", alone=True)  # fmt: skip
+
+
+def _additions(kind: str, plan: dict, batches: list) -> Iterator[Reading]:
+    """What may be wrong where several gradients of one parameter arrive in a step."""
+    shared = plan.get("tied", False) and kind != "zero2"
+    if not shared and all(len(step) == 1 for step in batches[0]):
+        return
+    uses = "each backward, and of each layer that shares it," if shared else "each backward"
+    yield Reading(f"what arrives last takes the place of what came before: gradients of {uses} add up", adding="last")
+    yield Reading(f"only what arrives first counts: gradients of {uses} add up", adding="first")
+    yield Reading("a backward's gradients are counted once more by the next: once they are sent, .grad is None again",
+                  adding="prefixes")  # fmt: skip
+    yield Reading("what had been added up is divided again with each gradient that arrives: divide each once, before "
+                  "it is added", adding="divided")  # fmt: skip
 
 
 def _whole(plan: dict, small: int) -> list[str]:
