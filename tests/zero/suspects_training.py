@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,12 +24,13 @@ class Reading:
 
     cause: str = ""
     factor: float = 1.0  # of the mean over ranks
-    own: str = ""  # begins the names of what each rank takes its own gradient of
+    own: bool = False  # each rank takes its own gradient
     adding: str = "all"  # of what arrives in a step: "all", "last", "first", "prefixes", "divided"
     last: str = ""  # what becomes of a step's last arrival: "late" or "lost"
     carried: bool = False  # gradients are never forgotten
     thawed: str = ""  # begins the names of what is trained though it is frozen
     old: str = ""  # weights that compute: of the "start", or of the step "before"; of "" this one
+    where: str = ""  # "cut" or "whole": factor, own, adding and old are of what is cut, or of what stays whole, alone
     alone: bool = False  # each rank has its own part of a parameter updated, and no other
 
 
@@ -51,21 +52,39 @@ def explain(
 def _explain(
     kind: str, plan: dict, states: list, batches: list, optim: list, ranks: list, small: int, rough: bool
 ) -> str:
-    right = trained(plan, states, batches, optim, Reading(), kind)
+    whole = ("norm",) if sum(p.numel() for p in Net(plan).norm.parameters()) < small else ()
+    args = plan, states, batches, optim, kind, whole
+    right = trained(*args, Reading())
     got = [_numbers(told["losses"], told["state"], state) for told, (_, state) in zip(ranks, right, strict=True)]
     if any(g is None for g in got):
         return ""
     mine, want = torch.cat([g for g in got if g is not None]), _all_numbers(right)
     off = (mine - want).abs().max()
-    for reading in readings(kind, plan, batches, small):
-        left = (mine - _all_numbers(trained(plan, states, batches, optim, reading, kind))).abs().max()
-        if left <= off / (10 if rough else 50):
+    for reading in readings(kind, plan, batches, whole):
+        if (mine - _all_numbers(trained(*args, reading))).abs().max() <= off / (10 if rough else 50):
             return reading.cause
     return ""
 
 
-def readings(kind: str, plan: dict, batches: list, small: int) -> Iterator[Reading]:
-    """What else may have been written, the likeliest first."""
+def readings(kind: str, plan: dict, batches: list, whole: tuple[str, ...]) -> Iterator[Reading]:
+    """What else may have been written, the likeliest first. whole: begins the names of what is not cut."""
+    for reading in _everywhere(kind, plan, batches):
+        yield reading
+        if whole and (reading.factor != 1 or reading.old or reading.adding != "all"):
+            yield replace(reading, cause=f"of layers that are cut, {reading.cause}", where="cut")
+            yield replace(reading, cause=f"of what stays whole, {reading.cause}", where="whole")
+    world = len(batches)
+    if whole and world > 1:
+        cause = "what stays whole has on each rank this rank's own gradient"
+        yield Reading(f"{cause}, divided by {world}, but not summed over the ranks", own=True, factor=1 / world,
+                      where="whole")  # fmt: skip
+        yield Reading(f"{cause}: average it over the ranks", own=True, where="whole")
+    if kind == "zero2" and world > 1:
+        yield Reading("each rank has its own part of the parameters updated, and the others' as they were: gather them "
+                      "after the step", alone=True)  # fmt: skip
+
+
+def _everywhere(kind: str, plan: dict, batches: list) -> Iterator[Reading]:
     world = len(batches)
     if world > 1:
         yield Reading("gradients are summed over the ranks, not averaged: divide by their number", factor=world)
@@ -84,13 +103,6 @@ def readings(kind: str, plan: dict, batches: list, small: int) -> Iterator[Readi
         cause = "frozen parameters are trained: what is frozen is not to be in one unit with what is not"
         yield Reading(cause, thawed="blocks.0.up")
         yield Reading(cause, thawed="blocks")
-    for name in _whole(plan, small) if world > 1 else ():
-        cause = f"what stays whole ({name}) has this rank's own gradient on each rank"
-        yield Reading(f"{cause}, divided by {world}, but not summed over the ranks", own=name, factor=1 / world)
-        yield Reading(f"{cause}: average it over the ranks", own=name)
-    if kind == "zero2" and world > 1:
-        yield Reading("each rank has its own part of the parameters updated, and the others' as they were: gather them "
-                      "after the step", alone=True)  # fmt: skip
 
 
 def _additions(kind: str, plan: dict, batches: list) -> Iterator[Reading]:
@@ -107,15 +119,14 @@ def _additions(kind: str, plan: dict, batches: list) -> Iterator[Reading]:
                   "it is added", adding="divided")  # fmt: skip
 
 
-def _whole(plan: dict, small: int) -> list[str]:
-    m = Net(plan)
-    return ["norm"] if sum(p.numel() for p in m.norm.parameters()) < small else []
-
-
 def trained(
-    plan: dict, states: list[State], batches: list, optim: list, how: Reading, kind: str = ""
+    plan: dict, states: list[State], batches: list, optim: list, kind: str, whole: tuple[str, ...], how: Reading
 ) -> list[tuple[list[float], State]]:
     """(losses, state) of each rank."""
+
+    def meant(name: str) -> bool:
+        return not how.where or name.startswith(whole) == (how.where == "whole")
+
     world, tied = len(batches), plan.get("tied", False)
     models = [Net({**plan, "checkpoint": False}) for _ in batches]
     for m in models:
@@ -135,7 +146,8 @@ def trained(
         for i in range(len(batches[0][step])):
             uses = []
             for rank, m in enumerate(models):
-                used = weights[rank][{"start": 0, "before": max(step - 1, 0)}.get(how.old, step)]
+                old = weights[rank][{"start": 0, "before": max(step - 1, 0)}.get(how.old, step)]
+                used = {n: (old if meant(n) else weights[rank][step])[n] for n in old}
                 value, gradients = _gradients(m, used, batches[rank][step][i], tied)
                 losses[rank].append(value)
                 uses.append({n: g / len(batches[rank][step]) for n, g in gradients.items()})
@@ -153,10 +165,9 @@ def trained(
         for rank, (m, stepper) in enumerate(zip(models, steppers, strict=True)):
             old = _weights(m)
             for name, p in m.named_parameters():
-                own = bool(how.own) and name.startswith(how.own)
-                factor = how.factor if own or not how.own else 1.0
-                each = [factor * (a[rank] if own else torch.stack(a).mean(0)) for a in arrived.get(name, [])]
-                p.grad = _added(each, how.adding, world) if each and p.requires_grad else None
+                here = how if meant(name) else Reading()
+                each = [here.factor * (a[rank] if here.own else torch.stack(a).mean(0)) for a in arrived.get(name, [])]
+                p.grad = _added(each, here.adding, world) if each and p.requires_grad else None
                 if how.carried and p.grad is not None:
                     p.grad = sums[rank][name] = p.grad + sums[rank].get(name, 0)
             stepper.step()
