@@ -214,19 +214,55 @@ def sends(rows) -> Counter:
     return found
 
 
-def told(counter) -> str:
-    return ", ".join(f"{n} x {' '.join(map(str, key))}" for key, n in sorted(counter.items(), key=str))
+def told(counter, names=None) -> str:
+    """How often each was sent. names: of layers, by n."""
+    names = names or {}
+    return ", ".join(
+        f"{times} x {op}{f' of {names[n]}' if n in names and op != 'all_reduce' else ''} "
+        f"{' '.join(map(str, (phase, n, *dtype)))}"
+        for (op, phase, n, *dtype), times in sorted(counter.items(), key=str)
+    )
 
 
-def sends_exactly(ranks, want, cause):
+def sends_exactly(ranks, want, cause, plan, world, small=0):
+    """Assert that each rank sends that in every step; what is small stays whole."""
+    names: dict[int, str] = {}
+    for name, n in parts(plan, world, small)[0]:
+        name = f"block {name}" if isinstance(name, int) else name
+        names[n] = f"{names[n]} or {name}" if n in names else name
     for rank, got in enumerate(ranks):
         for step, what in enumerate(got["steps"]):
             found = sends(what["rows"])
             measured("messages of a rank in a step", found.total(), want.total())
+            more, gone = found - want, want - found
             assert found == want, (
-                f"rank {rank}, step {step}: {told(found - want) or 'nothing'} too much, "
-                f"{told(want - found) or 'nothing'} missing (elements a rank): {cause}"
+                f"rank {rank}, step {step}: {told(more, names) or 'nothing'} too much, "
+                f"{told(gone, names) or 'nothing'} missing (elements a rank): "
+                f"{_sent_otherwise(more, gone, want, names, plan) or cause}"
             )
+
+
+def _sent_otherwise(more, gone, want, names, plan) -> str:
+    """What it may be that sends this too much, and not that; "" if unknown."""
+    by_op = {op: {key[:3] for key in more if key[0] == op} for op in ("all_gather", "reduce_scatter", "all_reduce")}
+    gathers = {key for key in want if key[:2] == ("all_gather", "backward")}
+    if Counter(key[:3] for key in more.elements()) == Counter(key[:3] for key in gone.elements()):
+        ops = {(key[0], key[3], next(k[3] for k in gone if k[:3] == key[:3])) for key in more}
+        return ", ".join(f"each {op} travels as {had}, expected {asked}: cast before it is sent"
+                         for op, had, asked in sorted(ops))  # fmt: skip
+    if not more and {*gone} == gathers and all(gone[key] == want[key] for key in gathers):
+        return "no layer is gathered again in backward: free it after its forward, backward fills the same storage anew"
+    if plan.get("checkpoint") and not gone and {*more} <= {k for k in gathers if "block" in names.get(k[2], "")}:
+        return (
+            "a block under checkpoint runs its forward again in backward, and backward uses the weights next: do not "
+            "free them in between"
+        )
+    if by_op["all_reduce"] and {key[0] for key in gone} == {"reduce_scatter"}:
+        return "gradients are all-reduced, which sends everyone all of them: a reduce-scatter is half of it"
+    if by_op["all_reduce"] and not by_op["all_gather"] and {key[0] for key in gone} == {"all_gather", "reduce_scatter"}:
+        layers = ", ".join(sorted({names.get(key[2], "?") for key in gone}))
+        return f"{layers} is not cut: each layer of `small` elements or more is"
+    return ""
 
 
 def steps_of(run, rng, kind, plan, orders, world, options=None):

@@ -90,15 +90,16 @@ def _everywhere(kind: str, plan: dict, batches: list) -> Iterator[Reading]:
         yield Reading("gradients are summed over the ranks, not averaged: divide by their number", factor=world)
         yield Reading("gradients are divided by the number of ranks twice", factor=1 / world)
     if world != 2:
-        yield Reading(f"gradients are divided by 2, and there {'is' if world == 1 else 'are'} {world} of ranks: ask "
-                      "the group how many it has", factor=world / 2)  # fmt: skip
+        cause = f"gradients are divided by 2, and the group has {world} rank{'s' * (world > 1)}: ask it for its size"
+        yield Reading(cause, factor=world / 2)
     yield from _additions(kind, plan, batches)
     last = "wait for it before the optimizer's step"
     yield Reading(f"the last gradient of a backward, the embedding's, is missing in the step: {last}", last="lost")
     yield Reading(f"the last gradient of a backward, the embedding's, comes a step late: {last}", last="late")
     yield Reading("gradients of earlier steps are still there: zero_grad() forgets them", carried=True)
-    yield Reading("layers compute with the weights they started with: gather them again after each step", old="start")
-    yield Reading("layers compute with the weights of the step before: gather them again after each step", old="before")
+    again = "gather them again after each step"
+    yield Reading(f"the weights that compute are those that training started with: {again}", old="start")
+    yield Reading(f"the weights that compute are those of the step before: {again}", old="before")
     if plan.get("frozen"):
         cause = "frozen parameters are trained: what is frozen is not to be in one unit with what is not"
         yield Reading(cause, thawed="blocks.0.up")

@@ -91,7 +91,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
     sends_exactly(
         ranks, messages(plan, world, 20),
         "each layer is gathered in forward, gathered again and reduce-scattered in backward, in parts of a W-th; what "
-        "is small is all-reduced in finish_gradient_synchronization()",
+        "is small is all-reduced in finish_gradient_synchronization()", plan, world, 20,
     )  # fmt: skip
     cut, whole, _ = parts(plan, world, 20)
     for rank, got in enumerate(ranks):

@@ -64,14 +64,6 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
     survives_fp16(run, rng, "prefetch")
 
 
-@exercise(PREFETCH, kind="property")
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_nothing_more_is_sent(run, rng, checkpoint):
-    plan = draw_plan(rng, checkpoint=checkpoint)
-    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
-    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none")
-
-
 def by_layer(plan, world, rows, op, phase) -> dict:
     """block -> its row. Blocks are told apart by their sizes."""
     sizes = {n: name for name, n in parts(plan, world)[0] if isinstance(name, int)}
@@ -96,11 +88,15 @@ def one_on_its_way(what, step, plan, world, phase) -> None:
     }[phase]
     begins = {i: (n, s) for mark, i, n, s in step["marks"] if mark == begin}
     ends = {i: (n, s) for mark, i, n, s in step["marks"] if mark == end}
+    names = {n: f"block {name}" if isinstance(name, int) else name for name, n in parts(plan, world, 20)[0]}
     for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
         place, row = rows[after]
+        begun = [names.get(r["elements"], "?") for r in step["rows"][: begins[here][0]]
+                 if (r["op"], r["phase"]) == ("all_gather", phase)]  # fmt: skip
+        instead = f" (the last that had been started was that of {begun[-1]})" if begun else ""
         assert place < begins[here][0], (
-            f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started: start "
-            "it before the layer computes, once the order of layers is known"
+            f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started{instead}: "
+            "start it before the layer computes, once the order of layers is known"
         )
         assert row["waited_s"] >= ends[here][1], (
             f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
@@ -118,6 +114,14 @@ def test_one_layer_is_on_its_way_while_another_computes(run, rng):
     for what, step, plan, world in watched(run, rng):
         for phase in ("forward", "backward"):
             one_on_its_way(what, step, plan, world, phase)
+
+
+@exercise(PREFETCH, kind="property")
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_nothing_more_is_sent(run, rng, checkpoint):
+    plan = draw_plan(rng, checkpoint=checkpoint)
+    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
+    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none", plan, 2, 20)
 
 
 @exercise(PREFETCH, kind="property")
