@@ -158,7 +158,13 @@ def averages_its_group(run, rng, kind, options=None):
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
     for group in groups:
-        mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+        own, every = [values[r] for r in group], torch.stack(values).double()
+        others = {
+            "the sum over the group is divided by the number of all ranks": torch.stack(own).double().sum(0) / 5,
+            "it is the mean over all ranks": every.mean(0),
+            "it is the sum over all ranks, divided by the size of the group": every.sum(0) / len(group),
+        }
+        mean_of(ranks, group, own, 10, f"group {group}: use the group that you were given", others=others)
 
 
 def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
@@ -169,8 +175,11 @@ def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
     mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
 
 
-def mean_of(ranks, group, values, factor, cause, half=False):
-    """Assert that the shards of these ranks together are the mean, and what is whole is on each."""
+def mean_of(ranks, group, values, factor, cause, half=False, others=None):
+    """Assert that the shards of these ranks together are the mean, and what is whole is on each. others: suspects."""
+    size, part = values[0].numel(), -(-values[0].numel() // len(group))
+    if len(group) > 1 and all(ranks[r]["cut"].numel() == size for r in group):
+        cause = f"each rank has the gradient of all {size} elements, and of {part}, its part, is to have it: is it cut?"
     want = torch.stack(values).double().mean(0).flatten()
     yardstick = want.half() if half else torch.stack(values).mean(0).flatten()
     cut = torch.cat([ranks[r]["cut"] for r in group])[: want.numel()]
@@ -178,7 +187,10 @@ def mean_of(ranks, group, values, factor, cause, half=False):
         ("shards", cut),
         *((f"whole, rank {r}", ranks[r]["whole"]) for r in group if "whole" in ranks[r]),
     ]:
-        close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
+        close(
+            got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause,
+            suspects=lambda: ((f"{told}; {cause}", t.flatten()) for told, t in (others or {}).items()),
+        )  # fmt: skip
 
 
 def parts(plan, world, small=0) -> tuple[list, int, int]:

@@ -162,5 +162,7 @@ def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
             most = base[moment] + layers * BLOCK + BLOCK // 3
             assert got[moment] <= most, (
                 f"rank {rank} of {world}, {BLOCK} bytes in a layer: {got[moment]} bytes held ({moment}); FSDP, one "
-                f"layer at a time, holds {base[moment]}, at most {most} expected: {why}"
+                f"layer at a time, holds {base[moment]}, at most {most} expected: {why}; that is "
+                f"{(got[moment] - base[moment]) / BLOCK:.1f} layers more, expected {layers}: is each freed as soon as "
+                "it has computed, and only the next one on its way?"
             )
