@@ -64,23 +64,18 @@ def not_as_saved(told, stages, rank, number) -> str:
     saved = {name: t for r in stages[number - 1][0] for name, t in told[r]["saved"][number - 1].items()}
     loaded = {name for r in stages[number][0] for name in told[r]["loaded"][number]}
     mine = told[rank]["loaded"][number]
-    off = [name for name, t in mine.items() if name in saved and not torch.equal(t, saved[name])]
-    kinds = {
-        "of the optimizer's state": [n for n in off if " of " in n],
-        "of its hyperparameters": [f"lr of group {n.split()[1]} ({float(mine[n]):.4g}, saved {float(saved[n]):.4g})"
-                                   for n in off if n.startswith("rate ")],
-        "of buffers": [n for n in off if n in ("seen", "scratch")],
-    }  # fmt: skip
-    known = {*kinds["of the optimizer's state"], *kinds["of buffers"], *(n for n in off if n.startswith("rate "))}
-    kinds["of parameters"] = [n for n in off if n not in known]
-    kinds["of buffers"] = [n for n in kinds["of buffers"] if n != "scratch"]  # it is not to be saved
-    lost = sorted(saved.keys() - loaded)
-    lines = [f"{', '.join(some[:3])}{', …' * (len(some) > 3)} {what}" for what, some in kinds.items() if some]
-    if lost:
-        lines.append(f"on no rank at all {', '.join(lost[:3])}{', …' * (len(lost) > 3)}")
+    off: dict[str, list[str]] = {}
+    for name, t in mine.items():
+        if name in saved and not torch.equal(t, saved[name]):
+            kind = {"rate": "hyperparameters", "seen": "buffers"}.get(name.split()[0], "parameters")
+            change = f" ({float(t):.4g}, saved {float(saved[name]):.4g})" if t.ndim == 0 else ""
+            off.setdefault("the optimizer's state" if " of " in name else kind, []).append(name + change)
+    if lost := sorted(saved.keys() - loaded):
+        off[f"no rank has them, {len(lost)} of {len(saved)}"] = lost
+    lines = [f"{', '.join(some[:3])}{', …' * (len(some) > 3)} ({what})" for what, some in off.items()]
     if not lines:
         return "all is as it was saved when load() returns: does it stay so in the next steps?"
-    return "when load() returns, not as it was saved are " + "; ".join(lines)
+    return "what has not come back when load() returns: " + "; ".join(lines)
 
 
 @exercise(STATE_DICT, kind="numerics")
