@@ -225,7 +225,7 @@ def stamps(folder: Path) -> list:
 def everything(m, o) -> dict[str, torch.Tensor]:
     """What a checkpoint is to bring back: weights, buffers, what this rank has of the state, and the groups' rates."""
     names = {p: name for name, p in m.named_parameters()}
-    state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items()}
+    state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items() if v is not None}
     rates = {f"rate {i}": g["lr"] for i, g in enumerate(o.param_groups)}
     return {n: torch.as_tensor(v).detach().clone() for n, v in {**m.state_dict(), **state, **rates}.items()}
 
