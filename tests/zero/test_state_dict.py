@@ -115,7 +115,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
     whole = sum(s for _, s, k in ranks[0]["files"][1] if k == "safetensors")
     measured("bytes of all shares on disk", sum(shares), 1.2 * whole, "bytes", at_most=True)
     parameters = sum(p.nbytes for p in probes.Model(width).parameters())
-    twice = abs(sum(shares) - whole - (world - 1) * parameters) < 0.1 * parameters
+    twice = abs(sum(shares) - whole - (world - 1) * parameters) < 0.3 * parameters  # and headers
     assert sum(shares) <= 1.2 * whole, f"shares of {shares} bytes for {whole}: " + (
         f"that is as much more as {world - 1} times the parameters, which all ranks have: each is saved by one of them"
         if twice else "each tensor is saved once"
