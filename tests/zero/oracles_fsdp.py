@@ -179,7 +179,9 @@ def mean_of(ranks, group, values, factor, cause, half=False, others=None):
     """Assert that the shards of these ranks together are the mean, and what is whole is on each. others: suspects."""
     size, part = values[0].numel(), -(-values[0].numel() // len(group))
     if len(group) > 1 and all(ranks[r]["cut"].numel() == size for r in group):
-        cause = f"each rank has the gradient of all {size} elements, and of {part}, its part, is to have it: is it cut?"
+        cause = (
+            f"each rank has the whole gradient of {size} elements, expected a part of {part}: is a small layer cut too?"
+        )
     want = torch.stack(values).double().mean(0).flatten()
     yardstick = want.half() if half else torch.stack(values).mean(0).flatten()
     cut = torch.cat([ranks[r]["cut"] for r in group])[: want.numel()]
@@ -247,6 +249,8 @@ def sends_exactly(ranks, want, cause, plan, world, small=0):
             found = sends(what["rows"])
             measured("messages of a rank in a step", found.total(), want.total())
             more, gone = found - want, want - found
+            dtypes = _dtypes(more, gone)
+            assert not dtypes, f"rank {rank}, step {step}: {dtypes}: cast before it is sent"
             assert found == want, (
                 f"rank {rank}, step {step}: {told(more, names) or 'nothing'} too much, "
                 f"{told(gone, names) or 'nothing'} missing (elements a rank): "
@@ -254,14 +258,19 @@ def sends_exactly(ranks, want, cause, plan, world, small=0):
             )
 
 
+def _dtypes(more, gone) -> str:
+    """What travels in another dtype, where that is all that is wrong."""
+    if Counter(key[:3] for key in more.elements()) != Counter(key[:3] for key in gone.elements()):
+        return ""
+    asked = {key[:3]: key[3] for key in gone}
+    kinds = sorted({(op, phase, dtype, asked[op, phase, n]) for op, phase, n, dtype in more})
+    return ", ".join(f"each {op} in {phase} travels as {dtype}, expected {other}" for op, phase, dtype, other in kinds)
+
+
 def _sent_otherwise(more, gone, want, names, plan) -> str:
     """What it may be that sends this too much, and not that; "" if unknown."""
     by_op = {op: {key[:3] for key in more if key[0] == op} for op in ("all_gather", "reduce_scatter", "all_reduce")}
     gathers = {key for key in want if key[:2] == ("all_gather", "backward")}
-    if Counter(key[:3] for key in more.elements()) == Counter(key[:3] for key in gone.elements()):
-        ops = {(key[0], key[3], next(k[3] for k in gone if k[:3] == key[:3])) for key in more}
-        return ", ".join(f"each {op} travels as {had}, expected {asked}: cast before it is sent"
-                         for op, had, asked in sorted(ops))  # fmt: skip
     if not more and {*gone} == gathers and all(gone[key] == want[key] for key in gathers):
         return "no layer is gathered again in backward: free it after its forward, backward fills the same storage anew"
     if plan.get("checkpoint") and not gone and {*more} <= {k for k in gathers if "block" in names.get(k[2], "")}:

@@ -158,7 +158,9 @@ def held_by(moment, got, total, world) -> str:
         )
     if moment in ("forward", "no_grad"):
         beside = got[moment] - (1 + (moment == "no_grad")) * total / world
-        return f"; beside its part that is {beside / BLOCK:.1f} layers, of {total / BLOCK:.1f}, whole at once"
+        if beside > 0.9 * total:
+            return "; all layers were whole at once: gather each before its own forward, and free it after it"
+        return f"; beside its part that is {beside / BLOCK:.1f} layers whole at once"
     return ""
 
 

@@ -65,9 +65,9 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 
 
 def by_layer(plan, world, rows, op, phase) -> dict:
-    """block -> its row. Blocks are told apart by their sizes."""
+    """block -> its first row. Blocks are told apart by their sizes."""
     sizes = {n: name for name, n in parts(plan, world)[0] if isinstance(name, int)}
-    return {sizes[r["elements"]]: (i, r) for i, r in enumerate(rows)
+    return {sizes[r["elements"]]: (i, r) for i, r in [*enumerate(rows)][::-1]
             if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
 
 
@@ -98,15 +98,15 @@ def one_on_its_way(what, step, plan, world, phase) -> None:
             f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started{instead}: "
             "start it before the layer computes, once the order of layers is known"
         )
+        assert later is None or rows[later][0] >= ends[here][0], (
+            f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
+            "most two layers may be whole at once"
+        )
         assert row["waited_s"] >= ends[here][1], (
             f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
             "wait when the layer is needed" if row["waited_s"] >= 0 else
             f"{what}, {phase}: nobody waited for the gather of block {after}"
         )  # fmt: skip
-        assert later is None or rows[later][0] >= ends[here][0], (
-            f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
-            "most two layers may be whole at once"
-        )
 
 
 @exercise(PREFETCH, kind="property")
