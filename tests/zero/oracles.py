@@ -7,6 +7,7 @@ import itertools
 import torch
 
 from . import probes_optimizer as probes
+from . import suspects
 
 # Options under which each keeps all the state it can.
 OPTIONS = {
@@ -71,9 +72,12 @@ def steps_as_the_whole(run, plan, kind, world, needs=()) -> None:
     """Assert that every rank's tensors are after every step, bit for bit, those of the plain optimizer."""
     want = run(probes.train, "plain", {**plan, "only": []})
     ranks = run(probes.train, kind, plan, world=world, replace=[*needs])
-    taking_part = plan.get("only") or range(world)
-    for rank in taking_part:
-        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", ranks[rank], want)
+    told = {rank: ranks[rank] for rank in plan.get("only") or range(world)}
+    for rank, got in told.items():
+        same_steps(
+            f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan,
+            lambda step, rank=rank: suspects.of_step(plan, want, told, rank, step),
+        )  # fmt: skip
 
 
 def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
@@ -82,32 +86,48 @@ def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
     for rank, got in enumerate(run(probes.resumed, kind, plan, 2, world=world, replace=[*needs])):
+        same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", plan, got["values"], want, 2)
         assert got["rates"] == want["rates"], (
             f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"
         )
-        for i, tensor in enumerate(want["values"][-1]):
-            assert torch.equal(got["values"][i], tensor), (
-                f"rank {rank}: after state_dict() and load_state_dict() tensor {i} goes another way: moments, counts "
-                "and hyperparameters all come back"
-            )
 
 
-def same_steps(what, got, want) -> None:
-    """Assert equal tensors after every step, equal rates, equal groups, equal returns, and gradients cleared alike."""
+def same_after_loading(what, plan, got, want, cut) -> None:
+    """Assert that tensors are those of a training that nobody interrupted after `cut` steps."""
+    for i, tensor in enumerate(want["values"][-1]):
+        assert torch.equal(got[i], tensor), f"{what} tensor {i} goes another way: " + (
+            suspects.of_loading(plan, want["values"][-1], got, cut)
+            or "moments, counts and hyperparameters all come from the state_dict"
+        )
+
+
+def same_steps(what, got, want, plan, why) -> None:
+    """Assert equal tensors after every step, equal rates, equal groups, equal returns, and gradients cleared alike.
+
+    why: the likely cause, given the first step after which tensors differ; "" if it is not known.
+    """
+    assert got["calls"] == want["calls"], (
+        f"{what}: in {len(want['values'])} steps the closure was called {got['calls']} times, expected {want['calls']}"
+    )
+    assert got["grad_enabled"], f"{what}: the closure was called with gradients disabled: loss.backward() would raise"
     for step, tensors in enumerate(want["values"]):
+        mine = got["values"][step]
         for i, tensor in enumerate(tensors):
-            mine = got["values"][step][i]
-            assert mine.shape == tensor.shape, (
-                f"{what}: tensor {i} became {tuple(mine.shape)}, was {tuple(tensor.shape)}"
+            assert mine[i].shape == tensor.shape, (
+                f"{what}: tensor {i} became {tuple(mine[i].shape)}, was {tuple(tensor.shape)}"
             )
-            if not torch.equal(mine, tensor):
-                worst = int((mine - tensor).abs().nan_to_num(torch.inf).argmax())
-                raise AssertionError(
-                    f"{what}: tensor {i} of shape {tuple(tensor.shape)} differs after step {step}; worst at flat index "
-                    f"{worst}: got {float(mine.flatten()[worst]):.9g}, the unsharded optimizer has "
-                    f"{float(tensor.flatten()[worst]):.9g}: each tensor is updated by its owner, by its own group's "
-                    "hyperparameters of this moment, and sent to all the others"
-                )
+        if off := [i for i, tensor in enumerate(tensors) if not torch.equal(mine[i], tensor)]:
+            tensor, his = tensors[off[0]].flatten(), mine[off[0]].flatten()
+            worst = int((his - tensor).abs().nan_to_num(torch.inf).argmax())
+            cause = why(step) or (
+                "each tensor is updated by its owner, by its own group's hyperparameters of this moment, and sent to "
+                "all the others"
+            )
+            raise AssertionError(
+                f"{what}: {_listed(off, plan)} of {len(tensors)} differ{'s' * (len(off) == 1)} after step {step}; "
+                f"worst in tensor {off[0]} of shape {tuple(tensors[off[0]].shape)} at flat index {worst}: got "
+                f"{float(his[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: {cause}"
+            )
         assert got["returned"][step] == want["returned"][step], (
             f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the "
             "closure returned, None without one"
@@ -120,10 +140,14 @@ def same_steps(what, got, want) -> None:
     assert got["listed"] == want["listed"], (
         f"{what}: tensors by group {got['listed']}, expected {want['listed']}: param_groups has those of all ranks"
     )
-    assert got["calls"] == want["calls"], (
-        f"{what}: the closure was called {got['calls']} times, expected {want['calls']}"
-    )
-    assert got["grad_enabled"], f"{what}: the closure was called with gradients disabled: loss.backward() would raise"
+
+
+def _listed(off, plan) -> str:
+    """These tensors by number, and what is said of them all."""
+    kinds = {"frozen at first": plan.get("frozen", []), "transposed": plan.get("transposed", [])}
+    alike = [name for name, some in kinds.items() if {*off} <= {*some}]
+    names = f"tensor{'s' * (len(off) > 1)} {', '.join(map(str, off))}"
+    return names + f" ({' and '.join(alike)})" * bool(alike)
 
 
 def sent_bytes(rows, rank, world) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import torch
 
 from lab.judge import close, measured
 
-from . import probes_fsdp
+from . import probes_fsdp, suspects_training
 from .probes_fsdp import DTYPES, Net
 
 NEEDS = {"gather": [], "prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"]}  # what stands in, by kind
@@ -91,6 +92,15 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
     want = expect(whole_batch, plan, states[0], batches, how, "float64")
     plain = expect(whole_batch, plan, states[0], batches, how, reduced)
     factor = 6 if reduced else 15
+
+    @functools.cache
+    def explained() -> str:
+        small = (options or {}).get("small", 0)
+        return suspects_training.explain(kind, plan, states, batches, how, ranks, small, bool(reduced))
+
+    def suspects(got):
+        return [(explained(), got)] if explained() else []
+
     for rank, got in enumerate(ranks):
         who = f"rank {rank} of {world}"
         for moment in ("start", "state"):
@@ -98,20 +108,30 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
                 f"{who}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"
             )
         for name, tensor in states[0].items():
-            assert torch.equal(got["start"][name], tensor), (
-                f"{who}: {name} starts different from rank 0's: cut and keep what the group's rank 0 has, in its dtype"
+            assert got["start"][name].dtype == tensor.dtype, (
+                f"{who}: {name} starts as {got['start'][name].dtype}, expected {tensor.dtype}, as the module has it: "
+                "what is kept is not cast, only what is sent and computed with"
             )
+            own = torch.equal(got["start"][name], states[rank][name])
+            assert torch.equal(got["start"][name], tensor), (
+                f"{who}: {name} starts different from rank 0's{', as it was on this rank' if own else ''}: cut and "
+                "keep what the group's rank 0 has, buffers too"
+            )
+    for rank, got in enumerate(ranks):
+        who = f"rank {rank} of {world}"
         close(
             torch.tensor(got["losses"]), torch.tensor(want["losses"][rank], dtype=torch.float64),
             torch.tensor(plain["losses"][rank]), f"{who}, losses", factor=factor, dims="micro-batch",
             cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
             "backwards come before a step, their gradients add up",
+            suspects=lambda got=got: suspects(torch.tensor(got["losses"])),
         )  # fmt: skip
         for step, out in enumerate(got.get("evaluated", [])):
             close(
                 out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
                 f"{who}, output under no_grad after step {step}", factor=factor,
                 cause="after the optimizer's step a gathered layer is old: it has to be gathered again",
+                suspects=lambda out=out: suspects(out),
             )  # fmt: skip
         for name, tensor in got["state"].items():
             assert tensor.dtype == states[0][name].dtype, (
@@ -127,6 +147,7 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
                 weights[0], weights[1].double(), weights[2].float(),
                 f"{who}, {', '.join(names)} after {len(orders)} steps", factor=factor,
                 cause="expected what one process gets: the mean over ranks of the sum over backwards",
+                suspects=lambda weights=weights: suspects(weights[0]),
             )  # fmt: skip
 
 
@@ -137,7 +158,13 @@ def averages_its_group(run, rng, kind, options=None):
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
     for group in groups:
-        mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+        own, every = [values[r] for r in group], torch.stack(values).double()
+        others = {
+            "the sum over the group is divided by the number of all ranks": torch.stack(own).double().sum(0) / 5,
+            "it is the mean over all ranks": every.mean(0),
+            "it is the sum over all ranks, divided by the size of the group": every.sum(0) / len(group),
+        }
+        mean_of(ranks, group, own, 10, f"group {group}: use the group that you were given", others=others)
 
 
 def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
@@ -148,8 +175,13 @@ def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
     mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
 
 
-def mean_of(ranks, group, values, factor, cause, half=False):
-    """Assert that the shards of these ranks together are the mean, and what is whole is on each."""
+def mean_of(ranks, group, values, factor, cause, half=False, others=None):
+    """Assert that the shards of these ranks together are the mean, and what is whole is on each. others: suspects."""
+    size, part = values[0].numel(), -(-values[0].numel() // len(group))
+    if len(group) > 1 and all(ranks[r]["cut"].numel() == size for r in group):
+        cause = (
+            f"each rank has the whole gradient of {size} elements, expected a part of {part}: is a small layer cut too?"
+        )
     want = torch.stack(values).double().mean(0).flatten()
     yardstick = want.half() if half else torch.stack(values).mean(0).flatten()
     cut = torch.cat([ranks[r]["cut"] for r in group])[: want.numel()]
@@ -157,7 +189,10 @@ def mean_of(ranks, group, values, factor, cause, half=False):
         ("shards", cut),
         *((f"whole, rank {r}", ranks[r]["whole"]) for r in group if "whole" in ranks[r]),
     ]:
-        close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
+        close(
+            got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause,
+            suspects=lambda: ((f"{told}; {cause}", t.flatten()) for told, t in (others or {}).items()),
+        )  # fmt: skip
 
 
 def parts(plan, world, small=0) -> tuple[list, int, int]:
@@ -193,19 +228,62 @@ def sends(rows) -> Counter:
     return found
 
 
-def told(counter) -> str:
-    return ", ".join(f"{n} x {' '.join(map(str, key))}" for key, n in sorted(counter.items(), key=str))
+def told(counter, names=None) -> str:
+    """How often each was sent. names: of layers, by n."""
+    names = names or {}
+    return ", ".join(
+        f"{times} x {op}{f' of {names[n]}' if n in names and op != 'all_reduce' else ''} "
+        f"{' '.join(map(str, (phase, n, *dtype)))}"
+        for (op, phase, n, *dtype), times in sorted(counter.items(), key=str)
+    )
 
 
-def sends_exactly(ranks, want, cause):
+def sends_exactly(ranks, want, cause, plan, world, small=0):
+    """Assert that each rank sends that in every step; what is small stays whole."""
+    names: dict[int, str] = {}
+    for name, n in parts(plan, world, small)[0]:
+        name = f"block {name}" if isinstance(name, int) else name
+        names[n] = f"{names[n]} or {name}" if n in names else name
     for rank, got in enumerate(ranks):
         for step, what in enumerate(got["steps"]):
             found = sends(what["rows"])
             measured("messages of a rank in a step", found.total(), want.total())
+            more, gone = found - want, want - found
+            dtypes = _dtypes(more, gone)
+            assert not dtypes, f"rank {rank}, step {step}: {dtypes}: cast before it is sent"
             assert found == want, (
-                f"rank {rank}, step {step}: {told(found - want) or 'nothing'} too much, "
-                f"{told(want - found) or 'nothing'} missing (elements a rank): {cause}"
+                f"rank {rank}, step {step}: {told(more, names) or 'nothing'} too much, "
+                f"{told(gone, names) or 'nothing'} missing (elements a rank): "
+                f"{_sent_otherwise(more, gone, want, names, plan) or cause}"
             )
+
+
+def _dtypes(more, gone) -> str:
+    """What travels in another dtype, where that is all that is wrong."""
+    if Counter(key[:3] for key in more.elements()) != Counter(key[:3] for key in gone.elements()):
+        return ""
+    asked = {key[:3]: key[3] for key in gone}
+    kinds = sorted({(op, phase, dtype, asked[op, phase, n]) for op, phase, n, dtype in more})
+    return ", ".join(f"each {op} in {phase} travels as {dtype}, expected {other}" for op, phase, dtype, other in kinds)
+
+
+def _sent_otherwise(more, gone, want, names, plan) -> str:
+    """What it may be that sends this too much, and not that; "" if unknown."""
+    by_op = {op: {key[:3] for key in more if key[0] == op} for op in ("all_gather", "reduce_scatter", "all_reduce")}
+    gathers = {key for key in want if key[:2] == ("all_gather", "backward")}
+    if not more and {*gone} == gathers and all(gone[key] == want[key] for key in gathers):
+        return "no layer is gathered again in backward: free it after its forward, backward fills the same storage anew"
+    if plan.get("checkpoint") and not gone and {*more} <= {k for k in gathers if "block" in names.get(k[2], "")}:
+        return (
+            "a block under checkpoint runs its forward again in backward, and backward uses the weights next: do not "
+            "free them in between"
+        )
+    if by_op["all_reduce"] and {key[0] for key in gone} == {"reduce_scatter"}:
+        return "gradients are all-reduced, which sends everyone all of them: a reduce-scatter is half of it"
+    if by_op["all_reduce"] and not by_op["all_gather"] and {key[0] for key in gone} == {"all_gather", "reduce_scatter"}:
+        layers = ", ".join(sorted({names.get(key[2], "?") for key in gone}))
+        return f"{layers} is not cut: each layer of `small` elements or more is"
+    return ""
 
 
 def steps_of(run, rng, kind, plan, orders, world, options=None):

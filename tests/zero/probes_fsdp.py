@@ -178,18 +178,28 @@ def at_rest(memory: Held) -> int:
 
 
 def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
-    """Bytes held in the second step: at rest, at most in forward, between, at most in backward, and with gradients."""
+    """Bytes held in the second step: at rest, at most in forward, between, at most in backward, and with gradients.
+
+    Also what the units' `full` have of it, and the same of the first step.
+    """
     told = {}
+
+    def full() -> int:
+        return sum(unit.full.untyped_storage().nbytes() for unit in getattr(wrapped, "units", []))
+
     order = list(range(len(plan["hidden"])))
     with Held() as memory:
         wrapped = wrap(impl, kind, Net(plan), **options)
         for _ in range(2):
+            told.update({f"first {name}": told[name] for name in ("between", "gradients") if name in told})
             for parameter in wrapped.parameters():
                 parameter.grad = None
             told["rest"] = at_rest(memory)
+            told["full at rest"] = full()
             memory.restart()
             out = wrapped(tokens, order).sum()
             told["forward"], told["between"] = memory.peak, at_rest(memory)
+            told["full between"] = full()
             memory.restart()
             out.backward()
             told["backward"] = memory.peak

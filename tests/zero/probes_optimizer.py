@@ -16,6 +16,8 @@ from lab.measure.process import kept, settled
 from lab.raising import raised
 from lab.world.group import ledger
 
+OTHER_RATE = 0.77  # of an optimizer that is to load another's state_dict
+
 SCHEDULERS = {
     "none": lambda o: None,
     "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
@@ -189,7 +191,7 @@ def loaded(impl, kind: str, plan: dict, cut: int) -> dict:
     for step in plan["steps"][:cut]:
         fill(ps, step["gradients"])
         before.step()
-    rates = {**plan["options"], "lr": 0.77}
+    rates = {**plan["options"], "lr": OTHER_RATE}
     o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], rates)
     o.load_state_dict(before.state_dict())
     del before
@@ -208,7 +210,7 @@ def resumed(impl, kind: str, plan: dict, cut: int) -> dict:
         fill(ps, step["gradients"])
         before.step()
     ps = [nn.Parameter(p.detach().clone(), p.requires_grad) for p in ps]
-    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": 0.77})
+    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], {**plan["options"], "lr": OTHER_RATE})
     o.load_state_dict(before.state_dict())
     del before
     for step in plan["steps"][cut:]:

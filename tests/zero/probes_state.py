@@ -92,31 +92,44 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
     """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered]."""
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
-    told: dict = {"losses": [], "extra": [], "files": [], "sent": [], "state": {}}
+    told: dict = {"losses": [], "extra": [], "files": [], "sent": [], "state": {}, "loaded": [], "saved": []}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
         torch.manual_seed(100 * number + dist.get_rank())  # what is not loaded differs
-        losses, extra, files, sent = [], None, [], 0
+        losses, extra, files, sent, loaded, whole = [], None, [], 0, {}, {}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
             saved = checkpoint(impl, folder, group)
             if number:
-                extra = saved.load(m, o)
+                extra = _load(saved, m, o, f"on {len(ranks)} ranks, of what {len(stages[number - 1][0])} have saved")
+                loaded = everything(m, o)
                 scheduler.load_state_dict(extra["scheduler"])
             losses = steps(m, o, scheduler, batches[number])
             before = len(ledger.rows)
             saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             sent = sum(r.bytes for r in ledger.rows[before:] if r.op not in ("recv", "barrier"))
-            files = listing(folder)
+            files, whole = listing(folder), everything(m, o)
             told["state"] = dict(nn.Module.state_dict(m))
         told["losses"].append(losses)
         told["extra"].append(extra and extra["note"])
         told["files"].append(files)
         told["sent"].append(sent)
+        told["loaded"].append(loaded)
+        told["saved"].append(whole)
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder.parent)
     return told
+
+
+def _load(saved, m, o, where: str):
+    """What load() returns; what it raises says where it was."""
+    try:
+        return saved.load(m, o)
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise ValueError(f"load() {where}: {error}").with_traceback(error.__traceback__) from None
 
 
 def listing(folder: Path) -> list:
@@ -149,7 +162,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     saved = checkpoint(impl, folder, None)
     steps(m, o, scheduler, batches[0])
     saved.save(m, o, gathered=gathered, extra="old")
-    old = everything(m, o)
+    old, first = everything(m, o), [name for name, *_ in listing(folder)]
     steps(m, o, scheduler, batches[1])
     dist.barrier()
     with watched(folder, late) as copies:
@@ -161,7 +174,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
         if copy is not None:
             told.append([event, loads_as(impl, width, options, own, copy, old, new)])
     dist.barrier()
-    return {"told": told}
+    return {"told": told, "files": [first, [name for name, *_ in listing(folder)]]}
 
 
 @contextlib.contextmanager
@@ -212,7 +225,7 @@ def stamps(folder: Path) -> list:
 def everything(m, o) -> dict[str, torch.Tensor]:
     """What a checkpoint is to bring back: weights, buffers, what this rank has of the state, and the groups' rates."""
     names = {p: name for name, p in m.named_parameters()}
-    state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items()}
+    state = {f"{k} of {names[p]}": v for p, own in o.state.items() for k, v in own.items() if v is not None}
     rates = {f"rate {i}": g["lr"] for i, g in enumerate(o.param_groups)}
     return {n: torch.as_tensor(v).detach().clone() for n, v in {**m.state_dict(), **state, **rates}.items()}
 

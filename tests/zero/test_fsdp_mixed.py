@@ -63,6 +63,7 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
     sends_exactly(
         ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
+        plan, world,
     )  # fmt: skip
     for rank, got in enumerate(ranks):
         assert got["computed"] == [f"torch.{dtype}"], (

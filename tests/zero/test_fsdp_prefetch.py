@@ -64,18 +64,10 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
     survives_fp16(run, rng, "prefetch")
 
 
-@exercise(PREFETCH, kind="property")
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_nothing_more_is_sent(run, rng, checkpoint):
-    plan = draw_plan(rng, checkpoint=checkpoint)
-    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
-    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none")
-
-
 def by_layer(plan, world, rows, op, phase) -> dict:
-    """block -> its row. Blocks are told apart by their sizes."""
+    """block -> its first row. Blocks are told apart by their sizes."""
     sizes = {n: name for name, n in parts(plan, world)[0] if isinstance(name, int)}
-    return {sizes[r["elements"]]: (i, r) for i, r in enumerate(rows)
+    return {sizes[r["elements"]]: (i, r) for i, r in [*enumerate(rows)][::-1]
             if (r["op"], r["phase"]) == (op, phase) and r["elements"] in sizes}  # fmt: skip
 
 
@@ -96,21 +88,25 @@ def one_on_its_way(what, step, plan, world, phase) -> None:
     }[phase]
     begins = {i: (n, s) for mark, i, n, s in step["marks"] if mark == begin}
     ends = {i: (n, s) for mark, i, n, s in step["marks"] if mark == end}
+    names = {n: f"block {name}" if isinstance(name, int) else name for name, n in parts(plan, world, 20)[0]}
     for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
         place, row = rows[after]
+        begun = [names.get(r["elements"], "?") for r in step["rows"][: begins[here][0]]
+                 if (r["op"], r["phase"]) == ("all_gather", phase)]  # fmt: skip
+        instead = f" (the last that had been started was that of {begun[-1]})" if begun else ""
         assert place < begins[here][0], (
-            f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started: start "
-            "it before the layer computes, once the order of layers is known"
+            f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started{instead}: "
+            "start it before the layer computes, once the order of layers is known"
+        )
+        assert later is None or rows[later][0] >= ends[here][0], (
+            f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
+            "most two layers may be whole at once"
         )
         assert row["waited_s"] >= ends[here][1], (
             f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "
             "wait when the layer is needed" if row["waited_s"] >= 0 else
             f"{what}, {phase}: nobody waited for the gather of block {after}"
         )  # fmt: skip
-        assert later is None or rows[later][0] >= ends[here][0], (
-            f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
-            "most two layers may be whole at once"
-        )
 
 
 @exercise(PREFETCH, kind="property")
@@ -118,6 +114,14 @@ def test_one_layer_is_on_its_way_while_another_computes(run, rng):
     for what, step, plan, world in watched(run, rng):
         for phase in ("forward", "backward"):
             one_on_its_way(what, step, plan, world, phase)
+
+
+@exercise(PREFETCH, kind="property")
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_nothing_more_is_sent(run, rng, checkpoint):
+    plan = draw_plan(rng, checkpoint=checkpoint)
+    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
+    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none", plan, 2, 20)
 
 
 @exercise(PREFETCH, kind="property")
@@ -158,5 +162,7 @@ def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
             most = base[moment] + layers * BLOCK + BLOCK // 3
             assert got[moment] <= most, (
                 f"rank {rank} of {world}, {BLOCK} bytes in a layer: {got[moment]} bytes held ({moment}); FSDP, one "
-                f"layer at a time, holds {base[moment]}, at most {most} expected: {why}"
+                f"layer at a time, holds {base[moment]}, at most {most} expected: {why}; that is "
+                f"{(got[moment] - base[moment]) / BLOCK:.1f} layers more, expected {layers}: is each freed as soon as "
+                "it has computed, and only the next one on its way?"
             )

@@ -28,6 +28,7 @@ from .oracles_fsdp import (
     trains_as_one,
     whole_batch,
 )
+from .suspects_training import Reading, trained
 
 ZERO2 = "zero.zero2"
 
@@ -57,6 +58,16 @@ def test_only_the_ranks_of_its_group_train_together(run, rng, expect):
     plan = draw_plan(rng, 1)
     states, batches = draw_states(rng, plan, 5), draw_batches(rng, plan, 5, natural(plan, 2))
     ranks = run(probes_fsdp.train2, plan, states, batches, ["sgd", 0.05], groups, world=5)
+
+    def others(group, name):
+        for cause, factor in (("gradients are divided by the number of all ranks", len(group) / 5),
+                              ("gradients are summed over the group, not averaged", len(group))):  # fmt: skip
+            how = Reading(factor=factor)
+            told = trained(plan, [states[group[0]]], [batches[r] for r in group], ["sgd", 0.05], "zero2", (), how)
+            yield f"{cause}: they are means over the group that was given", told[0][1][name]
+        alike = whole_batch(plan, states[group[0]], batches, ["sgd", 0.05], "float64")["state"][name]
+        yield "gradients are means over all ranks: use the group that was given", alike
+
     for group in groups:
         args = plan, states[group[0]], [batches[r] for r in group], ["sgd", 0.05]
         want, plain = (expect(whole_batch, *args, dtype)["state"] for dtype in ("float64", ""))
@@ -65,6 +76,7 @@ def test_only_the_ranks_of_its_group_train_together(run, rng, expect):
                 close(
                     tensor, want[name].double(), plain[name], f"rank {rank} of group {group}, {name}", factor=15,
                     cause="expected what these ranks get when they are alone: use the group that you were given",
+                    suspects=lambda group=group, name=name: others(group, name),
                 )  # fmt: skip
 
 
@@ -129,5 +141,17 @@ def test_gradients_and_state_are_a_share(run, rng):
             measured(f"with four layers more, layers more held: {name}", growth[name], 4 * allowed + late, at_most=True)
             assert growth[name] <= 4 * allowed + late, (
                 f"{who}: with four layers more, the bytes of {growth[name]:.2f} layers more are held ({name}), "
-                f"expected {4 * allowed:.2f}: {why}"
+                f"expected {4 * allowed:.2f}: {why}{too_many(growth[name] / 4 - allowed, world)}"
             )
+
+
+def too_many(numbers, world) -> str:
+    """What so many numbers a parameter too much may be."""
+    meant = [
+        ("Adam's moments of all of it, not of the shard", 2 * (world - 1) / world),
+        ("Adam's moments of whole parameters beside those of shards, or two copies", 2),
+        ("whole gradients, or a copy of the parameters", 1),
+        ("whole gradients, not a share", (world - 1) / world),
+    ]
+    cause = next((f": {cause}" for cause, number in meant if abs(numbers - number) < 0.1), "")
+    return f"; that is {numbers:.1f} numbers a parameter too much{cause}"
