@@ -164,6 +164,9 @@ class LedgerGroup(dist.ProcessGroup):
     def awaited(cls, row: Row) -> None:
         """Called when somebody begins to wait for a row."""
 
+    def __repr__(self) -> str:
+        return f"the group of ranks {', '.join(map(str, self.ranks()))}"
+
     # What torch asks of a group besides collectives.
     def getBackendName(self) -> str:
         return BACKEND

@@ -63,6 +63,7 @@ def test_torch_says_it_in_these_words(runner, part, provoke):
     with pytest.raises(Exception, match=part) as error:
         provoke(runner)
     assert remedies.of(str(error.value)) == remedies.REMEDIES[part]
+    assert "object at 0x" not in str(error.value)
 
 
 def test_what_has_no_remedy_has_none():

@@ -33,10 +33,10 @@ def draw_gradients(rng, values, without=()) -> list:
     return [None if i in without else rng.normal(*v.shape).to(v.dtype) for i, v in enumerate(values)]
 
 
-def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), **more) -> dict:
-    """A few tensors and a few steps; frozen ones get no gradient."""
+def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.float32,), large=(), **more) -> dict:
+    """A few tensors and a few steps; frozen ones get no gradient. large: shapes of some more."""
     count = count or rng.integers(5, 9)
-    shapes = rng.shuffled(draw_shapes(rng, count))
+    shapes = rng.shuffled([*draw_shapes(rng, count), *large])
     values = [rng.normal(*s).to(dtypes[i % len(dtypes)]) for i, s in enumerate(shapes)]
     return {
         "optimizer": name,

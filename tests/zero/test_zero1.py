@@ -139,7 +139,10 @@ def test_a_closure_is_called_once_and_its_loss_returned(run, rng):
 
 @exercise(ZERO1, kind="numerics")
 def test_only_the_ranks_of_its_group_take_part(run, rng):
-    steps_as_the_whole(run, draw_plan(rng, only=rng.choice([[1, 3], [0, 2, 3], [2, 3]]), steps=2), "zero1", 4)
+    """Also with tensors so large that they may be sent alone, one for each rank."""
+    large = [[130, rng.integers(127, 140)] for _ in range(3)]
+    plan = draw_plan(rng, only=rng.choice([[1, 3], [0, 2, 3], [2, 3]]), steps=2, large=large)
+    steps_as_the_whole(run, plan, "zero1", 4)
 
 
 def lopsided(rng, world) -> dict:
@@ -220,8 +223,12 @@ def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
     total = run(probes.held, "plain", plan)["shown"]
     shown = sum(got["shown"] for got in ranks)
     assert shown == total, (
-        f"after loading, the ranks' states have {shown} bytes together, one whole state has {total}: a rank keeps its "
-        "own tensors' part only"
+        f"after loading, the ranks' states have {shown} bytes together, one whole state has {total}: "
+        + (
+            "a rank keeps its own tensors' part only"
+            if shown
+            else "nothing of it is in .state: where was it loaded to?"
+        )
     )
 
 
