@@ -31,8 +31,8 @@ def check(run, drawn, **options) -> dict:
     for name, g, w in zip(NAMES, got["grads"], want["grads"], strict=True):
         assert (g is None) == (w is None), f"{name}: has a gradient {g is not None}, in the plain call {w is not None}"
         assert g is None or torch.allclose(g, w, rtol=1e-6, atol=1e-7), (
-            f"gradient of {name}: worst difference {(g - w).abs().max():.3g}: was the recomputation the same, and did "
-            "the gradients reach every argument?"
+            f"gradient of {name}: worst difference {(g - w).abs().max():.3g}: was the recomputation the same, in "
+            "random numbers and autocast, and did the gradients reach every argument?"
         )
     assert torch.equal(got["between"], want["between"]), "numbers drawn after forward are not the plain call's"
     assert torch.equal(got["after"], want["after"]), (
