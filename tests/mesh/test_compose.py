@@ -37,6 +37,7 @@ from .compose import (
     same_as_alone,
 )
 from .costs import listed
+from .suspects import Suspects
 
 COMPOSE = "mesh.compose"
 NEEDS = [
@@ -63,7 +64,8 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
     assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
     ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=world, replace=NEEDS)
-    same_as_alone(ranks, want, degrees, " × ".join(f"{axis}={n}" for axis, n in degrees.items()))
+    what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"
+    same_as_alone(ranks, want, degrees, what, Suspects(model, state, batches, degrees, plan, 0.1))
     return ranks
 
 
@@ -139,7 +141,8 @@ def test_clipping_comes_between_gradients_and_step(run, rng, expect):
         assert got["change"] == 0, (
             f"rank {rank}: clip has set all gradients to 0, and a parameter moved by {got['change']}"
         )
-        compare(got["gradients"], want["gradients"], degrees, rank, "what clip is given: gradient")
+        suspects = Suspects(model, state, [batch], degrees, {}, 0.1)
+        compare(got["gradients"], want["gradients"], degrees, rank, "what clip is given: gradient", suspects)
 
 
 @exercise(COMPOSE, kind="property")
