@@ -183,11 +183,15 @@ class Suspects:
         own = "its statistics are {}: of all tokens of a micro-batch, sum them over data × expert{}"
         beside = " × tensor" if self.places > 1 else ""
         yield "is the balancing loss there?", {"balance": 0.0}
-        counts = {self.tensor: "tensor", self.shares: "data × expert", self.micro_batches: "micro-batches"}
-        for number, axes in counts.items():
+        counts: dict = {}
+        for number, axes in (
+            (self.tensor, "tensor"), (self.shares, "data × expert"), (self.micro_batches, "micro-batches"),
+        ):  # fmt: skip
             for times in (number, 1 / number) if number > 1 else ():
-                cause = f"the balancing loss's gradient counts {times:.4g} times: that is by {axes}"
-                yield cause, {"balance": float(times)}
+                counts.setdefault(float(times), []).append(axes)
+        for times, axes in counts.items():
+            cause = f"the balancing loss's gradient counts {times:.4g} times: as by the size of {' or '.join(axes)}"
+            yield cause, {"balance": times}
         for by, whose, groups in (
             ("share, place", "this rank's own", self.shares * self.places),
             ("share", "of this rank's share alone", self.shares),
