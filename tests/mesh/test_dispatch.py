@@ -38,8 +38,9 @@ def judge(ranks: list, cases: list, members: list) -> None:
             want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else here[0]["x"][:0]
             assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
             assert torch.equal(got["tokens"], want), (
-                f"{what}: not those tokens, in that order: "
-                f"{because(got['tokens'].tolist(), of_tokens(here, place), ORDER)}. Got {got['tokens'].tolist()}, expected {want.tolist()}"
+                f"{what}: not those tokens in that order: "
+                + because(got["tokens"].tolist(), of_tokens(here, place), ORDER)
+                + f". Got {got['tokens'].tolist()}, expected {want.tolist()}"
             )
             gradient = here[place]["x"].double() * (here[place]["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
             close(
