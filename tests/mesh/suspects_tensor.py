@@ -8,7 +8,70 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab.model.transformer import attention, rotate
+
 from .suspects_sums import Suspects
+
+# ---- a block's halves ----
+
+
+def of_half(kind: str, name: str, whole: torch.nn.Module, around: tuple, x: Tensor, dy: Tensor, place: int,
+            size: int) -> Suspects:  # fmt: skip
+    """What "y" or "dx" of an attention or a SwiGLU may be, of which each rank has its heads or hidden units.
+
+    whole: the module, in float64; around: cos and sin.
+    """
+    if kind not in ("attention", "mlp"):
+        return
+    entrances = ("q_proj", "k_proj", "v_proj") if kind == "attention" else ("gate_proj", "up_proj")
+    ys, dxs = [], []  # [rank], [rank][entrance]: each its summand
+    for r in range(size):
+        leaves = [x.double().clone().requires_grad_() for _ in entrances]
+        y = _part(kind, whole, around, dict(zip(entrances, leaves, strict=True)), r, size)
+        dxs.append(torch.autograd.grad((y * dy.double()).sum(), leaves))
+        ys.append(y.detach())
+    if name == "y":
+        yield "it is what this rank's part gives: the ranks' are summed at the end", ys[place]
+        yield "it is the mean of what the ranks' parts give: their sum", sum(ys) / size
+        yield "it is summed over ranks twice", sum(ys) * size
+        if kind == "attention":
+            xs = dict.fromkeys(entrances, x.double())
+            turned = sum(_part(kind, whole, around, xs, r, size, in_turns=True) for r in range(size)).detach()
+            yield "queries meet other heads' keys: neighbours share a key head, so repeat each, not all in turn", turned
+            dealt = sum(_part(kind, whole, around, xs, r, size, dealt=True) for r in range(size)).detach()
+            yield "heads are dealt out in turns: a rank has neighbouring ones", dealt
+        return
+    yield "it is this rank's summand: the ranks' gradients of an input that they share are summed", sum(dxs[place])
+    for i, entrance in enumerate(entrances):
+        lacks = sum(sum(each) for each in dxs) - sum(each[i] for each in dxs) + dxs[place][i]
+        yield f"what comes through {entrance} is this rank's alone: all of them share one entrance", lacks
+        only = sum(each[i] for each in dxs) + sum(t for j, t in enumerate(dxs[place]) if j != i)
+        yield f"what comes through {entrance} alone is summed over ranks: all of them share one entrance", only
+    yield "it is summed over ranks twice: one entrance for all", sum(sum(each) for each in dxs) * size
+    yield "it is the mean of the ranks' summands: their sum", sum(sum(each) for each in dxs) / size
+
+
+def _part(kind: str, whole: torch.nn.Module, around: tuple, xs: dict, r: int, size: int, in_turns: bool = False,
+          dealt: bool = False) -> Tensor:  # fmt: skip
+    """What the rank at place r adds to y. in_turns: key heads are repeated in turns; dealt: heads of keys are."""
+    weights = {n.split(".")[0]: p.detach().double() for n, p in whole.named_parameters()}
+
+    def project(n: str) -> Tensor:
+        return xs[n] @ weights[n].chunk(size, 0)[r].T
+
+    if kind == "mlp":
+        return (F.silu(project("gate_proj")) * project("up_proj")) @ weights["down_proj"].chunk(size, 1)[r].T
+    dim, (batch, context, _) = whole.config.dim, xs["q_proj"].shape
+    q, k, v = (project(n).view(batch, context, -1, dim).transpose(1, 2) for n in ("q_proj", "k_proj", "v_proj"))
+    if dealt:
+        k, v = ((xs[n] @ weights[n].T).view(batch, context, -1, dim).transpose(1, 2)[:, r::size]
+                for n in ("k_proj", "v_proj"))  # fmt: skip
+    q, k = (rotate(t, *(table.double() for table in around)) for t in (q, k))
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat(1, group, 1, 1) if in_turns else t.repeat_interleave(group, 1) for t in (k, v))
+    o = attention(q, k, v, True)
+    return o.transpose(1, 2).flatten(2) @ weights["o_proj"].chunk(size, 1)[r].T
+
 
 # ---- a vocabulary ----
 
