@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -190,6 +191,14 @@ def members(degrees: dict, rank: int, axes: tuple) -> tuple:
     others = [axis for axis in AXES if axis not in axes]
     places = [coordinate(degrees, r) for r in range(math.prod(degrees.values()))]
     return tuple(r for r, place in enumerate(places) if all(place[a] == places[rank][a] for a in others))
+
+
+def along(degrees: dict, rank: int) -> dict:
+    """{"over data alone": ranks, …}: of every choice of axes that are longer than 1."""
+    long = [axis for axis in AXES if degrees.get(axis, 1) > 1]
+    chosen = itertools.chain.from_iterable(itertools.combinations(long, n) for n in range(1, len(long) + 1))
+    return {f"over {' × '.join(axes)}{' alone' * (axes != tuple(long))}": members(degrees, rank, axes)
+            for axes in chosen}  # fmt: skip
 
 
 def same_as_alone(ranks: list, want: dict, degrees: dict, what: str, suspects: Any = None) -> None:

@@ -116,12 +116,17 @@ def suspects(name: str, case: dict) -> Iterator[tuple[str, float]]:
         ("experts / k: a token goes through k of them", w["experts"] / w["k"]), ("two: half of them are masked", 2),
         ("k", w["k"]),
     ]  # fmt: skip
-    for n in (1, len(parts), *range(2, len(parts))):
+    by_number: dict = {}
+    for by, number in factors:
+        if number > 1:
+            by_number[number] = f"{by_number[number]}, or {by}" if number in by_number else by
+    for n in dict.fromkeys((1, len(parts), *range(2, len(parts)))):
         for some in itertools.combinations(parts, n):
-            amount, whose = sum(parts[what] for what in some), " and ".join(some)
+            amount, whose = sum(parts[what] for what in some), ", ".join(some)
+            whose = whose if n < len(parts) else f"all of it ({whose})"
             yield f"{whose}: missing", total - amount
-            for by, number in factors:
-                if number > 1 and (by[:3] != "two" or "scores and values" in some):
+            for number, by in by_number.items():
+                if by[:3] != "two" or "scores and values" in some:
                     yield f"{whose}: too large, by {by}", total + amount * (number - 1)
                     yield f"{whose}: too small, by {by}", total + amount * (1 / number - 1)
             yield f"{whose}: counted twice", total + amount

@@ -187,14 +187,14 @@ def of_combined(cases: list, place: int) -> Suspects:
     yield "a plain sum of the choices: each times its gate", right.sum(1)
     for how, at_home in itertools.product(("right", "as they are", "gathered"), repeat=2):
         causes = {
-            "as they are": "results {} by expert: {}",
-            "gathered": "results {} are gathered with a permutation that is to scatter them: {}",
+            "as they are": "results that {} are still ordered by expert: {}",
+            "gathered": "results that {} are gathered with the permutation that is to scatter them: {}",
         }
         told = [
             causes[which].format(*words)
             for which, words in (
                 (how, ("go back", "undo dispatch.regroup first")),
-                (at_home, ("at home", "undo dispatch.order")),
+                (at_home, ("have come home", "undo dispatch.order")),
             )
             if which in causes
         ]

@@ -12,7 +12,7 @@ from .probes_placed import AXES, coordinate, cut_along
 
 
 def of_norm(layout: dict, ranks: list, rank: int) -> Iterator[tuple[str, float]]:
-    """ranks: what each of them told of one limit: names, and gradients before."""
+    """What this rank may tell. ranks: what each of them told of one limit: names, and gradients before."""
     degrees = layout["degrees"]
     places = [coordinate(degrees, r) for r in range(len(ranks))]
     held = [
@@ -47,10 +47,6 @@ def of_norm(layout: dict, ranks: list, rank: int) -> Iterator[tuple[str, float]]
     yield "norms of ranks are added: their squares are, and the root is taken at the end", _unit(ranks) * ours
     right = length(lambda r, name, cut: first(r, copies(name, cut)))
     yield "it is the square of the norm: the root of the sum of squares", right**2
-    yield (
-        "the copies of all ranks count: each number on the one rank that has coordinate 0 along its copies",
-        length(lambda r, name, cut: True),
-    )
     kinds = {
         "the embedding, to which the head is tied": lambda name: layout["tied"] and name == "embedding.weight",
         "experts": lambda name: ".experts." in name,
@@ -59,7 +55,10 @@ def of_norm(layout: dict, ranks: list, rank: int) -> Iterator[tuple[str, float]]
         "what tensor has cut": lambda name: "tensor" not in copies(name, False),
         "every parameter": lambda name: True,
     }
+    names = {name for _, name, _, _ in held}
     for (kind, is_of), axis in itertools.product(kinds.items(), axes):
+        if kind != "every parameter" and len({name for name in names if is_of(name)}) in (0, len(names)):
+            continue
         for has in (True, False):  # as if it had copies along this axis, or had not
 
             def counts(r, name, cut, is_of=is_of, axis=axis, has=has) -> bool:
@@ -70,6 +69,10 @@ def of_norm(layout: dict, ranks: list, rank: int) -> Iterator[tuple[str, float]]
                 "counts once for each of its ranks, which have copies of some of it"
             )  # fmt: skip
             yield f"along {axis}, {kind} {told}", length(counts)
+    yield (
+        "the copies of all ranks count: each number on the one rank that has coordinate 0 along its copies",
+        length(lambda r, name, cut: True),
+    )
     for n in range(1, len(axes)):
         for some in itertools.combinations(axes, n):
             group = [

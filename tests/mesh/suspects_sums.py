@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-
-from .compose import AXES, members
 
 Suspects = Iterator[tuple[str, Tensor]]
 
@@ -37,14 +34,6 @@ def of_sum(part: Sequence[Tensor], here: int, right: Sequence[int], by: float, o
         if number not in (0, 1):
             yield f"it is summed twice, and counts {number:g} times", _summed(part, right) / by * number
             yield f"it is divided twice: {expected}", _summed(part, right) / by / number
-
-
-def along(degrees: dict, rank: int) -> dict:
-    """{"over data alone": ranks, …}: of every choice of axes that are longer than 1."""
-    long = [axis for axis in AXES if degrees.get(axis, 1) > 1]
-    chosen = itertools.chain.from_iterable(itertools.combinations(long, n) for n in range(1, len(long) + 1))
-    return {f"over {' × '.join(axes)}{' alone' * (axes != tuple(long))}": members(degrees, rank, axes)
-            for axes in chosen}  # fmt: skip
 
 
 def _summed(part: Sequence[Tensor], ranks: Sequence[int]) -> Tensor:

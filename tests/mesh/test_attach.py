@@ -39,8 +39,8 @@ def test_both_get_their_gradients(run, rng, dtype):
     causes = {
         "the loss gets none: give it a gradient of 1": 0.0,
         "the first backward alone gives the loss its 1": 1.0,
-        "the loss gets the sum of x's gradient, as of x + loss − loss.detach(): give it a gradient of 1, whatever comes "
-        "back": times * float(c.to(kind).double().sum()),
+        "the loss gets the sum of x's gradient, as of x + loss − loss.detach(): give it a gradient of 1 "
+        "whatever comes back": times * float(c.to(kind).double().sum()),
         "the loss gets the mean of x's gradient: give it a gradient of 1": times * float(c.to(kind).double().mean()),
     }
     met = next((cause for cause, value in causes.items() if abs(share - value) < 0.01 * max(1, abs(value))), "")

@@ -22,8 +22,8 @@ from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
 from . import probes_fsdp as probes
-from .compose import coordinate, members
-from .suspects_sums import Suspects, along, of_sum
+from .compose import along, coordinate, members
+from .suspects_sums import Suspects, of_sum
 
 FSDP_AXIS = "mesh.fsdp_axis"
 NEEDS = ["mesh.mesh", "zero.fsdp_gather"]

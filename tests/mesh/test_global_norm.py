@@ -45,8 +45,10 @@ def counted(layout: dict, ranks: list, rank: int, norm: float) -> str:
     got = ranks[rank]["norm"]
     if not math.isfinite(got) or (got == 0 and norm < 1e-3):
         return "squares overflow or vanish: take them in float64"
-    near = (cause for cause, other in of_norm(layout, ranks, rank) if abs(other - got) <= 1e-5 * abs(got - norm))
-    return next(near, "each number of the model's gradient counts once, on one rank of those that hold it")
+    for told in zip(*(of_norm(layout, ranks, r) for r in range(len(ranks))), strict=True):
+        if all(abs(other - r["norm"]) <= 1e-5 * abs(got - norm) for (_, other), r in zip(told, ranks, strict=True)):
+            return told[rank][0]
+    return "each number of the model's gradient counts once, on one rank of those that hold it"
 
 
 def scaled(before: torch.Tensor, norm: float, limit: float) -> Suspects:

@@ -15,8 +15,9 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
+from .compose import along
 from .experts import draw_layer, one_process
-from .suspects_sums import along, of_sum
+from .suspects_sums import of_sum
 
 REDUCE = "mesh.reduce_gradients"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]

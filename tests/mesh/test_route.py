@@ -119,8 +119,10 @@ def check(got: dict, want: dict, plain: dict, what: str, together: list, place: 
     for name, cause in causes.items():
         value, wanted, plainly = (t[name].reshape(-1) for t in (got, want, plain))
         # Gradients of a 16-bit tensor are rounded to it, once.
-        close(value, wanted, plainly.to(value.dtype), f"{what}, {name}", factor=8, cause=cause,
-              suspects=lambda name=name: ((why, t.reshape(-1)) for why, t in instead(name, together, place)))  # fmt: skip
+        close(
+            value, wanted, plainly.to(value.dtype), f"{what}, {name}", factor=8, cause=cause,
+            suspects=lambda name=name: ((why, t.reshape(-1)) for why, t in instead(name, together, place)),
+        )  # fmt: skip
 
 
 def judge(run, cases: list, groups=None, members=None, world=None) -> list:
