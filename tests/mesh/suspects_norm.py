@@ -48,27 +48,28 @@ def of_norm(layout: dict, ranks: list, rank: int) -> Iterator[tuple[str, float]]
     right = length(lambda r, name, cut: first(r, copies(name, cut)))
     yield "it is the square of the norm: the root of the sum of squares", right**2
     kinds = {
-        "the embedding, to which the head is tied": lambda name: layout["tied"] and name == "embedding.weight",
-        "experts": lambda name: ".experts." in name,
-        "what is no expert": lambda name: ".experts." not in name,
-        "what tensor has not cut (norms, routers)": lambda name: "tensor" in copies(name, False),
-        "what tensor has cut": lambda name: "tensor" not in copies(name, False),
-        "every parameter": lambda name: True,
+        "the embedding, to which the head is tied": lambda name, cut: layout["tied"] and name == "embedding.weight",
+        "experts": lambda name, cut: ".experts." in name,
+        "what is no expert": lambda name, cut: ".experts." not in name,
+        "what is sharded over data": lambda name, cut: cut,
+        "what tensor has not cut (norms, routers)": lambda name, cut: "tensor" in copies(name, False),
+        "what tensor has cut": lambda name, cut: "tensor" not in copies(name, False),
+        "every parameter": lambda name, cut: True,
     }
-    names = {name for _, name, _, _ in held}
+    names = {(name, cut) for _, name, _, cut in held}
     for (kind, is_of), axis in itertools.product(kinds.items(), axes):
-        if kind != "every parameter" and len({name for name in names if is_of(name)}) in (0, len(names)):
+        if kind != "every parameter" and len([name for name in names if is_of(*name)]) in (0, len(names)):
             continue
         for has in (True, False):  # as if it had copies along this axis, or had not
 
             def counts(r, name, cut, is_of=is_of, axis=axis, has=has) -> bool:
                 along = copies(name, cut)
-                return first(r, (along | {axis} if has else along - {axis}) if is_of(name) else along)
+                return first(r, (along | {axis} if has else along - {axis}) if is_of(name, cut) else along)
 
-            told = "counts on the first of its ranks alone, and others have other numbers" if has else (
-                "counts once for each of its ranks, which have copies of some of it"
+            told = "of the ranks along {} the first alone counts, and others have other numbers" if has else (
+                "each of the ranks along {} counts, and they have copies"
             )  # fmt: skip
-            yield f"along {axis}, {kind} {told}", length(counts)
+            yield f"{kind}: {told.format(axis)}", length(counts)
     yield (
         "the copies of all ranks count: each number on the one rank that has coordinate 0 along its copies",
         length(lambda r, name, cut: True),
