@@ -98,7 +98,7 @@ def trains_as_one(
         elif step == 0:
             close(loss, want["losses"][0], plain["losses"][0], f"{what}: loss of step 0", factor=15,
                   cause="the mean over all micro-batches",
-                  suspects=lambda: suspects.of_loss(*given))  # fmt: skip
+                  suspects=lambda loss=loss: suspects.of_loss(float(loss), *given))  # fmt: skip
     for step, rank in itertools.product(range(len(batches)), there):
         what = f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
         for name, gradient in ranks[rank]["gradients"][step].items():

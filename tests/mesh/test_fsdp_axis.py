@@ -89,9 +89,16 @@ def suspects(made: list, degrees: dict, rank: int, name: str, start: int, count:
         return sum(g[name] for g in made[r][micro]).flatten()[first : first + count]
 
     yield from of_sum([part(r) for r in range(len(made))], rank, right, shares, along(degrees, rank))
-    early = sum(part(r, slice(i, i + 1)) * beyond ** (len(made[r]) - 1 - i) for r in right for i in range(len(made[r])))
     cause = "what was summed beyond data after one micro-batch is summed again after the next: once a step, at its end"
-    yield cause, early / shares
+    for again in (0, 1):
+        times = [beyond ** (len(made[rank]) - 1 - i + again) for i in range(len(made[rank]))]
+        early = sum(part(r, slice(i, i + 1)) * n for r in right for i, n in enumerate(times))
+        yield cause, early / shares
+    cause = f"numbers of several places are summed: cut over data alone, in {degrees.get('data', 1)} parts"
+    for first in range(0, made[rank][0][name].numel() - beyond * count + 1, count):
+        mixed = sum(part(r, first=first + i * count) for r in right for i in range(beyond)) / shares
+        yield cause, mixed
+        yield cause, mixed / beyond
     for which, micro in (("first", slice(0, 1)), ("last", slice(-1, None))):
         cause = f"it is of the {which} micro-batch alone: they accumulate"
         yield cause, sum(part(r, micro) for r in right) / shares
