@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -190,15 +193,39 @@ def members(degrees: dict, rank: int, axes: tuple) -> tuple:
     return tuple(r for r, place in enumerate(places) if all(place[a] == places[rank][a] for a in others))
 
 
-def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:
-    """Losses to 1e-5 of their value on every rank, gradients to 1e-4 of each parameter's norm, nothing left out."""
-    for rank, got in enumerate(ranks):
-        for step, (loss, expected) in enumerate(zip(got["losses"], want["losses"], strict=True)):
-            assert abs(loss - expected) <= 1e-5 * abs(expected), (
-                f"{what}, rank {rank}, step {step}: loss {loss:.7f}, expected {expected:.7f}, that of one process"
-            )
-        compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
-    covered(ranks, want["gradients"], degrees, what)
+def along(degrees: dict, rank: int) -> dict:
+    """{"over data alone": ranks, …}: of every choice of axes that are longer than 1."""
+    long = [axis for axis in AXES if degrees.get(axis, 1) > 1]
+    chosen = itertools.chain.from_iterable(itertools.combinations(long, n) for n in range(1, len(long) + 1))
+    return {f"over {' × '.join(axes)}{' alone' * (axes != tuple(long))}": members(degrees, rank, axes)
+            for axes in chosen}  # fmt: skip
+
+
+def same_as_alone(ranks: list, want: dict, degrees: dict, what: str, suspects: Any = None) -> None:
+    """Losses to 1e-5 of their value on every rank, gradients to 1e-4 of each parameter's norm, nothing left out.
+
+    First the first loss, then its gradients: later losses tell less. suspects: a `Suspects`, or nothing.
+    """
+    for later in (False, True):
+        for rank, got in enumerate(ranks):
+            for step, (loss, expected) in enumerate(zip(got["losses"], want["losses"], strict=True)):
+                if (step > 0) == later and not abs(loss - expected) <= 1e-5 * abs(expected):
+                    raise AssertionError(
+                        f"{what}, rank {rank}, step {step}: loss {loss:.7f}, expected {expected:.7f}, that of one "
+                        f"process{_because(loss, expected, suspects, rank, step)}"
+                    )
+        if later:
+            break
+        for rank, got in enumerate(ranks):
+            compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient", suspects)
+        covered(ranks, want["gradients"], degrees, what)
+
+
+def _because(loss: float, expected: float, suspects: Any, rank: int, step: int) -> str:
+    right = "" if step == 0 else "; the gradients of the first step are right"
+    if suspects is None:
+        return right
+    return right + suspects.named(torch.tensor(loss), torch.tensor(expected), suspects.loss(rank, step))
 
 
 def part_of(name: str, whole: Tensor, place: int, world: int) -> Tensor:
@@ -206,19 +233,38 @@ def part_of(name: str, whole: Tensor, place: int, world: int) -> Tensor:
     return whole if ".experts." in name else piece(name, whole, place, world)
 
 
-def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> None:
+def compare(found: list, want: dict, degrees: dict, rank: int, what: str, suspects: Any = None) -> None:
     world, place = degrees.get("tensor", 1), coordinate(degrees, rank)["tensor"]
+    wrong, right = [], []
+
+    def own_part(name: str, whole: Tensor, start: int, count: int) -> Tensor:
+        return part_of(name, whole, place, world).flatten()[start : start + count]
+
     for name, shape, start, own in found:
         part = part_of(name, want[name], place, world)
         assert list(part.shape) == shape, f"{what} of {name}, rank {rank}: shape {shape}, expected {list(part.shape)}"
         assert own is not None, f"{what} of {name}, rank {rank}: there is none"
-        error = float((own.double() - part.flatten()[start : start + len(own)]).norm())
-        norm = float(want[name].norm())
-        assert error <= 1e-4 * norm, (
-            f"{what} of {name}, rank {rank} at {coordinate(degrees, rank)}: off by {error:.2g}, the whole has norm "
-            f"{norm:.2g}; its own has {float(own.norm()):.2g}, expected "
-            f"{float(part.flatten()[start : start + len(own)].norm()):.2g}"
-        )
+        error = float((own.double() - own_part(name, want[name], start, len(own))).norm())
+        is_right = error <= 1e-4 * float(want[name].norm())
+        (right if is_right else wrong).append((name, start, own, error))
+    if not wrong:
+        return
+    name, start, own, error = wrong[0]
+    true = own_part(name, want[name], start, len(own))
+    because = "" if suspects is None else suspects.named(
+        own, true, ((cause, own_part(name, t, start, len(own))) for cause, t in suspects.gradient(rank, name))
+    )  # fmt: skip
+    raise AssertionError(
+        f"{what} of {name}, rank {rank} at {coordinate(degrees, rank)}: off by {error:.2g}, the whole has norm "
+        f"{float(want[name].norm()):.2g}; its own has {float(own.norm()):.2g}, expected {float(true.norm()):.2g}"
+        f"{because}; {f'off on this rank: {_kinds(wrong)}; right: {_kinds(right)}' if right else 'all are off'}"
+    )
+
+
+def _kinds(pieces: list) -> str:
+    """Names, of all blocks and experts together."""
+    kinds = [re.sub(r"\.\d+\.", ".*.", name).removesuffix(".weight") for name, *_ in pieces]
+    return ", ".join(dict.fromkeys(re.sub(r"experts\.\d+", "experts.*", kind) for kind in kinds)) or "none"
 
 
 def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:

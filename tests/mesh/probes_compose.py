@@ -114,14 +114,18 @@ def placed(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Bytes that live on this rank when the model has been parallelized, for each plan: RoPE's tables too."""
+    """Bytes that live on this rank when the model has been parallelized, for each plan, RoPE's tables too; and of which
+    parameters it has how many numbers."""
     told = []
     mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all: each of its groups has threads on every rank
     for plan in plans:
         with Held() as memory:
             own = parallel(impl, model, None, degrees, plan, mesh)
             gc.collect()
-            told.append(memory.now())
+            live = memory.now()
+        told.append(
+            {"bytes": live, "numbers": [[p.name, p.count] for at in own.placements().values() for p in at.pieces]}
+        )
         del own
     return told
 

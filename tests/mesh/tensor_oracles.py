@@ -10,6 +10,7 @@ from lab.model.transformer import Config, Transformer
 from lab.world.cluster import sent_bytes
 
 from . import probes_tensor as probes
+from .suspects_tensor import of_half
 
 CUT = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "o_proj": 1, "down_proj": 1,
        "embedding": 0, "head": 0}  # fmt: skip
@@ -97,8 +98,17 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
                     factor=10,
                     dims="batch, token, width",
                     cause=CAUSES[name],
+                    suspects=lambda name=name, place=place: (
+                        () if sequence else halves(kind, name, sizes, state, x, dy, place, size)
+                    ),
                 )
             same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
+
+
+def halves(kind: str, name: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, place: int, size: int):
+    model = whole_model(sizes, state, torch.float64)
+    half, around = getattr(model.blocks[0], kind, None), (model.cos, model.sin)
+    return of_half(kind, name, half, tuple(t[: sizes["context"]] for t in around), x, dy, place, size)
 
 
 CAUSES = {

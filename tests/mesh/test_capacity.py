@@ -16,9 +16,11 @@ from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
 from .experts import capped, draw_layer, one_process
+from .suspects_experts import because, of_capacity, of_limit
 
 CAPACITY = "mesh.capacity"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
+QUEUES = "all first choices queue first, by token, then all second ones"
 
 
 def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> dict:
@@ -34,13 +36,22 @@ def test_each_expert_keeps_its_first(run, rng, k):
     for case, got in zip(cases, run(probes.cap, cases), strict=True):
         left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
         what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
-        assert got["limit"] == limit, f"{what}: the limit is {limit}, got {got['limit']}: ⌈factor · tokens · k / n⌉"
+        sizes = len(left), k, case["n"], case["factor"]
+        assert got["limit"] == limit, (
+            f"{what}: the limit is {limit}, got {got['limit']}: "
+            f"{because(got['limit'], of_limit(*sizes), 'the limit')}: ⌈factor · tokens · k / n⌉"
+        )
         assert torch.equal(got["experts"], left), (
-            f"{what}: of {case['experts'].tolist()} {left.tolist()} is kept, got {got['experts'].tolist()}: all first "
-            "choices queue first, by token, then all second ones"
+            f"{what}: {because(got['experts'].tolist(), of_capacity(**case), QUEUES)}. Of {case['experts'].tolist()} "
+            f"{left.tolist()} is kept, got {got['experts'].tolist()}"
         )
         assert got["dropped"].tolist() == dropped, (
-            f"{what}: dropped by expert {dropped}, got {got['dropped'].tolist()}: every choice that became −1 counts"
+            f"{what}: dropped by expert {dropped}, got {got['dropped'].tolist()}: "
+            + because(
+                got["dropped"].tolist(),
+                [("that is what each has kept", [int((left == e).sum()) for e in range(case["n"])])],
+                "every choice that became −1 counts",
+            )
         )
 
 

@@ -16,6 +16,8 @@ from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
 from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept
+from .suspects_experts import of_combined
+from .suspects_sums import Suspects
 
 COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]
@@ -55,6 +57,14 @@ CAUSES = {
 }
 
 
+def instead(name: str, cases: list, place: int) -> Suspects:
+    """What it may be. cases: of each rank."""
+    if name == "out":
+        yield from of_combined(cases, place)
+    elif name == "by_gates":
+        yield "gates have no gradient: are they constants, or detached?", torch.zeros(cases[place]["gates"].shape)
+
+
 def judge(ranks: list, cases: list, members: list) -> None:
     for i, kind in enumerate(KINDS):
         for place, r in enumerate(members):
@@ -62,7 +72,16 @@ def judge(ranks: list, cases: list, members: list) -> None:
             want, plain = oracle(case, torch.float64), oracle(case, torch.float32)
             for name, cause in CAUSES.items():
                 what = f"rank {place} of {len(members)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
-                close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
+                close(
+                    got[name],
+                    want[name],
+                    plain[name],
+                    what,
+                    factor=6,
+                    dims="token, …",
+                    cause=cause,
+                    suspects=lambda name=name, i=i, place=place: instead(name, [cases[r][i] for r in members], place),
+                )
 
 
 @exercise(COMBINE, kind="numerics")

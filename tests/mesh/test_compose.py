@@ -37,6 +37,7 @@ from .compose import (
     same_as_alone,
 )
 from .costs import listed
+from .suspects import Suspects
 
 COMPOSE = "mesh.compose"
 NEEDS = [
@@ -63,7 +64,8 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
     assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
     ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=world, replace=NEEDS)
-    same_as_alone(ranks, want, degrees, " × ".join(f"{axis}={n}" for axis, n in degrees.items()))
+    what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"
+    same_as_alone(ranks, want, degrees, what, Suspects(model, state, batches, degrees, plan, 0.1))
     return ranks
 
 
@@ -139,7 +141,8 @@ def test_clipping_comes_between_gradients_and_step(run, rng, expect):
         assert got["change"] == 0, (
             f"rank {rank}: clip has set all gradients to 0, and a parameter moved by {got['change']}"
         )
-        compare(got["gradients"], want["gradients"], degrees, rank, "what clip is given: gradient")
+        suspects = Suspects(model, state, [batch], degrees, {}, 0.1)
+        compare(got["gradients"], want["gradients"], degrees, rank, "what clip is given: gradient", suspects)
 
 
 @exercise(COMPOSE, kind="property")
@@ -151,22 +154,40 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     hoarding = replaced(keep_wholes)  # stand-ins do
     tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
     for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
-        for live, shards in zip(got, (1, 2), strict=True):
-            most = 4 * share_of(model, state, coordinate(ALL, rank), shards) + tables
+        for told, shards in zip(got, (1, 2), strict=True):
+            live, share = told["bytes"], share_of(model, state, coordinate(ALL, rank))
+            numbers, units = sum(share.values()), sum(n > 0 for n in share.values())
+            most = 4 * (numbers if shards == 1 else numbers // shards + units) + tables
             most += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
             measured(f"bytes held by a rank of 16, data sharded over {shards}", live, most, "bytes", at_most=True)
             assert live <= most, (
                 f"rank {rank} at {coordinate(ALL, rank)}{', data sharded' * (shards > 1)}: {live} bytes are held when "
-                f"the model has been parallelized, expected at most {most}"
+                f"the model has been parallelized, expected at most {most}{too_many(told['numbers'], share, shards)}"
             )
 
 
-def share_of(model: dict, state: dict, place: dict, shards: int) -> int:
-    """The most numbers of a rank of the mesh of 2 × 2 × 2 × 2."""
+def too_many(numbers: list, share: dict, shards: int) -> str:
+    """Of which parameters a rank has more than its share, and why it should not."""
+    has: dict = defaultdict(int)
+    for name, count in numbers:
+        has[name] += count
+    for cause, wrong in (
+        ("an expert of another rank along expert: each has a block", lambda n: ".experts." in n and not share[n]),
+        ("of another stage: the first ones take the layers that are left over", lambda n: not share[n]),
+        ("tensor has not cut it", lambda n: shards == 1 and has[n] >= 2 * share[n]),
+        ("it is not sharded over data", lambda n: shards > 1 and has[n] >= share[n] > 1),
+    ):
+        if found := [n for n in has if has[n] > 0 and wrong(n)]:
+            return f": it has {has[found[0]]} numbers of {found[0]}: {cause} (so with {len(found)} parameters)"
+    return ": its parameters have its share of the numbers: are others alive beside them, or views of a whole?"
+
+
+def share_of(model: dict, state: dict, place: dict) -> dict:
+    """The most numbers of each parameter, of a rank of the mesh of 2 × 2 × 2 × 2."""
     layers, experts = model["sizes"]["layers"], model["experts"]
     more = (layers + 1) // 2
     mine = range(more) if place["pipe"] == 0 else range(more, layers)
-    total = units = 0
+    share = dict.fromkeys(state, 0)
     for name, t in state.items():
         parts = name.split(".")
         if parts[0] == "blocks" and int(parts[1]) not in mine:
@@ -178,9 +199,8 @@ def share_of(model: dict, state: dict, place: dict, shards: int) -> int:
         rows = -(-len(t) // 2) * 2 if parts[0] in ("embedding", "head") else len(t)
         whole = rows * t[0].numel() if t.dim() > 1 else len(t)
         halved = any(cut in name for cut in ("q_proj", "k_proj", "v_proj", "o_proj", "embedding", "head"))
-        total += whole // 2 if halved else whole
-        units += 1
-    return total if shards == 1 else total // shards + units
+        share[name] = whole // 2 if halved else whole
+    return share
 
 
 @exercise(COMPOSE, kind="property")
@@ -271,8 +291,9 @@ def test_dropout_on_a_whole_mesh(run, rng, sequence):
     for rank, own in enumerate(masks):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
         assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
+        assert not all(bool(kept.all()) for kept in own), f"rank {rank}: with dropout of 0.5 nothing was dropped"
         assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
-            f"rank {rank} drops the same in both steps"
+            f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
         )
         for other in members(degrees, rank, ("tensor",)) if not sequence else ():
             assert all(torch.equal(a, b) for a, b in zip(own, masks[other], strict=True)), (

@@ -15,6 +15,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
+from .suspects_sums import Suspects
 from .tensor_oracles import draw_groups, members, messages
 
 CONJUGATES = "mesh.conjugates"
@@ -24,6 +25,18 @@ BOTH = ["copy_to", "reduce_from"]
 def drawn(rng, world: int) -> list:
     shape = [rng.integers(1, 4) for _ in range(3)]
     return [rng.normal(*shape) for _ in range(world)]
+
+
+def instead(given: list, rank: int, right: list, group: list) -> Suspects:
+    """What it is where it is summed over others, or was not to be summed."""
+    world = list(range(len(given)))
+    if right == [rank]:
+        yield f"it is summed over {group}: this direction is the identity", sum(given[r].double() for r in group)
+    yield "nothing was summed: it is this rank's own", given[rank]
+    if group != world:
+        cause = f"it is summed over all ranks: over the group that was given, {group}"
+        yield cause, sum(given[r].double() for r in world)
+    yield f"a mean, expected the sum over {group}", sum(given[r].double() for r in group) / len(group)
 
 
 def asked(run, rng, name: str, world: int, groups: list):
@@ -46,6 +59,9 @@ def test_one_direction_is_the_identity_and_the_other_the_sum(run, rng, name, wor
                 close(
                     ranks[rank][what], want, plain, f"{name}, {what} of rank {rank} of {group}", factor=4,
                     cause=f"expected {'the sum over the group' if summed else 'what came in'}",
+                    suspects=lambda given=given, rank=rank, summed=summed, group=group: instead(
+                        given, rank, group if summed else [rank], group
+                    ),
                 )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_context as probes
+from .suspects_context import of_ring
+from .suspects_sums import Suspects
 
 CONTEXT = "mesh.context"
 
@@ -59,6 +61,7 @@ def judge(ranks: list, whole: dict, members: list) -> None:
         close(
             together, want[name], plain[name].to(together.dtype),
             f"{name} of {len(members)} ranks that hold positions {held}", factor=12, cause=cause,
+            suspects=lambda name=name, held=held: of_ring(name, whole, [list(positions) for positions in held]),
         )  # fmt: skip
 
 
@@ -81,6 +84,22 @@ def test_16_bits_are_rounded_once(run, rng):
     judge(run(probes.ring, whole, [], world=3), whole, [0, 1, 2])
 
 
+def merges(name: str, have: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor,
+           other_lse: torch.Tensor) -> Suspects:  # fmt: skip
+    """What "o" or "lse" of two parts may be."""
+    large = float(torch.cat([lse, other_lse]).nan_to_num(0, 0, 0).abs().max())
+    if large > 88 and (not torch.isfinite(have).all() or not have.any()):
+        yield "exponentials of lse overflow or vanish: torch.logaddexp, or subtract the larger lse first", have.double()
+    if name == "o":
+        yield "partial results are added as if each were of all keys", o + other_o
+        yield "the mean of partial results", (o + other_o) / 2
+        weights = torch.stack([lse, other_lse]).softmax(0)
+        yield "the weights are exchanged", weights[1][:, None] * o + weights[0][:, None] * other_o
+    else:
+        yield "lse are not added: their exponentials are", lse + other_lse
+        yield "the larger lse is that of neither: log(e^lse + e^other)", torch.maximum(lse, other_lse)
+
+
 @exercise(CONTEXT, kind="numerics")
 def test_partial_results_merge_by_their_lse(run, rng):
     parts, wants = [], []
@@ -95,9 +114,12 @@ def test_partial_results_merge_by_their_lse(run, rng):
     nothing = torch.full((4,), float("-inf"), dtype=torch.float64)
     parts.append([*wants[0], torch.zeros(4, 3, dtype=torch.float64), nothing])
     wants.append(wants[0])
-    for got, want in zip(run(probes.merged, parts), wants, strict=True):
+    for got, want, part in zip(run(probes.merged, parts), wants, parts, strict=True):
         for name, have, wanted in zip(("o", "lse"), got, want, strict=True):
-            close(have, wanted, wanted.float(), f"merged {name}", cause="each weighs e^(its lse − lse of both)")
+            close(
+                have, wanted, wanted.float(), f"merged {name}", cause="each weighs e^(its lse − lse of both)",
+                suspects=lambda name=name, have=have, part=part: merges(name, have, *part),
+            )  # fmt: skip
 
 
 @exercise(CONTEXT, kind="numerics")

@@ -16,8 +16,10 @@ from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
 from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept
+from .suspects_experts import because, of_counts, of_gradient, of_tokens
 
 DISPATCH = "mesh.dispatch"
+ORDER = "by expert, then by the rank they come from, then by token"
 
 
 def judge(ranks: list, cases: list, members: list) -> None:
@@ -30,18 +32,21 @@ def judge(ranks: list, cases: list, members: list) -> None:
             each = range(place * n // len(members), (place + 1) * n // len(members))
             counts = [sum(e == expert for e, *_ in rows) for expert in each]
             assert got["counts"] == counts, (
-                f"{what}: counts {got['counts']}, expected {counts} for experts {list(each)}: what all ranks send them"
+                f"{what}: counts {got['counts']}, expected {counts} for experts {list(each)}: "
+                + because(got["counts"], of_counts(here, place), "what all ranks send them")
             )
             want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else here[0]["x"][:0]
             assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
             assert torch.equal(got["tokens"], want), (
-                f"{what}: tokens {got['tokens'].tolist()}, expected {want.tolist()}: by expert, then by the rank they "
-                "come from, then by token"
+                f"{what}: not those tokens in that order: "
+                + because(got["tokens"].tolist(), of_tokens(here, place), ORDER)
+                + f". Got {got['tokens'].tolist()}, expected {want.tolist()}"
             )
             gradient = here[place]["x"].double() * (here[place]["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
             close(
                 got["gradient"], gradient, gradient.to(here[place]["x"].dtype), f"{what}, gradient of x", factor=6,
                 cause="each choice adds the gradient of its row, from the rank that it was sent to",
+                suspects=lambda case=here[place]: of_gradient(case),
             )  # fmt: skip
 
 

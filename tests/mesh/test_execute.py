@@ -11,6 +11,7 @@ sum instead of the mean (gradients).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -21,6 +22,7 @@ from lab.measure.compare import compare
 from lab.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
+from . import suspects_pipeline as suspects
 from .compose import descend
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
@@ -84,36 +86,47 @@ def trains_as_one(
     batches, lr = draw_batches(rng, state, micro_batches), rng.uniform(0.2, 0.5)
     ranks = run(probes.train, plan, schedule, state, batches, lr, world=world or stages * tensor)
     want, plain = (whole(plan, state, batches, lr, dtype) for dtype in ("float64", "float32"))
-    for rank, got in enumerate(ranks):
-        if members and rank not in members:
-            continue
-        stage = members.index(rank) if members else rank // tensor
+    given = plan, state, batches, lr
+    there = [rank for rank in range(len(ranks)) if not members or rank in members]
+    stage_of = {rank: members.index(rank) if members else rank // tensor for rank in there}
+    # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
+    for rank, step in itertools.product(there, range(len(batches))):
+        loss, stage = ranks[rank]["losses"][step], stage_of[rank]
         what = f"rank {rank}, stage {stage} of {stages}, {micro_batches} micro-batches, layers {layers}"
-        for step in range(len(batches)):
-            loss = got["losses"][step]
-            if stage < stages - 1:
-                assert loss is None, f"{what}: execute returned {loss}, expected None: the loss is the last rank's"
-            else:
-                close(loss, want["losses"][step], plain["losses"][step], f"{what}: loss of step {step}", factor=15,
-                      cause="the mean over all micro-batches")  # fmt: skip
-            for name, gradient in got["gradients"][step].items():
-                one_gradient(f"{what}, step {step}", name, gradient, want["gradients"][step],
-                             plain["gradients"][step], tied, tensor, rank % tensor)  # fmt: skip
+        if stage < stages - 1:
+            assert loss is None, f"{what}: execute returned {loss}, expected None: the loss is the last rank's"
+        elif step == 0:
+            close(loss, want["losses"][0], plain["losses"][0], f"{what}: loss of step 0", factor=15,
+                  cause="the mean over all micro-batches",
+                  suspects=lambda loss=loss: suspects.of_loss(float(loss), *given))  # fmt: skip
+    for step, rank in itertools.product(range(len(batches)), there):
+        what = f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
+        for name, gradient in ranks[rank]["gradients"][step].items():
+            one_gradient(f"{what}, step {step}", name, gradient, want["gradients"][step],
+                         plain["gradients"][step], tied, tensor, rank % tensor,
+                         lambda name, step=step: suspects.of_gradient(whole, *given, step, name))  # fmt: skip
+        if stage_of[rank] == stages - 1:
+            close(ranks[rank]["losses"][step], want["losses"][step], plain["losses"][step],
+                  f"{what}: loss of step {step}", factor=15, cause="the mean over all micro-batches")  # fmt: skip
     return ranks
 
 
-def one_gradient(what, name, gradient, want, plain, tied, tensor, rank):
+def one_gradient(what, name, gradient, want, plain, tied, tensor, rank, named):
     """Assert one gradient, of which this tensor rank has a part."""
     key = "embedding" if tied and name == "head" else name
     true, yardstick = want[key], plain[key]
-    if name.startswith("layers") and tensor > 1:
-        dim = 1 if name.endswith("a") else 0
-        true, yardstick = true.chunk(tensor, dim)[rank], yardstick.chunk(tensor, dim)[rank]
+
+    def part(whole: torch.Tensor) -> torch.Tensor:
+        cut = name.startswith("layers") and tensor > 1
+        return whole.chunk(tensor, 1 if name.endswith("a") else 0)[rank] if cut else whole
+
+    true, yardstick = part(true), part(yardstick)
     assert gradient is not None, f"{what}: {name} has no gradient"
     close(
         gradient, true, yardstick, f"{what}: gradient of {name}", factor=15,
         cause="tied: the sum of the first and the last rank's" if tied and key == "embedding"
         else "expected the gradient of the mean over micro-batches",
+        suspects=lambda: ((cause, part(t)) for cause, t in named(key)),
     )  # fmt: skip
 
 
@@ -199,20 +212,6 @@ def clocks(run, rng, kind):
 
 
 @exercise(EXECUTE, kind="property")
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
-def test_idle_time_is_the_formulas(run, rng, kind):
-    simulation, (stages, micro_batches, chunks, _), ranks = clocks(run, rng, kind)
-    length, want = max(got["end"] for got in ranks), (stages - 1) / (chunks * micro_batches)
-    bubble = (length - simulation.busy) / simulation.busy
-    measured(f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time", bubble, want)
-    assert abs(bubble - want) < 1e-9, (
-        f"{kind}, {stages} stages, {micro_batches} micro-batches, {chunks} chunks: idle over busy time is "
-        f"{bubble:.4f} by the clocks that messages carry, expected {want:.4f}: follow the schedule, and send what an "
-        "action made before the next begins"
-    )
-
-
-@exercise(EXECUTE, kind="property")
 @pytest.mark.parametrize("kind", ["1f1b", "interleaved", "any"])
 def test_each_action_begins_when_the_schedule_says(run, rng, kind):
     simulation, _, ranks = clocks(run, rng, kind)
@@ -226,8 +225,22 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
             assert did == should, (
                 f"{kind}, rank {rank} of {len(ranks)}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
                 f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
-                "(a forward takes 1, a backward 2)"
+                f"(a forward takes 1, a backward 2): {suspects.order(got['events'], did, should)}"
             )
+
+
+@exercise(EXECUTE, kind="property")
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
+def test_idle_time_is_the_formulas(run, rng, kind):
+    simulation, (stages, micro_batches, chunks, _), ranks = clocks(run, rng, kind)
+    length, want = max(got["end"] for got in ranks), (stages - 1) / (chunks * micro_batches)
+    bubble = (length - simulation.busy) / simulation.busy
+    measured(f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time", bubble, want)
+    assert abs(bubble - want) < 1e-9, (
+        f"{kind}, {stages} stages, {micro_batches} micro-batches, {chunks} chunks: idle over busy time is "
+        f"{bubble:.4f} by the clocks that messages carry, expected {want:.4f}: follow the schedule, and send what an "
+        "action made before the next begins"
+    )
 
 
 @exercise(EXECUTE, kind="property")

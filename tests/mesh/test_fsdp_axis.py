@@ -10,6 +10,7 @@ all-reduce after each micro-batch, which counts the first one twice; experts div
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
 from . import probes_fsdp as probes
-from .compose import coordinate, members
+from .compose import along, coordinate, members
+from .suspects_sums import Suspects, of_sum
 
 FSDP_AXIS = "mesh.fsdp_axis"
 NEEDS = ["mesh.mesh", "zero.fsdp_gather"]
@@ -53,20 +55,56 @@ def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
     return sizes, states, batches
 
 
-def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
-    """Each rank's gradients, summed over whom they are to be summed over, in one process."""
-    own = []
+def each(sizes: dict, states: list, batches: list, dtype: str) -> list:
+    """[rank][micro-batch]: gradients of its share of the mean over this rank's micro-batches."""
+    told = []
     for state, micro_batches in zip(states, batches, strict=True):
         model = Transformer(Config(**sizes)).to(getattr(torch, dtype))
         model.load_state_dict(state)
+        told.append([])
         for tokens, targets in micro_batches:
+            model.zero_grad()
             (F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / len(micro_batches)).backward()
-        own.append({name: p.grad for name, p in model.named_parameters()})
+            told[-1].append({name: p.grad.clone() for name, p in model.named_parameters()})
+    return told
+
+
+def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
+    """Each rank's gradients, summed over whom they are to be summed over, in one process."""
+    own = [{name: sum(g[name] for g in gradients) for name in gradients[0]}
+           for gradients in each(sizes, states, batches, dtype)]  # fmt: skip
     shares = degrees.get("data", 1) * degrees.get("expert", 1)
     return [
         {name: sum(own[r][name] for r in members(degrees, rank, axes_of(name))) / shares for name in own[rank]}
         for rank in range(len(own))
     ]
+
+
+def suspects(made: list, degrees: dict, rank: int, name: str, start: int, count: int) -> Suspects:
+    """Of a part of a gradient, as if summed over others, too early, or cut wrongly. made: by `each`, in float64."""
+    right, shares = members(degrees, rank, axes_of(name)), degrees.get("data", 1) * degrees.get("expert", 1)
+    beyond = len(right) // degrees.get("data", 1)
+
+    def part(r: int, micro: slice = slice(None), first: int = start) -> torch.Tensor:
+        return sum(g[name] for g in made[r][micro]).flatten()[first : first + count]
+
+    yield from of_sum([part(r) for r in range(len(made))], rank, right, shares, along(degrees, rank))
+    cause = "what was summed beyond data after one micro-batch is summed again after the next: once a step, at its end"
+    for again in (0, 1):
+        times = [beyond ** (len(made[rank]) - 1 - i + again) for i in range(len(made[rank]))]
+        early = sum(part(r, slice(i, i + 1)) * n for r in right for i, n in enumerate(times))
+        yield cause, early / shares
+    cause = f"numbers of several places are summed: cut over data alone, in {degrees.get('data', 1)} parts"
+    for first in range(0, made[rank][0][name].numel() - beyond * count + 1, count):
+        mixed = sum(part(r, first=first + i * count) for r in right for i in range(beyond)) / shares
+        yield cause, mixed
+        yield cause, mixed / beyond
+    for which, micro in (("first", slice(0, 1)), ("last", slice(-1, None))):
+        cause = f"it is of the {which} micro-batch alone: they accumulate"
+        yield cause, sum(part(r, micro) for r in right) / shares
+    for first in range(0, made[rank][0][name].numel() - count + 1, count):
+        cause = f"these are numbers {first} … {first + count - 1}, expected those from {start} on: cut over data alone"
+        yield cause, sum(part(r, first=first) for r in right) / shares
 
 
 @exercise(FSDP_AXIS, kind="numerics")
@@ -80,12 +118,19 @@ def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
         replace=NEEDS,
     )  # fmt: skip
     want, plain = (expect(whole, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
+    made: list = []
+
+    def named(*which: Any) -> Suspects:
+        made.extend([] if made else each(sizes, states, batches, "float64"))
+        return suspects(made, degrees, *which)
+
     for rank, got in enumerate(ranks):
         for name, start, own in got["gradients"]:
             part, same = (t[rank][name].flatten()[start : start + len(own)] for t in (want, plain))
             close(
                 own, part, same, f"rank {rank} at {coordinate(degrees, rank)}: gradient of {name} from {start}",
                 factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
+                suspects=lambda rank=rank, name=name, start=start, own=own: named(rank, name, start, len(own)),
             )  # fmt: skip
 
 

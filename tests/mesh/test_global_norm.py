@@ -19,6 +19,8 @@ from lab.pytest_plugin import exercise
 
 from . import probes_norm as probes
 from .placed import draw_layout, draw_values, world_of
+from .suspects_norm import of_norm
+from .suspects_sums import Suspects
 
 NORM = "mesh.global_norm"
 NEEDS = ["mesh.mesh"]
@@ -38,21 +40,44 @@ def length(gradients: dict) -> float:
     return math.sqrt(math.fsum(float(x) ** 2 for g in gradients.values() for x in g.double().flatten()))
 
 
-def check(ranks: list, norm: float, limits: list, what: str) -> None:
+def counted(layout: dict, ranks: list, rank: int, norm: float) -> str:
+    """How a norm that is wrong was counted, or how it should be."""
+    got = ranks[rank]["norm"]
+    if not math.isfinite(got) or (got == 0 and norm < 1e-3):
+        return "squares overflow or vanish: take them in float64"
+    for told in zip(*(of_norm(layout, ranks, r) for r in range(len(ranks))), strict=True):
+        if all(abs(other - r["norm"]) <= 1e-5 * abs(got - norm) for (_, other), r in zip(told, ranks, strict=True)):
+            return told[rank][0]
+    return "each number of the model's gradient counts once, on one rank of those that hold it"
+
+
+def scaled(before: torch.Tensor, norm: float, limit: float) -> Suspects:
+    """What a clipped gradient may be instead."""
+    yield "it was not scaled, and the norm is above the limit", before
+    yield "it was scaled, and the norm is not above the limit: by min(1, max_norm / norm)", before * (limit / norm)
+    for epsilon in (1e-6, 1e-8, 1e-12):
+        cause = f"something of about {epsilon:g} was added to the norm: small norms are clipped to nothing"
+        yield cause, before * min(1.0, limit / (norm + epsilon))
+
+
+def check(ranks: list, norm: float, limits: list, what: str, layout: dict) -> None:
     for rank, told in enumerate(ranks):
-        for got, limit in zip(told, limits, strict=True):
+        for i, (got, limit) in enumerate(zip(told, limits, strict=True)):
             who = f"{what}, rank {rank}, max_norm {limit:.4g}"
             assert got["returned"] == "torch.float64 ()", f"{who}: returned {got['returned']}, expected float64, ()"
             assert abs(got["norm"] - norm) <= 1e-6 * norm, (
-                f"{who}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: each "
-                "number of the model's gradient counts once, on one rank of those that hold it"
+                f"{who}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: "
+                f"{counted(layout, [each[i] for each in ranks], rank, norm)}"
             )
             scale = min(1.0, limit / norm)
             for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):
                 assert (before is None) == (after is None), f"{who}: {name} had a gradient, or none, and not now"
                 if before is not None:
                     want = before.double() * scale
-                    close(after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}")
+                    close(
+                        after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}",
+                        suspects=lambda before=before, limit=limit: scaled(before.double(), norm, limit),
+                    )  # fmt: skip
 
 
 @exercise(NORM, kind="numerics")
@@ -63,7 +88,7 @@ def test_the_norm_is_the_whole_models_on_any_mesh(run, rng, where):
     norm = length(gradients)
     limits = [share * norm for share in rng.shuffled([rng.uniform(0.1, 0.6), 1.5, math.inf])]
     ranks = run(probes.clipped, layout, gradients, limits, [], world=world_of(layout), replace=NEEDS)
-    check(ranks, norm, limits, where)
+    check(ranks, norm, limits, where, layout)
 
 
 @exercise(NORM, kind="numerics")
@@ -74,7 +99,7 @@ def test_a_rank_without_gradients_takes_part(run, rng):
     there = {n: g for n, g in gradients.items() if n.startswith(("embedding", "blocks.0"))}
     limits = [0.3 * length(there)]
     ranks = run(probes.clipped, layout, gradients, limits, [2, 3], world=4, replace=NEEDS)
-    check(ranks, length(there), limits, "ranks 2 and 3 have no gradients")
+    check(ranks, length(there), limits, "ranks 2 and 3 have no gradients", layout)
 
 
 @exercise(NORM, kind="numerics")
@@ -86,7 +111,7 @@ def test_squares_neither_overflow_nor_vanish(run, rng, dtype, scale):
     gradients = {n: (g.clamp(-3, 3) * scale).to(getattr(torch, dtype)) for n, g in draw_values(rng, layout).items()}
     norm = length(gradients)
     ranks = run(probes.clipped, layout, gradients, [0.3 * norm], [], world=2, replace=NEEDS)
-    check(ranks, norm, [0.3 * norm], f"{dtype} of about {scale:g}")
+    check(ranks, norm, [0.3 * norm], f"{dtype} of about {scale:g}", layout)
 
 
 @exercise(NORM, kind="numerics")

@@ -22,6 +22,8 @@ from lab.pytest_plugin import exercise
 from . import probes_checkpoint as probes
 from .placed import draw_layout, draw_values, sizes_of, world_of
 from .probes_placed import part_of
+from .suspects_checkpoint import of_training
+from .suspects_sums import Suspects
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
@@ -51,7 +53,8 @@ def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.
     return {n: p.detach() for n, p in parameters.items()}
 
 
-def check(ranks: list, layout: dict, want: dict, plain: dict, what: str) -> None:
+def check(ranks: list, layout: dict, want: dict, plain: dict, what: str, suspects: Suspects) -> None:
+    """suspects: (cause, all parameters): asked once, where something is wrong."""
     world = layout["degrees"].get("tensor", 1)
     for rank, got in enumerate(ranks):
         for name, place, start, own in got["parameters"]:
@@ -59,13 +62,17 @@ def check(ranks: list, layout: dict, want: dict, plain: dict, what: str) -> None
             close(
                 own, expected.flatten()[start : start + len(own)], yardstick.flatten()[start : start + len(own)],
                 f"{what}, rank {rank}: {name} from {start} on", cause="not as if training had not been interrupted",
+                suspects=lambda name=name, place=place, start=start, own=own: (
+                    (cause, part_of(name, t[name], place, world).flatten()[start : start + len(own)])
+                    for cause, t in suspects
+                ),
             )  # fmt: skip
 
 
 def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -> list:
     """One session on each mesh; yields (layout, what the ranks told)."""
     layout = draw_layout(rng, {}, **model)
-    values, files, taken, sessions = draw_values(rng, layout), None, [], []
+    values, files, taken, sessions, apart = draw_values(rng, layout), None, [], [], []
     other = {k: [0.5, 0.6] if k == "betas" else 0.7 for k in options}
     for number, (degrees, small) in enumerate(meshes):
         here = {**layout, "degrees": degrees, "small": small}
@@ -82,7 +89,10 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -
         sessions.append((here, ranks))
         told = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
         want, plain = (alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32))
-        check(ranks, here, want, plain, f"{name}, {told}")
+        apart.append(gradients)
+        degrees = [degrees for degrees, _ in meshes[: number + 1]]
+        suspects = of_training(name, options, other, values, apart, degrees) if number else iter(())
+        check(ranks, here, want, plain, f"{name}, {told}", suspects)
         for rank, got in enumerate(ranks):
             before = {"session": number - 1, "é": [0.5, None]} if number else None
             assert got["extra"] == before, f"{told}, rank {rank}: extra came back as {got['extra']}, was {before}"

@@ -74,12 +74,40 @@ def fastest(case: dict, job=None) -> list[tuple[float, Plan, float]]:
     return sorted((price, plan, size) for plan, _, price, size in sized if size <= room(case, job))
 
 
+def in_common(some: set, others: set, what: str) -> str:
+    """Values of a plan's fields that all of some have and none of the others."""
+    told = []
+    for name in vars(min(some)) if some else ():
+        values, beside = ({getattr(plan, name) for plan in plans} for plans in (some, others))
+        if not values & beside:
+            told.append(f"{name} is {' or '.join(map(str, sorted(values)))}")
+    return f"; of all that are {what}, {' and '.join(told)}, and of no other" if told else ""
+
+
+def why_other(case: dict, got: Plan, best: Plan) -> str:
+    """Why a plan is not the one to choose."""
+    (_, got_s, size), (floor, price, need), most = known(case, got), known(case, best), room(case)
+    if size > most:
+        total = probes.job_of(case).cluster.device.hbm_bytes
+        inside = ", though less than all of the memory" if size <= total else f", and there are {total:.4g} in all"
+        return f"it does not fit: it needs {size:.4g} bytes{inside}, and there is room for {most:.4g}"
+    if got_s > price:
+        return (
+            f"a faster one was left out: its floor is {floor:.4g} s, its price {price:.4g} s, it needs {need:.4g} of "
+            f"{most:.4g} bytes; floors are no order of prices: go on until a floor is above the last price that is kept"
+        )
+    return "a plan was left out, or one that does not fit taken"
+
+
 def check(case: dict, got: list) -> None:
     want = fastest(case)[: case["keep"]]
-    assert len(got) == len(want), f"{case}: {len(want)} plans fit and were asked for, got {len(got)}"
+    assert len(got) == len(want), (
+        f"{case}: {len(want)} plans fit and were asked for, got {len(got)}: a floor above the best price is no reason "
+        "to stop before as many are found as are to be kept"
+    )
     for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
         told = f"{case}: choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
-        assert abs(step_s - price) <= RELATIVE * price, told + ": a plan was left out, or one that does not fit taken"
+        assert abs(step_s - price) <= RELATIVE * price, f"{told}: {why_other(case, Plan(*plan), best)}"
         assert Plan(*plan) == best, told
         assert abs(size - need) <= RELATIVE * need, f"{case}: memory of {best}: expected {need:.6g}, got {size:.6g}"
 
@@ -96,7 +124,10 @@ def test_candidates_are_all_plans_and_each_once(run, rng):
         assert not double, f"{case}: more than once: {min(double)}"
         want = set(every(case))
         wrong = [*(want - set(plans)), *(set(plans) - want)]
-        assert not wrong, f"{case}: {len(wrong)} plans too few or too many, as {min(wrong)}"
+        assert not wrong, (
+            f"{case}: {len(want - set(plans))} plans are missing and {len(set(plans) - want)} too many, as {min(wrong)}"
+            f"{in_common(want - set(plans), set(plans), 'missing')}{in_common(set(plans) - want, want, 'too many')}"
+        )
 
 
 @exercise(PLANNER, kind="numerics")

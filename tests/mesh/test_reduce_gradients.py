@@ -15,34 +15,12 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
+from .compose import along
 from .experts import draw_layer, one_process
+from .suspects_sums import of_sum
 
 REDUCE = "mesh.reduce_gradients"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
-
-
-@exercise(REDUCE, kind="numerics")
-@pytest.mark.parametrize(("data", "expert"), [(1, 2), (2, 1), (2, 2)])
-def test_a_layer_of_experts_learns_as_one_process_does(run, rng, expect, data, expert):
-    """Also that its results and its balancing loss are the same."""
-    sizes, state = draw_layer(rng, expert * rng.integers(1, 2) + (expert == 1))
-    sizes["k"] = rng.integers(1, 2)
-    tokens, world = rng.integers(3, 6), data * expert
-    shares = [{"x": rng.normal(tokens, sizes["width"]), "weights": rng.normal(tokens, sizes["width"])}
-              for _ in range(world)]  # fmt: skip
-    want, plain = (expect(one_process, sizes, state, shares, dtype) for dtype in ("float64", "float32"))
-    for rank, got in enumerate(run(probes.layer, sizes, state, shares, expert, world=world, replace=NEEDS)):
-        what = f"rank {rank}, data={data}, expert={expert}"
-        close(got["y"], want["ranks"][rank]["y"], plain["ranks"][rank]["y"], f"{what}, result", factor=10)
-        close(got["balance"], want["balance"], plain["balance"], f"{what}, balancing loss", factor=10)
-        mine = len(state) // 3 // expert
-        assert len(got["gradients"]) == 1 + 3 * mine, f"{what}: holds {sorted(got['gradients'])}"
-        for name, gradient in got["gradients"].items():
-            cause = "summed over data" if name.startswith("experts") else "summed over data×expert"
-            close(
-                gradient, want["gradients"][name], plain["gradients"][name], f"{what}, gradient of {name}", factor=15,
-                cause=f"expected the gradient of the global mean loss: {cause}, divided by {world}",
-            )  # fmt: skip
 
 
 def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
@@ -72,6 +50,10 @@ def check(ranks: list, cases: list, expert: int) -> None:
                 close(
                     got[name][i], want, plain, what, factor=10,
                     cause=f"the sum over ranks {list(members)}, divided by {world}",
+                    suspects=lambda name=name, i=i, rank=rank, members=members: of_sum(
+                        [case[name][i] for case in cases], rank, members, world,
+                        along({"data": world // expert, "expert": expert}, rank),
+                    ),
                 )  # fmt: skip
 
 
@@ -89,6 +71,30 @@ def test_16_bit_sums_do_not_overflow(run, rng):
         for name in ("dense", "experts"):
             case[name] = [(g.float() * 5000 + 40000).half() for g in case[name]]
     check(run(probes.reduce, cases, 2, world=4), cases, 2)
+
+
+@exercise(REDUCE, kind="numerics")
+@pytest.mark.parametrize(("data", "expert"), [(1, 2), (2, 1), (2, 2)])
+def test_a_layer_of_experts_learns_as_one_process_does(run, rng, expect, data, expert):
+    """Also that its results and its balancing loss are the same."""
+    sizes, state = draw_layer(rng, expert * rng.integers(1, 2) + (expert == 1))
+    sizes["k"] = rng.integers(1, 2)
+    tokens, world = rng.integers(3, 6), data * expert
+    shares = [{"x": rng.normal(tokens, sizes["width"]), "weights": rng.normal(tokens, sizes["width"])}
+              for _ in range(world)]  # fmt: skip
+    want, plain = (expect(one_process, sizes, state, shares, dtype) for dtype in ("float64", "float32"))
+    for rank, got in enumerate(run(probes.layer, sizes, state, shares, expert, world=world, replace=NEEDS)):
+        what = f"rank {rank}, data={data}, expert={expert}"
+        close(got["y"], want["ranks"][rank]["y"], plain["ranks"][rank]["y"], f"{what}, result", factor=10)
+        close(got["balance"], want["balance"], plain["balance"], f"{what}, balancing loss", factor=10)
+        mine = len(state) // 3 // expert
+        assert len(got["gradients"]) == 1 + 3 * mine, f"{what}: holds {sorted(got['gradients'])}"
+        for name, gradient in got["gradients"].items():
+            cause = "summed over data" if name.startswith("experts") else "summed over data×expert"
+            close(
+                gradient, want["gradients"][name], plain["gradients"][name], f"{what}, gradient of {name}", factor=15,
+                cause=f"expected the gradient of the global mean loss: {cause}, divided by {world}",
+            )  # fmt: skip
 
 
 @exercise(REDUCE, kind="property")

@@ -16,6 +16,7 @@ from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
+from .suspects_sums import Suspects
 
 ROUTE = "mesh.route"
 
@@ -49,8 +50,60 @@ def oracle(cases: list, dtype=torch.float64) -> list:
     return answers
 
 
-def check(got: dict, want: dict, plain: dict, what: str, empty: bool = False) -> None:
-    """empty: no rank has a token."""
+def instead(name: str, together: list, place: int) -> Suspects:
+    """What one of the answers of a rank may be. together: the cases of all ranks."""
+    case, world = together[place], len(together)
+    true = oracle(together)[place]
+    if name == "gates":
+        yield (
+            "gates are normalised again: with k = 1 they are 1, and teach nothing",
+            true["gates"] / true["gates"].sum(1, keepdim=True),
+        )
+        chosen = case["logits"].double().gather(1, true["experts"])
+        yield "the softmax is over the chosen alone: over all experts", chosen.softmax(1)
+        yield "they are logits, not probabilities", chosen
+        for dtype in (torch.float16, torch.bfloat16):
+            if case["logits"].dtype == dtype:
+                rounded = torch.softmax(case["logits"], dim=-1).gather(1, true["experts"])
+                yield f"the softmax is in {str(dtype)[6:]}: in float32 at least", rounded
+    if name == "by_gates":
+        yield "gates have no gradient: are they detached, together with the choice?", 0 * true[name]
+    if name in ("balance", "by_balance") and world > 1:
+        alone = [oracle([c]) for c in together]
+        cause = "it is of this rank's tokens alone: sum choices, probabilities and tokens over the group first"
+        yield cause, alone[place][0][name]
+        if name == "by_balance":
+            yield cause, alone[place][0][name] * world
+            yield (
+                "divided by the ranks, once too often: times what gradients will be divided by",
+                true[name] / (case["averaged_over"] or world),
+            )
+        else:
+            cause = "it is the mean of the ranks' own losses: a mean of products is not the product of means"
+            yield cause, torch.stack([own[0][name] for own in alone]).mean()
+            yield "it is the sum of the ranks' own losses", torch.stack([own[0][name] for own in alone]).sum()
+            weighed = _mean_of_means(together)
+            yield "ranks that have other numbers of tokens weigh as much: sum first, then divide by all tokens", weighed
+    if name in ("balance", "by_balance"):
+        k = case["k"]
+        yield "f is a share of tokens: of choices, tokens · k, so that it sums to 1", true[name] * k
+        yield "it is not multiplied by the number of experts", true[name] / case["logits"].shape[1]
+
+
+def _mean_of_means(together: list) -> torch.Tensor:
+    n, k = together[0]["logits"].shape[1], together[0]["k"]
+    f, p = [], []
+    for c in together:
+        tokens = max(1, len(c["logits"]))
+        e = best(c["logits"], k)
+        f.append(torch.tensor([int((e == i).sum()) / (tokens * k) for i in range(n)], dtype=torch.float64))
+        p.append(torch.softmax(c["logits"].double(), -1).sum(0) / tokens)
+    return n * (torch.stack(f).mean(0) * torch.stack(p).mean(0)).sum()
+
+
+def check(got: dict, want: dict, plain: dict, what: str, together: list, place: int) -> None:
+    """together: the cases of all ranks; place: this one's."""
+    empty = not any(len(c["logits"]) for c in together)
     assert torch.equal(got["experts"], want["experts"]), (
         f"{what}: experts {got['experts'].tolist()}, expected {want['experts'].tolist()}: the k largest logits, "
         "largest first, the lower number where they are equal"
@@ -66,7 +119,10 @@ def check(got: dict, want: dict, plain: dict, what: str, empty: bool = False) ->
     for name, cause in causes.items():
         value, wanted, plainly = (t[name].reshape(-1) for t in (got, want, plain))
         # Gradients of a 16-bit tensor are rounded to it, once.
-        close(value, wanted, plainly.to(value.dtype), f"{what}, {name}", factor=8, cause=cause)
+        close(
+            value, wanted, plainly.to(value.dtype), f"{what}, {name}", factor=8, cause=cause,
+            suspects=lambda name=name: ((why, t.reshape(-1)) for why, t in instead(name, together, place)),
+        )  # fmt: skip
 
 
 def judge(run, cases: list, groups=None, members=None, world=None) -> list:
@@ -85,7 +141,7 @@ def judge(run, cases: list, groups=None, members=None, world=None) -> list:
             assert ranks[r][i]["gates"].dtype == torch.promote_types(together[place]["logits"].dtype, torch.float32), (
                 f"{what}: gates are {ranks[r][i]['gates'].dtype}, expected float32, float64 for float64 logits"
             )
-            check(ranks[r][i], want[place], plain[place], what, empty=not any(len(c["logits"]) for c in together))
+            check(ranks[r][i], want[place], plain[place], what, together, place)
     return ranks
 
 

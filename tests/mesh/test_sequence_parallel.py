@@ -17,6 +17,7 @@ from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
+from .suspects_sums import Suspects
 from .tensor_oracles import (
     block_is_as_whole,
     bytes_sent,
@@ -44,6 +45,17 @@ def asked(run, rng, name: str, size: int, groups: list, world: int) -> tuple:
     return x, dy, run(probes.conjugate, name, x, dy, groups, world=world)
 
 
+def instead(wholes: list, rank: int, group: list, place: int, size: int) -> Suspects:
+    """What a sum over a group, of one place's tokens, may be."""
+    stack = torch.stack(wholes).double()
+    mine = [t.chunk(size, 1) for t in (stack[rank], stack[group].sum(0), stack.sum(0))]
+    yield "it is this rank's own, cut and not summed: other ranks have used these tokens, too", mine[0][place]
+    yield f"it is the mean, expected the sum over {group}", mine[1][place] / size
+    yield f"it is summed over all ranks: over the group that was given, {group}", mine[2][place]
+    for other in range(size):
+        yield f"it is of the tokens of place {other}, expected those of place {place}", mine[1][other]
+
+
 @exercise(SEQUENCE, kind="numerics")
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("world", [1, 2, 3, "groups"])
@@ -66,6 +78,7 @@ def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name
             close(
                 got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
                 dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
+                suspects=lambda place=place, rank=rank, group=group: instead(wholes, rank, group, place, size),
             )  # fmt: skip
             assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
 

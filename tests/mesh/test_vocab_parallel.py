@@ -17,6 +17,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
+from . import suspects_tensor as suspects
 from .tensor_oracles import draw_groups, keeps_its_share, members
 
 VOCAB = "mesh.vocab_parallel"
@@ -50,6 +51,7 @@ def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, size, missi
             close(
                 told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
                 cause="a row is found on one rank, at the token less the rank's first; the others add zeros",
+                suspects=lambda place=place: suspects.of_rows(weight, tokens, rows, size, place),
             )  # fmt: skip
             mine = slice(place * rows, place * rows + rows)
             close(
@@ -87,12 +89,14 @@ def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, g
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,
             cause="maximum, sum and target's logit are those of all columns that count",
+            suspects=lambda at=place[rank]: suspects.of_loss("loss", parts, vocabulary, targets, scale, at),
         )  # fmt: skip
         full, plainly = (F.pad(t["dlogits"], (0, missing)) for t in (want, plain))
         close(
             got["dlogits"], full.chunk(size, -1)[place[rank]], plainly.chunk(size, -1)[place[rank]],
             f"{what}, gradient of its logits", factor=10, dims="batch, token, column",
             cause="softmax − one-hot over the tokens' number; padding has none",
+            suspects=lambda at=place[rank]: suspects.of_loss("dlogits", parts, vocabulary, targets, scale, at),
         )  # fmt: skip
 
 
