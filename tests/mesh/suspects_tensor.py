@@ -91,7 +91,7 @@ def of_rows(weight: Tensor, tokens: Tensor, rows: int, size: int, place: int) ->
     here = tokens < rows
     as_if_first = sum(part[tokens.clamp_max(rows - 1)] * here[..., None] for part in parts)
     yield (
-        "the rank's first row is subtracted from the token nowhere: each rank takes tokens 0 … for its own",
+        "each rank takes tokens 0 … for its own: subtract the rank's first row",
         as_if_first,
     )
     local = sum(part[tokens.clamp_max(rows - 1)] * (owner == r)[..., None] for r, part in enumerate(parts))

@@ -171,9 +171,14 @@ def too_many(numbers: list, share: dict, shards: int) -> str:
     has: dict = defaultdict(int)
     for name, count in numbers:
         has[name] += count
+
+    def layer(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    here = {layer(name) for name, count in share.items() if count}
     for cause, wrong in (
-        ("an expert of another rank along expert: each has a block", lambda n: ".experts." in n and not share[n]),
-        ("of another stage: the first ones take the layers that are left over", lambda n: not share[n]),
+        ("of another stage: the first ones take the layers that are left over", lambda n: layer(n) not in here),
+        ("an expert of another rank along expert: each has a block", lambda n: not share[n]),
         ("tensor has not cut it", lambda n: shards == 1 and has[n] >= 2 * share[n]),
         ("it is not sharded over data", lambda n: shards > 1 and has[n] >= share[n] > 1),
     ):
