@@ -358,6 +358,16 @@ def test_a_message_says_what_all_values_together_show():
     assert off(want.T, want, cause="tokens are dim 1").endswith("expected shape (3, 4), got (4, 3): tokens are dim 1")
 
 
+def test_a_single_number_is_explained_by_its_rounding_alone_and_none_after_ten_seconds(monkeypatch):
+    one, want = torch.tensor([1.0]), torch.tensor([2.0])
+    near = {"is it nearly that?": want * 0.502, "is it that?": want / 2}
+    assert off(one, want, suspects=near.items).endswith(": is it that?")
+    several = {name: tensor.expand(30) for name, tensor in near.items()}
+    assert off(one.expand(30), want.expand(30), suspects=several.items).endswith(": is it nearly that?")
+    monkeypatch.setattr(judge, "PATIENCE_S", -1.0)
+    assert off(one, want, suspects=near.items, cause="nobody knows").endswith(": nobody knows")
+
+
 def test_a_message_says_where_all_that_is_off_lies():
     want = torch.randn(2, 9, 5)
     got = want.clone()

@@ -46,15 +46,15 @@ def refused(impl, degrees: list) -> dict:
     mesh = make(*degrees, rank=0)
     return {
         "a rank beyond the world": raised(lambda: make(*degrees, rank=mesh.world)),
-        "a degree of 0": raised(lambda: make(data=0, rank=0)),
-        "the coordinate of a rank beyond the world": raised(lambda: mesh.coordinate(mesh.world)),
-        "a place beyond the axis": raised(lambda: mesh.rank(tensor=degrees[3])),
-        "a place before it": raised(lambda: mesh.rank(data=-1)),
-        "a rank on an axis that is not there": raised(lambda: mesh.rank(model=0)),
-        "groups of an axis that is not there": raised(lambda: mesh.partition("model")),
-        "the size of an axis named twice": raised(lambda: mesh.size("data", "data")),
-        "a neighbour on an axis that is not there": raised(lambda: mesh.neighbour("model")),
-        "a group on paper": raised(lambda: mesh.group("data")),
+        "Mesh(data=0, rank=0), a degree of 0": raised(lambda: make(data=0, rank=0)),
+        "coordinate(world), a rank beyond it": raised(lambda: mesh.coordinate(mesh.world)),
+        "rank(tensor=degree), a place beyond the axis": raised(lambda: mesh.rank(tensor=degrees[3])),
+        "rank(data=-1), a place before it": raised(lambda: mesh.rank(data=-1)),
+        "rank(model=0), an axis that is not there": raised(lambda: mesh.rank(model=0)),
+        "partition('model'), an axis that is not there": raised(lambda: mesh.partition("model")),
+        "size('data', 'data'), an axis named twice": raised(lambda: mesh.size("data", "data")),
+        "neighbour('model'), an axis that is not there": raised(lambda: mesh.neighbour("model")),
+        "group('data') on paper": raised(lambda: mesh.group("data")),
     }
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab.judge import in_time
 from lab.model.transformer import RMSNorm
 
 from .compose import Mixture, bare, descend
@@ -25,7 +26,7 @@ def named(got: Tensor, want: Tensor, suspects: Iterable[tuple[str, Tensor]]) -> 
     # One number may be near another by chance: of it no more than rounding may be left.
     most = off / 100 if got.numel() > 1 else torch.minimum(off / 10, 3e-6 * want.double().norm())
     with suppress(RuntimeError, LookupError, ValueError):  # the message is worth more than its explanation
-        for cause, suspect in suspects:
+        for cause, suspect in in_time(suspects):
             if suspect.shape == got.shape and (got - suspect.double()).norm() <= most:
                 return f": {cause}"
     return ""

@@ -195,5 +195,6 @@ def test_a_layer_of_two_kinds_is_refused(run, rng):
     sizes, _, _ = draw(rng, {"data": 1})
     for said in run(probes.refused, sizes, ["blocks.0.mlp.up_proj.weight"], world=2, replace=NEEDS):
         assert said.startswith("ValueError: "), (
-            f"{said}; expected a ValueError for a layer with two kinds of parameters"
+            f"FSDPAxis with layers=[a block], one of whose weights is partial, raised {said}; expected ValueError: its "
+            "parameters are summed over different axes, whatever their degrees"
         )
