@@ -50,7 +50,8 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
     out.print(heading, soft_wrap=True)
     failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
-        out.print(f"  last time: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
+        before = ", before it was changed" if progress and exercise.id in progress.stale else ""
+        out.print(f"  last time{before}: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
         for line in failed[0].message.splitlines()[:MESSAGE_LINES]:
             out.print(f"    {line}", markup=False, soft_wrap=True)
     for hint in exercise.hints[:level]:
@@ -127,3 +128,5 @@ def _changed(progress: Progress, out: Console) -> None:
         tested = "were tested" if len(ids) > 1 else "was tested"
         line = f"{', '.join(files[:NAMED])}{more} changed since {which} {tested}: lab check"
         out.print(line, style="yellow", soft_wrap=True)
+    if (rest := sum(len(ids) for ids in list(causes.values())[CAUSES:])) > 0:
+        out.print(f"and what {rest} more rest on", style="yellow")

@@ -132,6 +132,21 @@ def test_lab_says_what_failed_what_changed_and_what_is_next(student):
     assert "+ flat" in text
 
 
+def test_what_changed_is_counted_where_it_is_not_named_and_an_old_message_says_that_it_is_old(student):
+    ring = [e.id for e in default().of_stage("ddp")][:8]
+    p = day(student, said(ring[0], "failed", reason="assertion", message="off"), *(said(id) for id in ring[1:]))
+    for id in ring:
+        (student / default().exercise(id).file).open("a").write("# changed\n")
+    text = shown(again(p))
+    assert text.count("changed since ddp.") == 5
+    assert "and what 3 more rest on" in text
+    others = [said(e.id) for e in default().exercises.values() if e.id not in ring]
+    p = day(student, *others, said(ring[0], "failed", reason="assertion", message="off"))
+    assert "last time: test" in shown(p)
+    (student / default().exercise(ring[0]).file).open("a").write("# again\n")
+    assert "last time, before it was changed: test" in shown(again(p))
+
+
 def test_hours_and_points_are_of_what_is_left(student):
     everything = day(student, *(said(e.id) for e in default().exercises.values()))
     text = shown(everything)
