@@ -53,4 +53,4 @@ def test_a_wrong_median_is_told_what_it_is_the_median_of():
 def test_a_balance_of_no_tokens_is_told_of_the_division():
     want = {name: torch.zeros(()) for name in ("experts", "gates", "balance", "by_gates", "by_balance")}
     with pytest.raises(AssertionError, match="divide by 0 tokens"):
-        test_route.check(want | {"balance": torch.tensor(torch.nan)}, want, want, "no rank", empty=True)
+        test_route.check(want | {"balance": torch.tensor(torch.nan)}, want, want, "no rank", [{"logits": []}], 0)
