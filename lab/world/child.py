@@ -24,7 +24,6 @@ from .board import Board
 from .watch import Watch
 
 FRAMES = 12
-LATE = "torch._dynamo"  # optimizers and checkpoints import it when first used; it takes as long as all of torch
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,6 @@ def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board
 
     Never returns.
     """
-    if LATE not in sys.modules:
-        sys.meta_path.insert(0, _Late(reply, secret))
     try:
         witness.listen(told)
         value = run(job, wire.unpack(args), rank, board, store, Watch(job.impl))
@@ -64,19 +61,6 @@ def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board
             # A rank that exits resets connections its peers may still read from; the zygote ends all at once.
             select.select([], [], [], job.timeout_s)
     os._exit(0)
-
-
-class _Late:
-    """A finder that ends this rank where LATE is first imported: the zygote does, and forks all ranks anew."""
-
-    def __init__(self, reply: int, secret: str):
-        self.reply, self.secret = reply, secret
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == LATE:
-            error = {"reason": "import", "type": "ImportError", "text": f"{LATE} is to be imported first", "frames": []}
-            framing.send(self.reply, {"ok": False, "late": True, "error": error, "secret": self.secret}, [b""])
-            os._exit(0)
 
 
 def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch | None = None) -> Any:

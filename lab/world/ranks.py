@@ -8,7 +8,6 @@ import os
 import selectors
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 from . import framing, witness
 from .board import Board, deadlock, describe, mismatch
-from .child import LATE, Job, answer
+from .child import Job, answer
 from .processes import dumpable, processes
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
@@ -56,7 +55,6 @@ class World:
         self.compiled = set[str]()  # files of the solution that ranks had to compile
         self.board = Board(max(job.world, 1))
         self.folder = tempfile.mkdtemp(prefix="probe-")
-        self.late = False  # whether a rank wants what the zygote has put off importing, and all shall be forked anew
         self.hang = ""
         self.mismatch = ""  # where ranks first issued different things, if one failed
         self.seconds = 0.0
@@ -116,7 +114,7 @@ class World:
     def _collect(self, ranks: list[Rank], deadline: float) -> None:
         """Read until every rank has answered or died, time is up, or the board shows a deadlock."""
         stuck, since, looked = "", 0.0, 0.0
-        while any(not r.outcome for r in ranks) and not self.late:
+        while any(not r.outcome for r in ranks):
             now = time.monotonic()
             if now > deadline:
                 self._give_up(ranks, describe(self.board.stands()) if self.job.world else "the time is up")
@@ -183,7 +181,6 @@ class World:
                 self.refuse(rank, framing.FORGED)
                 return
             ok = header["ok"] is True
-            self.late |= header.get("late") is True and LATE not in sys.modules
             error = None if ok else header["error"]
             self.compiled |= {str(path) for path in header.get("compiled", ())}
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -25,22 +25,6 @@ def counter(impl) -> int:
     return sys.asked
 
 
-def imports(impl, name: str) -> bool:
-    """Whether every process has it already."""
-    return name in sys.modules
-
-
-def step_after(impl, collectives: int) -> list:
-    """What a parameter is after an optimizer's first step behind some collectives, and how many the ledger has."""
-    weight = torch.nn.Parameter(torch.ones(1))
-    for _ in range(collectives):
-        dist.all_reduce(weight.data, op=dist.ReduceOp.MAX)
-    print("about to step", flush=True)
-    weight.grad = torch.ones(1)
-    torch.optim.SGD([weight], lr=0.25).step()
-    return [weight.item(), len(ledger.rows), os.getppid()]
-
-
 def who(impl) -> list[int]:
     return [dist.get_rank(), dist.get_world_size()]
 

@@ -19,7 +19,6 @@ from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
 from lab.world.board import Board, Stand, deadlock, mismatch
-from lab.world.child import LATE
 from lab.world.cluster import Link
 from lab.world.framing import FORGED
 
@@ -56,21 +55,6 @@ def test_values_come_back_as_they_went(runner):
 
 def test_every_probe_gets_a_fresh_process(runner):
     assert [runner.run(probes.counter) for _ in range(3)] == [1, 1, 1]
-
-
-def test_what_takes_long_to_import_is_imported_when_a_rank_first_wants_it_and_its_ranks_start_anew(tmp_path):
-    runner = Runner(Room(tmp_path))
-    try:
-        assert not runner.run(probes.imports, LATE)
-        ranks = runner.run(probes.step_after, 3, world=2)
-        assert runner.run(probes.imports, LATE)  # no child after it has to
-        assert (
-            ranks
-            == runner.run(probes.step_after, 3, world=2)
-            == [[0.75, 3, runner.zygotes["interpret"].process.pid]] * 2
-        )
-    finally:
-        runner.close()
 
 
 def test_what_a_probe_leaves_behind_is_not_there_for_the_next(tmp_path):
