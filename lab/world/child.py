@@ -24,6 +24,9 @@ from .board import Board
 from .watch import Watch
 
 FRAMES = 12
+# What takes as long to import as all of torch and many probes never use; gradients that are given, to backward, want the
+# first, an optimizer's first step and checkpoints want both.
+LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board
 
     Never returns.
     """
+    if any(name not in sys.modules for name in LATE):
+        sys.meta_path.insert(0, _Late(reply, secret))
     try:
         witness.listen(told)
         value = run(job, wire.unpack(args), rank, board, store, Watch(job.impl))
@@ -61,6 +66,19 @@ def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board
             # A rank that exits resets connections its peers may still read from; the zygote ends all at once.
             select.select([], [], [], job.timeout_s)
     os._exit(0)
+
+
+class _Late:
+    """A finder that ends this rank where one of LATE is to be imported: the zygote does, and forks all ranks anew."""
+
+    def __init__(self, reply: int, secret: str):
+        self.reply, self.secret = reply, secret
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in LATE:
+            error = {"reason": "import", "type": "ImportError", "text": f"{name} is to be imported first", "frames": []}
+            framing.send(self.reply, {"ok": False, "late": name, "error": error, "secret": self.secret}, [b""])
+            os._exit(0)
 
 
 def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch | None = None) -> Any:

@@ -8,6 +8,7 @@ import os
 import selectors
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 from . import framing, witness
 from .board import Board, deadlock, describe, mismatch
-from .child import Job, answer
+from .child import LATE, Job, answer
 from .processes import dumpable, processes
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
@@ -55,6 +56,7 @@ class World:
         self.compiled = set[str]()  # files of the solution that ranks had to compile
         self.board = Board(max(job.world, 1))
         self.folder = tempfile.mkdtemp(prefix="probe-")
+        self.late = ""  # what a rank wants imported that the zygote has put off: all are to be forked anew
         self.hang = ""
         self.mismatch = ""  # where ranks first issued different things, if one failed
         self.seconds = 0.0
@@ -114,7 +116,7 @@ class World:
     def _collect(self, ranks: list[Rank], deadline: float) -> None:
         """Read until every rank has answered or died, time is up, or the board shows a deadlock."""
         stuck, since, looked = "", 0.0, 0.0
-        while any(not r.outcome for r in ranks):
+        while any(not r.outcome for r in ranks) and not self.late:
             now = time.monotonic()
             if now > deadline:
                 self._give_up(ranks, describe(self.board.stands()) if self.job.world else "the time is up")
@@ -181,6 +183,8 @@ class World:
                 self.refuse(rank, framing.FORGED)
                 return
             ok = header["ok"] is True
+            if header.get("late") in LATE and header["late"] not in sys.modules:
+                self.late = header["late"]
             error = None if ok else header["error"]
             self.compiled |= {str(path) for path in header.get("compiled", ())}
         except (ValueError, KeyError, TypeError, AttributeError):

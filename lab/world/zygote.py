@@ -2,6 +2,9 @@
 
 It imports torch once and never computes with it, so its children may. Each request forks fresh children, one a rank;
 nothing leaks from probe to probe, and a crashed heap takes nothing down. It is exec'd, never forked from pytest.
+
+Half of what torch imports, many probes never use. A box, which serves a whole submission, imports it at once; elsewhere
+whoever waits for the first answer waits for that, so the first rank that wants it says so, and its ranks start anew.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import sys
 
 from .. import compiled
 from . import framing, processes
-from .child import Job
+from .child import LATE, Job
 from .ranks import World
 
 _PAYS = 64  # forks, a few milliseconds gained on each: to gather huge pages takes 0.4 s
@@ -35,11 +38,14 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     gc.disable()  # it would look at every import's objects again and again, a quarter of the time
-    _warm()
-    gc.freeze()  # children must not copy these pages just to count references
-    gc.enable()
     # Alone with its children it may kill all it sees; as root it never is.
     boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
+    _warm()
+    if boxed:
+        for name in LATE:
+            _import_late(name)
+    gc.freeze()  # children must not copy these pages just to count references
+    gc.enable()
     if boxed:
         processes.dumpable(False)  # or a child could open this process's pipes through /proc
         processes.in_huge_pages()  # at once: later, a probe's watch over the box's memory would see it
@@ -55,6 +61,10 @@ def main() -> None:
         _prepare(job)
         world = World(job, blobs[0], close=(requests, answers), known=alone if boxed else None)
         ranks = world.run()
+        while world.late:
+            _import_late(world.late)
+            world = World(job, blobs[0], close=(requests, answers))
+            ranks = world.run()
         left = False
         if boxed:
             if strays := world.strays | (processes.processes() - alone):
@@ -81,7 +91,6 @@ def main() -> None:
 def _warm() -> None:
     """Import what every child needs; compute nothing, start no thread."""
     import torch
-    import torch._dynamo  # the first optimizer step would import it, in every child anew
     import torch.distributed
     import torch.utils._python_dispatch
 
@@ -96,9 +105,21 @@ def _warm() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         with contextlib.suppress(ImportError, AttributeError):
             patch_once()
-    torch._dynamo.trace_rules.clear_lru_cache()  # as each process group does when it is made
     group.install()
     namespaces.remember()
+
+
+def _import_late(name: str) -> None:
+    """Import one of LATE here, once, or every child would anew."""
+    from . import namespaces
+
+    gc.disable()
+    module = importlib.import_module(name)
+    if name == "torch._dynamo":
+        module.trace_rules.clear_lru_cache()  # as each process group does when it is made
+    namespaces.remember()
+    gc.freeze()
+    gc.enable()
 
 
 def _prepare(job: Job) -> None:

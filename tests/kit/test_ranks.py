@@ -19,6 +19,7 @@ from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
 from lab.world.board import Board, Stand, deadlock, mismatch
+from lab.world.child import LATE
 from lab.world.cluster import Link
 from lab.world.framing import FORGED
 
@@ -55,6 +56,21 @@ def test_values_come_back_as_they_went(runner):
 
 def test_every_probe_gets_a_fresh_process(runner):
     assert [runner.run(probes.counter) for _ in range(3)] == [1, 1, 1]
+
+
+def test_what_takes_long_to_import_is_imported_when_a_rank_first_wants_it_and_its_ranks_start_anew(tmp_path):
+    runner = Runner(Room(tmp_path))
+    try:
+        assert runner.run(probes.imports, list(LATE)) == [False, False]
+        given = runner.run(probes.backward_of, torch.tensor([1.0, 3.0]))
+        assert runner.run(probes.imports, list(LATE)) == [True, False]  # no child after it has to
+        ranks = runner.run(probes.step_after, 3, world=2)
+        assert runner.run(probes.imports, list(LATE)) == [True, True]
+        parent = runner.zygotes["interpret"].process.pid
+        assert given == runner.run(probes.backward_of, torch.tensor([1.0, 3.0])) == [[2.0, 6.0], parent]
+        assert ranks == runner.run(probes.step_after, 3, world=2) == [[0.75, 3, parent]] * 2
+    finally:
+        runner.close()
 
 
 def test_what_a_probe_leaves_behind_is_not_there_for_the_next(tmp_path):
