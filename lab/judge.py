@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import pytest
 import torch
@@ -14,6 +16,10 @@ from .measure.compare import Comparison, slowest
 
 PATIENCE_S = 10.0  # with suspects
 MANY = 8  # numbers that are not near others by chance
+
+Suspects = Iterator[tuple[str, torch.Tensor]]  # what may be wrong, and what the result then is
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def close(
@@ -24,7 +30,7 @@ def close(
     factor: float = 3.0,
     dims: str = "",
     cause: str = "",
-    suspects: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None,
+    suspects: Callable[[], Suspects] | None = None,
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
@@ -52,10 +58,7 @@ def close(
         measured("worst error, in units of what is allowed", float(share), 1, at_most=True)
         return
     flat = int(torch.nan_to_num(error / allowed, nan=torch.inf).argmax())
-    with contextlib.suppress(Exception):  # the message is worth more than its explanation
-        tried = in_time(suspects() if suspects else ())
-        met = (cause for cause, tensor in tried if _meets(got64, want64, tensor, allowed))
-        because = next((f": {cause}" for cause in met), because)
+    because = _met(got64, want64, allowed, suspects) or because
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
     names = [d.strip() for d in dims.split(",")] if len(dims.split(",")) == len(index) and dims else []
     place = f"({', '.join(map(str, index))})" + (f" of ({dims})" if names else "")
@@ -66,7 +69,26 @@ def close(
     )
 
 
-def in_time(suspects: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def harmless(explain: Callable[P, str]) -> Callable[P, str]:
+    """A decorator of what explains a failure: "" where that itself goes wrong, since the message is worth more."""
+
+    @functools.wraps(explain)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> str:
+        try:
+            return explain(*args, **kwargs)
+        except Exception:
+            return ""
+
+    return explained
+
+
+@harmless
+def _met(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, suspects: Callable[[], Suspects] | None) -> str:
+    tried = in_time(suspects()) if suspects else ()
+    return next((f": {cause}" for cause, tensor in tried if _meets(got, want, tensor, allowed)), "")
+
+
+def in_time(suspects: Iterable[T]) -> Iterator[T]:
     """Those that are there within PATIENCE_S: whoever waits for a message would rather have it without a cause."""
     end = time.monotonic() + PATIENCE_S
     for suspect in suspects:

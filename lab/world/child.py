@@ -24,7 +24,7 @@ from .board import Board
 from .watch import Watch
 
 FRAMES = 12
-# What takes as long to import as all of torch and many probes never use; gradients that are given, to backward, want the
+# What takes as long to import as all of torch and many probes never use. A gradient given to backward() wants the
 # first, an optimizer's first step and checkpoints want both.
 LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 

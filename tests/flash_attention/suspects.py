@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lab.judge import Suspects
+
 TILES = (16, 32, 64, 128)
 LARGEST = 1 << 19  # scores: where there are more, a test with fewer has failed, too
-Suspects = Iterator[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .suspects import TILES, Suspects
+from lab.judge import Suspects
+
+from .suspects import TILES
 
 
 def of_statistics(name: str, x: Tensor, widths: list[int]) -> Suspects:

@@ -7,8 +7,11 @@ import math
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, in_time
 from tests.flash_attention import oracles, suspects, suspects_steps
+from tests.mesh.suspects_experts import because
+from tests.zero.suspects import of_step
+from tests.zero.suspects_training import explain
 
 
 def told(got, want, of) -> str:
@@ -92,3 +95,18 @@ def test_a_suspect_that_cannot_be_computed_spoils_no_message():
         raise AttributeError("a bug of the kit's")
 
     assert told(torch.ones(3), torch.full((3,), 2.0, dtype=torch.float64), broken()) == "nobody knows"
+
+
+def test_nor_does_what_explains_more_than_a_tensor():
+    def broken():
+        yield "this one is not met", 1
+        raise AttributeError("a bug of the kit's")
+
+    assert because(2, broken(), otherwise="nobody knows") == "nobody knows"
+    assert of_step({}, {"values": [[None]]}, {0: {"values": [[None]]}}, rank=0, step=0) == ""
+    assert explain("fsdp", {}, [], [], [], [], small=0, rough=False) == ""
+
+
+def test_who_waits_for_a_message_waits_for_some_suspects_only(monkeypatch):
+    monkeypatch.setattr("lab.judge.PATIENCE_S", 0.0)
+    assert [*in_time("abc")] == ["a"]

@@ -7,28 +7,27 @@ expert has of the batch; a place is one along tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.judge import in_time
+from lab.judge import harmless, in_time
 from lab.model.transformer import RMSNorm
 
 from .compose import Mixture, bare, descend
 from .probes_placed import coordinate
 
 
+@harmless
 def named(got: Tensor, want: Tensor, suspects: Iterable[tuple[str, Tensor]]) -> str:
     """ ": " and the first cause that leaves a hundredth of what is off; "" where there is none."""
     got, off = got.double(), (got.double() - want.double()).norm()
     # One number may be near another by chance: of it no more than rounding may be left.
     most = off / 100 if got.numel() > 1 else torch.minimum(off / 10, 3e-6 * want.double().norm())
-    with suppress(Exception):  # the message is worth more than its explanation
-        for cause, suspect in in_time(suspects):
-            if suspect.shape == got.shape and (got - suspect.double()).norm() <= most:
-                return f": {cause}"
+    for cause, suspect in in_time(suspects):
+        if suspect.shape == got.shape and (got - suspect.double()).norm() <= most:
+            return f": {cause}"
     return ""
 
 

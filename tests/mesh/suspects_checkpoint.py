@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lab.judge import Suspects
+
 from .probes_placed import cut_along, part_of
-from .suspects_sums import Suspects
 
 Change = Callable[[dict, torch.optim.Optimizer, int], None]
 

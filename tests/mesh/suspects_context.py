@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .suspects_sums import Suspects
+from lab.judge import Suspects
 
 
 def of_ring(name: str, whole: dict, held: list) -> Suspects:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .suspects_sums import Suspects
+from lab.judge import Suspects, harmless
 
 
 def because(got: Any, suspects: Iterable[tuple[str, Any]], otherwise: str) -> str:
     """The first cause whose value is what came, or what is said otherwise."""
-    return next((cause for cause, value in suspects if value == got), otherwise)
+    met = harmless(lambda: next((cause for cause, value in suspects if value == got), ""))
+    return met() or otherwise
 
 
 # ---- capacity ----

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from lab.judge import Suspects
+
 from . import probes_pipeline as probes
-from .suspects_sums import Suspects
 
 MOST = 5  # micro-batches, of which all orders are tried
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-Suspects = Iterator[tuple[str, Tensor]]
+from lab.judge import Suspects
 
 
 def of_sum(part: Sequence[Tensor], here: int, right: Sequence[int], by: float, others: dict) -> Suspects:

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab.judge import Suspects
 from lab.model.transformer import attention, rotate
-
-from .suspects_sums import Suspects
 
 # ---- a block's halves ----
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import Suspects, close
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
 from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept
 from .suspects_experts import of_combined
-from .suspects_sums import Suspects
 
 COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]

@@ -11,11 +11,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import Suspects, close
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .suspects_sums import Suspects
 from .tensor_oracles import draw_groups, members, messages
 
 CONJUGATES = "mesh.conjugates"

@@ -11,12 +11,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import Suspects, close
 from lab.pytest_plugin import exercise
 
 from . import probes_context as probes
 from .suspects_context import of_ring
-from .suspects_sums import Suspects
 
 CONTEXT = "mesh.context"
 

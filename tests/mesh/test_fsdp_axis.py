@@ -16,14 +16,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.judge import close
+from lab.judge import Suspects, close
 from lab.model.transformer import Config, Transformer
 from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
 from . import probes_fsdp as probes
 from .compose import along, coordinate, members
-from .suspects_sums import Suspects, of_sum
+from .suspects_sums import of_sum
 
 FSDP_AXIS = "mesh.fsdp_axis"
 NEEDS = ["mesh.mesh", "zero.fsdp_gather"]

@@ -16,14 +16,13 @@ import json
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import Suspects, close
 from lab.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
 from .placed import draw_layout, draw_values, sizes_of, world_of
 from .probes_placed import part_of
 from .suspects_checkpoint import of_training
-from .suspects_sums import Suspects
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]

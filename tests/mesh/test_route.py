@@ -12,11 +12,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close, measured
+from lab.judge import Suspects, close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .suspects_sums import Suspects
 
 ROUTE = "mesh.route"
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close, measured
+from lab.judge import Suspects, close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .suspects_sums import Suspects
 from .tensor_oracles import (
     block_is_as_whole,
     bytes_sent,

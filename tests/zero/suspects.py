@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lab.judge import harmless, in_time
+
 from . import probes_optimizer as probes
 
 Values = Sequence[Tensor]  # of all tensors of a plan
 
 
+@harmless
 def of_step(plan: dict, want: dict, ranks: dict[int, dict], rank: int, step: int) -> str:
     """Why this rank's tensors are not the plain optimizer's after this step, the first that is wrong; "" if unknown.
 
@@ -34,7 +37,7 @@ def of_step(plan: dict, want: dict, ranks: dict[int, dict], rank: int, step: int
             "its indices"
         )
     readings = _readings(plan, len(ranks))
-    return next((cause for cause, how in readings if _met(mine, right, _steps(plan, **how)[step], off)), "")
+    return next((cause for cause, how in in_time(readings) if _met(mine, right, _steps(plan, **how)[step], off)), "")
 
 
 def _stale(plan: dict, right: Values, ranks: dict[int, dict], rank: int, step: int, off: dict[int, Tensor]) -> str:
@@ -184,6 +187,7 @@ def _reach(o: torch.optim.Optimizer, groups: list[dict], names: Sequence[str] | 
         group.update((k, v) for k, v in values.items() if names is None or k in names)
 
 
+@harmless
 def of_loading(plan: dict, want: Values, got: Values, cut: int) -> str:
     """Why tensors are not those of a training that went on; "" if unknown. cut: the steps before it was saved."""
     off = {i: got[i] != tensor for i, tensor in enumerate(want) if not torch.equal(got[i], tensor)}
@@ -217,6 +221,7 @@ def _resumed(plan: dict, cut: int, state: bool, hyperparameters: bool) -> Values
     return [p.detach() for p in ps]
 
 
+@harmless
 def of_shares(plan: dict, world: int, total: float, most: float, live: Sequence[float]) -> str:
     """How tensors may have been given out, if each rank of `live` bytes has what that comes to; "" if unknown.
 
