@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 _SLOT = 4096
 NEW_GROUP = "@new_group"  # the conversation of all ranks about the groups they make
 _RECENT = 16  # operations of a rank that are kept: the one that went wrong is not always the last
+_TOLD = 4  # ranks of those that wait for each other
+MESSAGES = ("send", "recv")
+AGAIN = -2  # in place of the number of a message that has been waited for before: Gloo would let it wait for ever
 
 
 @dataclass
@@ -25,23 +28,34 @@ class Stand:
     op: str = ""
     bytes: int = 0
     group: list[int] = field(default_factory=list)  # global ranks
-    sequence: int = -1  # its number within its group
-    counts: dict[str, int] = field(default_factory=dict)  # collectives issued, by group; told when it has finished
+    conversation: str = ""  # what it is matched in with others' operations: of its group, or of two ranks and a tag
+    sequence: int = -1  # its number within it
+    counts: dict[str, int] = field(default_factory=dict)  # operations, by conversation; told when it has finished
     recent: list[str] = field(default_factory=list)  # [conversation, its number in it, number, op, bytes, dtype], JSON
 
-    def issued(self, conversation: str, number: int, op: str, bytes: int, dtype: str) -> None:
-        """Note an operation. conversation: what all that are matched with each other have in common."""
+    def issued(self, conversation: str, number: int, op: str, bytes: int, dtype: str) -> int:
+        """Note an operation, which gets a number among those that it may be matched with: in its conversation."""
         sequence = self.counts.get(conversation, 0)
         self.counts[conversation] = sequence + 1
         text = json.dumps([conversation, sequence, number, op, bytes, dtype])
         self.recent = [*self.recent[1 - _RECENT :], text]
+        return sequence
+
+    def lacks(self, conversation: str, sequence: int) -> bool:
+        """Whether that operation has certainly not been issued: of what is too long ago nothing is kept."""
+        if self.state == "finished":
+            return self.counts.get(conversation, 0) <= sequence
+        rows = [json.loads(row) for row in self.recent]
+        numbers = [row[1] for row in rows if row[0] == conversation]
+        return max(numbers) < sequence if numbers else len(rows) < _RECENT
 
     def line(self, recent: Sequence[str]) -> str:
         """As JSON. By hand: it is written three times a collective, and json would take longer than small ones do."""
         counts = json.dumps(self.counts) if self.state == "finished" else "{}"
         return (
             f'{{"state":"{self.state}","number":{self.number},"op":"{self.op}","bytes":{self.bytes},"group":'
-            f'[{group_key(self.group)}],"sequence":{self.sequence},"counts":{counts},"recent":[{",".join(recent)}]}}'
+            f'{json.dumps(self.group)},"conversation":{json.dumps(self.conversation)},"sequence":{self.sequence},'
+            f'"counts":{counts},"recent":[{",".join(recent)}]}}'
         )
 
     @classmethod
@@ -51,7 +65,7 @@ class Stand:
         rows = values["recent"]
         stand = cls(**{**values, "recent": [json.dumps(row) for row in rows]})
         if not (
-            [type(v) for v in vars(stand).values()] == [str, int, str, int, list, int, dict, list]
+            [type(v) for v in vars(stand).values()] == [str, int, str, int, list, str, int, dict, list]
             and all(type(n) is int for n in (*stand.group, *stand.counts.values()))
             and all([type(v) for v in row] == [str, int, int, str, int, str] for row in rows)
         ):
@@ -60,8 +74,9 @@ class Stand:
 
     def __str__(self) -> str:
         what = f"{self.op} #{self.number} ({readable(self.bytes)})" if self.op else "no collective yet"
+        what += _ends(self.op, self.conversation)
         if self.state == "waiting":
-            return f"waits in {what}"
+            return f"waits in {what}{' a second time' * (self.sequence == AGAIN)}"
         return f"finished after {self.number + 1} collectives" if self.state == "finished" else f"issued {what}"
 
 
@@ -91,22 +106,69 @@ class Board:
 
 
 def deadlock(stands: list[Stand]) -> str:
-    """Why these ranks can never go on, or "" if they may: one waits for a peer that is elsewhere or gone."""
-    for rank, mine in enumerate(stands):
-        if mine.state != "waiting" or mine.op in ("send", "recv"):
+    """Why these ranks can never go on, or "" if they may: each waits for one that waits as well, or is gone."""
+    stuck: Container[int] = {rank for rank, stand in enumerate(stands) if stand.state == "waiting"}
+    while True:
+        found = ((rank, _blocker(stands, rank, stuck)) for rank in range(len(stands)) if rank in stuck)
+        blocked = {rank: peer for rank, peer in found if peer is not None}
+        if not blocked:
+            return ""
+        if all(rank in blocked for rank in range(len(stands)) if rank in stuck):
+            break
+        stuck = blocked
+    chain = [min((rank for rank, peer in blocked.items() if peer == rank), default=min(blocked))]
+    while (peer := blocked.get(chain[-1], chain[-1])) not in chain:
+        chain.append(peer)
+    told = [f"rank {rank} {stands[rank]}" for rank in chain]
+    more = [f"{len(told) - _TOLD} more"] if len(told) > _TOLD else []
+    return "; ".join([*told[:_TOLD], *more]) + _rule([stands[rank] for rank in chain])
+
+
+def _blocker(stands: list[Stand], rank: int, stuck: Container[int]) -> int | None:
+    """Who of those that are stuck, or gone, has not issued what this rank waits for; None if all may yet do so."""
+    mine = stands[rank]
+    if mine.sequence == AGAIN:
+        return rank
+    peers = mine.group
+    if mine.op in MESSAGES:
+        peers = [end for end in _between(mine.conversation) if end != rank]
+    for peer in peers:
+        if peer == rank or not 0 <= peer < len(stands):
             continue
-        key = group_key(mine.group)
-        for peer in mine.group:
-            other = stands[peer] if 0 <= peer < len(stands) else mine
-            gone = other.state == "finished" and other.counts.get(key, 0) <= mine.sequence
-            elsewhere = (
-                other.state == "waiting"
-                and (other.group, other.sequence) == (mine.group, mine.sequence)
-                and not _alike(mine, other)
-            )
-            if gone or elsewhere:
-                return f"rank {rank} {mine}; rank {peer} {other}"
-    return ""
+        other = stands[peer]
+        there = (other.conversation, other.sequence) == (mine.conversation, mine.sequence)
+        if there and other.state == "waiting" and mine.op not in MESSAGES:
+            if not _alike(mine, other):
+                return peer
+        elif (peer in stuck or other.state == "finished") and other.lacks(mine.conversation, mine.sequence):
+            return peer
+    return None
+
+
+def _rule(chain: list[Stand]) -> str:
+    """What is to be done where ranks wait for each other's messages."""
+    if chain[-1].sequence == AGAIN:
+        return ": on Gloo, wait() of a message returns once, and never again"
+    if not all(stand.op in MESSAGES and stand.state == "waiting" for stand in chain):
+        return ""
+    if {stand.op for stand in chain} == {*MESSAGES} and len({_between(stand.conversation) for stand in chain}) == 1:
+        return ": a message and who waits for it have the same tag, and are counted in the same order"
+    return ": each waits for what another does later: start what is sent and what is to come together, then wait"
+
+
+def _between(conversation: str) -> tuple[int, ...]:
+    """The sender and the receiver of a message, those that are known."""
+    ends = conversation.rpartition("/")[0].rpartition("/")[2].split(">")
+    return tuple(int(end) for end in ends if end.isdecimal())
+
+
+def _ends(op: str, conversation: str) -> str:
+    """ " to rank 1 with tag 3"; "" of what is no message."""
+    ends = _between(conversation)
+    if op not in MESSAGES or len(ends) < 2:
+        return ""
+    tag = conversation.rpartition("/")[2]
+    return f" to rank {ends[1]} with tag {tag}" if op == "send" else f" from rank {ends[0]} with tag {tag}"
 
 
 def mismatch(stands: list[Stand]) -> str:
@@ -147,10 +209,6 @@ def describe(stands: list[Stand]) -> str:
     """One line of where every rank is: `rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`."""
     order = sorted(range(len(stands)), key=lambda r: stands[r].state != "waiting")
     return "; ".join(f"rank {r} {stands[r]}" for r in order)
-
-
-def group_key(ranks: list[int]) -> str:
-    return ",".join(map(str, ranks))
 
 
 def readable(count: int) -> str:

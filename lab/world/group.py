@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from . import waits, witness
-from .board import NEW_GROUP, Board, Stand, group_key
+from .board import AGAIN, MESSAGES, NEW_GROUP, Board, Stand
 from .cluster import Link
 from .ledger import Ledger, Row
 from .link import Carrier, Timetable
@@ -101,21 +101,26 @@ def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
     return _kind(store, rank, size, timeout)
 
 
-def _begin(row: Row, sequence: int) -> tuple:
+def _begin(row: Row, place: waits.Place) -> tuple:
     """Say on the board what this rank waits for; what it said before."""
     _kind.awaited(row)
-    before = (_stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence)
+    before = (_stand.number, _stand.op, _stand.bytes, _stand.group, (_stand.conversation, _stand.sequence))
     _stand.state = "waiting"
-    _stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence = (
-        row.number, row.op, row.bytes, row.group, sequence,
-    )  # fmt: skip
-    _publish()
+    if row.op in MESSAGES and row.returned_s >= 0 and _timetable is None:
+        place = place[0], AGAIN
+    _now(row.number, row.op, row.bytes, row.group, place)
     return before
 
 
 def _end(before: tuple) -> None:
     _stand.state = "running"
-    _stand.number, _stand.op, _stand.bytes, _stand.group, _stand.sequence = before
+    _now(*before)
+
+
+def _now(number: int, op: str, bytes: int, group: list[int], place: waits.Place) -> None:
+    """Say on the board what this rank is at."""
+    _stand.number, _stand.op, _stand.bytes, _stand.group = number, op, bytes, group
+    _stand.conversation, _stand.sequence = place
     _publish()
 
 
@@ -189,8 +194,8 @@ class LedgerGroup(dist.ProcessGroup):
 
     def conversation(self, row: Row, tag: int) -> str:
         """What this group's operations that are matched in their order have in common, on all ranks."""
-        if row.op not in ("send", "recv"):
-            return f"@{self.name_}"  # no group_key
+        if row.op not in MESSAGES:
+            return f"@{self.name_}"
         ends = (row.rank, row.peer) if row.op == "send" else (row.peer, row.rank)
         return f"@{self.name_}/{ends[0]}>{ends[1]}/{tag}"
 
@@ -199,17 +204,13 @@ class LedgerGroup(dist.ProcessGroup):
         ranks = self.ranks()
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
         witness.tell("row", *witness.facts(row.plain())[:-1])
-        key = group_key(ranks)
-        sequence = _stand.counts.get(key, 0)
-        _stand.counts[key] = sequence + 1
-        _stand.number, _stand.op, _stand.bytes = row.number, op, row.bytes
-        _stand.group, _stand.sequence = ranks, sequence
-        _stand.issued(self.conversation(row, tag), row.number, op, row.bytes, row.dtype)
-        _publish()
+        conversation = self.conversation(row, tag)
+        place = conversation, _stand.issued(conversation, row.number, op, row.bytes, row.dtype)
+        _now(row.number, op, row.bytes, ranks, place)
         work = call()
         if self.carrier is not None:
             work = self.carrier.carry(work, row, self.name_, ranks, tag, tensors)
-        waits.know(work, row, sequence)
+        waits.know(work, row, place)
         return work
 
 
@@ -265,7 +266,7 @@ def _recorded(name: str, method: Method) -> Any:
             options = [getattr(_distributed_c10d, method.options)() if opts is None else opts]
         peer = args[method.peer] if method.peer is not None else getattr(options[0], "rootRank", -1) if options else -1
         tensors = [] if method.payload is None else args[method.payload]
-        tag = args[-1] if method.op in ("send", "recv") else 0
+        tag = args[-1] if method.op in MESSAGES else 0
         return self.record(method.op, tensors, lambda: getattr(self.gloo, name)(*args, *options), peer, tag)
 
     return call

@@ -16,20 +16,21 @@ import torch.distributed as dist
 from . import witness
 from .ledger import Row, _now
 
-Known = tuple[Row, int]  # and its number within its group
+Place = tuple[str, int]  # a conversation, and a number in it
+Known = tuple[Row, Place]
 _known: weakref.WeakKeyDictionary[Any, Sequence[Known]] = weakref.WeakKeyDictionary()  # by Work or Future
 
 
-def know(work: dist.Work, row: Row, sequence: int) -> None:
+def know(work: dist.Work, row: Row, place: Place) -> None:
     """From here on, who waits for this Work waits for this row."""
-    _known[work] = [(row, sequence)]
+    _known[work] = [(row, place)]
 
 
 def known(work: dist.Work) -> Row | None:
     return _known[work][0][0] if work in _known else None
 
 
-def install(begin: Callable[[Row, int], Any], end: Callable[[Any], None]) -> None:
+def install(begin: Callable[[Row, Place], Any], end: Callable[[Any], None]) -> None:
     """Watch all that waits. begin: called with the first that is waited for; end: with what it gave, afterwards."""
 
     def watched(wait: Callable) -> Callable:

@@ -48,6 +48,23 @@ def step_after(impl, collectives: int) -> list:
     return [weight.item(), len(ledger.rows), os.getppid()]
 
 
+def receive_first(impl) -> None:
+    """Each of two ranks waits for the other to send."""
+    dist.recv(torch.empty(4), src=1 - dist.get_rank())
+
+
+def wait_twice(impl) -> float | None:
+    """Rank 1 receives, and waits for it twice."""
+    there = torch.ones(4)
+    if dist.get_rank() == 0:
+        dist.send(there, dst=1)
+        return None
+    work = dist.irecv(there.zero_(), src=0)
+    work.wait()
+    work.wait()
+    return there[0].item()
+
+
 def who(impl) -> list[int]:
     return [dist.get_rank(), dist.get_world_size()]
 

@@ -209,7 +209,7 @@ def test_what_may_differ_is_no_mismatch():
 
 def test_what_a_rank_forges_on_the_board_is_not_read():
     """Its slot is memory of its own, and the zygote reads it: what no rank of ours writes stands for one that runs."""
-    board, stand = Board(2), Stand(state="waiting", number=2, op="send", group=[0, 1], counts={"0,1": 3})
+    board, stand = Board(2), Stand(state="waiting", number=2, op="send", group=[0, 1], counts={"y": 3})
     stand.issued("x", 2, "all_reduce", 8, "float32")
     board.write(0, stand)
     assert vars(board.read(0)) == {**vars(stand), "counts": {}}
@@ -218,7 +218,7 @@ def test_what_a_rank_forges_on_the_board_is_not_read():
     whole = json.loads(stand.line(stand.recent))
     rows = ["x", ["x"], ["x", 0, 2, ["y"], 8, "float32"], ["x", "0", 2, "send", 8, "float32"]]
     for wrong in ({"recent": 5}, {"group": "0"}, {"group": ["0"]}, {"counts": {"0": "1"}}, {"number": 0.5},
-                  {"more": 1}, *({"recent": [row]} for row in rows)):  # fmt: skip
+                  {"conversation": 3}, {"more": 1}, *({"recent": [row]} for row in rows)):  # fmt: skip
         line = json.dumps({**whole, **wrong}).encode()
         board.memory[: 8 + len(line)] = len(line).to_bytes(8, "little") + line
         assert board.read(0) == Stand(), wrong
@@ -312,6 +312,59 @@ def test_ranks_that_may_send_different_amounts_are_no_deadlock():
     assert deadlock([at("all_reduce", 8), at("all_reduce", 64)])
     assert deadlock([at("all_to_all", 8), at("all_reduce", 8)])
     assert not deadlock([at("all_reduce", 8), Stand(state="running")])
+
+
+def waiting(rank, *issued):
+    """A rank that waits for the last of what it has issued: (group's name or message, operation), of ranks 0 … 3."""
+    stand = Stand(state="waiting", group=[0, 1, 2, 3])
+    for number, (conversation, op) in enumerate(issued):
+        stand.number, stand.op, stand.bytes, stand.conversation = number, op, 8, f"@g{conversation}"
+        stand.sequence = stand.issued(stand.conversation, number, op, 8, "float32")
+    return stand
+
+
+def test_ranks_that_wait_for_messages_nobody_will_send_are_seen_at_once():
+    receives = [waiting(r, (f"/{(r + 1) % 3}>{r}/0", "recv")) for r in range(3)]
+    assert deadlock(receives) == (
+        "rank 0 waits in recv #0 (8 B) from rank 1 with tag 0; rank 1 waits in recv #0 (8 B) from rank 2 with tag 0; "
+        "rank 2 waits in recv #0 (8 B) from rank 0 with tag 0: each waits for what another does later: start what is "
+        "sent and what is to come together, then wait"
+    )
+    receives[1].state = "running"  # it may still send
+    assert not deadlock(receives)
+    receives[1] = waiting(1, ("/1>0/0", "send"), ("/2>1/0", "recv"))  # it has: rank 0 goes on
+    assert not deadlock(receives)
+    assert deadlock([waiting(0, ("/0>1/0", "send")), waiting(1, ("/1>0/0", "send"))])
+    assert deadlock([waiting(0, ("/0>1/2", "send")), waiting(1, ("/0>1/1", "recv"))]).endswith(
+        "rank 1 waits in recv #0 (8 B) from rank 0 with tag 1: a message and who waits for it have the same tag, and "
+        "are counted in the same order"
+    )
+    gone = Stand(state="finished", number=0, counts={"@g/1>0/1": 1})
+    assert deadlock([waiting(0, ("/1>0/0", "recv")), gone])
+    assert not deadlock([waiting(0, ("/1>0/1", "recv")), gone])
+    with_others = [waiting(r, ("", "all_reduce")) for r in range(3)]
+    assert not deadlock([*with_others, waiting(3, ("", "all_reduce"), ("/2>3/0", "recv"))])
+    assert "rank 3 waits in recv" in deadlock([*with_others, waiting(3, ("/2>3/0", "recv"))])
+
+
+def test_what_was_too_long_ago_to_be_kept_may_have_been_sent():
+    many = [(f"/1>2/{tag}", "send") for tag in range(20)]
+    assert not deadlock([waiting(0, ("/1>0/0", "recv")), waiting(1, ("/1>0/0", "send"), *many, ("/0>1/0", "recv"))])
+    assert deadlock([waiting(0, ("/1>0/0", "recv")), waiting(1, *many[:5], ("/0>1/0", "recv"))])
+
+
+@pytest.mark.parametrize("link", [None, Link(0.002)])
+def test_two_ranks_that_both_receive_first_do_not_wait_until_time_is_up(runner, link):
+    with pytest.raises(ProbeFailed, match=r"rank 1 waits in recv #0 \(16 B\) from rank 0 with tag 0: each") as caught:
+        runner.run(probes.receive_first, world=2, timeout=60, link=link)
+    assert caught.value.reason == "hung"
+    assert "receive_first" in caught.value.stacks
+
+
+def test_who_waits_for_a_message_a_second_time_is_told_so(runner):
+    with pytest.raises(ProbeFailed, match=r"from rank 0 with tag 0 a second time: on Gloo, wait\(\) of a message"):
+        runner.run(probes.wait_twice, world=2, timeout=60)
+    assert runner.run(probes.wait_twice, world=2, timeout=60, link=Link(0.002)) == [None, 1.0]
 
 
 @pytest.mark.parametrize(
