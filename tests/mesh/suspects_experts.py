@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,12 +57,16 @@ def of_capacity(experts: Tensor, n: int, factor: float) -> Iterator[tuple[str, l
     yield "nothing is dropped", experts.tolist()
 
 
-def of_limit(tokens: int, k: int, n: int, factor: float) -> Iterator[tuple[str, int]]:
-    yield "it is rounded down: up", math.floor(factor * tokens * k / n)
-    yield "it is rounded to the nearest: up", round(factor * tokens * k / n)
-    yield "each token has k choices", math.ceil(factor * tokens / n)
-    yield "it is not divided by the number of experts", math.ceil(factor * tokens * k)
-    yield "each token has k choices, and it is rounded up", math.floor(factor * tokens / n)
+def of_limits(sizes: Sequence[tuple[int, int, int, float]]) -> Iterator[tuple[str, list[int]]]:
+    """What the limits of some numbers of tokens, choices of each, experts and factors may be, all in the same way."""
+    for cause, limit in (
+        ("it is rounded down, expected", lambda tokens, k, n, factor: math.floor(factor * tokens * k / n)),
+        ("it is rounded to the nearest, expected", lambda tokens, k, n, factor: round(factor * tokens * k / n)),
+        ("each token has k choices:", lambda tokens, k, n, factor: math.ceil(factor * tokens / n)),
+        ("each token has k choices, and it is rounded up:", lambda tokens, k, n, factor: int(factor * tokens / n)),
+        ("it is not divided by the number of experts:", lambda tokens, k, n, factor: math.ceil(factor * tokens * k)),
+    ):
+        yield cause, [limit(*size) for size in sizes]
 
 
 # ---- there and home ----

@@ -16,7 +16,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes_experts as probes
 from .experts import capped, draw_layer, one_process
-from .suspects_experts import because, of_capacity, of_limit
+from .suspects_experts import because, of_capacity, of_limits
 
 CAPACITY = "mesh.capacity"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
@@ -33,13 +33,14 @@ def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> 
 @pytest.mark.parametrize("k", [1, 2])
 def test_each_expert_keeps_its_first(run, rng, k):
     cases = [draw(rng, rng.integers(3, 20), rng.integers(2, 6), k, f) for f in (0.25, 0.5, 1.0, 1.25, 2.0, 8.0)]
-    for case, got in zip(cases, run(probes.cap, cases), strict=True):
+    results = run(probes.cap, cases)
+    limits, sizes = [got["limit"] for got in results], [(len(c["experts"]), k, c["n"], c["factor"]) for c in cases]
+    for case, got in zip(cases, results, strict=True):
         left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
         what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
-        sizes = len(left), k, case["n"], case["factor"]
         assert got["limit"] == limit, (
             f"{what}: the limit is {limit}, got {got['limit']}: "
-            f"{because(got['limit'], of_limit(*sizes), 'the limit')}: ⌈factor · tokens · k / n⌉"
+            f"{because(limits, of_limits(sizes), 'it is')} ⌈factor · tokens · k / n⌉"
         )
         assert torch.equal(got["experts"], left), (
             f"{what}: {because(got['experts'].tolist(), of_capacity(**case), QUEUES)}. Of {case['experts'].tolist()} "

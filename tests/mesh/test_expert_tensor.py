@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import Suspects, close
 from lab.model.transformer import Config, SwiGLU
 from lab.pytest_plugin import exercise
 
@@ -44,13 +44,38 @@ def oracle(sizes, numbers, state, x, dy, counts, dtype) -> dict:
     return {"y": y.detach(), "dx": rows.grad, "gradients": {n: p.grad for n, p in experts.named_parameters()}}
 
 
+def summand(sizes, numbers, state, x, dy, counts, place: int, size: int) -> dict:
+    """The "y" and the "dx" of one rank's hidden units alone."""
+    share = sizes["hidden"] // size
+    own = slice(place * share, (place + 1) * share)
+    state = {name: value[:, own] if "down_proj" in name else value[own] for name, value in state.items()}
+    return oracle({**sizes, "hidden": share}, numbers, state, x, dy, counts, torch.float64)
+
+
+def summed(parts: dict[int, torch.Tensor], group: list[int], rank: int) -> Suspects:
+    """What a sum over this group of what each rank has may be instead."""
+    right = f"expected the sum over ranks {group}"
+    if len(group) > 1:
+        yield f"it is what this rank's own hidden units give: {right}", parts[rank]
+        yield f"it is the mean: {right}", sum(parts[r] for r in group) / len(group)
+        yield f"it is summed twice: {right}", sum(parts[r] for r in group) * len(group)
+    if len(group) < len(parts):
+        yield f"it is the sum over all {len(parts)} ranks of the world: {right}", sum(parts.values())
+
+
 @exercise(EXPERT_TENSOR, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, True), (3, False)])
 def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     sizes, numbers, state, x, dy, counts = draw(rng, size, len(groups) or 1)
     ranks = run(probes.cut, sizes, numbers, state, x, dy, counts, groups, world=world, replace=NEEDS)
-    for i, group in enumerate(members(world, groups)):
+    all_groups = members(world, groups)
+    parts = {
+        rank: summand(sizes, numbers, state, x[i], dy[i], counts[i], place, size)
+        for i, group in enumerate(all_groups)
+        for place, rank in enumerate(group)
+    }
+    for i, group in enumerate(all_groups):
         args = sizes, numbers, state, x[i], dy[i], counts[i]
         want, plain = (oracle(*args, dtype) for dtype in (torch.float64, torch.float32))
         for place, rank in enumerate(group):
@@ -59,7 +84,11 @@ def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
                 ("y", "the sum over ranks of what each rank's hidden units give"),
                 ("dx", "each rank's part adds to the gradient of the rows: their sum, once"),
             ):
-                close(ranks[rank][name], want[name], plain[name], f"{what}, {name}", factor=10, cause=cause)
+                each = {r: part[name] for r, part in parts.items()}
+                close(
+                    ranks[rank][name], want[name], plain[name], f"{what}, {name}", factor=10, cause=cause,
+                    suspects=lambda each=each, group=group, rank=rank: summed(each, group, rank),
+                )  # fmt: skip
             same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
 
 
