@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from . import wire
@@ -233,8 +234,9 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
     error = ranks[i].get("error") or {}
     reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
     reason = reason if reason in TOLD else "crashed"
-    frames = [f for f in error.get("frames", []) if type(f) is list and len(f) == 4]
-    own = [f for f in frames if not str(f[0]).startswith(("/", "<"))] or frames
+    own = _own(ranks[i])
+    if reason == "hung":  # the first may wait in the probe, for others
+        own = next((frames for rank in ranks if (frames := _own(rank)) and _is_own(frames[-1])), own)
     where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
     if reason in ("raised", "import") and error.get("type"):
         text = f"{error['type']}: {text}"
@@ -250,6 +252,16 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
 
 
 def _stack(number: int, rank: dict) -> str:
-    frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
-    lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in frames[-6:]]
+    lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in _own(rank)[-6:]]
     return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
+
+
+def _own(rank: dict) -> list[list]:
+    """The frames of a rank that are the solution's; if there are none, the probe's; if there are none either, all."""
+    frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
+    probes = [f for f in frames if "tests" in Path(str(f[0])).parts]
+    return [f for f in frames if _is_own(f)] or probes or frames
+
+
+def _is_own(frame: list) -> bool:
+    return not str(frame[0]).startswith(("/", "<"))

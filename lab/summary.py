@@ -39,8 +39,8 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         lines = first.message.splitlines()
         for line in lines[:MESSAGE_LINES]:
             terminal.write_line(f"  {line}")
-        if len(lines) > MESSAGE_LINES:
-            terminal.write_line(f"  … {len(lines) - MESSAGE_LINES} more lines with --tb=short")
+        if (more := len(lines) - MESSAGE_LINES) > 0:
+            terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with --tb=short")
         if first.output:
             terminal.write_line(f"  printed: {first.output.strip().splitlines()[-1][:160]}")
         for other in mine[1:] if all_of_them else ():

@@ -119,9 +119,9 @@ def deadlock(stands: list[Stand]) -> str:
     chain = [min((rank for rank, peer in blocked.items() if peer == rank), default=min(blocked))]
     while (peer := blocked.get(chain[-1], chain[-1])) not in chain:
         chain.append(peer)
-    told = [f"rank {rank} {stands[rank]}" for rank in chain]
+    told = [_at(stands, rank) for rank in chain]
     more = [f"{len(told) - _TOLD} more"] if len(told) > _TOLD else []
-    return "; ".join([*told[:_TOLD], *more]) + _rule([stands[rank] for rank in chain])
+    return "; ".join([*told[:_TOLD], *more]) + _rule(stands, chain)
 
 
 def _blocker(stands: list[Stand], rank: int, stuck: Container[int]) -> int | None:
@@ -145,8 +145,11 @@ def _blocker(stands: list[Stand], rank: int, stuck: Container[int]) -> int | Non
     return None
 
 
-def _rule(chain: list[Stand]) -> str:
-    """What is to be done where ranks wait for each other's messages."""
+def _rule(stands: list[Stand], ranks: list[int]) -> str:
+    """What is to be done where ranks wait for each other."""
+    chain = [stands[rank] for rank in ranks]
+    if chain[0].op not in MESSAGES and len(chain[0].group) == len(stands) and _parted(stands):
+        return ": without group=, a collective is one of all ranks"
     if chain[-1].sequence == AGAIN:
         return ": on Gloo, wait() of a message returns once, and never again"
     if not all(stand.op in MESSAGES and stand.state == "waiting" for stand in chain):
@@ -154,6 +157,23 @@ def _rule(chain: list[Stand]) -> str:
     if {stand.op for stand in chain} == {*MESSAGES} and len({_between(stand.conversation) for stand in chain}) == 1:
         return ": a message and who waits for it have the same tag, and are counted in the same order"
     return ": each waits for what another does later: start what is sent and what is to come together, then wait"
+
+
+def _parted(stands: list[Stand]) -> bool:
+    """Whether there are groups of some ranks, too."""
+    made = [row for stand in stands for row in map(json.loads, stand.recent) if row[0] == NEW_GROUP]
+    return any(len(row[3].split(",")) < len(stands) for row in made) or any(
+        0 < len(stand.group) < len(stands) for stand in stands
+    )
+
+
+def _at(stands: list[Stand], rank: int) -> str:
+    """Where a rank is, and with whom where that is not clear."""
+    stand, of = stands[rank], ""
+    if stand.op and stand.op not in MESSAGES and stand.state != "finished" and _parted(stands):
+        whole = len(stand.group) == len(stands)
+        of = f" of all {len(stands)} ranks" if whole else f" of ranks {', '.join(map(str, stand.group))}"
+    return f"rank {rank} {stand}{of}"
 
 
 def _between(conversation: str) -> tuple[int, ...]:
@@ -208,7 +228,7 @@ def _alike(a: Stand, b: Stand) -> bool:
 def describe(stands: list[Stand]) -> str:
     """One line of where every rank is: `rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`."""
     order = sorted(range(len(stands)), key=lambda r: stands[r].state != "waiting")
-    return "; ".join(f"rank {r} {stands[r]}" for r in order)
+    return "; ".join(_at(stands, rank) for rank in order)
 
 
 def readable(count: int) -> str:

@@ -202,6 +202,8 @@ class LedgerGroup(dist.ProcessGroup):
     def record(self, op: str, tensors: Any, call: Any, peer: int = -1, tag: int = 0) -> dist.Work:
         """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
+        if peer >= len(ranks):
+            raise ValueError(f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}")
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
         witness.tell("row", *witness.facts(row.plain())[:-1])
         conversation = self.conversation(row, tag)

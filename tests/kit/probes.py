@@ -53,6 +53,10 @@ def receive_first(impl) -> None:
     dist.recv(torch.empty(4), src=1 - dist.get_rank())
 
 
+def broadcast_from(impl, rank: int) -> None:
+    dist.broadcast(torch.ones(1), group_src=rank)
+
+
 def wait_twice(impl) -> float | None:
     """Rank 1 receives, and waits for it twice."""
     there = torch.ones(4)

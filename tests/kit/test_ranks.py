@@ -18,7 +18,7 @@ from grader.judge import SandboxRoom
 from grader.sandbox import Sandbox, choose
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
-from lab.world.board import Board, Stand, deadlock, mismatch
+from lab.world.board import NEW_GROUP, Board, Stand, deadlock, mismatch
 from lab.world.child import LATE
 from lab.world.cluster import Link
 from lab.world.framing import FORGED
@@ -345,6 +345,24 @@ def test_ranks_that_wait_for_messages_nobody_will_send_are_seen_at_once():
     with_others = [waiting(r, ("", "all_reduce")) for r in range(3)]
     assert not deadlock([*with_others, waiting(3, ("", "all_reduce"), ("/2>3/0", "recv"))])
     assert "rank 3 waits in recv" in deadlock([*with_others, waiting(3, ("/2>3/0", "recv"))])
+
+
+def test_a_collective_of_all_where_there_are_groups_is_told_as_such():
+    others = Stand(state="finished", counts={"@h": 1})
+    of_all = [waiting(0, ("", "all_reduce")), others, *(waiting(r, ("", "all_reduce")) for r in (2, 3))]
+    rule = "rank 1 finished after 0 collectives: without group=, a collective is one of all ranks"
+    assert deadlock(of_all) == "rank 0 waits in all_reduce #0 (8 B); rank 1 finished after 0 collectives"
+    others.issued(NEW_GROUP, 0, "of ranks 0, 2, 3", 0, "")
+    assert deadlock(of_all) == f"rank 0 waits in all_reduce #0 (8 B) of all 4 ranks; {rule}"
+    of_all[0].group = [0, 2]
+    of_all[2] = Stand(state="waiting", number=0, op="broadcast", bytes=8, group=[0, 2], conversation="@g", sequence=0)
+    parts = "rank 0 waits in all_reduce #0 (8 B) of ranks 0, 2; rank 2 waits in broadcast #0 (8 B) of ranks 0, 2"
+    assert deadlock(of_all[:3]) == parts
+
+
+def test_a_rank_that_a_group_does_not_have_is_refused(runner):
+    with pytest.raises(ProbeFailed, match="expected one of the 2 ranks of the group, 0 … 1, got 2"):
+        runner.run(probes.broadcast_from, 2, world=2)
 
 
 def test_what_was_too_long_ago_to_be_kept_may_have_been_sent():
