@@ -232,8 +232,9 @@ def told(counter, names=None) -> str:
     """How often each was sent. names: of layers, by n."""
     names = names or {}
     return ", ".join(
-        f"{times} x {op}{f' of {names[n]}' if n in names and op != 'all_reduce' else ''} "
-        f"{' '.join(map(str, (phase, n, *dtype)))}"
+        f"all_reduce of {times} elements in all {' '.join(map(str, (phase, *dtype)))}"
+        if (op, n) == ("all_reduce", 1)
+        else f"{times} x {op}{f' of {names[n]}' if n in names else ''} {' '.join(map(str, (phase, n, *dtype)))}"
         for (op, phase, n, *dtype), times in sorted(counter.items(), key=str)
     )
 
@@ -282,7 +283,7 @@ def _sent_otherwise(more, gone, want, names, plan) -> str:
         return "gradients are all-reduced, which sends everyone all of them: a reduce-scatter is half of it"
     if by_op["all_reduce"] and not by_op["all_gather"] and {key[0] for key in gone} == {"all_gather", "reduce_scatter"}:
         layers = ", ".join(sorted({names.get(key[2], "?") for key in gone}))
-        return f"{layers} is not cut: each layer of `small` elements or more is"
+        return f"{layers} is not cut: each layer of `small` elements or more is, whatever it computes"
     return ""
 
 

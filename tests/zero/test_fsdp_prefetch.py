@@ -98,9 +98,10 @@ def one_on_its_way(what, step, plan, world, phase) -> None:
             f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started{instead}: "
             "start it before the layer computes, once the order of layers is known"
         )
+        early = [f"block {i}" for i in order[order.index(after) :] if rows[i][0] < ends[here][0]]
         assert later is None or rows[later][0] >= ends[here][0], (
-            f"{what}, {phase}: while block {here} computed, blocks {after} and {later} were both on their way: at "
-            "most two layers may be whole at once"
+            f"{what}, {phase}: while block {here} computed, {', '.join(early)} were all on their way: start the next "
+            "one alone, at most two layers may be whole at once"
         )
         assert row["waited_s"] >= ends[here][1], (
             f"{what}, {phase}: the gather of block {after} was waited for before block {here} had computed: "

@@ -110,12 +110,12 @@ def test_what_is_not_elementwise_is_refused(run):
     accepted = [*ELEMENTWISE, *others]
     names = ["Adafactor", "LBFGS", "Muon", "SparseAdam", *accepted]
     (got,) = run(probes.refused, "split", names, world=1, replace=NEEDS)
-    for name in names:
-        want = "nothing" if name in accepted else "ValueError"
-        assert got[name] == want, (
-            f"SplitOptimizer of {name} raised {got[name]}, expected {want}: an update of a piece must be the piece of "
-            "the update; Adafactor looks at rows, LBFGS at products of everything, Muon at matrices"
-        )
+    want = {name: "nothing" if name in accepted else "ValueError" for name in names}
+    wrong = [f"SplitOptimizer of {n} raised {got[n]}, expected {want[n]}" for n in names if got[n] != want[n]]
+    assert not wrong, (
+        f"{'; '.join(wrong)}: an update of a piece must be the piece of the update; Adafactor looks at rows, LBFGS at "
+        "products of everything, Muon at matrices, and SparseAdam wants gradients that have no pieces"
+    )
     for name in ("negative rate", "no tensors", "a tensor twice"):
         assert got[name] == "ValueError", f"{name}: raised {got[name]}, torch's optimizers raise ValueError"
 
@@ -138,8 +138,12 @@ def test_shares_of_the_state_are_equal(run, rng, world):
         measured(f"state that a rank of {world} holds", got["live"], most, "bytes", at_most=True)
         assert got["live"] <= most, (
             f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made for "
-            f"tensors of {sizes} elements; the unsharded state has {total:,}, a share {total / world:,.0f}: cut every "
-            "tensor, and keep neither gradients nor copies"
+            f"tensors of {sizes} elements; the unsharded state has {total:,}, a share {total / world:,.0f}: "
+            + (
+                "that is the largest tensor's whole: cut every tensor"
+                if abs(got["live"] / (total * max(sizes) / sum(sizes)) - 1) < 0.02
+                else "cut every tensor, and keep neither gradients nor copies"
+            )
         )
         assert got["updated"] <= 1.02 * sum(sizes) / world + len(sizes), (
             f"rank {rank} of {world}: a step of the inner {plan['optimizer']} updates {got['updated']:,.0f} of "

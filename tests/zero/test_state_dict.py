@@ -69,9 +69,12 @@ def not_as_saved(told, stages, rank, number) -> str:
         if name in saved and not torch.equal(t, saved[name]):
             kind = {"rate": "hyperparameters", "seen": "buffers"}.get(name.split()[0], "parameters")
             change = f" ({float(t):.4g}, saved {float(saved[name]):.4g})" if t.ndim == 0 else ""
+            if kind == "hyperparameters" and name != "rate 0" and torch.equal(t, saved["rate 0"]):
+                change += ", which group 0 was saved with"
             off.setdefault("the optimizer's state" if " of " in name else kind, []).append(name + change)
     if lost := sorted(saved.keys() - loaded):
-        off[f"no rank has them, {len(lost)} of {len(saved)}"] = lost
+        kept = sum(" of " in name for name in saved)
+        off[f"no rank has them, {len(lost)} of the {kept} tensors of the optimizer's state"] = lost
     lines = [f"{', '.join(some[:3])}{', …' * (len(some) > 3)} ({what})" for what, some in off.items()]
     if not lines:
         return "all is as it was saved when load() returns: does it stay so in the next steps?"

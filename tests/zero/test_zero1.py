@@ -237,15 +237,27 @@ def test_it_goes_on_from_its_own_state_dict(run, rng):
     goes_on_from_its_own_state_dict(run, rng, "zero1", rng.integers(2, 3))
 
 
+def _near(count: float, amounts: dict[str, float]) -> str:
+    """What of these has about as many bytes, within a tenth; "" if nothing has."""
+    near = (f"; the rest is about what {name} would have" for name, n in amounts.items() if abs(count / n - 1) < 0.1)
+    return next(near, "")
+
+
 @exercise(ZERO1, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
     world, sizes = 4, [rng.integers(150_000, 180_000) for _ in range(12)]
     whole = 8 * sum(sizes)
     most = whole / world + 8 * max(sizes) + whole / 4  # what Gloo and the allocator keep
+    amounts = {
+        "all parameters, or all gradients, once more": whole / 2,
+        "the state of all others": whole - whole / world,
+        "another copy of what this rank owns": whole / 2 / world,
+    }
     for rank, got in enumerate(run(probes.grown, "zero1", sizes, "AdamW", {"lr": 0.1}, world=world)):
         assert got <= most, (
             f"rank {rank} of {world}: after two steps the process has grown by {got:,} bytes; AdamW's whole state has "
-            f"{whole:,}, a share {whole // world:,}: what is kept outside of torch is memory too"
+            f"{whole:,}, a share {whole // world:,}{_near(got - whole / world, amounts)}: what is kept outside of "
+            "torch is memory too"
         )
 
 
