@@ -10,6 +10,7 @@ from .pytest_plugin import VERDICTS
 from .scoring import ExerciseScore, Result, score, totals
 
 MESSAGE_LINES = 14
+NAMED = 3  # stand-ins, in a line
 
 
 def write(terminal: Any, results: list[Result], config: Any) -> None:
@@ -21,7 +22,8 @@ def write(terminal: Any, results: list[Result], config: Any) -> None:
     terminal.write_line("")
     _failures(terminal, [r for r in results if r.outcome == "failed" and r.reason != "unwritten"])
     next_one = next((s.exercise for s in scores if not s.passed and s.possible), None)
-    _table(terminal, scores, unwritten, next_one.stage if next_one is not None else "")
+    stood_in = config.stash[VERDICTS].stood_in
+    _table(terminal, scores, unwritten, next_one.stage if next_one is not None else "", stood_in)
     _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     if next_one is not None:
         _next(terminal, next_one, config.option.impl)
@@ -52,7 +54,9 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         terminal.write_line("")
 
 
-def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], current: str) -> None:
+def _table(
+    terminal: Any, scores: list[ExerciseScore], unwritten: set[str], current: str, stood_in: dict[str, list[str]]
+) -> None:
     """A line an exercise; one for a stage that is still to come, of which nothing is written."""
     width = max((len(s.exercise.id) for s in scores), default=8)
     terminal.write_line(f"{'exercise':<{width}}     points     not run", bold=True)
@@ -61,7 +65,7 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], curr
     for stage in dict.fromkeys(s.exercise.stage for s in scores):
         mine = [s for s in scores if s.exercise.stage == stage]
         if stage in begun or len(mine) == 1:
-            _exercises(terminal, mine, unwritten, width)
+            _exercises(terminal, mine, unwritten, width, stood_in)
         else:
             _, possible, not_run = totals(mine)
             left = sum(s.exercise.id in unwritten for s in mine)
@@ -75,7 +79,9 @@ def _table(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], curr
     terminal.write_line("")
 
 
-def _exercises(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], width: int) -> None:
+def _exercises(
+    terminal: Any, scores: list[ExerciseScore], unwritten: set[str], width: int, stood_in: dict[str, list[str]]
+) -> None:
     for s in scores:
         e = s.exercise
         mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
@@ -94,6 +100,9 @@ def _exercises(terminal: Any, scores: list[ExerciseScore], unwritten: set[str], 
         )
         if reason:
             terminal.write_line(f"    {reason}")
+        if e.id not in unwritten and (others := stood_in.get(e.id)):
+            more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+            terminal.write_line(f"    a stand-in for each that does not pass yet: {', '.join(others[:NAMED])}{more}")
 
 
 def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:

@@ -26,6 +26,7 @@ class Verdicts:
     def __init__(self, config: pytest.Config, runner: Runner, results: list[Result]):
         self.config, self.runner, self.results = config, runner, results
         self.folder = Path(config.option.expect_cache) / "verdicts"
+        self.stood_in: dict[str, list[str]] = {}  # exercise -> what was replaced in its tests
         self.judging: dict[str, int] = {}  # exercise -> numerics in this session; what -k or :: picked does not count
 
     def stand_ins(self, id: str, wanted: list[str]) -> dict[str, str]:
@@ -33,7 +34,9 @@ class Verdicts:
         known = assignments.default().exercises
         if strangers := set(wanted) - needed(id):
             raise ValueError(f"replace: {id} does not need {', '.join(sorted(strangers))}")
-        return {known[w].object: standins.source(w) for w in wanted if not self.passes(w)}
+        missing = [w for w in wanted if not self.passes(w)]
+        self.stood_in[id] = [*dict.fromkeys([*self.stood_in.get(id, ()), *missing])]
+        return {known[w].object: standins.source(w) for w in missing}
 
     def passes(self, id: str) -> bool:
         """Whether all numerics of the exercise pass."""

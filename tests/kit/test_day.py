@@ -255,12 +255,16 @@ def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest(
     assert lines.count("  off") == 3
     assert not any("more" in line for line in lines)
     lines.clear()
-    summary._table(terminal, score(default(), results, [FIRST]), set(), "ddp")
+    summary._table(
+        terminal, score(default(), results, [FIRST]), set(), "ddp", {FIRST: list("abcde"), "ddp.flat": ["a"]}
+    )
     (row,) = (i for i, line in enumerate(lines) if line.startswith(FIRST))
     assert len(lines[row].rstrip()) <= len(lines[0]), "a sentence stands below a column of numbers"
     assert lines[row + 1].strip() == "property and timing count once all numerics pass"
+    assert lines[row + 2].strip() == "a stand-in for each that does not pass yet: a, b, c and 2 more"
+    assert sum("stand-in" in line for line in lines) == 1
     lines.clear()
-    summary._table(terminal, score(default(), [said(FIRST, "not_run")], [FIRST]), set(), "ddp")
+    summary._table(terminal, score(default(), [said(FIRST, "not_run")], [FIRST]), set(), "ddp", {})
     assert len(lines[1].rstrip()) == len(lines[0]), "what was not run ends where its heading does"
 
 
