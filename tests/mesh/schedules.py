@@ -64,7 +64,8 @@ def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
 
 
 def title(case: list) -> str:
-    return f"{case[0]} stages, {case[1]} micro-batches" + (f", {case[2]} chunks" if len(case) > 2 else "")
+    units = zip(case, ("stage", "micro-batch", "chunk"), strict=False)
+    return ", ".join(f"{n} {unit}{('es' if unit == 'micro-batch' else 's') * (n != 1)}" for n, unit in units)
 
 
 def holds_the_bubble(ranks: list, case: list, cause: str) -> Simulation:
