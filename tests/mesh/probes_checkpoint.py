@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from lab.world.group import ledger
 
 from ..zero.probes_state import shared_folder, snapshot, watched
 from .probes_placed import Share
+
+BEFORE = 9.0  # what parameters are that load() is to fill
 
 
 def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
@@ -57,8 +59,11 @@ def _session(impl, layout, name, options, values, gradients, files, extra, flush
         first = len(ledger.rows)
         with meter(share.shares) as memory:
             told["extra"] = checkpoint.load(share, optimizer)
-        told |= {"peak_bytes": memory.peak_bytes, "load_sent": sent(first)}
-    steps(share, optimizer, gradients)
+        told |= {"peak_bytes": memory.peak_bytes, "load_sent": sent(first), "loaded": held(share, optimizer)}
+        if stopped := _stopped(lambda: steps(share, optimizer, gradients)):
+            return {**told, "stopped": stopped}
+    else:
+        steps(share, optimizer, gradients)
     first = len(ledger.rows)
     checkpoint.save(share, optimizer, extra=extra)
     told["save_sent"] = sent(first)
@@ -83,6 +88,31 @@ def _session(impl, layout, name, options, values, gradients, files, extra, flush
     told["steps"] = sorted({float(s["step"]) for s in optimizer.state.values() if "step" in s})
     told["numbers"] = sum(p.numel() for p in share.shares)
     return told
+
+
+def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
+    """[name, place on tensor, start, key of its state ("": itself), numbers] of each piece that this rank has."""
+    told = []
+    for parameter, placed in share.placements().items():
+        state = {k: s for k, s in optimizer.state.get(parameter, {}).items() if k != "step" and s is not None}
+        for key, value in {"": parameter.detach(), **state}.items():
+            for p in placed.pieces:
+                fits = value.shape == parameter.shape
+                own = value.flatten()[p.offset : p.offset + p.count] if fits else value.flatten()
+                told.append([p.name, share.here["tensor"], p.start, key, own.clone()])
+    return told
+
+
+def _stopped(step: Callable[[], None]) -> str:
+    """What an optimizer raises on any rank that has loaded what does not fit; "" if nothing. All ranks ask."""
+    error = ""
+    try:
+        step()
+    except Exception as raised_here:
+        error = f"{type(raised_here).__name__}: {raised_here}"
+    errors: list = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    return next(filter(None, errors), "")
 
 
 @contextlib.contextmanager

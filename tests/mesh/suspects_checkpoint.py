@@ -28,22 +28,39 @@ def resumed(name: str, options: dict, values: dict, sessions: Sequence[list], ch
     return {n: p.detach() for n, p in parameters.items()}
 
 
+def of_loaded(saved: dict, name: str, place: int, ranks: int, start: int, count: int, before: int) -> Suspects:
+    """What a piece of the parameter `name` may be, or of its state, of which `saved` has the whole, by name.
+
+    place: of this rank, of `ranks` on tensor; before: how many there were when it was saved.
+    """
+    here, whole = slice(start, start + count), saved[name]
+
+    def flat(name: str, whole: Tensor, place: int = place) -> Tensor:
+        return part_of(name, whole, place, ranks).flatten()
+
+    if start:
+        yield "it is what begins at 0 of the part: from piece.start on", flat(name, whole)[:count]
+    for other in saved.keys() - {name}:
+        cause = f"it is that of {other}: an optimizer's state belongs to a parameter, not to a place in placements()"
+        yield cause, flat(other, saved[other])[:count]
+    for other_place in {*range(ranks)} - {place}:
+        cause = f"it is part {other_place} of the whole: this rank has part {place}"
+        yield cause, flat(name, whole, other_place)[here]
+    if cut_along(name, before) == 1:
+        rows = torch.cat([part.flatten() for part in whole.chunk(before, 1)]).view(whole.shape)
+        cause = "parts that are columns are put together as if they were rows: along the dim of the piece"
+        yield cause, flat(name, rows)[here]
+
+
 def of_training(
     name: str, options: dict, other: dict, values: dict, sessions: Sequence[list], meshes: Sequence[dict]
 ) -> Suspects:
     """(cause, parameters by name): what they may be on the last of `meshes` (degrees). other: options it began with."""
 
-    def fresh(parameters, optimizer, number) -> None:
-        optimizer.state.clear()
-
     def counted_anew(parameters, optimizer, number) -> None:
         for state in optimizer.state.values():
             if "step" in state:
                 state["step"].zero_()
-
-    def unloaded(parameters, optimizer, number) -> None:
-        for p in parameters.values():
-            p.data.fill_(9.0)
 
     def set_to(changed: dict) -> Change:
         def change(parameters, optimizer, number) -> None:
@@ -51,34 +68,9 @@ def of_training(
 
         return change
 
-    def moved(how: Callable[[str, Tensor, int], Tensor]) -> Change:
-        def change(parameters, optimizer, number) -> None:
-            for n, p in parameters.items():
-                for t in (p.data, *(s for s in optimizer.state.get(p, {}).values() if s.shape == p.shape)):
-                    t.copy_(how(n, t.clone(), number))
-
-        return change
-
-    def ranks(number: int) -> int:
-        return meshes[number].get("tensor", 1)
-
-    def as_rows(n: str, whole: Tensor, number: int) -> Tensor:
-        world = ranks(number - 1)
-        if cut_along(n, world) != 1:
-            return whole
-        return torch.cat([part.flatten() for part in whole.chunk(world, 1)]).view(whole.shape)
-
-    def first_for_all(n: str, whole: Tensor, number: int) -> Tensor:
-        dim, world = cut_along(n, ranks(number)), ranks(number)
-        if dim is None:
-            return whole
-        return torch.cat([part_of(n, whole, 0, world)] * world, dim).narrow(dim, 0, whole.shape[dim])
-
     usual = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(1))]).defaults
     defaults = {key: usual[key] for key in options}
     changes: list[tuple[str, Change]] = [
-        ("the weights are those it was made with: load them, in place", unloaded),
-        ("the optimizer's moments begin anew: its state is saved and loaded, too", fresh),
         ("the count of steps begins anew, and Adam's bias correction with it", counted_anew),
         ("hyperparameters are those that the optimizer was made with here: load them", set_to(other)),
         ("hyperparameters are torch's defaults, not those of param_groups when it was saved", set_to(defaults)),
@@ -87,8 +79,6 @@ def of_training(
             for key in options
             for change in (set_to({key: other[key]}), set_to({key: defaults[key]}))
         ),
-        ("parts that are columns are put together as if they were rows: along the dim of the piece", moved(as_rows)),
-        ("every tensor rank takes the first part: part `coordinate` of the whole", moved(first_for_all)),
     ]
     for cause, change in changes:
         yield cause, resumed(name, options, values, sessions, change)

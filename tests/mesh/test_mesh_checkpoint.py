@@ -22,7 +22,7 @@ from lab.pytest_plugin import exercise
 from . import probes_checkpoint as probes
 from .placed import draw_layout, draw_values, sizes_of, world_of
 from .probes_placed import part_of
-from .suspects_checkpoint import of_training
+from .suspects_checkpoint import of_loaded, of_training
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
@@ -42,14 +42,47 @@ CHAINS = {  # what the model has; then meshes, with FSDP where "small" is a numb
 
 
 def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
-    """The parameters after a step for each of `gradients`, in one process that is never interrupted."""
+    """What one process has that is never interrupted, after a step for each of `gradients`: by key of the optimizer's
+    state ("": the parameters), by name."""
     parameters = {n: torch.nn.Parameter(v.to(dtype, copy=True)) for n, v in values.items()}
     optimizer = getattr(torch.optim, name)(parameters.values(), **options)
     for whole in gradients:
         for n, parameter in parameters.items():
             parameter.grad = whole[n].to(dtype) if n in whole else None
         optimizer.step()
-    return {n: p.detach() for n, p in parameters.items()}
+    has: dict = {"": {n: p.detach() for n, p in parameters.items()}}
+    for n, p in parameters.items():
+        for key, value in optimizer.state[p].items() if p in optimizer.state else ():
+            if key != "step":
+                has.setdefault(key, {})[n] = value
+    return has
+
+
+def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, before: int) -> None:
+    """What each rank has when load() returns is what was saved: by key, by name."""
+    world = layout["degrees"].get("tensor", 1)
+    for rank, got in enumerate(ranks):
+        names = {name for name, *_ in got["loaded"]}
+        there = {(name, key) for name, _, _, key, _ in got["loaded"]}
+        for key in want:
+            gone = sorted(name for name in names & {*want[key]} if (name, key) not in there)
+            assert not gone, (
+                f"{what}, rank {rank}: when load() returns, the optimizer has no {key} of {', '.join(gone)}"
+            )
+        for name, place, start, key, own in got["loaded"]:
+            if name not in want.get(key, {}):
+                continue
+            part, yardstick = (part_of(name, whole[key][name], place, world) for whole in (want, plain))
+            here = slice(start, start + len(own))
+            title = f"{what}, rank {rank}, when load() returns: {f'{key} of ' if key else ''}{name} from {start} on"
+            old = int((own == (probes.BEFORE if key == "" else 0.0)).sum())
+            cause = f"{old} of them are as they were before: are all files read, and all that is in them?"
+            close(
+                own, part.flatten()[here], yardstick.flatten()[here], title, cause=cause if old else "",
+                suspects=lambda name=name, place=place, start=start, own=own, key=key: of_loaded(
+                    want[key], name, place, world, start, len(own), before
+                ),
+            )  # fmt: skip
 
 
 def check(ranks: list, layout: dict, want: dict, plain: dict, what: str, suspects: Suspects) -> None:
@@ -57,7 +90,7 @@ def check(ranks: list, layout: dict, want: dict, plain: dict, what: str, suspect
     world = layout["degrees"].get("tensor", 1)
     for rank, got in enumerate(ranks):
         for name, place, start, own in got["parameters"]:
-            expected, yardstick = (part_of(name, whole[name], place, world) for whole in (want, plain))
+            expected, yardstick = (part_of(name, whole[""][name], place, world) for whole in (want, plain))
             close(
                 own, expected.flatten()[start : start + len(own)], yardstick.flatten()[start : start + len(own)],
                 f"{what}, rank {rank}: {name} from {start} on", cause="not as if training had not been interrupted",
@@ -78,8 +111,9 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -
         gradients = [draw_values(rng, layout) for _ in range(rng.integers(1, 2))]
         for whole in gradients:
             del whole["norm.weight"]  # one that is never trained: it has no state
+        initial = {n: torch.full_like(v, probes.BEFORE) for n, v in values.items()} if number else values
+        saved = [alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32)]
         taken += gradients
-        initial = {n: torch.full_like(v, 9.0) for n, v in values.items()} if number else values
         ranks = run(
             probes.session, here, name, other if number else options, initial, gradients, files,
             {"session": number, "é": [0.5, None]}, world=world_of(here), replace=NEEDS,
@@ -87,6 +121,11 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -
         files = ranks[0]["files"]
         sessions.append((here, ranks))
         told = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
+        if number:
+            check_loaded(ranks, here, *saved, f"{name}, {told}", meshes[number - 1][0].get("tensor", 1))
+        for got in ranks:
+            assert not got.get("stopped"), f"{name}, {told}: the first step after load() raised {got['stopped']}"
+        written(here, name, files, told)
         want, plain = (alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32))
         apart.append(gradients)
         degrees = [degrees for degrees, _ in meshes[: number + 1]]
@@ -133,6 +172,36 @@ def test_what_does_not_fit_is_refused(run, rng):
         assert not wrong, f"rank {rank}: {wrong}, expected { {name: want[name] for name in wrong} }"
 
 
+def numbers_of(layout: dict, moments: int) -> dict:
+    """How many numbers are saved for each parameter, of the mesh's padded vocabulary, with its moments."""
+    shapes = {n: [*s] for n, s in sizes_of(layout).items()}
+    shapes["embedding.weight"][0] += -shapes["embedding.weight"][0] % layout["degrees"].get("tensor", 1)
+    return {n: torch.Size(s).numel() * (1 if n == "norm.weight" else 1 + moments) for n, s in shapes.items()}
+
+
+def written(layout: dict, name: str, files: dict, what: str) -> None:
+    """Assert that there is not less on the disk than all numbers once."""
+    found, kinds = sum(kind_of(data)[1] for data in files.values()), {kind_of(data)[0] for data in files.values()}
+    least = 4 * sum(numbers_of({**layout, "degrees": {}}, 2 if name == "AdamW" else 1).values())
+    assert found >= least or "other" in kinds, (
+        f"{name}, {what}: {found:,} bytes of tensors on the disk, parameters and their moments have {least:,}: whoever "
+        "has what nobody else has writes it, and sharded over data there are no copies along it"
+    )
+
+
+def excess(found: int, numbers: dict, ranks: list) -> str:
+    """What is written more than once."""
+    want = 4 * sum(numbers.values())
+    if abs(found / (8 * sum(got["numbers"] for got in ranks)) - 1) < 0.03:
+        return "that is all that all ranks have: of copies, one is written"
+    once_more = [n for n, count in numbers.items() if 4 * count == found - want]
+    return (
+        f"that is {once_more[0]} twice: it has a copy elsewhere"
+        if once_more
+        else "what an older checkpoint had is gone"
+    )
+
+
 def kind_of(data: torch.Tensor) -> tuple[str, int]:
     """What a file is by what is in it, and how many bytes of tensors it has."""
     raw = bytes(data.tolist())
@@ -154,13 +223,11 @@ def test_each_number_is_written_once_by_who_has_it(run, rng):
         files = {path: kind_of(data) for path, data in ranks[0]["files"].items()}
         odd = [path for path, (kind, _) in files.items() if kind == "other"]
         assert not odd, f"{odd} is neither JSON nor safetensors: a pickle can run code when it is loaded"
-        shapes = {n: [*s] for n, s in sizes_of(layout).items()}
-        shapes["embedding.weight"][0] += -shapes["embedding.weight"][0] % layout["degrees"].get("tensor", 1)
-        numbers = {n: torch.Size(s).numel() * (1 if n == "norm.weight" else 2) for n, s in shapes.items()}
+        numbers = numbers_of(layout, 1)
         want, found = 4 * sum(numbers.values()), [size for _, size in files.values()]
         assert sum(found) <= want, (
             f"{layout['degrees']}: {sum(found):,} bytes of tensors on the disk, expected {want:,}: each number once, "
-            "by the rank with coordinate 0 along copies; and what is of no use any more is removed"
+            f"by the rank with coordinate 0 along copies; {excess(sum(found), numbers, ranks)}"
         )
         flushed = {path for got in ranks for path in got["flushed"]}
         assert flushed >= set(files), (
