@@ -58,7 +58,7 @@ def _session(impl, layout, name, options, values, gradients, files, extra, flush
         dist.barrier()
         first = len(ledger.rows)
         with meter(share.shares) as memory:
-            told["extra"] = checkpoint.load(share, optimizer)
+            told["extra"] = _loaded(checkpoint, share, optimizer)
         told |= {"peak_bytes": memory.peak_bytes, "load_sent": sent(first), "loaded": held(share, optimizer)}
         if stopped := _stopped(lambda: steps(share, optimizer, gradients)):
             return {**told, "stopped": stopped}
@@ -88,6 +88,15 @@ def _session(impl, layout, name, options, values, gradients, files, extra, flush
     told["steps"] = sorted({float(s["step"]) for s in optimizer.state.values() if "step" in s})
     told["numbers"] = sum(p.numel() for p in share.shares)
     return told
+
+
+def _loaded(checkpoint, share: Share, optimizer: torch.optim.Optimizer) -> object:
+    """What load() returns; sizes that torch does not like are told with the mesh that it was on."""
+    try:
+        return checkpoint.load(share, optimizer)
+    except RuntimeError as error:
+        where = f"{share.layout['degrees'] or 'one rank'}, with a vocabulary of {share.layout['config']['vocabulary']}"
+        raise RuntimeError(f"load() on {where}: {error}").with_traceback(error.__traceback__) from None
 
 
 def held(share: Share, optimizer: torch.optim.Optimizer) -> list:

@@ -28,12 +28,13 @@ def resumed(name: str, options: dict, values: dict, sessions: Sequence[list], ch
     return {n: p.detach() for n, p in parameters.items()}
 
 
-def of_loaded(saved: dict, name: str, place: int, ranks: int, start: int, count: int, before: int) -> Suspects:
-    """What a piece of the parameter `name` may be, or of its state, of which `saved` has the whole, by name.
+def of_loaded(has: dict, key: str, name: str, place: int, ranks: int, start: int, count: int, before: int) -> Suspects:
+    """What a piece of the parameter `name` may be, or of its state at `key`, of which `has` the whole, by key and name.
 
     place: of this rank, of `ranks` on tensor; before: how many there were when it was saved.
     """
-    here, whole = slice(start, start + count), saved[name]
+    saved, here = has[key], slice(start, start + count)
+    whole = saved[name]
 
     def flat(name: str, whole: Tensor, place: int = place) -> Tensor:
         return part_of(name, whole, place, ranks).flatten()
@@ -41,8 +42,10 @@ def of_loaded(saved: dict, name: str, place: int, ranks: int, start: int, count:
     if start:
         yield "it is what begins at 0 of the part: from piece.start on", flat(name, whole)[:count]
     for other in saved.keys() - {name}:
-        cause = f"it is that of {other}: an optimizer's state belongs to a parameter, not to a place in placements()"
-        yield cause, flat(other, saved[other])[:count]
+        which = (
+            "a state is its parameter's, whatever the order in placements()" if key else "each is from piece.offset on"
+        )
+        yield f"it is that of {other}: {which}", flat(other, saved[other])[:count]
     for other_place in {*range(ranks)} - {place}:
         cause = f"it is part {other_place} of the whole: this rank has part {place}"
         yield cause, flat(name, whole, other_place)[here]
