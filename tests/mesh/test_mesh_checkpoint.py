@@ -67,10 +67,10 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, 
         for key in want:
             gone = sorted(name for name in names & {*want[key]} if (name, key) not in there)
             others = sorted(name for name in names - {*want[key]} if (name, key) in there)
-            instead = ", which there is of " + ", ".join(others) if others else ""
-            more = ": a state is its parameter's, whatever the order in placements()" if others else ""
+            instead = f", which there is of {', '.join(others)}: a state is its parameter's, whatever the order in placements()"
             assert not gone, (
-                f"{what}, rank {rank}: when load() returns, the optimizer has no {key} of {', '.join(gone)}{instead}{more}"
+                f"{what}, rank {rank}: when load() returns, the optimizer has no {key} of {', '.join(gone)}"
+                f"{instead if others else ''}"
             )
         for name, place, start, key, own in got["loaded"]:
             if name not in want.get(key, {}):
@@ -81,10 +81,8 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, 
             true = part.flatten()[here]
             alike = own.double() if own.shape == true.shape else true
             lost = (alike != true) & ((alike == 0) | (alike == probes.BEFORE) | ~(alike.abs() < 1e3 * true.abs().max()))
-            cause = (
-                f"{int(lost.sum())} of them are no numbers that were saved: are all files read, and does each piece go "
-            )
-            cause = f"{cause}to its `start`?" if lost.any() else ""
+            cause = "no numbers that were saved: are all files read, and does each piece go to its `start`?"
+            cause = f"{int(lost.sum())} of them are {cause}" if lost.any() else ""
             close(
                 own, true, yardstick.flatten()[here], title, cause=cause,
                 suspects=lambda name=name, place=place, start=start, own=own, key=key: of_loaded(
