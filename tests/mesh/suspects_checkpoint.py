@@ -41,12 +41,10 @@ def of_loaded(has: dict, key: str, name: str, place: int, ranks: int, start: int
 
     if start:
         yield "it is what begins at 0 of the part: from piece.start on", flat(name, whole)[:count]
-    for other in saved.keys() - {name}:
-        which = (
-            "a state is its parameter's, whatever the order in placements()" if key else "each is from piece.offset on"
-        )
-        yield f"it is that of {other}: {which}", flat(other, saved[other])[:count]
-    for other_place in {*range(ranks)} - {place}:
+    for other in (n for n in saved if n != name):
+        rule = "a state is its parameter's, whatever the order of placements" if key else "each is from piece.offset on"
+        yield f"it is that of {other}: {rule}", flat(other, saved[other])[:count]
+    for other_place in (p for p in range(ranks) if p != place):
         cause = f"it is part {other_place} of the whole: this rank has part {place}"
         yield cause, flat(name, whole, other_place)[here]
     if cut_along(name, before) == 1:

@@ -67,7 +67,7 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, 
         for key in want:
             gone = sorted(name for name in names & {*want[key]} if (name, key) not in there)
             others = sorted(name for name in names - {*want[key]} if (name, key) in there)
-            instead = f", which there is of {', '.join(others)}: a state is its parameter's, whatever the order in placements()"
+            instead = f", and of {', '.join(others)} there is: a state is its parameter's, in whatever order they are"
             assert not gone, (
                 f"{what}, rank {rank}: when load() returns, the optimizer has no {key} of {', '.join(gone)}"
                 f"{instead if others else ''}"
