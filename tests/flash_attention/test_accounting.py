@@ -8,9 +8,6 @@ torch in a real pass of naive attention.
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,42 +15,13 @@ from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
+from .suspects_accounting import KERNELS, PASSES, PRODUCTS, flops, moved, of_costs
 
 ACCOUNTING = "flash_attention.accounting"
-PASSES = [(a, d) for a in ("naive", "flash") for d in ("forward", "backward")]
-# kernel: what it reads and writes once, and what it reads again for each tile of the other kind
-KERNELS = {
-    ("naive", "forward"): ["q k s", "s p", "p v o"],
-    ("naive", "backward"): ["p do dv", "do v dp", "p dp ds", "ds k dq", "ds q dk"],
-    ("flash", "forward"): ["q o lse | for each tile of queries: k v"],
-    ("flash", "backward"): [
-        "q o do lse dq delta | for each tile of queries: k v",
-        "k v dk dv | for each tile of keys: q do lse delta",
-    ],
-}
-PRODUCTS = {
-    ("naive", "forward"): 2, ("flash", "forward"): 2, ("naive", "backward"): 4, ("flash", "backward"): 5,
-}  # fmt: skip
 
 
 def counted(case: dict) -> dict:
-    """Kernel by kernel, tensor by tensor."""
-    queries, keys, dim, itemsize = (case[n] for n in ("queries", "keys", "dim", "itemsize"))
-    size = dict.fromkeys(("q", "o", "do", "dq"), queries * dim * itemsize)
-    size |= dict.fromkeys(("k", "v", "dk", "dv"), keys * dim * itemsize)
-    size |= dict.fromkeys(("s", "p", "dp", "ds"), queries * keys * itemsize)
-    size |= dict.fromkeys(("lse", "delta"), 4 * queries)
-    tiles = {"queries": math.ceil(queries / case["block_m"]), "keys": math.ceil(keys / case["block_n"])}
-    half = Fraction(1, 2) if case["is_causal"] else Fraction(1)
-    moved = Fraction(0)
-    for kernel in KERNELS[case["algorithm"], case["direction"]]:
-        once, _, again = kernel.partition(" | for each tile of ")
-        moved += sum(size[n] for n in once.split())
-        over, _, names = again.partition(": ")
-        moved += sum(tiles[over] * half * size[n] for n in names.split())
-    matrices = case["batch"] * case["heads"]
-    flops = 2 * PRODUCTS[case["algorithm"], case["direction"]] * queries * keys * dim * half
-    return {"flops": int(matrices * flops), "bytes": int(matrices * moved)}
+    return {"flops": flops(case), "bytes": moved(case)}
 
 
 def draw(rng, algorithm: str, direction: str, is_causal: bool = False) -> dict:
@@ -65,18 +33,24 @@ def draw(rng, algorithm: str, direction: str, is_causal: bool = False) -> dict:
     }  # fmt: skip
 
 
-def check(run, cases: list[dict], names: tuple[str, ...] = ("flops", "bytes"), cause: str = "") -> None:
-    for case, got in zip(cases, run(probes.costs, cases), strict=True):
+def check(run, cases: list[dict], cause: str = "") -> None:
+    """cause: what is told where no wrong reading gives the numbers of all cases."""
+    found = run(probes.costs, cases)
+    for case, got in zip(cases, found, strict=True):
         want = counted(case)
-        for name in names:
-            why = cause or (
-                f"{PRODUCTS[case['algorithm'], case['direction']]} products, 2 a multiply-add"
-                if name == "flops"
-                else "; ".join(KERNELS[case["algorithm"], case["direction"]])
-            )
+        for name in ("flops", "bytes"):
             assert isinstance(got[name], int), f"{name} is a {type(got[name]).__name__}, expected int"
             measured(f"{name}, {case['algorithm']}, {case['direction']}", got[name], want[name])
-            assert got[name] == want[name], f"{name} of {case}: expected {want[name]:,}, got {got[name]:,}: {why}"
+            assert got[name] == want[name], (
+                f"{name} of {case}: expected {want[name]:,}, got {got[name]:,}: "
+                f"{of_costs(name, cases, [each[name] for each in found], case) or cause or listed(name, case)}"
+            )
+
+
+def listed(name: str, case: dict) -> str:
+    """What is counted."""
+    which = (case["algorithm"], case["direction"])
+    return f"{PRODUCTS[which]} products, 2 a multiply-add" if name == "flops" else "; ".join(KERNELS[which])
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -173,4 +147,5 @@ def test_intensity_is_flops_a_byte(run, rng):
         intensity = want["flops"] / want["bytes"]
         assert abs(got["intensity"] - intensity) <= 1e-9 * intensity, (
             f"intensity of {case}: expected {intensity:.4f} FLOPs a byte, got {got['intensity']:.4f}"
+            f"{': that is bytes a FLOP' if abs(got['intensity'] * intensity - 1) < 1e-9 else ''}"
         )
