@@ -66,10 +66,10 @@ def _weighted_sum(impl, x, weight, dy=None):
 
 
 def _arguments(case: dict) -> list[torch.Tensor]:
-    return [_laid(case[name], case["layout"]) for name in ("x", "weight", "dy") if name in case]
+    return [laid(case[name], case["layout"]) for name in ("x", "weight", "dy") if name in case]
 
 
-def _laid(t: torch.Tensor, layout: str) -> torch.Tensor:
+def laid(t: torch.Tensor, layout: str) -> torch.Tensor:
     """The same values, laid out otherwise; a layout that a vector cannot have leaves it as it is."""
     if layout == "transposed":
         return t.mT.contiguous().mT if t.ndim > 1 else t
@@ -198,7 +198,7 @@ def costs(impl, cases: list[dict]) -> list[dict]:
 
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
     """Loss and gradients of each case: x, weight, targets, chunk (None: the default), incoming gradient, and whether x
-    and weight need one. changed: an argument was modified."""
+    and weight need one. changed: arguments that were modified, as they are now."""
     found = []
     for case in cases:
         x, weight, targets = case["x"].clone(), case["weight"].clone(), case["targets"].clone()
@@ -207,9 +207,10 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
         chunk = () if case["chunk"] is None else (case["chunk"],)
         loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, *chunk)
         loss.backward(torch.full_like(loss, case["dloss"]))
-        given = zip((x, weight, targets), (case["x"], case["weight"], case["targets"]), strict=True)
+        given = {"x": x, "weight": weight, "targets": targets}
         found.append({
-            "loss": loss, "dx": x.grad, "dweight": weight.grad, "changed": any(not torch.equal(a, b) for a, b in given),
+            "loss": loss, "dx": x.grad, "dweight": weight.grad,
+            "changed": {n: t.detach() for n, t in given.items() if not torch.equal(t, case[n])},
         })  # fmt: skip
     return found
 

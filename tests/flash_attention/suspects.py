@@ -121,7 +121,7 @@ def of_forward(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> S
         s = reading.scores(q, k)
         yield reading.cause, s.softmax(-1) @ reading.values(v) if name == "o" else s.logsumexp(-1)
     true = right(q, k, is_causal)
-    s, v = true.scores(q, k), true.values(v)
+    s, given, v = true.scores(q, k), v, true.values(v)
     m, lse = s.amax(-1), s.logsumexp(-1)
     if name == "lse":
         yield "the logarithm is the natural one", lse / math.log(2)
@@ -136,12 +136,31 @@ def of_forward(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> S
             cause = f"of float32 inputs nothing is to be rounded to {str(dtype)[6:]}"
             for rounded in (p.to(dtype).double() @ v, (p @ v).to(dtype).double(), p @ v.to(dtype).double()):
                 yield cause, rounded / p.sum(-1, keepdim=True)
+    if not is_causal and q.ndim == 4 and q.shape[1] > 1:
+        yield from _another_head_in_one_walk(name, q, k, given)
     for n in TILES:
         yield from _without_rescaling(name, s, v, n)
         if missing := -s.shape[-1] % n:
             whole = torch.cat([s, s.new_zeros(*s.shape[:-1], missing)], -1)
             cause = "keys that are not there have probability 0: mask them with −∞"
             yield cause, whole.softmax(-1)[..., : s.shape[-1]] @ v if name == "o" else whole.logsumexp(-1)
+
+
+def _another_head_in_one_walk(name: str, q: Tensor, k: Tensor, v: Tensor) -> Suspects:
+    """Whole tiles of keys, or the last one, are those of another head; of batches and heads, without a mask."""
+    true, of_q, columns = right(q, k, False), range(q.shape[1]), torch.arange(k.shape[2])
+    group = len(of_q) // k.shape[1]
+    own = f"h // group, here h // {group}," if group > 1 else "h"
+    of_both = f"query head h reads key head {own} in both walks"
+    for n in TILES:
+        whole = columns < len(columns) // n * n
+        for walk, there in (("whole tiles", whole), ("the last tile", ~whole)):
+            for taken in ([0 for _ in of_q], [h % k.shape[1] for h in of_q]):
+                wrong = replace(true, heads=taken, heads_of_v=taken)
+                s = torch.where(there, wrong.scores(q, k), true.scores(q, k))
+                p = s.softmax(-1)
+                o = (p * there) @ wrong.values(v) + (p * ~there) @ true.values(v)
+                yield f"{of_both}: the walk over {walk} reads another one", o if name == "o" else s.logsumexp(-1)
 
 
 def _without_rescaling(name: str, s: Tensor, v: Tensor, n: int) -> Suspects:
@@ -176,6 +195,10 @@ def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspect
     r = right(q, k, is_causal)
     s = r.scores(q, k)
     p = torch.exp(s - lse)
+    if (given_dtype := given["q"].dtype) != torch.float32:
+        rounded = r.scores(*(given[n].float() for n in ("q", "k"))).to(given_dtype).double()
+        cause = f"scores are rounded to {str(given_dtype)[6:]} before exp: S stays float32 until P = exp(S − lse)"
+        yield cause, gradient(r, torch.exp(rounded - lse))
     yield "is delta, rowsum(do ∘ o), subtracted?", gradient(r, p, torch.zeros_like(delta))
     yield "dS is multiplied by 1 / √dim", gradient(r, p, scale=1.0)
     yield "dS is multiplied by 1 / √dim, once", gradient(r, p, scale=r.scale**2)

@@ -243,16 +243,16 @@ def up(amount: int, unit: int) -> int:
     return math.ceil(amount / unit) * unit
 
 
-def room(case: dict, registers: Round = up, shared: Round = up, **other: int) -> dict[str, int]:
-    """How many programs each resource allows; `registers` and `shared` round what is handed out.
+def room(case: dict, of_registers: Round = up, of_shared: Round = up, **other: int) -> dict[str, int]:
+    """How many programs each resource allows; `of_registers` and `of_shared` round what is handed out.
 
     other: limits in place of the multiprocessor's.
     """
     m = case.get("limits", H100) | other
     each = {
         "warps": case["warps"], "programs": 1,
-        "registers": case["warps"] * registers(32 * case["registers"], m["register_unit"]),
-        "shared memory": shared(case["shared_bytes"] + m["shared_reserved"], m["shared_unit"]),
+        "registers": case["warps"] * of_registers(32 * case["registers"], m["register_unit"]),
+        "shared memory": of_shared(case["shared_bytes"] + m["shared_reserved"], m["shared_unit"]),
     }  # fmt: skip
     return {n: m["shared_bytes" if n == "shared memory" else n] // max(1, each[n]) for n in ORDER}
 
@@ -276,9 +276,9 @@ def _of_occupancy() -> Iterator[Reading]:
     )
     yield "a program that does not fit gives 0, not 1", lambda c: max(1, min(room(c).values()))
     for what, which in (
-        ("registers and shared memory", ("registers", "shared")),
-        ("registers of a warp", ("registers",)),
-        ("shared memory of a program", ("shared",)),
+        ("registers of a warp", ("of_registers",)),
+        ("shared memory of a program", ("of_shared",)),
+        ("registers and shared memory", ("of_registers", "of_shared")),
     ):
         for cause, rounding in (
             ("round {} up: an exact multiple of the unit needs no unit more", _one_more),
@@ -300,7 +300,7 @@ def _of_occupancy() -> Iterator[Reading]:
     yield "shared memory is reserved for each program, not once for the multiprocessor", _reserved_once
     yield (
         "shared memory is reserved within what is rounded up to whole units, not on top of it",
-        lambda c: min(room(c, shared=_reserved_on_top(c)).values()),
+        lambda c: min(room(c, of_shared=_reserved_on_top(c)).values()),
     )
     for n in ORDER:
         yield f"{n} are a limit, too: it is not looked at", lambda c, n=n: min(v for k, v in room(c).items() if k != n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -45,6 +46,79 @@ def _without_rescaling(tiles: tuple[Tensor, ...]) -> Tensor:
     return total
 
 
+PLURAL = {"query": "queries", "batch": "batch entries"}
+
+
+def unwritten(got: Tensor, dims: str) -> str:
+    """The last part of a dimension, where it was never written and the rest was; "" where that is not so.
+
+    Memory that nobody wrote is NaN. dims: a name for each dimension.
+    """
+    missing = ~torch.isfinite(got)
+    if not missing.any() or missing.ndim != len(dims.split(", ")):
+        return ""
+    for dim, name in enumerate(dims.split(", ")):
+        parts = missing.movedim(dim, 0).reshape(missing.shape[dim], -1)
+        some, whole = parts.any(1).tolist(), parts.all(1).tolist()
+        first, last = some.index(True), len(some) - 1
+        if first and some == whole and all(whole[first:]):
+            if first == last:
+                return f"{name} {last} was never written"
+            return f"{PLURAL.get(name, f'{name}s')} {first} … {last} were never written"
+    return ""
+
+
+def read(laid: Tensor, *strides: int) -> Tensor | None:
+    """What is read with other strides from where a tensor lies; None where that leaves its memory."""
+    try:
+        return laid.as_strided(laid.shape, strides).double()
+    except RuntimeError:
+        return None
+
+
+def of_pattern(got: Tensor, suspects: Suspects) -> str:
+    """The first that is no number where what came is none: of strides, where memory between the elements is NaN."""
+    missing = ~torch.isfinite(got)
+    return next((cause for cause, tensor in suspects if torch.equal(~torch.isfinite(tensor), missing)), "")
+
+
+def of_strides(x: Tensor, weight: Tensor) -> Suspects:
+    """What y = x w may be instead, of tensors that lie in memory as they are."""
+    columns = x.shape[1]
+    for cause, other_x, other_weight in (
+        ("a row is at row · stride_row, not at row · columns", read(x, columns, x.stride(1)), weight),
+        ("an element of a row is at column · stride_column, not at column", read(x, x.stride(0), 1), weight),
+        ("an element of x is at row · stride_row + column · stride_column", read(x, columns, 1), weight),
+        ("weight has a stride of its own, not 1", x, read(weight, 1)),
+        ("none of the strides is used", read(x, columns, 1), read(weight, 1)),
+    ):
+        if other_x is not None and other_weight is not None:
+            yield cause, other_x.double() @ other_weight.double()
+
+
+def of_strides_in_backward(name: str, x: Tensor, weight: Tensor, dy: Tensor) -> Suspects:
+    """What "dx" or "dweight" may be instead, of tensors that lie in memory as they are."""
+    wanted = {"x": x, "weight": weight, "dy": dy}
+    columns = x.shape[1]
+    others = [
+        ("dy has a stride of its own: it is read at stride 1", {"dy": read(dy, 1)}),
+        ("weight has a stride of its own: it is read at stride 1", {"weight": read(weight, 1)}),
+        ("a row of x is at row · stride_row, not at row · columns", {"x": read(x, columns, x.stride(1))}),
+        ("an element of x is at row · stride_row + column · stride_column", {"x": read(x, columns, 1)}),
+    ]
+    for cause, other in others:
+        if all(t is not None for t in other.values()):
+            of = {n: t.double() for n, t in (wanted | other).items()}
+            yield cause, of["dy"][:, None] * of["weight"] if name == "dx" else of["dy"] @ of["x"]
+    if name == "dx":
+        right = dy.double()[:, None] * weight.double()
+        place = torch.arange(len(x))[:, None] * x.stride(0) + torch.arange(columns) * x.stride(1)
+        memory = right.new_full((max(int(place.max()) + 1, right.numel()),), torch.nan)
+        memory[place] = right
+        cause = "the values are right and lie where x's strides put them: dx has strides of its own"
+        yield cause, memory[: right.numel()].view_as(right)
+
+
 def of_weighted_sum(x: Tensor, weight: Tensor) -> Suspects:
     """What y = x w may be instead."""
     x, weight = x.double(), weight.double()
@@ -76,6 +150,7 @@ def of_fused_loss(name: str, case: dict) -> Suspects:
     """What "loss", "dx" or "dweight" may be instead. case: x, weight, targets, chunk, dloss (the incoming gradient)."""
     x, weight, targets, dloss = case["x"].double(), case["weight"].double(), case["targets"], case["dloss"]
     rows = len(x)
+    dtype, most = case["x"].dtype, torch.finfo(case["x"].dtype).max
     logits = x @ weight.T
     softmax, lse = logits.softmax(-1), logits.logsumexp(-1)
     one_hot = torch.zeros_like(softmax).scatter_(1, targets[:, None], 1.0)
@@ -84,6 +159,16 @@ def of_fused_loss(name: str, case: dict) -> Suspects:
     def gradient(of_logits: Tensor) -> Tensor:
         return of_logits @ weight if name == "dx" else of_logits.T @ x
 
+    if name == "loss" and dtype != torch.float32:
+        cause = f"logits become float32 before softmax and loss: here they are {str(dtype)[6:]} throughout"
+        for n in _chunks(case["chunk"]):
+            yield from ((cause, loss) for loss in _losses_in_low_precision(case, n))
+    if name != "loss" and abs(dloss) > most:
+        yield (
+            f"the incoming gradient, {dloss:,.0f}, is above {most:,.0f}, the most that {str(dtype)[6:]} holds: "
+            "multiply in float32, then round",
+            gradient(each / dloss).to(dtype) * torch.tensor(dloss).to(dtype),
+        )
     if name == "loss":
         yield "the mean over rows, not the sum", losses.sum()
         yield "the loss itself, whatever gradient comes in later", losses.mean() * dloss
@@ -112,6 +197,15 @@ def of_fused_loss(name: str, case: dict) -> Suspects:
             yield "is the last chunk taken where it is not full?", each[:full].T @ x[:full]
             yield "all chunks are added up, not the last one alone", each[begin:].T @ x[begin:]
             yield "all chunks are added up, not the first one alone", each[:n].T @ x[:n]
+
+
+def _losses_in_low_precision(case: dict, n: int) -> Iterator[Tensor]:
+    """The mean loss with all in the inputs' dtype, or with sums of rows in float32, in chunks of n."""
+    x, weight, targets = case["x"], case["weight"], case["targets"][:, None]
+    logits = [part @ weight.T for part in x.split(n)]
+    each = [s.logsumexp(-1, keepdim=True) - s.gather(1, t) for s, t in zip(logits, targets.split(n), strict=True)]
+    yield torch.stack([part.sum().float() for part in each]).sum() / len(x)
+    yield torch.cat(each).float().mean()
 
 
 def _chunks(chunk: int | None) -> tuple[int, ...]:

@@ -81,11 +81,14 @@ def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
     cases = draw(rng, True, kind)
     for case, (full, _) in zip(cases, run(probes.ranges, cases), strict=True):
         want, block_n = brute(*case)[0], case[4]
+        assert full % block_n == 0, (
+            f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: it is a multiple of BLOCK_N, round "
+            f"it down: the walk without a mask is of whole tiles\n{tiles(*case)}"
+        )
         assert full <= want, (
             f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: some row does not see key "
             f"{full - 1}, or there is none; {want} at most\n{tiles(*case)}"
         )
-        assert full % block_n == 0, f"full is {full}, no multiple of BLOCK_N = {block_n}"
 
 
 @exercise(CAUSAL, kind="numerics")

@@ -54,7 +54,9 @@ def check(run, cases: list[dict], factor: float = 3.0) -> None:
             f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
             f"incoming gradient {case['dloss']:.4g}"
         )
-        assert not got["changed"], f"x, weight or targets changed: arguments are the caller's ({what})"
+        assert not got["changed"], (
+            f"{_changed(got['changed'], want, case['dloss'])}: arguments are the caller's ({what})"
+        )
         needs = case.get("needs", (True, True))
         for name, expected in (("loss", torch.float32), ("dx", dtype), ("dweight", dtype)):
             if name != "loss" and not needs[name == "dweight"]:
@@ -67,6 +69,19 @@ def check(run, cases: list[dict], factor: float = 3.0) -> None:
                 dims={"dx": "row, width", "dweight": "vocabulary, width"}.get(name, ""),
                 suspects=lambda name=name, case=case: of_fused_loss(name, case),
             )  # fmt: skip
+
+
+def _changed(now: dict, want: dict, dloss: float) -> str:
+    """Which arguments changed, and whether one holds its gradient."""
+    told = f"{' and '.join(now)} changed"
+    for name in now:
+        gradient = want.get(f"d{name}")
+        if gradient is None:
+            continue
+        for times in (1.0, dloss):  # before and after backward
+            if (now[name].double() - gradient / times).abs().max() <= 1e-2 * (gradient / times).abs().max():
+                return f"{told}, and {name} holds d{name} now: d{name} needs memory of its own"
+    return told
 
 
 @exercise(FUSED, kind="numerics")

@@ -75,11 +75,30 @@ def check(run, expect, q, k, v, do, is_causal, layout="contiguous") -> None:
     assert not got["changed"], f"{', '.join(got['changed'])} changed: arguments are the caller's ({what})"
     for name in NAMES:
         assert got[name].dtype == q.dtype, f"{name} is {got[name].dtype}, the inputs are {q.dtype}"
-        close(
-            got[name], want[name], yardstick[name], f"{name} of {what}",
-            dims=f"batch, {'query' if name == 'dq' else 'key'}, dim",
-            suspects=lambda name=name: of_backward(name, given, is_causal),
-        )  # fmt: skip
+        try:
+            close(
+                got[name], want[name], yardstick[name], f"{name} of {what}",
+                dims=f"batch, {'query' if name == 'dq' else 'key'}, dim",
+                suspects=lambda name=name: of_backward(name, given, is_causal),
+            )  # fmt: skip
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {_others(name, got, want, yardstick)}") from None
+
+
+def _others(name: str, got: dict, want: dict, yardstick: dict) -> str:
+    """Which of the other two gradients are right."""
+    off = []
+    for other in (n for n in NAMES if n != name):
+        try:
+            close(got[other], want[other], yardstick[other], other)
+        except AssertionError:
+            off.append(other)
+    right = [n for n in NAMES if n not in (name, *off)]
+    if not off:
+        return f"{' and '.join(right)} are right, {name} alone is off"
+    return f"{' and '.join(off)} {'are' if len(off) > 1 else 'is'} off, too" + (
+        f", {right[0]} is right" if right else ""
+    )
 
 
 @exercise(BACKWARD, kind="numerics")

@@ -9,6 +9,8 @@ contiguous multiples of the tile alone; in the inputs' dtype.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
 from .oracles import ALLOWED
-from .suspects_steps import of_weighted_sum_gradients
+from .suspects_steps import of_strides_in_backward, of_weighted_sum_gradients, unwritten
 
 BACKWARD = "flash_attention.weighted_sum_backward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
@@ -43,9 +45,23 @@ def check(run, cases: list[dict]) -> None:
             want, plain = (gradients(*(t.to(d) for t in (x, weight, dy)))[name] for d in (torch.float64, torch.float32))
             close(
                 got[name], want, plain.to(x.dtype), f"{name} {what}", dims=dims,  # float32 inside, rounded once
-                cause=STRIDES if case["layout"] in LAYOUTS else "",
-                suspects=lambda name=name, x=x, weight=weight, dy=dy: of_weighted_sum_gradients(name, x, weight, dy),
+                cause=STRIDES if case["layout"] in LAYOUTS else tiles(unwritten(got[name], dims)),
+                suspects=lambda name=name, case=case: suspects(name, case),
             )  # fmt: skip
+
+
+def tiles(missing: str) -> str:
+    """What to do about rows or columns that were never written."""
+    return missing and f"{missing}: round the number of tiles up, ⌈length / BLOCK⌉"
+
+
+def suspects(name: str, case: dict):
+    """Wrong strides first, where there are any, then wrong sums."""
+    tensors = [case[n] for n in ("x", "weight", "dy")]
+    if case["layout"] in LAYOUTS:
+        laid = [probes.laid(t, case["layout"]) for t in tensors]
+        return itertools.chain(of_strides_in_backward(name, *laid), of_weighted_sum_gradients(name, *tensors))
+    return of_weighted_sum_gradients(name, *tensors)
 
 
 def gradients(x, weight, dy) -> dict:

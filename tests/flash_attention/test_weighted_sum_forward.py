@@ -9,6 +9,8 @@ beyond float16).
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -17,11 +19,11 @@ from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
 from .oracles import ALLOWED
-from .suspects_steps import of_weighted_sum
+from .suspects_steps import of_pattern, of_strides, of_weighted_sum, unwritten
 
 FORWARD = "flash_attention.weighted_sum_forward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
-LAYOUTS = ["transposed", "strided", "rows apart", "broadcast rows", "broadcast columns"]
+LAYOUTS = ["strided", "rows apart", "transposed", "broadcast rows", "broadcast columns"]
 
 
 def draw(rng, rows, columns, dtype=torch.float32, layout="contiguous") -> dict:
@@ -40,12 +42,26 @@ def check(run, cases: list[dict]) -> None:
         assert y.dtype == x.dtype, f"{what} is {y.dtype}: return y in x's dtype"
         plain = (x.float() @ weight.float()).to(x.dtype)  # float32 inside, rounded once
         close(
-            y, x.double() @ weight.double(), plain, what, dims="row", cause=CAUSES.get(layout, ""),
-            suspects=lambda x=x, weight=weight: of_weighted_sum(x, weight),
+            y, x.double() @ weight.double(), plain, what, dims="row", cause=cause(y, case),
+            suspects=lambda case=case: itertools.chain(strided(case), of_weighted_sum(case["x"], case["weight"])),
         )  # fmt: skip
 
 
-CAUSES = dict.fromkeys(LAYOUTS, "an element lies at row · stride_row + column · stride_column, and weight has a stride")
+def strided(case: dict):
+    """What comes of wrong strides, where the tensors have any."""
+    lie = [probes.laid(case[n], case["layout"]) for n in ("x", "weight")]
+    return of_strides(*lie) if case["layout"] in LAYOUTS else iter(())
+
+
+def cause(y: torch.Tensor, case: dict) -> str:
+    """What to do about rows that are not numbers, or about strides."""
+    if case["layout"] in LAYOUTS:
+        return ("" if torch.isfinite(y).all() else of_pattern(y, strided(case))) or STRIDES
+    missing = unwritten(y, "row")
+    return missing and f"{missing}: round the grid up, ⌈rows / BLOCK_M⌉"
+
+
+STRIDES = "an element lies at row · stride_row + column · stride_column, and weight has a stride"
 
 
 @exercise(FORWARD, kind="numerics")
