@@ -10,17 +10,18 @@ and messages one by one, and knows no formula.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.model.transformer import Config, Transformer
 from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
 
 from . import probes_accounting as probes
-from .costs import listed, suspects
+from .costs import Explanation, because, best_of, fixed, listed
 
 ACCOUNTING = "mesh.accounting"
 RELATIVE = 1e-9
@@ -60,19 +61,19 @@ def draw(rng, fsdp: bool | None = None, experts: bool | None = None) -> dict:
     }  # fmt: skip
 
 
-def cause_of(name: str, case: dict, got: float, want: float) -> str:
-    near = (cause for cause, other in suspects(name, case) if abs(other - got) <= 1e-6 * abs(got - want))
-    told = next(near, "")
-    return f"{told}. Expected are {CAUSES[name]}" if told else CAUSES[name]
-
-
 def check(run, cases: list) -> None:
-    for case, got in zip(cases, run(probes.costs, cases), strict=True):
+    told = run(probes.costs, cases)
+    for at, (case, got) in enumerate(zip(cases, told, strict=True)):
         for name, want in listed(case).items():
             assert name in got, f"{case}: bytes have no axis {name!r}"
             assert abs(got[name] - want) <= RELATIVE * want, (
-                f"{name} of {case}: expected {want:.12g}, got {got[name]:.12g}: {cause_of(name, case, got[name], want)}"
+                f"{name} of {case}: expected {want:.12g}, got {got[name]:.12g}: "
+                f"{told_by(because(name, cases, [g.get(name, math.nan) for g in told], at), CAUSES[name])}"
             )
+
+
+def told_by(explanation: str, expected: str) -> str:
+    return f"{explanation}. Expected are {expected}" if explanation else expected
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -137,12 +138,50 @@ def timed(case: dict, **change) -> list:
     return [compute / c["device"]["flops_per_s"], *(s / c["device"]["bytes_per_s"] for s in (data, tensor))]
 
 
+LAYER = {
+    "compute_s": "4 · tokens · width · hidden FLOPs, over data · tensor ranks",
+    "data_s": "A and B, of each a tensor rank's part, all-gathered along data; nothing where they are not sharded",
+    "tensor_s": "x all-gathered and y reduce-scattered along tensor, of each a data rank's tokens",
+}
+
+
+def of_times(place: int) -> Iterator[Explanation]:
+    """What compute_s, data_s or tensor_s may be."""
+    sizes = {f"the size of {axis}, {{}}": lambda case, axis=axis: case[axis] for axis in ("data", "tensor")}
+    sizes |= {"data · tensor, {}": lambda case: case["data"] * case["tensor"],
+              "the bytes of a number, {}": lambda case: case["element"], "two": lambda case: 2}  # fmt: skip
+    if place:
+        axis = ("data", "tensor")[place - 1]
+        yield (
+            fixed("a ring sends (W − 1)/W of it, not all"),
+            lambda case: timed(case)[place] * case[axis] / max(1, case[axis] - 1),
+        )
+    for by, number in sizes.items():
+        for what, power in (("large", 1), ("small", -1)):
+            yield (
+                lambda case, by=by, number=number, what=what: f"too {what}, by {by.format(number(case))}",
+                lambda case, number=number, power=power: timed(case)[place] * number(case) ** power,
+            )
+    yield fixed("sharded is not looked at"), lambda case: timed(case, sharded=True)[place]
+
+
 @exercise(ACCOUNTING, kind="numerics")
 def test_a_layer_takes_as_long_as_its_products_and_messages(run, rng):
     cases = [draw_layer(rng, sharded=rng.choice([None, True, False])) for _ in range(40)]
-    for case, got in zip(cases, run(probes.times, cases), strict=True):
-        for name, have, want in zip(("compute_s", "data_s", "tensor_s"), got, timed(case), strict=True):
-            assert abs(have - want) <= RELATIVE * want, f"{name} of {case}: expected {want:.9g}, got {have:.9g}"
+    told, wants = run(probes.times, cases), [timed(case) for case in cases]
+    for at, (case, got, wanted) in enumerate(zip(cases, told, wants, strict=True)):
+        for place, (name, expected) in enumerate(LAYER.items()):
+            have, want = got[place], wanted[place]
+            assert abs(have - want) <= RELATIVE * want, (
+                f"{name} of {case}: expected {want:.9g}, got {have:.9g}: "
+                f"{told_by(why_so_long(place, cases, told, wants, at), expected)}"
+            )
+
+
+@harmless
+def why_so_long(place: int, cases: list, told: list, wants: list, at: int) -> str:
+    got, want = ([times[place] for times in each] for each in (told, wants))
+    return best_of(of_times(place), cases, got, want, at)
 
 
 def spare(case: dict, tokens: float) -> float:
@@ -152,32 +191,67 @@ def spare(case: dict, tokens: float) -> float:
     return math.inf if sent == 0 else compute / sent
 
 
+def steps_of(case: dict) -> dict:
+    """{(tensor, data): seconds} of all splits of the ranks."""
+    ranks, steps = case["data"] * case["tensor"], {}
+    for t in range(1, ranks + 1):
+        if ranks % t == 0:
+            parts = timed(case, data=ranks // t, tensor=t)
+            steps[t, ranks // t] = max(parts) if case["overlap"] else sum(parts)
+    return steps
+
+
+def fastest(steps: dict) -> tuple[int, int]:
+    """(tensor, data); of equals the least tensor."""
+    return min(split for split, s in steps.items() if s <= min(steps.values()) * (1 + RELATIVE))
+
+
+@harmless
+def why_this_split(cases: list, told: list, at: int) -> str:
+    """Which splits are not tried, in any case; or that another takes as long."""
+    steps = steps_of(cases[at])
+    (_, data, tensor), best = told[at], fastest(steps)
+    if steps.get((tensor, data), math.inf) <= min(steps.values()) * (1 + RELATIVE):
+        return ": both take as long: of equals the least tensor"
+    for i, axis in enumerate(("tensor", "data")):
+        few = [{split: s for split, s in steps_of(case).items() if split[i] & (split[i] - 1) == 0} for case in cases]
+        if all(some and fastest(some) == (t, d) for some, (_, d, t) in zip(few, told, strict=True)):
+            return f": {axis}={best[i]} is not tried, which is no power of two: every divisor of the ranks is a split"
+    for overlap in (True, False):
+        others = [fastest(steps_of({**case, "overlap": overlap})) for case in cases]
+        if others == [(t, d) for _, d, t in told]:
+            return ": that is the fastest where all overlaps" if overlap else ": that is the fastest without overlap"
+    return ""
+
+
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
     """Data alone, tensor alone and their product; and no split of the ranks is faster than the best."""
     kinds = [{}, {"tensor": 1}, {"data": 1}, {"tensor": 1, "data": 1}, {"tensor": 2, "hidden": 64 * 200}]
     cases = [draw_layer(rng, overlap=overlap, **kinds[i % 5]) for i in range(50)]
-    for case, (least, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):
+    told = run(probes.limits, cases)
+    for at, (case, (least, data, tensor)) in enumerate(zip(cases, told, strict=True)):
+        never = timed(case)[2] > timed(case)[0] * (1 + 1e-6)
+        assert not (never and least < math.inf), (
+            f"{case}: expected infinity, got {least:.6g}: tensor alone outlasts compute, however many tokens"
+        )
         if least == 0:
             assert spare(case, 1e-6) >= 1 - RELATIVE, f"{case}: 0 tokens, but few of them are communication-bound"
         elif least == math.inf:
             assert spare(case, 1e15) <= 1 + RELATIVE, f"{case}: never enough, but with 1e15 tokens compute is longer"
         else:
+            other = spare({**case, "overlap": not overlap}, least)
             assert abs(spare(case, least) - 1) <= 1e-6, (
                 f"{case}: with {least:.6g} tokens compute is {spare(case, least):.6g} of communication, expected 1: "
                 f"{'the longer of data and tensor' if overlap else 'data and tensor after each other'}"
+                + (f"; it is 1 {'without' if overlap else 'with'} overlap" if abs(other - 1) <= 1e-6 else "")
             )
-        ranks = case["data"] * case["tensor"]
-        steps = {}
-        for t in range(1, ranks + 1):
-            if ranks % t == 0:
-                parts = timed(case, data=ranks // t, tensor=t)
-                steps[ranks // t, t] = max(parts) if overlap else sum(parts)
-        fastest = min(steps.values())
-        want = min((t, d) for (d, t), s in steps.items() if s <= fastest * (1 + RELATIVE))
+        steps = steps_of(case)
+        want = fastest(steps)
         assert (tensor, data) == want, (
-            f"{case}: {ranks} ranks as (data, tensor) = {want[::-1]} take {fastest:.6g} s, got {(data, tensor)}"
+            f"{case}: {case['data'] * case['tensor']} ranks as (data, tensor) = {want[::-1]} take {steps[want]:.6g} s, "
+            f"got {(data, tensor)}{why_this_split(cases, told, at)}"
         )
 
 
