@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.world.schedule import Action, ScheduleError, Simulation, check, drawn
 
 
@@ -51,7 +51,45 @@ def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the sc
     try:
         return check([[Action(*a) for a in rank] for rank in ranks], micro_batches, chunks)
     except ScheduleError as error:
-        raise AssertionError(f"{what}: {error}") from None
+        raise AssertionError(f"{what}: {all_missing(ranks, micro_batches, chunks) or error}"
+                             f"{chunk_by_chunk(ranks, micro_batches)}") from None  # fmt: skip
+
+
+@harmless
+def all_missing(ranks: list, micro_batches: int, chunks: int) -> str:
+    """What the first rank that lacks something lacks; "" where none does, or one has what it should not."""
+    whole = [[kind, i, c] for kind in ("forward", "backward") for c in range(chunks) for i in range(micro_batches)]
+    for rank, actions in enumerate(ranks):
+        lacks = [a for a in whole if a not in actions]
+        if len(lacks) + len(actions) != len(whole):
+            return ""
+        if lacks:
+            few = ", ".join(str(Action(*a)) for a in lacks[:4]) + (
+                "" if len(lacks) <= 4 else f", … {len(lacks)} in all"
+            )
+            last = all(kind == "backward" for kind, _, _ in lacks) and sorted(a[1:] for a in lacks)[0] > max(
+                (a[1:] for a in actions if a[0] == "backward"), default=[-1]
+            )
+            over = ": when nothing is left to go forward, what warmed up still has to come back" if last else ""
+            return f"rank {rank}: {few} {'is' if len(lacks) == 1 else 'are'} missing{over}"
+    return ""
+
+
+@harmless
+def chunk_by_chunk(ranks: list, micro_batches: int) -> str:
+    """That all micro-batches go through a chunk before the next chunk begins, where they are more than a group."""
+    forwards = [[[c, i] for kind, i, c in actions if kind == "forward"] for actions in ranks]
+    if micro_batches <= len(ranks) or any(each != sorted(each) or not each[-1][0] for each in forwards):
+        return ""
+    return (
+        f"; forwards take all {micro_batches} micro-batches through chunk 0 first: expected groups of p, "
+        f"{len(ranks)}, each through all chunks"
+    )
+
+
+def before_the_first_backward(ranks: list) -> list[int]:
+    """How many forwards each rank begins with."""
+    return [next((n for n, a in enumerate(actions) if a[0] == "backward"), len(actions)) for actions in ranks]
 
 
 def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:

@@ -13,7 +13,7 @@ from lab.pytest_plugin import exercise
 from lab.world.schedule import drawn
 
 from . import probes_pipeline as probes
-from .schedules import draw_cases, holds_the_bubble, most_alive, played, refuses, title
+from .schedules import before_the_first_backward, draw_cases, holds_the_bubble, most_alive, played, refuses, title
 
 ONE = "mesh.schedule_1f1b"
 
@@ -47,12 +47,27 @@ def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, 
     """One test, since GPipe has the one and a pipeline without warm-up the other: 1F1B is what has both."""
     cases = draw_cases(rng)
     for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
-        holds_the_bubble(ranks, case, "rank r goes forward p − 1 − r times before forward and backward alternate")
+        warm_up = why_warm_up(ranks, case)
+        holds_the_bubble(ranks, case, warm_up or "after the warm-up a backward and a forward alternate")
         simulation = played(ranks, case[1], what=title(case))
         for rank, live in enumerate(simulation.live):
             most = min(case[1], most_alive(rank, case[0]))
             measured(f"{title(case)}, rank {rank}: activations alive", live, most, at_most=True)
             assert live <= most, (
-                f"{title(case)}, rank {rank}: keeps {live} activations at once, expected at most {most}: as soon as a "
-                f"micro-batch is back, its backward comes before the next forward\n{drawn(simulation)}"
+                f"{title(case)}, rank {rank}: keeps {live} activations at once, expected at most {most}: "
+                + (warm_up or "as soon as a micro-batch is back, its backward comes before the next forward")
+                + f"\n{drawn(simulation)}"
             )
+
+
+def why_warm_up(ranks: list, case: list) -> str:
+    """How many forwards the ranks begin with, where that is not as many as it should be."""
+    have = before_the_first_backward(ranks)
+    want = [min(case[1], case[0] - rank) for rank in range(case[0])]
+    if have == want:
+        return ""
+    alike = "all ranks warm up alike: " if len(set(have)) == 1 and len(have) > 1 else ""
+    return (
+        f"{alike}by rank, {have} forwards come before the first backward, expected {want}: min(m, p − r), so that the "
+        "last rank turns round at once"
+    )

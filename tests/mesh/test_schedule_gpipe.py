@@ -32,7 +32,18 @@ def test_what_is_no_pipeline_is_refused(run):
 def test_idle_time_is_that_of_filling_and_emptying_once(run, rng):
     cases = draw_cases(rng)
     for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
-        holds_the_bubble(ranks, case, "take micro-batches in the same order on all ranks")
+        holds_the_bubble(ranks, case, why_idle(ranks))
+
+
+def why_idle(ranks: list) -> str:
+    """A forward behind a backward, or an order that is another on another rank."""
+    for rank, actions in enumerate(ranks):
+        kinds = [kind for kind, _, _ in actions]
+        if kinds != sorted(kinds, reverse=True):
+            return f"on rank {rank} a forward comes after a backward: first all forwards, then all backwards"
+    if any([a[1] for a in actions] != [a[1] for a in ranks[0]] for actions in ranks):
+        return "take micro-batches in the same order on all ranks"
+    return "all forwards, then all backwards, both in the same order on all ranks"
 
 
 @exercise(GPIPE, kind="property")
