@@ -34,7 +34,9 @@ def conjugate(impl, name: str, x: list, dy: list, groups: list) -> dict:
     """
     group, rank = group_of(groups), dist.get_rank()
     changed, out = [], {}
-    for layout, x_, dy_ in (("", x[rank], dy[rank]), ("transposed ", *(t[rank].mT.contiguous().mT for t in (x, dy)))):
+    layouts = {"": [t[rank].clone() for t in (x, dy)]}
+    layouts["transposed "] = [t.mT.clone(memory_format=torch.contiguous_format).mT for t in layouts[""]]
+    for layout, (x_, dy_) in layouts.items():
         before = x_.clone(), dy_.clone()
         x_.requires_grad_()
         first = len(ledger.rows)
