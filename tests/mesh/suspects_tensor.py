@@ -116,9 +116,8 @@ def of_loss(name: str, parts: Sequence[Tensor], vocabulary: int, targets: Tensor
     lows = [padded.masked_fill(~(own & real), -torch.inf) for own in owned]
     sums = torch.stack([low.logsumexp(-1) for low in lows])  # (ranks, batch, context)
     highs = torch.stack([low.amax(-1) for low in lows])
-    mine = targets // width == place
     if name == "loss":
-        yield from _losses(padded, target, m, total, sums, highs, place, mine)
+        yield from _losses(padded, target, m, total, sums, highs, place, targets // width)
         return
     true = padded.masked_fill(~real, -torch.inf).softmax(-1)
     hot = F.one_hot(targets, size * width)
@@ -130,6 +129,9 @@ def of_loss(name: str, parts: Sequence[Tensor], vocabulary: int, targets: Tensor
     yield "columns of padding have taken probability: they have none", cut(padded.softmax(-1))
     local = torch.nan_to_num((padded - sums[place][..., None]).exp()) * real
     yield "the softmax is over this rank's columns alone: the sum's denominator is that of all", cut(local)
+    each = (sums - highs).exp().sum(0)
+    cause = "each rank subtracts the maximum of its own columns: the sum is of different things; reduce it by MAX"
+    yield cause, cut(torch.nan_to_num((padded - highs[place][..., None]).exp() / each[..., None]) * real)
     e = (padded - m[..., None]).exp() * real
     yield "the softmax has no denominator: divide by the sum over all ranks' columns", cut(e)
     wide = torch.exp(padded - highs[place][..., None]) * real
@@ -145,16 +147,16 @@ def of_loss(name: str, parts: Sequence[Tensor], vocabulary: int, targets: Tensor
     yield cause, ((true - shifted) * scale / tokens)[..., own]
 
 
-def _losses(padded, target, m, total, sums, highs, place: int, mine) -> Suspects:
-    """Suspects for the loss itself."""
-    size = len(sums)
+def _losses(padded, target, m, total, sums, highs, place: int, owner) -> Suspects:
+    """Suspects for the loss itself. owner: the place of the rank that has the target's column."""
+    size, mine = len(sums), owner == place
     yield "columns of padding have taken probability: they have none", (padded.logsumexp(-1) - target).mean()
     if not torch.isfinite(padded.float().exp().sum(-1)).all():
         overflown = torch.full((), torch.inf, dtype=torch.float64)
         yield "exponentials of large logits overflow: subtract the maximum over all ranks' columns first", overflown
         yield "exponentials of large logits overflow: subtract the maximum first", overflown * 0
     each = (sums - highs).exp().sum(0).log()
-    for high in (highs[place], m):
+    for high in (highs[place], m, highs.gather(0, owner[None])[0]):
         cause = "each rank subtracts the maximum of its own columns: the sum is of different things; reduce it by MAX"
         yield cause, (each + high - target).mean()
     yield "the sum is over this rank's columns alone: sum over ranks", (sums[place] - target).mean()

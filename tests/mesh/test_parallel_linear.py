@@ -57,7 +57,16 @@ def test_the_parts_together_are_the_whole_layer(run, rng, kind, world, bias):
     place = {rank: group.index(rank) for group in members(world, groups) for rank in group}
     given = [[t.chunk(cut, -1)[place[r] % cut] for r in range(world)] for t, cut in ((x, cut_x), (dy, cut_y))]
     parts = {"y": (-1, cut_y), "dx": (-1, cut_x), "weight": (0 if kind == "column" else 1, size), "bias": (0, cut_y)}
-    for rank, got in enumerate(run(probes.linear, kind, weight, bias, *given, groups, world=world, replace=NEEDS)):
+    told = run(probes.linear, kind, weight, bias, *given, groups, world=world, replace=NEEDS)
+    for rank, got in enumerate(told):  # of all ranks first: one that has another part spoils the others' sums
+        dim, have = parts["weight"][0], got["parameters"].get("weight")
+        wrong = another_part(have, weight.chunk(size, dim), place[rank])
+        assert wrong is None, (
+            f"{kind}-parallel, rank {rank} of the world, place {place[rank]} of {size}: its weight is part {wrong} of "
+            f"the whole's dim {dim}, expected part {place[rank]}"
+            + (": the place is the rank in the group, not in the world" if wrong == rank % size else "")
+        )
+    for rank, got in enumerate(told):
         names = ["weight"] + ["bias"] * (bias is not None)
         what = f"{kind}-parallel, place {place[rank]} of {size}"
         assert sorted(got["gradients"]) == sorted(names), f"{what}: parameters {sorted(got['gradients'])}, not {names}"
@@ -68,6 +77,14 @@ def test_the_parts_together_are_the_whole_layer(run, rng, kind, world, bias):
             close(
                 have, *mine, f"{what}, {name if name in got else f'gradient of {name}'}", factor=10, cause=CAUSES[kind]
             )
+
+
+def another_part(have: torch.Tensor | None, parts: tuple, place: int) -> int | None:
+    """Which of the parts it is, where it is not that of this place."""
+    if have is None:
+        return None
+    alike = [i for i, part in enumerate(parts) if torch.equal(have, part)]
+    return alike[0] if alike and place not in alike else None
 
 
 CAUSES = {
