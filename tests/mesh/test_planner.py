@@ -10,11 +10,12 @@ and then no rule of thumb holds: the oracle tries all.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 from lab.world import steps
 from lab.world.hardware import RESOURCES
@@ -68,10 +69,11 @@ def room(case: dict, job=None) -> float:
     return (case["room"] if case["drawn"] else 1 - steps.RESERVED) * job.cluster.device.hbm_bytes
 
 
-def fastest(case: dict, job=None) -> list[tuple[float, Plan, float]]:
-    """(seconds, plan, memory) of all that fit, fastest first."""
+def fastest(case: dict, job=None, most: float | None = None) -> list[tuple[float, Plan, float]]:
+    """(seconds, plan, memory) of all that fit, into `most` bytes if that is given, fastest first."""
     sized = [(plan, *known(case, plan, job)) for plan in every(case)]
-    return sorted((price, plan, size) for plan, _, price, size in sized if size <= room(case, job))
+    most = room(case, job) if most is None else most
+    return sorted((price, plan, size) for plan, _, price, size in sized if size <= most)
 
 
 def in_common(some: set, others: set, what: str) -> str:
@@ -84,13 +86,24 @@ def in_common(some: set, others: set, what: str) -> str:
     return f"; of all that are {what}, {' and '.join(told)}, and of no other" if told else ""
 
 
-def why_other(case: dict, got: Plan, best: Plan) -> str:
-    """Why a plan is not the one to choose."""
+@harmless
+def whose_memory(case: dict, got: list) -> str:
+    """Whether these are the fastest of all, or of all that fit into the whole memory."""
+    plans = [Plan(*plan) for plan, _, _ in got]
+    limits = {"memory is not looked at": math.inf,
+              "all of it is taken to be free": probes.job_of(case).cluster.device.hbm_bytes}  # fmt: skip
+    told = [cause for cause, most in limits.items()
+            if plans == [plan for _, plan, _ in fastest(case, most=most)[: case["keep"]]]]  # fmt: skip
+    return f": {', or '.join(told)}: choose of what fits into tools.room(job)" if told else ""
+
+
+def why_other(case: dict, got: Plan, best: Plan, answer: list) -> str:
+    """Why a plan of the answer is not the one to choose."""
     (_, got_s, size), (floor, price, need), most = known(case, got), known(case, best), room(case)
     if size > most:
-        total = probes.job_of(case).cluster.device.hbm_bytes
-        inside = ", though less than all of the memory" if size <= total else f", and there are {total:.4g} in all"
-        return f"it does not fit: it needs {size:.4g} bytes{inside}, and there is room for {most:.4g}"
+        return (
+            f"it does not fit: it needs {size:.4g} bytes, and there is room for {most:.4g}{whose_memory(case, answer)}"
+        )
     if got_s > price:
         return (
             f"a faster one was left out: its floor is {floor:.4g} s, its price {price:.4g} s, it needs {need:.4g} of "
@@ -101,13 +114,16 @@ def why_other(case: dict, got: Plan, best: Plan) -> str:
 
 def check(case: dict, got: list) -> None:
     want = fastest(case)[: case["keep"]]
+    assert len(got) <= len(want), (
+        f"{case}: {len(want)} plans fit and were asked for, got {len(got)}{whose_memory(case, got)}"
+    )
     assert len(got) == len(want), (
         f"{case}: {len(want)} plans fit and were asked for, got {len(got)}: a floor above the best price is no reason "
         "to stop before as many are found as are to be kept"
     )
     for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
         told = f"{case}: choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
-        assert abs(step_s - price) <= RELATIVE * price, f"{told}: {why_other(case, Plan(*plan), best)}"
+        assert abs(step_s - price) <= RELATIVE * price, f"{told}: {why_other(case, Plan(*plan), best, got)}"
         assert Plan(*plan) == best, told
         assert abs(size - need) <= RELATIVE * need, f"{case}: memory of {best}: expected {need:.6g}, got {size:.6g}"
 
@@ -152,6 +168,7 @@ def test_a_real_job_gets_its_fastest_plan(run, rng):
     want = fastest(case)[:3]
     assert [round(s, 12) for _, s, _ in got] == [round(s, 12) for s, _, _ in want], (
         f"{case}: expected {[f'{s:.6g} s: {plan}' for s, plan, _ in want]}, got {[(s, plan) for plan, s, _ in got]}"
+        f"{whose_memory(case, got)}"
     )
 
 
@@ -180,8 +197,13 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
     none["model"] = none["model"] | {"layers": 1, "heads": 4, "kv_heads": 4, "width": 256, "hidden": 256}
     cases = [small, none, draw(rng, drawn=True) | {"keep": 0}]
     leanest = min(every(small), key=lambda plan: known(small, plan)[2])
-    for case, got in zip(cases, run(probes.refused, cases), strict=True):
-        assert got[0] == "ValueError", f"{case}: nothing fits, or keep is 0: expected a ValueError, got {got[0]}"
+    why = [
+        f"nothing fits: the least that a plan needs is {known(small, leanest)[2]:.4g} bytes, with room for "
+        f"{room(small):.4g}",
+        "no plan has that many GPUs busy", "keep is 0",
+    ]  # fmt: skip
+    for case, cause, got in zip(cases, why, run(probes.refused, cases), strict=True):
+        assert got[0] == "ValueError", f"{case}: {cause}: expected a ValueError, got {got[0]}"
         assert "\n" not in got[1], f"expected one line, got {got[1]!r}"
         if case is small:
             assert str(leanest) in got[1], f"expected the plan that needs least, {leanest}, named in {got[1]!r}"
