@@ -132,5 +132,15 @@ def test_only_results_are_sent(run, rng):
                 sent = [(r["op"], r["bytes"]) for r in got[phase]]
                 assert sent == [("all_to_all", bytes)], (
                     f"rank {rank} of {world}, {KINDS[i]}, {phase}: sent {sent}, expected one all_to_all of {bytes} "
-                    f"bytes, a row of {row} for each that goes: gates are at home, and so is the order"
+                    f"bytes, a row of {row} for each that goes{why_sent(sent, bytes)}"
                 )
+
+
+def why_sent(sent: list, bytes: int) -> str:
+    """sent: (op, bytes); bytes: expected, of float32 rows."""
+    if len(sent) != 1:
+        return ": gates are at home, and so is the order" if len(sent) > 1 else ""
+    for size, dtype in ((8, "float64"), (2, "16 bits")):
+        if bytes and 4 * sent[0][1] == size * bytes:
+            return f": rows go in y's dtype, float32: these have {size} bytes a number, as {dtype} has"
+    return ": what was dropped does not go, and nothing goes beside a row"

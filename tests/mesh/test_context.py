@@ -45,9 +45,19 @@ CAUSES = {
 }
 
 
+def to_the_left(ranks: list, members: list) -> str:
+    """That a rank sends to its left neighbour forward, where that is not its right one, too."""
+    for place, rank in enumerate(members):
+        left = members[place - 1]
+        if len(members) > 2 and any(row["op"] == "send" and row["peer"] == left for row in ranks[rank]["forward"]):
+            return f"rank {rank} sent its keys and values to rank {left}, its left neighbour: to the right"
+    return ""
+
+
 def judge(ranks: list, whole: dict, members: list) -> None:
     """All ranks' positions put together: the error of a few values alone may be luckily small."""
     want, plain = oracle(whole, torch.float64), oracle(whole, torch.float32)
+    left = to_the_left(ranks, members)
     for name, cause in CAUSES.items():
         together = torch.full_like(whole["q"], float("nan"))
         for r in members:
@@ -59,8 +69,8 @@ def judge(ranks: list, whole: dict, members: list) -> None:
         # Products of several roundings are summed: small sums of large terms have the error of the terms.
         close(
             together, want[name], plain[name].to(together.dtype),
-            f"{name} of {len(members)} ranks that hold positions {held}", factor=12, cause=cause,
-            suspects=lambda name=name, held=held: of_ring(name, whole, [list(positions) for positions in held]),
+            f"{name} of {len(members)} ranks that hold positions {held}", factor=12, cause=left or cause,
+            suspects=None if left else lambda name=name, held=held: of_ring(name, whole, [list(h) for h in held]),
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import re
 import numpy
 import pytest
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_mesh as probes
@@ -89,6 +89,15 @@ def test_axes_that_are_not_named_are_where_this_rank_is(paper):
         )
 
 
+@harmless
+def of_the_others(degrees: list, axes: list, groups: list) -> str:
+    """That these are the groups along all axes but those that were named."""
+    others = [axis for axis in AXES if axis not in axes]
+    if sorted(groups) != sorted(partition(degrees, others)):
+        return ""
+    return f"; these are the groups along {' and '.join(others) or 'no axis'}, the axes that were not named"
+
+
 def brief(ranks: list[int] | None) -> str:
     """The first few of a group."""
     if ranks is None:
@@ -107,6 +116,7 @@ def test_groups_on_paper(paper):
             assert wrong is None, (
                 f"{what}: got {brief(wrong[0])} where {brief(wrong[1])} is expected: a group is all ranks that agree "
                 "in every axis but its own, ascending"
+                f"{of_the_others(case['degrees'], axes, groups)}"
             )
             assert case["here"] in own, f"{what}: rank {case['here']} was given {own}"
             assert own in want, f"{what}: {own} is none of them"
@@ -120,9 +130,16 @@ def test_neighbours_end_at_the_ends_unless_the_axis_is_a_ring(paper):
             place = (places[axis] + offset) % n if wrap else places[axis] + offset
             at = list({**places, axis: place}.values())
             want = int(numpy.ravel_multi_index(at, case["degrees"])) if 0 <= place < n else None
+            ring = int(numpy.ravel_multi_index(list({**places, axis: place % n}.values()), case["degrees"]))
             assert neighbour == want, (
                 f"rank {case['here']} of {case['degrees']}, at {places}: {offset:+} along {axis}, wrap={wrap}: "
                 f"expected {want}, got {neighbour}"
+                + (
+                    ": that is the ring's, and wrap is False: beyond an end there is nobody"
+                    if neighbour == ring
+                    else ""
+                )
+                + (": the axis is a ring" if wrap and neighbour is None else "")
             )
 
 
