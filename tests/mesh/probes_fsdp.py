@@ -55,13 +55,16 @@ def large(impl, value: float, small: int) -> float:
     return float(next(p.grad for p in own.parameters()).flatten()[0])
 
 
-def refused(impl, sizes: dict, experts: list) -> str:
-    """What is raised for a block as one layer, of which some parameters are experts'."""
-    mesh = impl.mesh.mesh.Mesh(data=2)
-    module = Transformer(Config(**sizes))
-    named = dict(module.named_parameters())
+def refused(impl, sizes: dict, experts: list, meshes: list) -> list[str]:
+    """What is raised for a block as one layer, of which some parameters are experts', on each of some meshes."""
+    told = []
+    for degrees in meshes:
+        mesh = impl.mesh.mesh.Mesh(**degrees)
+        module = Transformer(Config(**sizes))
+        named = dict(module.named_parameters())
 
-    def attempt() -> None:
-        impl.mesh.fsdp_axis.FSDPAxis(module, mesh, experts=[named[n] for n in experts], layers=list(module.blocks))
+        def attempt(mesh=mesh, module=module, named=named) -> None:
+            impl.mesh.fsdp_axis.FSDPAxis(module, mesh, experts=[named[n] for n in experts], layers=list(module.blocks))
 
-    return raised(attempt, text=True)
+        told.append(raised(attempt, text=True))
+    return told

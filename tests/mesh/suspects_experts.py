@@ -54,6 +54,9 @@ def of_capacity(experts: Tensor, n: int, factor: float) -> Iterator[tuple[str, l
     yield "one more than the limit is kept: the places in a queue are 0 … limit − 1", kept(by_choice, limit + 1)
     last = [(t, c) for c in range(k) for t in reversed(range(tokens))]
     yield "the last of a queue are kept, not the first", kept(last, limit)
+    for most in range(1, tokens * k):  # whatever the limit of one queue is
+        cause = f"the first {most} choices are kept, whatever their experts: each expert has a queue of its own"
+        yield cause, kept(by_choice, most, one_queue=True)
     yield "nothing is dropped", experts.tolist()
 
 
@@ -133,6 +136,8 @@ def of_gradient(case: dict) -> Suspects:
     """The gradient of a rank's tokens, each times the sum of (expert + 1) of its choices."""
     x, weights = case["x"].double(), (case["experts"] + 1).double()
     k = weights.shape[1]
+    if x.any():
+        yield "nothing comes back: is `x` detached on its way?", 0 * x
     for c in range(k if k > 1 else 0):
         cause = f"it is that of choice {c} alone: each choice adds, where several write one row the last one stays"
         yield cause, x * weights[:, c : c + 1]
@@ -146,6 +151,18 @@ def of_gradient(case: dict) -> Suspects:
             of = [e for e, token, _ in rows if token == t]
             picked[t] = x[t] * (mine(of) + 1) if of else 0
         yield "where several choices write one row the last one stays: each adds", picked
+    yield from _of_rows(x, rows)
+
+
+def _of_rows(x: Tensor, rows: list) -> Suspects:
+    """Gradients of x of which one of the rows that were sent has all, or nothing."""
+    each = torch.zeros(len(rows), *x.shape, dtype=torch.float64)
+    for i, (e, t, _) in enumerate(rows):
+        each[i, t] = x[t] * (e + 1)
+    for i, (e, t, c) in enumerate(rows if len(rows) > 1 else []):
+        row = f"row {i} of the {len(rows)} that were sent (token {t}, its choice {c}, expert {e})"
+        yield f"it is that of {row} alone: the gradients of all rows add up", each[i]
+        yield f"{row} adds nothing: the gradients of all rows add up", each.sum(0) - each[i]
 
 
 def of_combined(cases: list, place: int) -> Suspects:

@@ -28,7 +28,8 @@ def of_sum(part: Sequence[Tensor], here: int, right: Sequence[int], by: float, o
                 yield cause, _summed(part, ranks) / len(ranks)
     for number in dict.fromkeys((1.0, float(len(right)), *(float(len(r)) for r in others.values()))):
         if number != by:
-            cause = f"it is divided by {number:g}" if number != 1 else "it is not divided"
+            their = ", their number" if number == len(right) else ""
+            cause = f"it is divided by {number:g}{their}" if number != 1 else "it is not divided"
             yield f"over the right ranks, but {cause}: {expected}", _summed(part, right) / number
     for number in dict.fromkeys((len(right), by)):
         if number not in (0, 1):

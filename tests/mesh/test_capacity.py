@@ -20,7 +20,8 @@ from .suspects_experts import because, of_capacity, of_limits
 
 CAPACITY = "mesh.capacity"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
-QUEUES = "all first choices queue first, by token, then all second ones"
+QUEUES = "each expert has a queue of its own, by token"
+SECOND = ": all first choices, then all second ones"
 
 
 def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> dict:
@@ -43,8 +44,8 @@ def test_each_expert_keeps_its_first(run, rng, k):
             f"{because(limits, of_limits(sizes), 'it is')} ⌈factor · tokens · k / n⌉"
         )
         assert torch.equal(got["experts"], left), (
-            f"{what}: {because(got['experts'].tolist(), of_capacity(**case), QUEUES)}. Of {case['experts'].tolist()} "
-            f"{left.tolist()} is kept, got {got['experts'].tolist()}"
+            f"{what}: {because(got['experts'].tolist(), of_capacity(**case), QUEUES + SECOND * (k > 1))}. "
+            f"Of {case['experts'].tolist()} {left.tolist()} is kept, got {got['experts'].tolist()}"
         )
         assert got["dropped"].tolist() == dropped, (
             f"{what}: dropped by expert {dropped}, got {got['dropped'].tolist()}: "

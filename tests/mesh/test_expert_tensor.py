@@ -63,6 +63,15 @@ def summed(parts: dict[int, torch.Tensor], group: list[int], rank: int) -> Suspe
         yield f"it is the sum over all {len(parts)} ranks of the world: {right}", sum(parts.values())
 
 
+def are_cut(gradients: dict, state: dict, what: str, size: int) -> None:
+    """Whoever computes whole experts has the right result, and gradients that count too often."""
+    whole = [name for name, g in gradients.items() if size > 1 and g is not None and g.shape == state[name].shape]
+    assert not whole, (
+        f"{what}: {whole[0]} is whole here, {tuple(state[whole[0]].shape)}, and so are {len(whole)} of the "
+        f"{len(gradients)} parameters: the experts are not cut. Keep the hidden units of this rank, 1/{size} of each"
+    )
+
+
 @exercise(EXPERT_TENSOR, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, True), (3, False)])
 def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
@@ -80,6 +89,7 @@ def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
         want, plain = (oracle(*args, dtype) for dtype in (torch.float64, torch.float32))
         for place, rank in enumerate(group):
             what = f"rank {rank} of {group}, rows by expert {counts[i]}"
+            are_cut(ranks[rank]["gradients"], state, what, size)
             for name, cause in (
                 ("y", "the sum over ranks of what each rank's hidden units give"),
                 ("dx", "each rank's part adds to the gradient of the rows: their sum, once"),

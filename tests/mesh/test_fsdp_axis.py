@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.judge import Suspects, close
+from lab.judge import Suspects, close, harmless
 from lab.model.transformer import Config, Transformer
 from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
@@ -107,12 +107,60 @@ def suspects(made: list, degrees: dict, rank: int, name: str, start: int, count:
         yield cause, sum(part(r, first=first) for r in right) / shares
 
 
+def are_cut_over_data(got: dict, degrees: dict, rank: int, states: list) -> None:
+    """What is cut over more axes has the numbers of other places: say so before they are compared."""
+    data = degrees.get("data", 1)
+    for part, names in got["units"]:
+        numbers = sum(states[rank][name].numel() for name in names)
+        over = [
+            (" × ".join(axes), len(members(degrees, rank, axes)))
+            for axes in (("data", "expert"), ("data", "tensor"), ("data", "expert", "tensor"))
+        ]
+        found = next((axes for axes, n in over if part == -(-numbers // n)), "")
+        right = -(-numbers // data)
+        assert part == right or not found, (
+            f"rank {rank} at {coordinate(degrees, rank)}: of the unit of {', '.join(names)} it has {part} numbers of "
+            f"{numbers}, expected {right}: units are cut over {found}. Cut them over data alone"
+        )
+
+
+@harmless
+def roles(got: dict, want: dict) -> str:
+    """What those gradients that are off on a rank have in common, and those that are right have not."""
+    stays = {name for name, _ in got["whole"]}
+    off = {
+        name
+        for name, start, own in got["gradients"]
+        if not (own - want[name].flatten()[start : start + len(own)]).norm() <= 1e-4 * want[name].norm()
+    }
+    right = {name for name, *_ in got["gradients"]} - off
+    if not right:
+        return "; all are off"
+    kinds = {
+        "those smaller than `small`, which stay whole": stays,
+        "those that are cut": {*want} - stays,
+        "those in `experts`": {*EXPERTS},
+        "those in `partial`": {*PARTIAL},
+        "those both in `experts` and in `partial`": {*EXPERTS} & {*PARTIAL},
+        "those neither in `experts` nor in `partial`": {*want} - {*EXPERTS, *PARTIAL},
+        "those in `experts` and not in `partial`": {*EXPERTS} - {*PARTIAL},
+        "those in `partial` and not in `experts`": {*PARTIAL} - {*EXPERTS},
+        "those that are not in `experts`": {*want} - {*EXPERTS},
+        "those that are not in `partial`": {*want} - {*PARTIAL},
+    }
+    for kind, names in kinds.items():
+        if off == names & (off | right):
+            return f"; off on this rank are exactly {kind}: {', '.join(sorted(off))}"
+    return f"; off on this rank: {', '.join(sorted(off))}; right: {', '.join(sorted(right))}"
+
+
 @exercise(FSDP_AXIS, kind="numerics")
 @pytest.mark.parametrize("degrees", [{"data": 3}, {"data": 2, "expert": 2}, {"expert": 2}, {"data": 2, "tensor": 2},
                                      {"data": 2, "expert": 2, "tensor": 2}], ids=str)  # fmt: skip
 def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
     sizes, states, batches = draw(rng, degrees)
-    small = {1: 0, 2: rng.choice([0, 1000]), 3: 10}[len(degrees)]  # 10: norms stay whole, matrices are cut
+    small = rng.choice([0, 1000]) if "expert" not in degrees else 10  # 10: norms stay whole, matrices are cut
+    small = 0 if len(degrees) == 1 else small
     ranks = run(
         probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, world=len(states),
         replace=NEEDS,
@@ -125,20 +173,25 @@ def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
         return suspects(made, degrees, *which)
 
     for rank, got in enumerate(ranks):
+        are_cut_over_data(got, degrees, rank, states)
         for name, start, own in got["gradients"]:
             part, same = (t[rank][name].flatten()[start : start + len(own)] for t in (want, plain))
-            close(
-                own, part, same, f"rank {rank} at {coordinate(degrees, rank)}: gradient of {name} from {start}",
-                factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
-                suspects=lambda rank=rank, name=name, start=start, own=own: named(rank, name, start, len(own)),
-            )  # fmt: skip
+            try:
+                close(
+                    own, part, same, f"rank {rank} at {coordinate(degrees, rank)}: gradient of {name} from {start}",
+                    factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
+                    suspects=lambda rank=rank, name=name, start=start, own=own: named(rank, name, start, len(own)),
+                )  # fmt: skip
+            except AssertionError as error:
+                raise AssertionError(f"{error}{roles(got, want[rank])}") from None
 
 
 @exercise(FSDP_AXIS, kind="property")
 def test_large_float16_gradients_do_not_overflow(run, rng):
     large, small = 3e4, rng.choice([0, 1000])
     for rank, gradient in enumerate(run(probes.large, large, small, world=4, replace=NEEDS)):
-        assert gradient == large, f"rank {rank}: of 4 gradients of {large} in float16 the mean is {gradient}"
+        because = "" if math.isfinite(gradient) else f": their sum, {4 * large:g}, overflows. Divide before it"
+        assert gradient == large, f"rank {rank}: of 4 gradients of {large} in float16 the mean is {gradient}{because}"
 
 
 @exercise(FSDP_AXIS, kind="property")
@@ -158,9 +211,16 @@ def test_what_is_sent_over_which_axis(run, rng, degrees):
             f"{where}: {len(scattered)} reduce-scatters, expected one for each of {len(units)} units and "
             f"{micro_batches} micro-batches"
         )
+        wholes = {4 * part * len(data) for part, _ in units} | {
+            4 * sum(states[rank][name].numel() for name in names) for _, names in units
+        }
         beyond = [row for row in got["rows"] if row["op"] == "all_reduce" and len(row["group"]) > 1]
-        early = [row["op"] for row in beyond if row["phase"] != "finish"]
-        assert not early, f"{where}: {len(early)} all-reduces before finish_gradient_synchronization()"
+        early = [row["bytes"] for row in beyond if row["phase"] != "finish"]
+        because = ": of whole units, before they are cut over data" if {*early} <= wholes else ""
+        assert not early, (
+            f"{where}: {len(early)} all-reduces before finish_gradient_synchronization(), of {early} bytes{because}. "
+            f"Expected one of each unit, in it, of the part that the reduce-scatter left"
+        )
         want = sorted(
             [list(members(degrees, rank, axes_of(names[0])[1:])), part * 4]
             for part, names in units
@@ -193,8 +253,12 @@ def test_layers_are_cut_unless_they_are_small(run, rng):
 @exercise(FSDP_AXIS, kind="property")
 def test_a_layer_of_two_kinds_is_refused(run, rng):
     sizes, _, _ = draw(rng, {"data": 1})
-    for said in run(probes.refused, sizes, ["blocks.0.mlp.up_proj.weight"], world=2, replace=NEEDS):
-        assert said.startswith("ValueError: "), (
-            f"FSDPAxis with layers=[a block], one of whose weights is partial, raised {said}; expected ValueError: its "
-            "parameters are summed over different axes, whatever their degrees"
-        )
+    meshes, experts = [{"data": 2}, {"expert": 2}], ["blocks.0.mlp.up_proj.weight"]
+    for told in run(probes.refused, sizes, experts, meshes, world=2, replace=NEEDS):
+        refused = [said.startswith("ValueError: ") for said in told]
+        because = "axes of degree 1 count, too" if any(refused) else "kinds within a layer are to be compared"
+        for degrees, said, fine in zip(meshes, told, refused, strict=True):
+            assert fine, (
+                f"FSDPAxis on {degrees} with layers=[a block], one of whose weights is an expert's, raised {said}; "
+                f"expected ValueError, since they are summed over different axes: {because}"
+            )

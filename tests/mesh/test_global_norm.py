@@ -9,6 +9,7 @@ and returns while the others wait.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -51,8 +52,30 @@ def counted(layout: dict, ranks: list, rank: int, norm: float) -> str:
     return "each number of the model's gradient counts once, on one rank of those that hold it"
 
 
-def scaled(before: torch.Tensor, norm: float, limit: float) -> Suspects:
-    """What a clipped gradient may be instead."""
+def own_norms(layout: dict, ranks: list, limit: float) -> list[float]:
+    """By rank, the norm of its own by which gradients were scaled; nothing where they were not. ranks: of one limit."""
+
+    def factor(told: dict) -> float | None:
+        pairs = [(b.double(), a.double()) for b, a in zip(told["before"], told["after"], strict=True) if b is not None]
+        squares = sum(float((b * b).sum()) for b, _ in pairs)
+        return sum(float((b * a).sum()) for b, a in pairs) / squares if squares else None
+
+    factors = [factor(told) for told in ranks]
+    if all(f is None or abs(f - 1) < 1e-4 for f in factors):
+        return []
+    for told in itertools.islice(zip(*(of_norm(layout, ranks, r) for r in range(len(ranks))), strict=True), 2):
+        norms = [norm for _, norm in told]
+        scales = [min(1.0, limit / norm) if norm else 1.0 for norm in norms]
+        if all(f is None or abs(f - s) < 1e-4 * s for f, s in zip(factors, scales, strict=True)):
+            return norms
+    return []
+
+
+def scaled(before: torch.Tensor, norm: float, limit: float, layout: dict, ranks: list, rank: int) -> Suspects:
+    """What a clipped gradient may be instead. ranks: what each told of this limit."""
+    if own := own_norms(layout, ranks, limit):
+        right = f"it is scaled by max_norm over this rank's own norm, {own[rank]:.4g}: over that of all, {norm:.4g}"
+        yield right, before * (min(1.0, limit / own[rank]) if own[rank] else 1.0)
     yield "it was not scaled, and the norm is above the limit", before
     yield "it was scaled, and the norm is not above the limit: by min(1, max_norm / norm)", before * (limit / norm)
     for epsilon in (1e-6, 1e-8, 1e-12):
@@ -76,7 +99,9 @@ def check(ranks: list, norm: float, limits: list, what: str, layout: dict) -> No
                     want = before.double() * scale
                     close(
                         after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}",
-                        suspects=lambda before=before, limit=limit: scaled(before.double(), norm, limit),
+                        suspects=lambda before=before, limit=limit, rank=rank, i=i: scaled(
+                            before.double(), norm, limit, layout, [each[i] for each in ranks], rank
+                        ),
                     )  # fmt: skip
 
 

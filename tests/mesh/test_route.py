@@ -73,9 +73,13 @@ def instead(name: str, together: list, place: int) -> Suspects:
         yield cause, alone[place][0][name]
         if name == "by_balance":
             yield cause, alone[place][0][name] * world
+            divisor = case["averaged_over"] or world
+            if divisor != world:
+                cause = f"it is times the group's size, {world}: times averaged_over, {divisor}"
+                yield cause, true[name] / divisor * world
             yield (
                 "divided by the ranks, once too often: times what gradients will be divided by",
-                true[name] / (case["averaged_over"] or world),
+                true[name] / divisor,
             )
         else:
             cause = "it is the mean of the ranks' own losses: a mean of products is not the product of means"
@@ -83,9 +87,9 @@ def instead(name: str, together: list, place: int) -> Suspects:
             yield "it is the sum of the ranks' own losses", torch.stack([own[0][name] for own in alone]).sum()
             weighed = _mean_of_means(together)
             yield "ranks that have other numbers of tokens weigh as much: sum first, then divide by all tokens", weighed
+    if name == "balance":  # once it is right, so is f
+        yield "f is a share of tokens: of choices, tokens · k, so that it sums to 1", true[name] * case["k"]
     if name in ("balance", "by_balance"):
-        k = case["k"]
-        yield "f is a share of tokens: of choices, tokens · k, so that it sums to 1", true[name] * k
         yield "it is not multiplied by the number of experts", true[name] / case["logits"].shape[1]
 
 
@@ -179,8 +183,8 @@ def test_the_balance_is_that_of_the_whole_batch(run, rng, world):
 
 @exercise(ROUTE, kind="numerics")
 def test_ranks_that_are_summed_and_not_averaged(run, rng):
-    """As with sequence parallelism: statistics over four ranks, and two of them the divisor."""
-    cases = [[draw(rng, 2, 4, 3, skew=2.0, averaged_over=2)] for _ in range(4)]
+    """As with sequence parallelism: statistics over four ranks, and two of them the divisor; no two factors alike."""
+    cases = [[draw(rng, 3, 5, 3, skew=2.0, averaged_over=2)] for _ in range(4)]
     judge(run, cases, [])
 
 
