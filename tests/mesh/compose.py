@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.judge import harmless
 from lab.model.transformer import Config, SwiGLU, Transformer
 
 from .experts import capped
@@ -236,13 +238,12 @@ def part_of(name: str, whole: Tensor, place: int, world: int) -> Tensor:
 def compare(found: list, want: dict, degrees: dict, rank: int, what: str, suspects: Any = None) -> None:
     world, place = degrees.get("tensor", 1), coordinate(degrees, rank)["tensor"]
     wrong, right = [], []
+    misshaped(found, want, place, world, rank, what)
 
     def own_part(name: str, whole: Tensor, start: int, count: int) -> Tensor:
         return part_of(name, whole, place, world).flatten()[start : start + count]
 
-    for name, shape, start, own in found:
-        part = part_of(name, want[name], place, world)
-        assert list(part.shape) == shape, f"{what} of {name}, rank {rank}: shape {shape}, expected {list(part.shape)}"
+    for name, _, start, own in found:
         assert own is not None, f"{what} of {name}, rank {rank}: there is none"
         error = float((own.double() - own_part(name, want[name], start, len(own))).norm())
         is_right = error <= 1e-4 * float(want[name].norm())
@@ -258,13 +259,51 @@ def compare(found: list, want: dict, degrees: dict, rank: int, what: str, suspec
         f"{what} of {name}, rank {rank} at {coordinate(degrees, rank)}: off by {error:.2g}, the whole has norm "
         f"{float(want[name].norm()):.2g}; its own has {float(own.norm()):.2g}, expected {float(true.norm()):.2g}"
         f"{because}; {f'off on this rank: {_kinds(wrong)}; right: {_kinds(right)}' if right else 'all are off'}"
+        f"{_chunks(wrong, right, suspects)}"
     )
 
 
-def _kinds(pieces: list) -> str:
+def misshaped(found: list, want: dict, place: int, world: int, rank: int, what: str) -> None:
+    """Assert that what this rank has of each parameter is what tensor leaves of it."""
+    expected = {name: list(part_of(name, want[name], place, world).shape) for name, *_ in found}
+    odd = {name: shape for name, shape, *_ in found if shape != expected[name]}
+    if not odd:
+        return
+    cut = [name for name in expected if expected[name] != list(want[name].shape)]
+    whole = [name for name, shape in odd.items() if shape == list(want[name].shape) and name in cut]
+    name, shape = next(iter(odd.items()))
+    because = f"; so {', '.join(f'{n} {s}' for n, s in list(odd.items())[1:4])}" if len(odd) > 1 else ""
+    if len(whole) == len(odd):
+        nothing = len(whole) == len(cut)
+        because = f": {kinds_of(whole)} {'is' if len(whole) == 1 else 'are'} whole on each tensor rank"
+        because += ": nothing is cut along tensor" if nothing else ", and to be cut along tensor, as others are"
+    raise AssertionError(f"{what} of {name}, rank {rank}: shape {shape}, expected {expected[name]}{because}")
+
+
+def _kind(name: str) -> str:
+    """A name, of all blocks and experts together."""
+    return re.sub(r"experts\.\d+", "experts.*", re.sub(r"\.\d+\.", ".*.", name).removesuffix(".weight"))
+
+
+def kinds_of(names: Iterable[str]) -> str:
     """Names, of all blocks and experts together."""
-    kinds = [re.sub(r"\.\d+\.", ".*.", name).removesuffix(".weight") for name, *_ in pieces]
-    return ", ".join(dict.fromkeys(re.sub(r"experts\.\d+", "experts.*", kind) for kind in kinds)) or "none"
+    return ", ".join(dict.fromkeys(map(_kind, names))) or "none"
+
+
+def _kinds(pieces: list) -> str:
+    return kinds_of(name for name, *_ in pieces)
+
+
+@harmless
+def _chunks(wrong: list, right: list, suspects: Any) -> str:
+    """In which of a rank's chunks all of a kind are off, and in which others right, where that is so."""
+    kinds = {_kind(name) for name, *_ in wrong}
+    off = {suspects.chunk_of(name) for name, *_ in wrong}
+    fine = {suspects.chunk_of(name) for name, *_ in right if _kind(name) in kinds}
+    if not fine or off & fine:
+        return ""
+    told = [f"{'chunk' if len(c) == 1 else 'chunks'} {', '.join(map(str, sorted(c)))}" for c in (off, fine)]
+    return f"; of the same kinds those in {told[0]} are off and those in {told[1]} right: complete every chunk's"
 
 
 def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:

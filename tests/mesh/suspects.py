@@ -79,6 +79,14 @@ class Suspects:
         self.places = self.tensor if plan.get("sequence") else 1
         self._known: dict = {}
 
+    def chunk_of(self, name: str) -> int:
+        """The chunk, on its rank, that has a parameter."""
+        stages, parts = self.degrees.get("pipe", 1), name.split(".")
+        count, layers = stages * self.plan.get("chunks", 1), self.model["sizes"]["layers"]
+        if parts[0] != "blocks":
+            return 0 if parts[0] == "embedding" else (count - 1) // stages
+        return next(s for s in range(count) if int(parts[1]) < -(-layers * (s + 1) // count)) // stages
+
     # ---- what may be wrong ----
 
     def loss(self, rank: int, step: int) -> Iterator[tuple[str, Tensor]]:
@@ -140,6 +148,8 @@ class Suspects:
             if own[axes] == own["whole"] or (".experts." in name and axes != "expert"):
                 continue
             over = "it is of what this data rank's tokens make alone" if ".experts." in name else over
+            if axes == "own" and own["data"] == own["own"] and ".experts." not in name:
+                over = "it is of this rank's share alone, as a sum over data alone is with data=1"
             part = self._of_shares(own[axes])[name]
             yield f"{over}: the gradients of all shares are summed, over {right}", part
             times = self.shares / len(own[axes])
