@@ -284,7 +284,7 @@ def _of_occupancy() -> Iterator[Reading]:
             ("round {} up: an exact multiple of the unit needs no unit more", _one_more),
             ("round {} up to whole units, not down", _down),
             ("round {} up to whole units, not down", _down_to_nothing),
-            ("{} come in units: round up to whole ones", _not_at_all),
+            ("round {} up to whole units: less than one is not handed out", _not_at_all),
         ):
             yield (
                 cause.format(what),
