@@ -70,7 +70,7 @@ def all_missing(ranks: list, micro_batches: int, chunks: int) -> str:
             last = all(kind == "backward" for kind, _, _ in lacks) and sorted(a[1:] for a in lacks)[0] > max(
                 (a[1:] for a in actions if a[0] == "backward"), default=[-1]
             )
-            over = ": when nothing is left to go forward, what warmed up still has to come back" if last else ""
+            over = ": all that went forward has to come back, also when nothing is left to go forward" if last else ""
             return f"rank {rank}: {few} {'is' if len(lacks) == 1 else 'are'} missing{over}"
     return ""
 
