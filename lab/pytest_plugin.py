@@ -329,10 +329,12 @@ def _explain(error: ProbeFailed, id: str) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     from .progress import remember
-    from .summary import write
+    from .summary import write, write_inline
 
     results = config.stash[RESULTS]
-    if results and not config.option.inline:
+    if results and config.option.inline:
+        write_inline(terminalreporter, results)
+    elif results:
         write(terminalreporter, results, config)
         # What Ctrl-C left half-run has not passed.
         ran = Counter(r.exercise for r in results)

@@ -240,6 +240,11 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
     where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
     if reason in ("raised", "import") and error.get("type"):
         text = f"{error['type']}: {text}"
+    if own and not _is_own(own[-1]):
+        if reason == "raised" and str(error.get("type")) in ("AttributeError", "TypeError"):
+            text += f": {_FORM}"
+        if reason == "import":
+            where = ""  # of Python's own, or of the probe that asked for it
     stacks = ""
     told = str(header.get("mismatch", ""))[:500]
     if reason == "hung":
@@ -254,6 +259,9 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
 def _stack(number: int, rank: dict) -> str:
     lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in _own(rank)[-6:]]
     return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
+
+
+_FORM = "the test works with what your code gives, and that has another form: is there a return, and is the name right?"
 
 
 def _own(rank: dict) -> list[list]:

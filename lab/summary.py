@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import assignment as assignments
@@ -10,6 +11,7 @@ from .pytest_plugin import VERDICTS
 from .scoring import ExerciseScore, Result, score, totals
 
 MESSAGE_LINES = 14
+PRINTED_LINES = 5
 NAMED = 3  # stand-ins, in a line
 
 
@@ -31,6 +33,25 @@ def write(terminal: Any, results: list[Result], config: Any) -> None:
         terminal.write_line("Every exercise that ran here passes.", green=True)
 
 
+def printed(output: str) -> list[str]:
+    """The last lines that a solution printed, without Python's warnings and the source line below each."""
+    lines, kept = output.strip().splitlines(), []
+    for before, line in zip(["", *lines], lines, strict=False):
+        warning = re.match(r"\S+:\d+: \w*Warning: ", line)
+        below = re.match(r"\S+:\d+: \w*Warning: ", before) and line.startswith("  ")
+        if not (warning or below):
+            kept.append(line[:160])
+    return kept[-PRINTED_LINES:]
+
+
+def write_inline(terminal: Any, results: list[Result]) -> None:
+    """What failed in a debugger's session, and why some tests did not run in it: that is no verdict."""
+    terminal.write_line("")
+    _failures(terminal, [r for r in results if r.outcome == "failed"])
+    for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):
+        terminal.write_line(f"{sum(r.reason == reason for r in results)} not run: {reason}")
+
+
 def _failures(terminal: Any, failed: list[Result]) -> None:
     """One message an exercise, the first, and how many more there are; with -v all of them."""
     all_of_them = terminal.verbosity >= 0  # -q is what the kit begins with
@@ -43,8 +64,8 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
             terminal.write_line(f"  {line}")
         if (more := len(lines) - MESSAGE_LINES) > 0:
             terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with --tb=short")
-        if first.output:
-            terminal.write_line(f"  printed: {first.output.strip().splitlines()[-1][:160]}")
+        for i, line in enumerate(printed(first.output)):
+            terminal.write_line(f"  {'         ' if i else 'printed: '}{line}")
         for other in mine[1:] if all_of_them else ():
             terminal.write_line(f"{id} · {other.kind} · {other.id.rpartition('::')[2]}", red=True)
             for line in other.message.splitlines()[:MESSAGE_LINES]:

@@ -101,9 +101,8 @@ def make_parser(name: str = "lab.train", description: str = "") -> Parser:
         "--mesh", type=degrees, default={}, help="data=2,pipe=1,expert=1,tensor=2; what is left out is 1"
     )
     parser.add_argument("--impl", default="student", help="student, reference or a folder (default: student)")
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT / ".cache" / "train", help="of checkpoints, losses and plot"
-    )
+    folder = "of checkpoints, losses and plot (default: .cache/train; of --impl reference .cache/train/reference)"
+    parser.add_argument("--folder", type=Path, help=folder)
     parser.add_argument("--fresh", action="store_true", help="forget what the folder holds; else go on from it")
     parser.add_argument("--size", choices=list(SIZES), default="tiny", help="of the model (default: tiny)")
     parser.add_argument("--experts", type=int, default=0, help="in each block; 0: dense")
@@ -142,6 +141,9 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
         )
     if options.impl not in ("student", "reference") and not Path(options.impl).is_dir():
         parser.error(f"expected --impl student, reference or a folder, got {options.impl!r}")
+    if options.folder is None:
+        other = () if options.impl == "student" else (Path(options.impl).resolve().name,)
+        options.folder = ROOT.joinpath(".cache", "train", *other)
     ranks, world = math.prod(options.mesh.values()), int(os.environ.get("WORLD_SIZE", 1))
     beyond = [a for a in options.mesh if a != "data"]
     asked = [n for n in ("experts", "fsdp", "sequence", "dropout") if getattr(options, n)]
@@ -254,9 +256,10 @@ class Run:
             extra = self.stack.checkpoint.load(self.stack.model, self.stack.optimizer)
             self._same_data(extra)
             losses = extra["losses"]
-        except (ValueError, OSError, SafetensorError) as error:
+        except (ValueError, OSError, LookupError, TypeError, SafetensorError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ValueError(
-                f"{options.folder} holds a checkpoint that does not fit: {error}; --fresh forgets it, another --folder "
+                f"{options.folder} holds a checkpoint that does not fit: {why}; --fresh forgets it, another --folder "
                 f"leaves it as it is"
             ) from error
         self.say(f"resumed behind step {len(losses)} of {options.steps}")

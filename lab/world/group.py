@@ -208,8 +208,15 @@ class LedgerGroup(dist.ProcessGroup):
         witness.tell("row", *witness.facts(row.plain())[:-1])
         conversation = self.conversation(row, tag)
         place = conversation, _stand.issued(conversation, row.number, op, row.bytes, row.dtype)
+        if op in MESSAGES:  # the first to a rank waits until that rank is there, too
+            _stand.state = "waiting"
         _now(row.number, op, row.bytes, ranks, place)
-        work = call()
+        try:
+            work = call()
+        finally:
+            if op in MESSAGES:
+                _stand.state = "running"
+                _publish()
         if self.carrier is not None:
             work = self.carrier.carry(work, row, self.name_, ranks, tag, tensors)
         waits.know(work, row, place)

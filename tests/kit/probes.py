@@ -53,6 +53,16 @@ def receive_first(impl) -> None:
     dist.recv(torch.empty(4), src=1 - dist.get_rank())
 
 
+def send_to_who_is_gone(impl) -> None:
+    """A first message, which waits until the other rank is there; it never is."""
+    if dist.get_rank() == 1:
+        dist.send(torch.ones(4), dst=0)
+
+
+def items_of(impl) -> list:
+    return list(impl.ddp.naive.step().items())
+
+
 def broadcast_from(impl, rank: int) -> None:
     dist.broadcast(torch.ones(1), group_src=rank)
 

@@ -268,6 +268,26 @@ def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest(
     assert len(lines[1].rstrip()) == len(lines[0]), "what was not run ends where its heading does"
 
 
+def test_what_was_printed_is_shown_without_warnings():
+    output = "a\n/x/y.py:3: UserWarning: hm\n  foo()\nb\n" + "".join(f"{i}\n" for i in range(4))
+    assert summary.printed(output) == ["b", "0", "1", "2", "3"]
+    assert summary.printed("a\n/x/y.py:3: UserWarning: hm\n  foo()\n") == ["a"]
+    assert summary.printed("") == []
+
+
+def test_a_debuggers_session_tells_what_failed_and_what_it_cannot_run():
+    lines: list[str] = []
+    terminal = SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
+    away = [dataclasses.replace(said(FIRST, "not_run"), reason="--inline runs single-rank probes")] * 2
+    summary.write_inline(terminal, [said(FIRST, "failed", message="off"), *away])
+    assert "  off" in lines
+    assert lines[-1] == "2 not run: --inline runs single-rank probes"
+
+
+def test_who_trains_another_stack_has_another_folder():
+    assert train.parse(["--impl", "reference"]).folder == train.parse([]).folder / "reference"
+
+
 def sections() -> dict[str, str]:
     return {e.id: explain.text(e) for e in default().exercises.values()}
 

@@ -360,6 +360,20 @@ def test_a_collective_of_all_where_there_are_groups_is_told_as_such():
     assert deadlock(of_all[:3]) == parts
 
 
+def test_a_first_message_to_who_has_gone_is_no_matter_of_time(runner):
+    with pytest.raises(ProbeFailed, match=r"rank 1 waits in send #0 \(16 B\) to rank 0 with tag 0; rank 0 finished"):
+        runner.run(probes.send_to_who_is_gone, world=2, timeout=60)
+
+
+def test_who_forgets_to_return_is_told_of_it(implementation):
+    error = failure(implementation("def step():\n    pass\n"), probes.items_of)
+    assert "has no attribute 'items': the test works with what your code gives" in error.text
+    error = failure(implementation("def other():\n    pass\n"), probes.items_of)
+    assert "has no attribute 'step': the test works with what your code gives" in error.text
+    error = failure(implementation("def step():\n    return None.items\n"), probes.items_of)
+    assert "the test works" not in error.text
+
+
 def test_a_rank_that_a_group_does_not_have_is_refused(runner):
     with pytest.raises(ProbeFailed, match="expected one of the 2 ranks of the group, 0 … 1, got 2"):
         runner.run(probes.broadcast_from, 2, world=2)
