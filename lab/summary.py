@@ -49,7 +49,8 @@ def write_inline(terminal: Any, results: list[Result]) -> None:
     terminal.write_line("")
     _failures(terminal, [r for r in results if r.outcome == "failed"])
     for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):
-        terminal.write_line(f"{sum(r.reason == reason for r in results)} not run: {reason}")
+        count = sum(r.reason == reason for r in results)
+        terminal.write_line(f"{count} not run: {reason.removeprefix('Skipped: ')}")
 
 
 def _failures(terminal: Any, failed: list[Result]) -> None:
