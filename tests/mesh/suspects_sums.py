@@ -10,7 +10,9 @@ from torch import Tensor
 from lab.judge import Suspects
 
 
-def of_sum(part: Sequence[Tensor], here: int, right: Sequence[int], by: float, others: dict) -> Suspects:
+def of_sum(
+    part: Sequence[Tensor], here: int, right: Sequence[int], by: float, others: dict, what: str = "the gradient"
+) -> Suspects:
     """part: of each rank; right: whose sum it should be, divided by `by`; others: {"over data alone": ranks, …}.
 
     Of two that are equal the first is told: of ranks that have the same, a sum and a product are.
@@ -22,9 +24,9 @@ def of_sum(part: Sequence[Tensor], here: int, right: Sequence[int], by: float, o
         for whose, ranks in others.items():
             if sorted(ranks) == sorted(right):
                 continue
-            yield f"it is the gradient {whose}{divided}: {expected}", _summed(part, ranks) / number
+            yield f"it is {what} {whose}{divided}: {expected}", _summed(part, ranks) / number
             if len(ranks) not in (1, number):
-                cause = f"it is the gradient {whose}, divided by their number, {len(ranks)}: {expected}"
+                cause = f"it is {what} {whose}, divided by their number, {len(ranks)}: {expected}"
                 yield cause, _summed(part, ranks) / len(ranks)
     for number in dict.fromkeys((1.0, float(len(right)), *(float(len(r)) for r in others.values()))):
         if number != by:

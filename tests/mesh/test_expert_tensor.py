@@ -12,11 +12,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import Suspects, close
+from lab.judge import close
 from lab.model.transformer import Config, SwiGLU
 from lab.pytest_plugin import exercise
 
 from . import probes_expert_tensor as probes
+from .suspects_sums import of_sum
 from .tensor_oracles import draw_groups, members, messages, same_gradients
 
 EXPERT_TENSOR = "mesh.expert_tensor"
@@ -52,17 +53,6 @@ def summand(sizes, numbers, state, x, dy, counts, place: int, size: int) -> dict
     return oracle({**sizes, "hidden": share}, numbers, state, x, dy, counts, torch.float64)
 
 
-def summed(parts: dict[int, torch.Tensor], group: list[int], rank: int) -> Suspects:
-    """What a sum over this group of what each rank has may be instead."""
-    right = f"expected the sum over ranks {group}"
-    if len(group) > 1:
-        yield f"it is what this rank's own hidden units give: {right}", parts[rank]
-        yield f"it is the mean: {right}", sum(parts[r] for r in group) / len(group)
-        yield f"it is summed twice: {right}", sum(parts[r] for r in group) * len(group)
-    if len(group) < len(parts):
-        yield f"it is the sum over all {len(parts)} ranks of the world: {right}", sum(parts.values())
-
-
 def are_cut(gradients: dict, state: dict, what: str, size: int) -> None:
     """Whoever computes whole experts has the right result, and gradients that count too often."""
     whole = [name for name, g in gradients.items() if size > 1 and g is not None and g.shape == state[name].shape]
@@ -94,10 +84,12 @@ def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
                 ("y", "the sum over ranks of what each rank's hidden units give"),
                 ("dx", "each rank's part adds to the gradient of the rows: their sum, once"),
             ):
-                each = {r: part[name] for r, part in parts.items()}
+                each = [parts[r][name] for r in range(world)]
                 close(
                     ranks[rank][name], want[name], plain[name], f"{what}, {name}", factor=10, cause=cause,
-                    suspects=lambda each=each, group=group, rank=rank: summed(each, group, rank),
+                    suspects=lambda each=each, group=group, rank=rank, name=name: of_sum(
+                        each, rank, group, 1.0, {f"over all {world} ranks of the world": [*range(world)]}, name
+                    ),
                 )  # fmt: skip
             same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
 
