@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .world.child import Job
 
 START_S = 120.0  # a cold disk and two busy cores
+END_S = 1.0  # to kill some ranks
 GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
 
 
@@ -56,7 +57,11 @@ class Room:
         return ""
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End it; a probe that runs has ranks, which it is given the time to end first."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

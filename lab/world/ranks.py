@@ -65,9 +65,9 @@ class World:
     def run(self) -> list[Rank]:
         start = time.monotonic()
         ranks: list[Rank] = []
-        for r in range(max(self.job.world, 1)):
-            ranks.append(self._fork(r, ranks))
         try:
+            for r in range(max(self.job.world, 1)):
+                ranks.append(self._fork(r, ranks))
             self._collect(ranks, start + self.job.timeout_s)
             if self.known is not None:  # before they go with the rank that started them
                 self.strays = processes() - self.known - {str(rank.pid) for rank in ranks}
@@ -101,6 +101,7 @@ class World:
                         os.close(fd)
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 store = os.path.join(self.folder, "store")
                 answer(self.job, self.args, number, reply_write, told_write, self.board, store, secret)
             finally:
