@@ -36,6 +36,7 @@ RUNNER = pytest.StashKey[Runner]()
 KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
 CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
 VERDICTS = pytest.StashKey[Verdicts]()
+SELECTED = pytest.StashKey[Counter[str]]()  # by exercise: how many tests
 ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: how many tests, what they rest on
 OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
 
@@ -129,8 +130,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]  # fmt: skip
     config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
     items[:] = sorted(kept, key=lambda i: order.get(_id(i), -1))
+    config.stash[SELECTED] = asked = Counter(_id(i) for i in items if _id(i))
     if config.option.impl == "student" and not config.option.inline and not _picks(config):
-        asked = Counter(_id(i) for i in items if _id(i))
         config.stash[ASKED] = {id: (n, rests.on(id, implementation(config).resolve())) for id, n in asked.items()}
     if any(_id(i) for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
@@ -264,7 +265,8 @@ def pytest_runtest_makereport(
         DECIDED.clear()
         MEASURED.clear()
         if RUNNER in item.config.stash:
-            item.config.stash[RUNNER].contradicted = False
+            runner = item.config.stash[RUNNER]
+            runner.contradicted, runner.printed = False, ""
     if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
         return report
     result = _result(item, call, report)
@@ -297,11 +299,13 @@ def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport)
         message = _explain(error, mark.args[0])
     elif isinstance(error, AssertionError):
         outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
+        output = _runner(item.config).printed
     elif isinstance(error, RoomLost):
         outcome, reason, message = "failed", "kit", str(error)
     elif error is not None:  # a test met a value of another form than it judges
         outcome, reason = "failed", "refused"
         message = f"what came back has another form than expected: {type(error).__name__}: {error}"
+        output = _runner(item.config).printed
     return Result(
         mark.args[0], mark.kwargs["kind"], base, case.rstrip("]"), outcome, reason, message, report.duration, output,
         instrumented=mark.kwargs["kind"] != "numerics",
@@ -335,10 +339,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if results and config.option.inline:
         write_inline(terminalreporter, results)
     elif results:
-        write(terminalreporter, results, config)
-        # What Ctrl-C left half-run has not passed.
         ran = Counter(r.exercise for r in results)
         failed = {r.exercise for r in results if r.outcome == "failed"}
+        selected = config.stash[SELECTED]
+        half = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
+        write(terminalreporter, results, config, half)  # what Ctrl-C left half-run has not passed
         asked = config.stash.get(ASKED, {})
-        rested = {id: on for id, (n, on) in asked.items() if ran[id] >= n or id in failed}
+        rested = {id: on for id, (_, on) in asked.items() if id in ran and id not in half}
         remember(results, rested, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

@@ -21,6 +21,7 @@ from .world.child import Job
 from .world.cluster import Link
 from .world.witness import Account
 
+PRINTED_LIMIT = 16 << 10  # of what the probes of a test print, the last of it
 PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
 TOLD = frozenset(REASONS) - {"assertion", "forged", "kit"}  # what a room may give: it neither judges nor knows the kit
 
@@ -73,6 +74,7 @@ class Runner:
         # The grader's, who raises flags and says whether there was one; a student's run has nobody outside.
         self.observe: Callable[[Observed], bool] = lambda observed: False
         self.contradicted = False  # whether what the running test measured was seen otherwise from outside
+        self.printed = ""  # by the code under test, in the probes of the running test
         atexit.register(self.close)
 
     def warm(self, triton: str = "interpret") -> Zygote:
@@ -114,6 +116,7 @@ class Runner:
         packed, start = wire.pack(args), time.monotonic()
         try:
             header, blobs, readings = self._ask(triton, job, packed)
+            self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
             values, ranks = _values(header, blobs, max(job.world, 1))
         except ProbeFailed as error:
             self.wasted_s[exercise] += time.monotonic() - start
@@ -219,6 +222,17 @@ def _values(header: dict, blobs: list[bytes], world: int) -> tuple[list[Any], li
         if why := account.disagrees(value):
             raise ProbeFailed("forged", why, i if world > 1 else None)
     return values, accounts
+
+
+def _printed(header: dict) -> str:
+    """What all ranks printed, each line with its rank's number where they did not print the same."""
+    ranks = header.get("ranks")
+    said = [str(r.get("output", "")).splitlines() for r in ranks] if type(ranks) is list else []
+    if not any(said):
+        return ""
+    if all(lines == said[0] for lines in said):
+        return "".join(f"{line}\n" for line in said[0])
+    return "".join(f"rank {n}: {line}\n" for n, lines in enumerate(said) for line in lines)
 
 
 def _weight(rank: dict) -> int:

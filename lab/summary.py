@@ -13,35 +13,40 @@ from .scoring import ExerciseScore, Result, score, totals
 MESSAGE_LINES = 14
 PRINTED_LINES = 5
 NAMED = 3  # stand-ins, in a line
+_WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # a line each: lab.world.zygote
 
 
-def write(terminal: Any, results: list[Result], config: Any) -> None:
-    """Append the summary to pytest's report."""
-    known = assignments.default()
-    scores = [s for s in score(known, results, passes=config.stash[VERDICTS].passes) if s.kinds]
+def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tuple[int, int]] | None = None) -> None:
+    """Append the summary to pytest's report.
+
+    half: (how many tests ran, of how many) of the exercises that were stopped before they were judged.
+    """
+    known, half = assignments.default(), half or {}
+    every = score(known, results, passes=config.stash[VERDICTS].passes)
+    scores = [s for s in every if s.kinds and s.exercise.id not in half]
     ids = {s.exercise.id for s in scores}
     unwritten = {r.exercise for r in results if r.reason == "unwritten"}
     terminal.write_line("")
     _failures(terminal, [r for r in results if r.outcome == "failed" and r.reason != "unwritten"])
     next_one = next((s.exercise for s in scores if not s.passed and s.possible), None)
     stood_in = config.stash[VERDICTS].stood_in
-    _table(terminal, scores, unwritten, next_one.stage if next_one is not None else "", stood_in)
+    if scores:
+        _table(terminal, scores, unwritten, next_one.stage if next_one is not None else "", stood_in)
+    for id, (ran, of) in half.items():
+        terminal.write_line(f"{id}: stopped after {ran} of {of} tests, which says nothing yet", yellow=True)
     _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
-    if next_one is not None:
+    if next_one is not None and not half:
         _next(terminal, next_one, config.option.impl)
     elif ids == set(known.exercises):
         terminal.write_line("Every exercise that ran here passes.", green=True)
 
 
 def printed(output: str) -> list[str]:
-    """The last lines that a solution printed, without Python's warnings and the source line below each."""
-    lines, kept = output.strip().splitlines(), []
-    for before, line in zip(["", *lines], lines, strict=False):
-        warning = re.match(r"\S+:\d+: \w*Warning: ", line)
-        below = re.match(r"\S+:\d+: \w*Warning: ", before) and line.startswith("  ")
-        if not (warning or below):
-            kept.append(line[:160])
-    return kept[-PRINTED_LINES:]
+    """The last lines that a solution printed, without Python's warnings."""
+    kept = [line[:160] for line in output.strip().splitlines() if not _WARNING.match(line)]
+    if (more := len(kept) - PRINTED_LINES) > 0:
+        kept = [f"… {more} line{'s' * (more > 1)} before", *kept[more:]]
+    return kept
 
 
 def write_inline(terminal: Any, results: list[Result]) -> None:

@@ -15,6 +15,7 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 
 from .. import compiled
 from . import framing, processes
@@ -51,6 +52,7 @@ def main() -> None:
         processes.in_huge_pages()  # at once: later, a probe's watch over the box's memory would see it
     forks, gathered = 0, boxed
     alone = processes.processes()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # by way of whoever must end the ranks
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
         try:
@@ -99,6 +101,7 @@ def _warm() -> None:
     from . import group, namespaces
 
     torch.set_num_threads(1)
+    warnings.formatwarning = _in_a_line
     for name in _PROBES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -107,6 +110,13 @@ def _warm() -> None:
             patch_once()
     group.install()
     namespaces.remember()
+
+
+def _in_a_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as one line, for whoever reads what a rank printed to tell it from that."""
+    return f"{filename}:{lineno}: {category.__name__}: {' '.join(str(message).split())}\n"
 
 
 def _import_late(name: str) -> None:
@@ -133,4 +143,6 @@ def _prepare(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(framing.Closed, SystemExit):  # whoever asked has gone, or wants no more
+        main()
+    os._exit(0)  # to take torch apart before would take half a second

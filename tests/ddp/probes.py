@@ -83,7 +83,7 @@ def gradients(impl, kind: str, values: list, groups: list) -> dict:
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
     first = len(ledger.rows)
     wrapped = wrap(impl, kind, m, *mine)
-    start = [float(t.flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
+    start = [float(t.detach().flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
     wrapped(values[rank]).backward()
     wrapped.finish_gradient_synchronization()
     return {

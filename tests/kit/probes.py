@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -109,6 +110,16 @@ def misbehave(impl, how: str):
                 continue
         os._exit(0)
     return "fine"
+
+
+def say(impl, what: str):
+    """Print it; where it is empty, which rank this is."""
+    print(what or f"this is {dist.get_rank()}")
+
+
+def warn(impl, what: str):
+    """As a library does."""
+    warnings.warn(what, stacklevel=1)
 
 
 def call(impl):

@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 
 from grader import release
 from handout.site import cards
-from lab import capstone, cli, doctor, explain, judge, progress, rests, status, summary, train
+from lab import capstone, cli, doctor, explain, judge, progress, rests, status, train
 from lab.assignment import ROOT, AssignmentError, default
 from lab.doctor import Finding
 from lab.marks import marks
 from lab.measure.throughput import step_flops
 from lab.model.transformer import SIZES
 from lab.progress import Progress
-from lab.scoring import Result, score
+from lab.scoring import Result
 from lab.stack import pieces
 
 FIRST, SECOND, GPU = "ddp.naive", "ddp.flat", "benchmarking.cuda_graph"
@@ -235,53 +235,6 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
     with pytest.raises(AssignmentError, match="--profile: expected one of tour, short, core, full"):
         CliRunner().invoke(cli.app, ["--profile", "nope"], catch_exceptions=False)
     assert "points of short, 14 exercises" in CliRunner().invoke(cli.app, env={"LAB_PROFILE": "short"}).stdout
-
-
-def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest():
-    lines: list[str] = []
-    terminal = SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
-    failed = [dataclasses.replace(said(FIRST, "failed", message="off"), test=f"tests/x.py::test_{i}") for i in range(3)]
-    results = [
-        *failed,
-        dataclasses.replace(said(FIRST), kind="property"),
-        dataclasses.replace(said(FIRST), kind="timing"),
-    ]
-    summary._failures(terminal, failed)
-    assert "  … and 2 more: pytest tests/ --exercise ddp.naive -v" in lines
-    lines.clear()
-    terminal.verbosity = 0
-    summary._failures(terminal, failed)
-    assert [line for line in lines if "test_" in line] == [f"{FIRST} · numerics · test_{i}" for i in range(3)]
-    assert lines.count("  off") == 3
-    assert not any("more" in line for line in lines)
-    lines.clear()
-    summary._table(
-        terminal, score(default(), results, [FIRST]), set(), "ddp", {FIRST: list("abcde"), "ddp.flat": ["a"]}
-    )
-    (row,) = (i for i, line in enumerate(lines) if line.startswith(FIRST))
-    assert len(lines[row].rstrip()) <= len(lines[0]), "a sentence stands below a column of numbers"
-    assert lines[row + 1].strip() == "property and timing count once all numerics pass"
-    assert lines[row + 2].strip() == "a stand-in for each that does not pass yet: a, b, c and 2 more"
-    assert sum("stand-in" in line for line in lines) == 1
-    lines.clear()
-    summary._table(terminal, score(default(), [said(FIRST, "not_run")], [FIRST]), set(), "ddp", {})
-    assert len(lines[1].rstrip()) == len(lines[0]), "what was not run ends where its heading does"
-
-
-def test_what_was_printed_is_shown_without_warnings():
-    output = "a\n/x/y.py:3: UserWarning: hm\n  foo()\nb\n" + "".join(f"{i}\n" for i in range(4))
-    assert summary.printed(output) == ["b", "0", "1", "2", "3"]
-    assert summary.printed("a\n/x/y.py:3: UserWarning: hm\n  foo()\n") == ["a"]
-    assert summary.printed("") == []
-
-
-def test_a_debuggers_session_tells_what_failed_and_what_it_cannot_run():
-    lines: list[str] = []
-    terminal = SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
-    away = [dataclasses.replace(said(FIRST, "not_run"), reason="--inline runs single-rank probes")] * 2
-    summary.write_inline(terminal, [said(FIRST, "failed", message="off"), *away])
-    assert "  off" in lines
-    assert lines[-1] == "2 not run: --inline runs single-rank probes"
 
 
 def test_who_trains_another_stack_has_another_folder():

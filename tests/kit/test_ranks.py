@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import torch
 
 from grader.judge import SandboxRoom
 from grader.sandbox import Sandbox, choose
+from lab import wire
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
+from lab.world import framing
 from lab.world.board import NEW_GROUP, Board, Stand, deadlock, mismatch
 from lab.world.child import LATE
 from lab.world.cluster import Link
@@ -128,10 +131,36 @@ def test_what_never_ends_is_stopped_and_its_stack_shown(runner, how):
     assert "misbehave" in error.stacks
 
 
+def test_who_ends_the_process_that_forks_ends_what_it_forked(runner):
+    zygote = runner.warm()
+    zygote.wait()
+    job = runner.job(probes.misbehave, world=2)
+    framing.send(zygote.requests, dataclasses.asdict(job), [wire.pack(("spin",))])
+    itself = psutil.Process(zygote.process.pid)
+    while len(ranks := itself.children()) < 2:
+        time.sleep(0.01)
+    runner.close()  # as at Ctrl-C
+    assert not any(rank.is_running() for rank in ranks)
+
+
 def test_prints_are_kept_and_cut(runner):
     error = failure(runner, probes.misbehave, "system-exit")
     assert "said before the end" in error.output
     assert runner.run(probes.misbehave, "print") == "fine"
+
+
+def test_what_a_rank_prints_is_told_with_its_number(runner):
+    runner.printed = ""
+    runner.run(probes.say, "fine", world=2)
+    assert runner.printed == "fine\n", "both say the same"
+    runner.run(probes.say, "", world=2)
+    assert runner.printed == "fine\nrank 0: this is 0\nrank 1: this is 1\n"
+
+
+def test_a_warning_is_one_line_of_what_is_printed(runner):
+    runner.printed = ""
+    runner.run(probes.warn, "two\nlines")
+    assert [line.partition(": ")[2] for line in runner.printed.splitlines()] == ["UserWarning: two lines"]
 
 
 @pytest.mark.parametrize(
