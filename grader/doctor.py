@@ -34,10 +34,7 @@ def examine() -> Iterator[Finding]:
     """All that a grader needs."""
     yield from isolation()
     yield from kernel()
-    yield from doctor.versions()
-    yield doctor.triton()
-    yield from doctor.gpu()
-    yield from doctor.ranks()
+    yield from doctor.software()
     yield from slurm()
     yield from room()
 

@@ -80,7 +80,10 @@ class Assignment:
         return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
 
     def named(self, name: str) -> list[Exercise]:
-        """One exercise by its id, or by the end of it that no other has; all of a stage by the stage's name."""
+        """One exercise by its id, the end of it that no other has, or its file's path; all of a stage by its name."""
+        if of_file := [e for e in self.exercises.values() if f"/{name}".endswith(f"/{e.file}")]:
+            return of_file
+        name = name.lower()
         if name in self.exercises:
             return [self.exercises[name]]
         if of_stage := self.of_stage(name):

@@ -68,17 +68,22 @@ def judging(exercise: Exercise) -> list[Path]:
     return [f for f in files if f'"{exercise.id}"' in f.read_text(encoding="utf-8")]
 
 
-def watch(check: Callable[[Runner], int | None]) -> None:
-    """Call `check` now, and whenever student/ is saved to, until Ctrl-C; where the kit changed, begin anew."""
+def watch(check: Callable[[Runner, list[str]], int | None]) -> None:
+    """Call `check` now, and with the files that were saved whenever student/ is saved to, until Ctrl-C.
+
+    Where the kit changed it begins anew.
+    """
     with warm() as runner, contextlib.suppress(KeyboardInterrupt):
         kit, seen = _saved("lab", "tests"), _saved("student")
-        while check(runner) != INTERRUPTED:
+        files: list[str] = []
+        while check(runner, files) != INTERRUPTED:
             while _settled("student") == seen:
                 if _saved("lab", "tests") != kit:
                     runner.close()
                     os.execv(sys.executable, [sys.executable, "-m", "lab", "watch"])
                 time.sleep(LOOK_S)
-            seen = _saved("student")
+            before, seen = seen, _saved("student")
+            files = sorted(file for file in {*before, *seen} if before.get(file) != seen.get(file))
 
 
 def _settled(*folders: str) -> dict[str, tuple[int, int]]:
@@ -98,5 +103,5 @@ def _saved(*folders: str) -> dict[str, tuple[int, int]]:
         for file in (ROOT / folder).rglob("*.py"):
             with contextlib.suppress(OSError):  # gone meanwhile: editors rename
                 about = file.stat()
-                found[str(file)] = (about.st_mtime_ns, about.st_size)
+                found[file.relative_to(ROOT).as_posix()] = (about.st_mtime_ns, about.st_size)
     return found

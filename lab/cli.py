@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,11 +21,23 @@ out = Console(highlight=False)
 
 
 def main() -> None:
+    if other := _another_kit():
+        line = f"lab: this is the lab of {ROOT}, and you are in {other}: its own is .venv/bin/lab there"
+        Console(stderr=True).print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     try:
         app()
     except AssignmentError as error:
         Console(stderr=True).print(f"lab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
+
+
+def _another_kit() -> Path | None:
+    """The kit that one is in, if that is not this one: an environment that stayed active shows its own."""
+    with contextlib.suppress(OSError):
+        for folder in (Path.cwd(), *Path.cwd().parents):
+            if (folder / "assignment.toml").is_file() and (folder / "lab" / "cli.py").is_file():
+                return folder if folder.resolve() != ROOT.resolve() else None
+    return None
 
 
 @app.callback(invoke_without_command=True)
@@ -40,7 +53,7 @@ def status(
         status_page.show(remembered(profile=profile), out)
 
 
-NAMES = "An id, the end of one, or a stage"
+NAMES = "An id, the end of one, a stage, or a file"
 Names = Annotated[list[str] | None, typer.Argument(help=f"{NAMES}; default: what changed, else the next one.")]
 
 
@@ -70,7 +83,10 @@ def watch(context: typer.Context) -> None:
     """Test what changed whenever a file in student/ is saved, with everything kept warm; Ctrl-C ends it."""
     from . import check as checking
 
-    def once(runner: Any) -> int | None:
+    def once(runner: Any, saved: list[str]) -> int | None:
+        if saved:
+            more = f" and {len(saved) - 3} more" if len(saved) > 3 else ""
+            out.print(f"saved: {', '.join(saved[:3])}{more}", style="dim", soft_wrap=True)
         todo = _to_check([], context.obj)
         code = None
         if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written

@@ -80,7 +80,9 @@ def _by_attribute(module: ModuleType) -> None:
         full = f"{module.__name__}.{name}"
         if importlib.util.find_spec(full) is None:
             relative = full.partition(".")[2].replace(".", "/")
-            raise ImplementationNotFound(f"{relative}.py is missing: it should be beside the other exercises")
+            raise ImplementationNotFound(
+                f"{relative}.py is missing: it should be beside the other exercises, be it as a stub"
+            )
         return importlib.import_module(full)
 
     module.__dict__.setdefault("__getattr__", __getattr__)

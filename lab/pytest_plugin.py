@@ -79,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         for id in config.option.exercise:
             known.exercise(id)
+            if config.option.stage and id.partition(".")[0] not in config.option.stage:
+                of = f"--stage {id.partition('.')[0]}, or --exercise alone"
+                raise pytest.UsageError(f"--exercise {id}: expected {of}, got --stage {' '.join(config.option.stage)}")
     except AssignmentError as error:
         raise pytest.UsageError(f"--exercise: {error}") from None
 

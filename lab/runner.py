@@ -252,7 +252,7 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
     if reason == "hung":  # the first may wait in the probe, for others
         own = next((frames for rank in ranks if (frames := _own(rank)) and _is_own(frames[-1])), own)
     where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
-    if reason in ("raised", "import") and error.get("type"):
+    if reason in ("raised", "import") and error.get("type") not in (None, "", "ImplementationNotFound"):
         text = f"{error['type']}: {text}"
     if own and not _is_own(own[-1]):
         if reason == "raised" and str(error.get("type")) in ("AttributeError", "TypeError"):

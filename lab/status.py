@@ -33,6 +33,7 @@ def show(progress: Progress, out: Console) -> None:
         out.print("  ".join(legend))
     if not progress.rests:
         out.print("Nothing has been tested yet: open the file below, read its docstring, write it, then lab check.")
+    _missing(progress, out)
     _changed(progress, out)
     next_one = progress.next()
     if next_one is None:
@@ -113,6 +114,16 @@ def _word(progress: Progress, exercise: Exercise) -> str:
     if progress.scores[id].inconclusive:
         return "inconclusive"
     return "fails" if progress.begun(exercise) else "to come"
+
+
+def _missing(progress: Progress, out: Console) -> None:
+    """Files that are gone, and how to have them back."""
+    gone = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
+            if not (progress.source / f).is_file()]  # fmt: skip
+    if gone:
+        more = f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
+        back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:NAMED])}"
+        out.print(f"missing: {', '.join(gone[:NAMED])}{more}; {back}", style="red", soft_wrap=True)
 
 
 def _changed(progress: Progress, out: Console) -> None:

@@ -153,4 +153,5 @@ def _points(value: float) -> str:
 def _next(terminal: Any, exercise: Exercise, impl: str) -> None:
     terminal.write_line(f"next: {exercise.id}, about {exercise.hours:g} h, in {impl}/{exercise.file}", bold=True)
     terminal.write_line(f"hint: {exercise.hints[0]}")
+    terminal.write_line(f"lab hint {exercise.id} --level 2 says more")
     terminal.write_line("")

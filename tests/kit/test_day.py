@@ -211,6 +211,25 @@ def test_an_exercise_goes_by_its_id_the_end_of_it_or_with_all_of_its_stage():
     assert known.named(FIRST) == known.named("naive") == [known.exercise(FIRST)]
     assert known.named("ddp") == known.of_stage("ddp")
     assert known.named("mesh") == known.of_stage("mesh"), "mesh.mesh goes by its id"
+    assert known.named("Naive") == known.named("student/ddp/naive.py") == [known.exercise(FIRST)]
+    assert known.named("zero/accounting.py") == [known.exercise("zero.accounting")]
+
+
+def test_a_file_that_is_gone_is_told_with_how_to_have_it_back(student):
+    assert "missing" not in shown(day(student))
+    (student / "ddp" / "naive.py").unlink()
+    assert "missing: student/ddp/naive.py; take the stub" in shown(day(student))
+    assert "git checkout -- student/ddp/naive.py" in shown(day(student))
+
+
+def test_the_lab_of_another_kit_says_whose_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT / "student")
+    assert cli._another_kit() is None
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "cli.py").touch()
+    (tmp_path / "assignment.toml").touch()
+    monkeypatch.chdir(tmp_path / "lab")
+    assert cli._another_kit() == tmp_path
 
 
 def test_what_is_asked_for_and_not_written_is_told_without_a_test(monkeypatch):

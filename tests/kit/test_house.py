@@ -116,6 +116,10 @@ def test_a_mutant_without_its_first_line_is_no_part_of_the_one_before(tmp_path, 
         (["--impl", "nope"], "--impl: expected student, reference or a folder, got 'nope'"),
         (["--stage", "nope"], "--stage: expected one of"),
         (["--exercise", "niave"], "--exercise: no exercise 'niave'; did you mean ddp.naive?"),
+        (
+            ["--stage", "zero", "--exercise", "ddp.naive"],
+            "--exercise ddp.naive: expected --stage ddp, or --exercise al",
+        ),
     ],
 )
 def test_pytest_refuses_what_it_does_not_know_in_one_line(option, words):
