@@ -156,7 +156,8 @@ def _rule(stands: list[Stand], ranks: list[int]) -> str:
         return ""
     if {stand.op for stand in chain} == {*MESSAGES} and len({_between(stand.conversation) for stand in chain}) == 1:
         return ": a message and who waits for it have the same tag, and are counted in the same order"
-    return ": each waits for what another does later: start what is sent and what is to come together, then wait"
+    rule = "every send has its recv at the other end; where two messages cross, start both, then wait"
+    return f": each waits for what another does later, or never: {rule}"
 
 
 def _parted(stands: list[Stand]) -> bool:

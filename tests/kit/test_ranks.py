@@ -356,8 +356,8 @@ def test_ranks_that_wait_for_messages_nobody_will_send_are_seen_at_once():
     receives = [waiting(r, (f"/{(r + 1) % 3}>{r}/0", "recv")) for r in range(3)]
     assert deadlock(receives) == (
         "rank 0 waits in recv #0 (8 B) from rank 1 with tag 0; rank 1 waits in recv #0 (8 B) from rank 2 with tag 0; "
-        "rank 2 waits in recv #0 (8 B) from rank 0 with tag 0: each waits for what another does later: start what is "
-        "sent and what is to come together, then wait"
+        "rank 2 waits in recv #0 (8 B) from rank 0 with tag 0: each waits for what another does later, or never: "
+        "every send has its recv at the other end; where two messages cross, start both, then wait"
     )
     receives[1].state = "running"  # it may still send
     assert not deadlock(receives)
