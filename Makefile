@@ -13,7 +13,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "creating $(VENV) (a few minutes the first time)"
 ifeq ($(TORCH),keep)
 	@$(PYTHON) -m venv --system-site-packages $(VENV)
-	@grep -vE '^(torch|triton)==' constraints.txt > $(VENV)/constraints.txt
+	@$(PYTHON) -c 'from importlib.util import find_spec; kept = [n for n in ("torch", "triton") if find_spec(n)]; print(*(line for line in open("constraints.txt") if line.partition("==")[0] not in kept), sep="", end="")' > $(VENV)/constraints.txt
 else
 	@$(PYTHON) -m venv $(VENV)
 	@cp constraints.txt $(VENV)/constraints.txt
