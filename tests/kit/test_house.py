@@ -144,6 +144,7 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next():
     first = next(iter(default().exercises.values()))
     assert f"next: {first.id}" in out
     assert first.hints[0] in out
+    assert "not timed" not in out
     stages = {e.stage for e in default().exercises.values()}
     assert all(f"\n{stage} " in out for stage in stages - {first.stage})
     assert sum(int(n or 1) for n in re.findall(r"(?:(\d+) exercises )?not written yet", out)) == len(here())
