@@ -18,6 +18,7 @@ without slowing each other down.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import ExitStack
 from typing import Any
 
@@ -61,6 +62,9 @@ class SimulatedGPU:
         self.streams: list[Stream] = []
         self.default_stream = self.stream = Stream(gpu=self)
         self.launches = 0  # pieces of work queued so far
+        self.calls: deque[str] = deque(
+            maxlen=1 << 12
+        )  # clocks that were read by name, and "synchronize"; the last ones
         self.waits = 0  # times the host waited for the device, a stream, an event or a value
         self.ranges: list[tuple[str, str, float]] = []  # NVTX: (push, pop or mark; message; now)
         self.compiled: set[Any] = set()
@@ -83,6 +87,7 @@ class SimulatedGPU:
         """Let the host wait for work that ends at `end`."""
         self.spend(self.call_s)
         self.waits += 1
+        self.calls.append("synchronize")
         self.now = max(self.now, end)
 
     def spend(self, seconds: float) -> None:

@@ -91,6 +91,7 @@ def _clocks(gpu: SimulatedGPU) -> dict[str, Callable]:
 
     def seconds(name: str) -> float:
         gpu.spend(gpu.clock_s)
+        gpu.calls.append(name)
         return origins[name] + gpu.now - (gpu.slept if name in ("process_time", "thread_time") else 0.0)
 
     def clock(name: str) -> Callable[[], float]:

@@ -15,6 +15,7 @@ which no solution has a reason to import.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -43,7 +44,30 @@ def draw_steps(rng, warmup: int, steps: int) -> dict:
 
 
 def measure(run, drawn: dict) -> dict:
-    return run(probes.timed_steps, *drawn.values(), device="simulated")
+    """What the probe says, once step() is known to have run as often as was asked for."""
+    got, warmup, steps = run(probes.timed_steps, *drawn.values(), device="simulated"), drawn["warmup"], drawn["steps"]
+    none = ": there was no warm-up" if got["calls"] == steps else ""
+    assert got["calls"] == warmup + steps, (
+        f"step() ran {got['calls']} times, expected {warmup} (warm-up) + {steps} (measured){none}"
+    )
+    whole = f", {warmup} + {steps}: those of the warm-up are among them" if len(got["samples"]) > steps else ""
+    assert len(got["samples"]) == steps, (
+        f"{len(got['samples'])} samples of {steps} measured steps{whole}: one sample a measured step"
+    )
+    return got
+
+
+def called(got: dict, drawn: dict, index: int, long: bool) -> str:
+    """What was called after a measured step, or before the first if that is too long; "" if it is not known."""
+    order, first = got["order"], long and index == 0 and drawn["warmup"] > 0
+    steps = [i for i, what in enumerate(order) if what == "step"]
+    if len(steps) != got["calls"] or len(steps) < 2:
+        return ""
+    at = min(drawn["warmup"] + (-1 if first else index), len(steps) - 2)
+    between = order[steps[at] : steps[at + 1] + 1]
+    if len(between) > 12:
+        return ""
+    return f"; from {'the last of the warm-up' if first else 'one step'} to the next: {', '.join(between)}"
 
 
 def expected_samples(drawn: dict) -> list[float]:
@@ -53,15 +77,21 @@ def expected_samples(drawn: dict) -> list[float]:
 
 
 def assert_samples(
-    got: list[float], expected: list[float], where: str = "", cause: str = "", tolerance_s: float = OVERHEAD_S
+    got: list[float],
+    expected: list[float],
+    where: str = "",
+    cause: str = "",
+    tolerance_s: float = OVERHEAD_S,
+    around: Callable[[int, bool], str] = lambda index, long: "",
 ) -> None:
+    """around: what was called around the sample of an index, which is too long or too short."""
     assert len(got) == len(expected), f"{len(got)} samples of {len(expected)} measured steps: one sample a step"
     assert all(map(math.isfinite, got)), f"sample {[*map(math.isfinite, got)].index(False)} of {got} is no time at all"
     errors = [g - e for g, e in zip(got, expected, strict=True)]
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
     assert abs(errors[worst]) <= tolerance_s, (
         f"sample {worst} is {show(got[worst])}, the step took {show(expected[worst])}{where}: "
-        f"{cause or likely_cause(worst, got, expected)}"
+        f"{cause or likely_cause(worst, got, expected)}{around(worst, errors[worst] > 0)}"
     )
 
 
@@ -84,17 +114,20 @@ def show(seconds: float) -> str:
 @exercise(BENCHMARK, kind="numerics")
 @pytest.mark.parametrize("case", range(3))
 def test_each_sample_is_what_its_step_took(run, rng, case):
-    drawn = draw_steps(rng, warmup=rng.integers(1, 4), steps=rng.integers(4, 12))
-    assert_samples(measure(run, drawn)["samples"], expected_samples(drawn))
+    drawn = draw_steps(rng, warmup=rng.integers(2, 4), steps=rng.integers(4, 12))
+    got = measure(run, drawn)
+    assert_samples(got["samples"], expected_samples(drawn), around=lambda *which: called(got, drawn, *which))
 
 
 @exercise(BENCHMARK, kind="numerics")
 def test_nothing_of_the_warm_up_is_in_the_first_sample(run, rng):
     drawn = draw_steps(rng, warmup=rng.integers(2, 5), steps=rng.integers(2, 5))
     last = show(drawn["device_s"][drawn["warmup"] - 1])
-    got, expected = measure(run, drawn)["samples"], expected_samples(drawn)
-    assert got, f"no samples of {len(expected)} measured steps: one sample a step"
-    assert_samples(got[:1], expected[:1], where=f" and the last of the warm-up {last}")
+    got, expected = measure(run, drawn), expected_samples(drawn)
+    assert_samples(
+        got["samples"][:1], expected[:1], where=f" and the last of the warm-up {last}",
+        around=lambda *which: called(got, drawn, *which),
+    )  # fmt: skip
 
 
 @exercise(BENCHMARK, kind="numerics")
@@ -102,13 +135,7 @@ def test_nothing_of_the_warm_up_is_in_the_first_sample(run, rng):
 def test_the_step_runs_warmup_plus_steps_times(run, rng, case):
     few, many = rng.integers(2, 5), rng.integers(6, 9)  # so that no fixed number of samples is right twice
     drawn = draw_steps(rng, warmup=rng.integers(1, 6), steps=(few, many)[case])
-    got, warmup, steps = measure(run, drawn), drawn["warmup"], drawn["steps"]
-    assert got["calls"] == warmup + steps, (
-        f"step() ran {got['calls']} times, expected {warmup} (warm-up) + {steps} (measured)"
-    )
-    assert len(got["samples"]) == steps, (
-        f"{len(got['samples'])} samples, expected {steps}: one a measured step, none of the {warmup} of the warm-up"
-    )
+    measure(run, drawn)
 
 
 @exercise(BENCHMARK, kind="numerics")
@@ -177,11 +204,14 @@ def test_a_step_is_waited_for_on_every_stream(run, rng):
 def test_the_host_s_part_of_a_step_counts(run, rng):
     drawn = draw_steps(rng, warmup=rng.integers(0, 2), steps=rng.integers(3, 6))
     drawn["host_s"][drawn["warmup"] :] = [rng.uniform(2e-3, 20e-3) for _ in range(drawn["steps"])]
+    got = measure(run, drawn)
+    asleep = {"process_time", "thread_time"} & {*got["order"]}
     assert_samples(
-        measure(run, drawn)["samples"],
+        got["samples"],
         expected_samples(drawn),
         where=" with some of it on the host, before the launch",
-        cause="the clock starts before step(), and is one that runs on while the host sleeps",
+        cause=f"time.{min(asleep)} stands still while the host sleeps" if asleep else "the clock starts before step()",
+        around=lambda *which: called(got, drawn, *which),
     )
 
 
@@ -202,10 +232,10 @@ def product_seconds(m: int, k: int, n: int) -> float:
 @pytest.mark.parametrize(("warmup", "steps"), [(2, 0), (2, -1), (-1, 3)])
 def test_impossible_counts_are_refused(run, warmup, steps):
     got = run(probes.refused, warmup, steps, device="simulated")
+    assert got["calls"] == 0, f"step() ran {got['calls']} times before the refusal, expected 0: check the counts first"
     assert got["raised"] == "ValueError", (
         f"benchmark(step, warmup={warmup}, steps={steps}) raised {got['raised']}, expected ValueError"
     )
-    assert got["calls"] == 0, f"step() ran {got['calls']} times before the refusal, expected 0: check the counts first"
 
 
 @exercise(BENCHMARK, kind="numerics")
