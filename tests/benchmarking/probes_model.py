@@ -72,23 +72,46 @@ def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: i
     return [float(s) for s in timing.samples]
 
 
-def costs(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
-    """On the simulated GPU, what each step costs the device and the host, written out. Asks impl nothing."""
+# How else a step may be written, and what is then to be said of it.
+OTHERWISE = {
+    "backward alone": "backward is gone through again and again, and forward once: the loss belongs into each step",
+    "forward alone": "there is no backward in it",
+    "no optimizer step": "it is forward and backward, and the optimizer does not step",
+    "sums": "gradients of the step before are still there, and backward adds to them",
+    "zeros": "gradients are filled with zeros, and backward adds to them: set_to_none=True",
+    "new optimizer": "an optimizer is made in each step, and its state allocated",
+    "new tokens": "tokens are drawn in each step: make them before",
+    "autograd": "autograd is on, though nothing is to go backward",
+}
+
+
+def costs(
+    impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, how: str = ""
+) -> list[float]:
+    """On the simulated GPU, what each step costs the device and the host, written out. Asks impl nothing.
+
+    how: a key of OTHERWISE, for what it costs where it is written so.
+    """
     gpu, model = current(), Transformer(Config(**sizes)).cuda()
     tokens, targets = torch.randint(sizes["vocabulary"], (2, batch, context), device="cuda").unbind()
-    optimizer = torch.optim.AdamW(model.parameters()) if mode == "step" else None
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = model.loss(tokens, targets) if how == "backward alone" else None
     seconds = []
     for _ in range(warmup + steps):
         torch.cuda.synchronize()
         start = gpu.now
+        drawn = torch.randint_like(tokens, sizes["vocabulary"]) if how == "new tokens" else tokens
         if mode == "forward":
-            with torch.no_grad():
-                model.loss(tokens, targets)
+            with torch.set_grad_enabled(how == "autograd"):
+                model.loss(drawn, targets)
         else:
-            model.zero_grad(set_to_none=True)
-            model.loss(tokens, targets).backward()
-        if optimizer is not None:
-            optimizer.step()
+            if how != "sums":
+                model.zero_grad(set_to_none=how != "zeros")
+            loss = model.loss(drawn, targets) if kept is None else kept
+            if how != "forward alone":
+                loss.backward(retain_graph=kept is not None)
+        if mode == "step" and how != "no optimizer step":
+            (torch.optim.AdamW(model.parameters()) if how == "new optimizer" else optimizer).step()
         torch.cuda.synchronize()
         seconds.append(gpu.now - start)
     return seconds[warmup:]

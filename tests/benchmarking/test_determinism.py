@@ -57,7 +57,10 @@ def test_what_is_drawn_afterwards_is_as_if_nothing_had_happened(run, rng, broken
 def test_only_deterministic_algorithms_run_within(run, rng):
     within = run(probes.around, rng.integers(1, 999), True, False)["within"]
     assert within["deterministic"], "torch.use_deterministic_algorithms is not on"
-    assert not within["warn only"], "nondeterministic operators would only warn"
+    assert not within["warn only"], (
+        "operators that are not deterministic only warn within the block, as they did before it: switch it on there, "
+        "torch.use_deterministic_algorithms(True) without warn_only"
+    )
     assert not within["cudnn.benchmark"], "cuDNN chooses algorithms by timing them: other runs, other algorithms"
     assert within["CUBLAS_WORKSPACE_CONFIG"] in (":4096:8", ":16:8"), (
         f"CUBLAS_WORKSPACE_CONFIG is {within['CUBLAS_WORKSPACE_CONFIG']!r}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_counting as probes
@@ -32,9 +32,38 @@ def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
             off = got[name][direction] / want[name][direction] - 1
             assert abs(off) <= WITHIN, (
                 f"{name}, {('forward', 'backward')[direction]}, of {sizes}, batch {batch}, context {context}, {dtype}: "
-                f"got {got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({off:+.1%}): both factors "
-                "and the result, each once; backward is two such products"
+                f"got {got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({off:+.1%}): "
+                f"{because(got, sizes, batch, context, dtype)}"
             )
+
+
+@harmless
+def because(got: dict, sizes: dict, batch: int, context: int, dtype: str) -> str:
+    """What was counted of all products, if it is one thing."""
+    size = {"float32": 4, "bfloat16": 2}[dtype]
+    for parts in range(1, 7):
+        which = [bool(parts & bit) for bit in (1, 2, 4)]
+        found = [
+            abs(got[name][0] / (size * max(1, sum(n for n, w in zip(of, which, strict=True) if w))) - 1) <= WITHIN
+            for name, of in factors(sizes, batch, context).items()
+        ]
+        if all(found):
+            counted = [word for word, w in zip(("what goes in", "the weight", "the result"), which, strict=True) if w]
+            return f"of all linear layers {' and '.join(counted)} alone, forward; both factors and the result count"
+    return "both factors and the result, each once; backward is two such products"
+
+
+def factors(sizes: dict, batch: int, context: int) -> dict[str, tuple[int, int, int]]:
+    """Elements of (what goes in, the weight, the result) of each linear layer, over all layers."""
+    n, width = batch * context, sizes["width"]
+    shared = width * sizes["kv_heads"] // sizes["heads"]
+    shapes = {
+        "q_proj": (width, width), "k_proj": (width, shared), "v_proj": (width, shared), "o_proj": (width, width),
+        "gate_proj": (width, sizes["hidden"]), "up_proj": (width, sizes["hidden"]),
+        "down_proj": (sizes["hidden"], width), "head": (width, sizes["vocabulary"]),
+    }  # fmt: skip
+    blocks = {name: 1 if name == "head" else sizes["layers"] for name in shapes}
+    return {name: (blocks[name] * n * i, blocks[name] * i * o, blocks[name] * n * o) for name, (i, o) in shapes.items()}
 
 
 @exercise(ROOFLINE, kind="numerics")
