@@ -9,6 +9,7 @@ hyperparameters, against a float64 oracle.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -18,12 +19,13 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_large_batch as probes
+from . import suspects_layerwise
 
 LAYERWISE = "ddp.layerwise"
 KINDS = ["LARS", "LAMB"]
 EQUATIONS = {
     "LARS": "v ← m v + lr λ (g + β w), with λ = η ‖w‖ / (‖g‖ + β ‖w‖)",
-    "LAMB": "w ← w − lr ‖w‖ / ‖u‖ u, and u is Adam's update with β w in it, which its norm counts too",
+    "LAMB": "u = m̂ / (√v̂ + ε) + λ w, w ← w − lr ‖w‖ / ‖u‖ u",
 }
 DEFAULTS = {
     "LARS": {"momentum": 0.9, "weight_decay": 0.0, "trust": 0.001, "exclude_1d": False},
@@ -86,12 +88,19 @@ def check(
     want, plain = (
         oracle(kind, weights, groups, options, gradients, d, factors) for d in (torch.float64, torch.float32)
     )
-    cause = cause or EQUATIONS[kind]
+    given = (kind, weights, groups, {**DEFAULTS[kind], **options}, gradients, factors)
+
+    @functools.cache
+    def explained() -> str:
+        return suspects_layerwise.explain(*given, got["weights"])
+
     for step in range(len(gradients)):
         for i in range(len(weights)):
             close(
                 got["weights"][step][i], want[step][i], plain[step][i],
-                f"{kind}: parameter {i} {tuple(weights[i].shape)} after step {step + 1}", factor=10, cause=cause,
+                f"{kind}: parameter {i} {tuple(weights[i].shape)} after step {step + 1}", factor=10,
+                cause=cause or EQUATIONS[kind],
+                suspects=lambda mine=got["weights"][step][i]: [(explained(), mine)] if explained() else [],
             )  # fmt: skip
 
 
@@ -188,7 +197,11 @@ def test_a_closure_is_called_first_with_autograd_on(run, rng, kind):
     options = hyperparameters(rng, kind)
     got = run(probes.closure, kind, weights, options)
     loss = sum(float(w.double().square().sum()) / 2 for w in weights)
-    assert got["calls"] == [True], f"{kind}: expected one call with autograd on, got {got['calls']}"
+    assert got["calls"], f"{kind}: step(closure) does not call the closure"
+    assert got["calls"][0], (
+        f"{kind}: the closure is called with autograd off, since step() is under no_grad: switch it on"
+    )
+    assert len(got["calls"]) == 1, f"{kind}: the closure is called {len(got['calls'])} times, expected once"
     assert math.isclose(got["loss"], loss, rel_tol=1e-5), f"{kind}: step returned {got['loss']}, expected {loss}"
     want, plain = (oracle(kind, weights, [], options, [weights], d)[0] for d in (torch.float64, torch.float32))
     for i in range(len(weights)):
