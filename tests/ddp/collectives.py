@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 
 from . import probes_collectives
 
@@ -34,8 +36,8 @@ def draw_values(rng, dtype, *shape) -> torch.Tensor:
 
 
 def draw_lengths(rng, world) -> list:
-    """Nothing, one, shorter than the world, a multiple of it, and others."""
-    return [0, 1, max(1, world - 1), world * rng.integers(1, 3), world + 1, world * rng.integers(3, 6) + world // 2]
+    """A multiple of the world first, then nothing, one, shorter than the world, and others."""
+    return [world * rng.integers(1, 3), 0, 1, max(1, world - 1), world + 1, world * rng.integers(3, 6) + world // 2]
 
 
 def draw_members(rng, size=3, world=5) -> list:
@@ -50,29 +52,68 @@ def same_sum(got, parts, what, cause="") -> None:
     assert got.shape == stack.shape[1:], f"{what}: got shape {tuple(got.shape)}, expected {tuple(stack.shape[1:])}"
     if not got.dtype.is_floating_point:
         stack = stack.long()
-        assert torch.equal(got.long(), stack.sum(0)), (
-            f"{what}: got {got.tolist()}, expected the sum {stack.sum(0).tolist()}"
-        )
+        if not torch.equal(got.long(), stack.sum(0)):
+            often = counted(got, parts)
+            raise AssertionError(
+                f"{what}: got {brief(got)}, expected the sum {brief(stack.sum(0))}{often and f': {often}'}"
+            )
         return
     # What n - 1 roundings can do, in whatever order: a plain sum of a few 16-bit numbers may by luck be exact.
     allowed = (len(parts) - 1) * torch.finfo(got.dtype).eps * stack.double().abs().sum(0)
     error = (got.double() - stack.double().sum(0)).abs()
     wrong = ~(error <= allowed)  # NaN too
-    assert not wrong.any(), (
-        f"{what}: {int(wrong.sum())} of {wrong.numel()} sums are off: got {brief(got[wrong])}, expected "
-        f"{brief(stack.double().sum(0)[wrong])}, allowed ±{float(allowed[wrong].flatten()[0]):.2g}"
-        + (f": {cause}" if cause else "")
-    )
+    if wrong.any():
+        cause = counted(got, parts) or cause
+        raise AssertionError(
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} sums are off: got {brief(got[wrong])}, expected "
+            f"{brief(stack.double().sum(0)[wrong])}, allowed ±{float(allowed[wrong].flatten()[0]):.2g}"
+            + (f": {cause}" if cause else "")
+        )
 
 
-def same(got, want, what, cause) -> None:
-    """Assert that got is a copy of want."""
+def same(got, want, what, cause, before=None) -> None:
+    """Assert that got is a copy of want. before: what was there before the call."""
     assert got.shape == want.shape, f"{what}: got shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    assert torch.equal(got, want), f"{what}: got {brief(got)}, expected {brief(want)}: {cause}"
+    if torch.equal(got, want):
+        return
+    if before is not None and torch.equal(got.double().nan_to_num(7.5), before.double().nan_to_num(7.5)):
+        cause = f"{cause}; nothing was written there, it is as it was before the call"
+    elif not got.any():
+        cause = f"{cause}; all of it is 0"
+    raise AssertionError(f"{what}: got {brief(got)}, expected {brief(want)}: {cause}")
+
+
+@harmless
+def counted(got, parts) -> str:
+    """How often each rank's part is in what should be the sum of all, where that is one thing for all that is off."""
+    stack = torch.stack(parts).double().flatten(1)
+    scale = stack.abs().sum(0)
+    eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
+    found = None
+    for i in ((got.double().flatten() - stack.sum(0)).abs() > len(parts) * eps * scale).nonzero().flatten()[:20]:
+        fits = {
+            times for times in itertools.product(range(3), repeat=len(parts))
+            if abs(float(got.flatten()[i]) - sum(n * float(x) for n, x in zip(times, stack[:, i], strict=True)))
+            <= 4 * eps * float(scale[i])
+        }  # fmt: skip
+        found = fits if found is None else found & fits
+    if not found or len(found) > 1:
+        return ""
+    words = {0: "is not in it", 2: "is in it twice"}
+    told = [f"rank {rank}'s {words[n]}" for rank, n in enumerate(next(iter(found))) if n != 1]
+    return ", ".join(told)
 
 
 def brief(tensor) -> str:
     return f"{tensor.flatten()[:6].tolist()}{'…' if tensor.numel() > 6 else ''}"
+
+
+def messages(rows) -> str:
+    """What each message holds, in order, the same in a row told once."""
+    told = [(f"{r['elements']} of {r['dtype']}, {r['bytes']} bytes") for r in rows]
+    return "; ".join(
+        f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(told)
+    )
 
 
 def sends(rows, what) -> list:
@@ -95,8 +136,8 @@ def held(run, op, cases, largest, peak, room) -> None:
         )
         measured("held at once beside what was given", got["peak"], peak, "elements", at_most=True)
         assert got["peak"] <= peak, (
-            f"rank {rank} of {world}: {got['peak']} elements were held at once beside what was given, expected {room}, "
-            "whatever W is"
+            f"rank {rank} of {world}: {got['peak']} elements were held at once beside what was given, in storages of "
+            f"{got['largest']} at most; expected {room}, whatever W is"
         )
 
 

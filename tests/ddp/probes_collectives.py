@@ -56,7 +56,14 @@ def prepared(impl, op: str, case: dict):
         return {"tensor": t}, lambda o: impl.ddp.broadcast.broadcast(t, **({"src": src} if src else {}), **o)
     ins = [t.clone() for t in case["inputs"]]
     outs = [rubbish(shape, ins[0].dtype) for shape in case["shapes"]]
-    return {"outputs": outs, "inputs": ins}, lambda o: impl.ddp.all_to_all.all_to_all(list(outs), list(ins), **o)
+    tensors = {"outputs": outs, "inputs": ins}
+
+    def call(options: dict) -> None:
+        given = [*outs]
+        impl.ddp.all_to_all.all_to_all(given, [*ins], **options)
+        tensors["replaced"] = [i for i, (a, b) in enumerate(zip(given, outs, strict=True)) if a is not b]
+
+    return tensors, call
 
 
 def rubbish(shape: list, dtype: torch.dtype) -> torch.Tensor:

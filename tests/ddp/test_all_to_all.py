@@ -15,6 +15,7 @@ import torch
 from lab.pytest_plugin import exercise
 
 from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends
+from .probes_collectives import rubbish
 
 ALL_TO_ALL = "ddp.all_to_all"
 KINDS = ["equal", "uneven", "empty", "dimensions"]
@@ -50,7 +51,12 @@ def judge(ranks, cases, members, kinds=KINDS):
         for i, told in enumerate(ranks[rank]):
             for s, other in enumerate(members):
                 what = f"rank {place} of {len(members)}, {kinds[i]} parts, outputs[{s}]"
-                same(told["outputs"][s], cases[other][i]["inputs"][place], what, f"it is inputs[{place}] of rank {s}")
+                assert s not in told["replaced"], (
+                    f"{what}: in the list is another tensor now: fill the one that was there"
+                )
+                want = cases[other][i]["inputs"][place]
+                cause, before = f"it is inputs[{place}] of rank {s}", rubbish(list(want.shape), want.dtype)
+                same(told["outputs"][s], want, what, cause, before)
 
 
 @exercise(ALL_TO_ALL, kind="numerics")

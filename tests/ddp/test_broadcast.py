@@ -12,7 +12,7 @@ import pytest
 from lab.judge import measured
 from lab.pytest_plugin import exercise
 
-from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, same, sends
+from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, messages, same, sends
 
 BROADCAST = "ddp.broadcast"
 
@@ -42,7 +42,10 @@ def judge(ranks, cases, members):
         for i, told in enumerate(ranks[rank]):
             src = cases[rank][i]["src"]
             what = f"rank {place} of {len(members)}, src {src}"
-            same(told["tensor"], cases[members[src]][i]["tensor"], what, f"it is what rank {src} of the group had")
+            came = sum(r["op"] == "recv" for r in told["rows"])
+            cause = f"it is what rank {src} of the group had; this rank received {came} message{'s' * (came != 1)}"
+            before = cases[rank][i]["tensor"]
+            same(told["tensor"], cases[members[src]][i]["tensor"], what, cause, before)
 
 
 def rounds(told, members, src) -> int:
@@ -88,7 +91,9 @@ def test_every_rank_but_src_receives_once(run, rng, world):
             want = 0 if rank == sources[i] else 1
             assert received == want, f"{what}: received {received} messages, expected {want}"
             wrong = sorted({r["bytes"] for r in told["rows"]} - {size})
-            assert not wrong, f"{what}: messages of {wrong} bytes, expected the tensor's {size}"
+            assert not wrong, (
+                f"{what}: messages of {messages(told['rows'])}, expected the tensor, {size} bytes, and no more"
+            )
 
 
 @exercise(BROADCAST, kind="property")

@@ -33,14 +33,16 @@ def test_replicas_start_as_rank_0(run, rng, world):
         assert state.keys() == states[0].keys(), (
             f"rank {rank}: the module was given holds {', '.join(state) or 'nothing'}"
         )
-        for name, tensor in state.items():
-            kind = "buffer" if name in ("scale", "count") else "parameter"
-            assert torch.equal(tensor, states[0][name]), (
-                f"rank {rank} of {world}: {kind} {name} is not rank 0's after wrapping: broadcast every {kind}"
-            )
-        assert torch.equal(passing, torch.ones(width)), (
-            f"rank {rank} of {world}: a buffer with persistent=False is not rank 0's after wrapping: it is in "
-            "module.buffers(), though not in state_dict()"
+        buffers = ("scale", "count")
+        kept = {
+            "parameters": [torch.equal(t, states[0][n]) for n, t in state.items() if n not in buffers],
+            "buffers of state_dict()": [torch.equal(state[n], states[0][n]) for n in buffers],
+            "buffers with persistent=False, which are in buffers() alone": [torch.equal(passing, torch.ones(width))],
+        }
+        told = [f"{same.count(False)} of {len(same)} {what}" for what, same in kept.items() if not all(same)]
+        assert not told, (
+            f"rank {rank} of {world}: after wrapping these are not rank 0's: {', '.join(told)}: broadcast parameters "
+            "and all buffers"
         )
 
 

@@ -22,6 +22,7 @@ from .collectives import (
     draw_members,
     draw_values,
     held,
+    messages,
     same_sum,
     sends,
     to_one_neighbour,
@@ -101,7 +102,8 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
         total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
         measured(f"bytes that {world} ranks send in all, {what}", total, want, "bytes")
         assert total == want, (
-            f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}"
+            f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}; rank 0 "
+            f"sent {messages(sends(told[0], what))}"
         )
         largest, chunk = max(r["bytes"] for rows in told for r in sends(rows, what)), -(-n // world) * item
         assert largest <= chunk, (
