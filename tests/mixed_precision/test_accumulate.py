@@ -15,19 +15,11 @@ from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
+from .suspects_sums import explain, in_order
 
 ACCUMULATE = "mixed_precision.accumulate"
 DTYPES = ("float32", "float16", "bfloat16")
 PAIRS = [(v, a) for v in DTYPES for a in DTYPES]
-
-
-def exact_order(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
-    """In float64, rounded after every addition: 53 bits are more than twice any accumulator's, so this rounds once."""
-    values = values.to(accumulator).double()
-    total = values[..., 0]
-    for i in range(1, values.shape[-1]):
-        total = (total + values[..., i]).to(accumulator).double()
-    return total
 
 
 def formula(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
@@ -45,7 +37,7 @@ def test_every_addition_is_rounded_to_the_accumulator(run, rng, values, accumula
     shape = (rng.integers(2, 4), rng.integers(2, 3), rng.integers(100, 300))
     x = rng.normal(*shape).add(rng.uniform(0.2, 1.0)).to(probes.DTYPES[values])
     got = run(probes.sums, x, accumulator)["sum"]
-    want = exact_order(x, probes.DTYPES[accumulator])
+    want = in_order(x, probes.DTYPES[accumulator])
     assert got.dtype == probes.DTYPES[accumulator], f"the sum is {got.dtype}, the accumulator {accumulator}"
     assert got.shape == x.shape[:-1], (
         f"expected shape {tuple(x.shape[:-1])}: the sum is over the last dim, got {got.shape}"
@@ -53,7 +45,7 @@ def test_every_addition_is_rounded_to_the_accumulator(run, rng, values, accumula
     wrong = got.double() != want
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} sums differ; first: got {got[wrong][0].item()!r}, one addition after "
-        f"the other gives {want[wrong][0].item()!r}: is it rounded to {accumulator} after every addition, in order?"
+        f"the other gives {want[wrong][0].item()!r}: {explain(x, got.dtype, got)}"
     )
 
 
@@ -61,9 +53,12 @@ def test_every_addition_is_rounded_to_the_accumulator(run, rng, values, accumula
 def test_a_sum_in_float16_stops_growing(run, rng):
     value = rng.uniform(0.004, 0.03)
     x = torch.full((4000,), value, dtype=torch.float16)
-    want = exact_order(x, torch.float16).item()
-    got = run(probes.sums, x, "float16")["sum"].item()
-    assert got == want, f"4,000 times {value:.4f} in float16: got {got}, one after the other gives {want}, exactly"
+    want = in_order(x, torch.float16).item()
+    got = run(probes.sums, x, "float16")["sum"]
+    assert got.item() == want, (
+        f"4,000 times {value:.4f} in float16: got {got.item()}, one after the other gives {want}, exactly: "
+        f"{explain(x, torch.float16, got)}"
+    )
 
 
 @exercise(ACCUMULATE, kind="numerics")
