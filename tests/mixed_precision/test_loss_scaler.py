@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
@@ -50,7 +50,24 @@ def check_life(run, rng, resume_at: int) -> None:
         f"is {got[wrong[0]]:g}, expected {want[wrong[0]]:g}: it starts at {options['scale']:g}, grows by "
         f"{options['growth']:g} after {options['interval']} finite steps in a row, backs off by {options['backoff']:g}"
         + (f"; the state was saved and restored after {resume_at}" if 0 <= resume_at < wrong[0] else "")
+        + moments(got, want)
     )
+
+
+@harmless
+def moments(got: list[float], want: list[float]) -> str:
+    """After which steps of the whole life the scale grew and backed off, where those are others than expected."""
+    told = ""
+    for what, changed in (("grew", lambda a, b: b > a), ("backed off", lambda a, b: b < a)):
+        when, due = ([i + 1 for i in range(len(s) - 1) if changed(s[i], s[i + 1])] for s in (got, want))
+        if when != due:
+            listed = f"{what} after steps {numbers(when)}" if when else f"never {what}"
+            told += f"\nin {len(want) - 1} steps it {listed}; expected: after {numbers(due)}"
+    return told
+
+
+def numbers(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[:8])) + ", …" * (len(steps) > 8)
 
 
 @exercise(SCALER, kind="numerics")
@@ -101,11 +118,33 @@ def test_large_values_are_finite_too(run, rng):
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
 def test_one_value_that_is_not_finite_is_noticed_wherever_it_is(run, rng, bad):
     for where in range(3):
-        gradients = [rng.normal(4), None, rng.normal(3, 5), rng.normal(6)]
-        chosen = [gradients[0], gradients[2], gradients[3]][where].view(-1)
-        chosen[rng.integers(0, len(chosen) - 1)] = float(bad)
-        got = run(probes.unscaled, gradients, 1024.0)
-        assert got["finite"] is False, f"a {bad} in gradient {where} of 3: unscale said {got['finite']!r}"
+        said = said_of(run, rng, bad, where)
+        assert said is False, (
+            f"{'an' if bad == 'inf' else 'a'} {bad} in gradient {where} of three: unscale said {said!r}"
+            f"{noticed(run, rng)}"
+        )
+
+
+def said_of(run, rng, bad: str, where: int) -> object:
+    """What unscale says of three gradients with one value that is not finite."""
+    gradients = [rng.normal(4), None, rng.normal(3, 5), rng.normal(6)]
+    chosen = [gradients[0], gradients[2], gradients[3]][where].view(-1)
+    chosen[rng.integers(0, len(chosen) - 1)] = float(bad)
+    return run(probes.unscaled, gradients, 1024.0)["finite"]
+
+
+@harmless
+def noticed(run, rng) -> str:
+    """Of each kind, in which gradients it is noticed and in which it is not."""
+    found: dict[tuple, list[str]] = {}
+    for bad in ("inf", "-inf", "nan"):
+        found.setdefault(tuple(said_of(run, rng, bad, where) is False for where in range(3)), []).append(bad)
+    told = []
+    for seen, kinds in found.items():
+        missed, there = (", ".join(str(i) for i in range(3) if seen[i] is is_seen) for is_seen in (False, True))
+        parts = [f"unnoticed in {missed}"] * bool(missed) + [f"noticed in {there}"] * bool(there)
+        told.append(f"{', '.join(kinds)}: {', '.join(parts)}")
+    return "\n" + "; ".join(told)
 
 
 @exercise(SCALER, kind="numerics")
