@@ -36,8 +36,8 @@ def check(run, layers, parameters, loss, autocast, device):
         first = wrong[0] if wrong else ""
         assert not wrong, (
             f"{table[:-1]} {first} is {want[table][first]}, the table says {got[table][first]}"
-            + (f": {WHY[table]}" if table in WHY else f", {came_in(want[table], first)}")
-            + f" ({setting})"
+            + (f": {WHY[table]} (" if table in WHY else f" ({came_in(want[table], first)}; ")
+            + f"{setting})"
             + (by_kind(run, parameters, loss, autocast, device) if table == "activations" else "")
             + chain
         )
@@ -48,7 +48,7 @@ def check(run, layers, parameters, loss, autocast, device):
 
 def came_in(activations: dict[str, str], name: str) -> str:
     before = dict(zip([*activations][1:], activations.values(), strict=False))
-    return f"what comes in is {before[name]}" if name in before else "the first layer"
+    return f"what comes in is {before[name]}" if name in before else "it is the first layer"
 
 
 @harmless
