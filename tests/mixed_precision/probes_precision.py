@@ -196,14 +196,15 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     masters = module.master_weights(model)
     optimizer = OPTIMIZERS[options["optimizer"]](masters, options["lr"])
     scaler = impl.mixed_precision.loss_scaler.LossScaler(options["scale"], interval=options["interval"])
-    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": 0}
+    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": []}
 
     def watch(layer: nn.Module, args: Any, output: Tensor) -> None:
         seen["forwards"] += 1
         seen["compute"].add(str(output.dtype))
 
     model.first.register_forward_hook(watch)
-    reports, history, scales, parameters = [], [], [], []
+    reports, history, scales, parameters, calls = [], [], [], [], []
+    optimizer.register_step_pre_hook(lambda *_: calls.append(len(history)))  # the step in which it is called
     for (x, y), weight in zip(batches, weights, strict=True):
         x = x.to(DTYPES[options["dtype"]])
         step = module.mixed_step(
@@ -215,10 +216,11 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
         history.append([m.detach().clone() for m in masters])
         parameters.append([p.detach().clone() for p in model.parameters()])
         scales.append(float(scaler.scale))
-        seen["leftover"] += sum(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+        seen["leftover"].append(sum(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
+        "calls": calls,
         "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
         "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
     }  # fmt: skip
