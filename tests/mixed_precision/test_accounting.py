@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
@@ -27,6 +27,19 @@ MEANING = {
     "gradients": "one for each parameter, in its dtype",
     "optimizer": "two float32 moments a parameter, and a float32 master where the parameter is smaller",
     "activations": "go through the docstring's list for one block; what is (batch, heads, context, context)?",
+}
+A_PARAMETER = {  # bytes of the optimizer, and what would have so many
+    "float32": {
+        4: "one moment, or moments in 16 bits",
+        12: "moments and a master, of which a float32 parameter needs none",
+    },
+    "bfloat16": {
+        4: "moments in bfloat16 and no master",
+        6: "moments and a master in bfloat16",
+        8: "no master (4 + 4), or moments in bfloat16 (2 + 2 + 4)",
+        10: "a master in bfloat16 (4 + 4 + 2)",
+        16: "a float32 gradient beside them (4 + 4 + 4 + 4)",
+    },
 }
 
 
@@ -51,7 +64,19 @@ def check(run, names, sizes, batch, context, precision, segment) -> None:
         assert abs(off) <= WITHIN, (
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
             f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.1%}): {MEANING[name]}"
+            f"{a_parameter(name, got, want, precision)}"
         )
+
+
+@harmless
+def a_parameter(name: str, got: dict, want: dict, precision: str) -> str:
+    """How many bytes of the optimizer's that is for each, and what would have so many."""
+    if name != "optimizer":
+        return ""
+    count = want["parameters"] / {"float32": 4, "bfloat16": 2}[precision]
+    each, expected = got[name] / count, want[name] / count
+    met = next((f": {what}" for n, what in A_PARAMETER[precision].items() if abs(each - n) < 0.05), "")
+    return f"\n{each:.3g} bytes a parameter instead of {expected:.3g}{met}"
 
 
 @exercise(ACCOUNTING, kind="numerics")
