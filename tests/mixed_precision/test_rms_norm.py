@@ -11,11 +11,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close, measured
+from lab.judge import close, harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
 from .probes_precision import DTYPES
+from .suspects_norm import suspects
 
 NORM = "mixed_precision.rms_norm"
 WHY = {
@@ -23,6 +24,7 @@ WHY = {
     "dx": "r · (g − n · mean(g · n)), with n = x · r and g = dy · weight",
     "dweight": "Σ dy · n over all rows, in float32",
 }
+ONE_NODE = ["torch::autograd::AccumulateGrad"] * 2  # what follows it: x and weight themselves
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -49,7 +51,10 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
         assert got[name] is not None, f"{what}: no gradient came"
         assert got[name].dtype == like.dtype, f"{what} is {got[name].dtype}, expected {like.dtype}"
         # float32 inside, rounded once at the end
-        close(got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name])
+        close(
+            got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name],
+            suspects=lambda name=name: suspects(name, x, weight, eps, dy),
+        )  # fmt: skip
 
 
 @exercise(NORM, kind="numerics")
@@ -101,19 +106,31 @@ def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
     got = run(probes.norm_memory, rng.normal(rows, width).to(DTYPES[dtype]), rng.normal(width).to(DTYPES[dtype]))
     x_bytes, allowed = rows * width * DTYPES[dtype].itemsize, 4 * rows
     measured(f"saved for backward beside the weight, {dtype}", got["saved"], x_bytes + allowed, "bytes", at_most=True)
-    assert got["saved"] <= x_bytes + allowed, (
+    more = got["saved"] - x_bytes - allowed
+    assert more <= 0, (
         f"{got['saved']:,} bytes are saved beside the weight, x ({rows}, {width}) in {dtype} and a float32 number a "
         f"row are {x_bytes + allowed:,}"
+        f"{recorded(*got['node']) or ': as many more as a float32 of each element of x' * (more == 4 * rows * width)}"
     )
     assert got["alive"] <= allowed, (
         f"after forward {got['alive']:,} bytes are alive beside x, weight and y: a float32 number a row is {allowed:,}"
     )
 
 
+@harmless
+def recorded(name: str, following: list) -> str:
+    """Whether autograd made the graph itself, so that its operators keep what they need."""
+    if name == "RMSNormBackward" and following == ONE_NODE:
+        return ""
+    if name == "RMSNormBackward":
+        return f": RMSNormBackward goes back to {following}: operators around the Function keep theirs, too"
+    return f": y was made by {name}, not by RMSNorm's backward: autograd recorded operators, which keep what they need"
+
+
 @exercise(NORM, kind="property")
 def test_it_is_one_node_of_the_graph(run, rng):
     got = run(probes.norm_memory, rng.normal(6, 32), rng.normal(32))["node"]
     name, following = got
-    assert following == ["torch::autograd::AccumulateGrad"] * 2, (
+    assert following == ONE_NODE, (
         f"y was made by {name}, which goes back to {following}, not to x and weight: one Function, nothing around it"
     )
