@@ -221,6 +221,10 @@ def plan(impl: Any, inputs: list[int], saved: list[int]) -> dict:
     return {"segments": [int(n) for n in got.segments], "peak": int(got.peak)}
 
 
+def plans(impl: Any, chains: list) -> list[dict]:
+    return [plan(impl, *chain) for chain in chains]
+
+
 def bound(impl: Any, layers: list[int]) -> list[list[int]]:
     return [[int(n) for n in impl.mixed_precision.checkpoint_plan.recursive_bound(n)] for n in layers]
 

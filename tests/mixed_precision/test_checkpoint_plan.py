@@ -8,6 +8,7 @@ unequal, by factors of ten); a greedy cut; a peak that is claimed and not reache
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -15,23 +16,10 @@ from lab.judge import bars, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
+from .suspects_plan import by_segment, of_peaks, of_segments, peak_of
 
 PLAN = "mixed_precision.checkpoint_plan"
-
-
-def by_segment(segments, inputs, saved) -> dict[str, int]:
-    """What is kept while each segment's backward runs: its layers' own, and the inputs of those before it."""
-    held, kept, start = {}, 0, 0
-    for length in segments:
-        held[f"layers {start} to {start + length - 1}" if length > 1 else f"layer {start}"] = kept + sum(
-            saved[start : start + length]
-        )
-        kept, start = kept + inputs[start], start + length
-    return held
-
-
-def peak_of(segments, inputs, saved) -> int:
-    return max(by_segment(segments, inputs, saved).values())
+MOST = 12  # layers of a chain of which all ways are tried
 
 
 def all_ways(layers: int):
@@ -62,36 +50,59 @@ def by_reaching(inputs, saved) -> int:
 
 
 def draw(rng, layers: int) -> tuple[list[int], list[int]]:
+    """Layers of three kinds: that save little, much, or their input alone, which whoever cuts greedily falls for."""
     inputs = [rng.integers(1, 40) for _ in range(layers)]
-    return inputs, [i + (rng.integers(0, 30) if rng.uniform(0, 1) < 0.6 else rng.integers(100, 400)) for i in inputs]
+    more = [rng.choice([0, rng.integers(0, 30), rng.integers(100, 400)]) for _ in range(layers)]
+    return inputs, [i + m for i, m in zip(inputs, more, strict=True)]
 
 
-def check(got, inputs, saved, lowest) -> None:
-    segments = got["segments"]
-    assert all(n >= 1 for n in segments) and sum(segments) == len(saved), (  # noqa: PT018
-        f"segments {segments} do not cut {len(saved)} layers"
+def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
+    plans = run(probes.plans, chains)
+    for chain, plan in zip(chains, plans, strict=True):
+        segments = plan["segments"]
+        assert all(n >= 1 for n in segments) and sum(segments) == len(chain[1]), (  # noqa: PT018
+            f"segments {segments} do not cut {len(chain[1])} layers"
+        )
+    real = [peak_of(plan["segments"], *chain) for chain, plan in zip(chains, plans, strict=True)]
+    best = [lowest(*chain) for chain in chains]
+    off = [i for i, (plan, peak) in enumerate(zip(plans, real, strict=True)) if plan["peak"] != peak]
+    high = [i for i, (peak, least) in enumerate(zip(real, best, strict=True)) if peak != least]
+    if not off and not high:
+        return
+    at = (off or high)[0]
+    inputs, saved = chains[at]
+    segments, peak, least = plans[at]["segments"], plans[at]["peak"], best[at]
+    told = f"segments {segments} peak at {real[at]}, "
+    if off:
+        as_low = ", the lowest that is possible" if peak == least and at in high else ""
+        told += f"the plan says {peak}{as_low} (so in {len(off)} of {len(chains)} chains)"
+        because = of_peaks(chains, plans) or of_segments(chains, plans)
+    else:
+        told += f"as the plan says, but {least} is possible (so in {len(high)} of {len(chains)} chains)"
+        because = of_segments(chains, plans)
+    way = f"\n{best_way(inputs, saved)} peak at {least}" if at in high and len(saved) <= MOST else ""
+    raise AssertionError(
+        f"{told}{because and ': '}{because}\ninputs {inputs}, saved {saved}: in backward of"
+        f"{bars(by_segment(segments, inputs, saved))}{way}"
     )
-    real = peak_of(segments, inputs, saved)
-    assert got["peak"] == real, f"segments {segments} peak at {real}, the plan says {got['peak']}"
-    assert real == lowest, (
-        f"inputs {inputs}, saved {saved}: segments {segments} peak at {real}, {lowest} is possible; in backward of"
-        f"{bars(by_segment(segments, inputs, saved))}"
-    )
+
+
+def best_way(inputs, saved) -> list[int]:
+    return min(all_ways(len(saved)), key=lambda way: peak_of(way, inputs, saved))
 
 
 @exercise(PLAN, kind="numerics")
-@pytest.mark.parametrize("layers", [1, 2, 5, 9, 12])
+@pytest.mark.parametrize("layers", [1, 2, 5, 9, MOST])
 def test_no_way_of_cutting_has_a_lower_peak(run, rng, layers):
-    inputs, saved = draw(rng, layers)
-    lowest = min(peak_of(way, inputs, saved) for way in all_ways(layers))
-    check(run(probes.plan, inputs, saved), inputs, saved, lowest)
+    # Several of them: what explains one chain may be chance.
+    chains = [draw(rng, layers) for _ in range(4 if layers < MOST else 2)]
+    check(run, chains, lambda inputs, saved: peak_of(best_way(inputs, saved), inputs, saved))
 
 
 @exercise(PLAN, kind="numerics")
 @pytest.mark.parametrize("layers", [40, 150])
 def test_long_chains(run, rng, layers):
-    inputs, saved = draw(rng, layers)
-    check(run(probes.plan, inputs, saved), inputs, saved, by_reaching(inputs, saved))
+    check(run, [draw(rng, layers)], by_reaching)
 
 
 @exercise(PLAN, kind="numerics")
