@@ -147,10 +147,15 @@ class Part(nn.Module):
         self.first, self.second = (nn.Parameter(w.clone()) for w in weights)
         self.rate = rate
         self.calls: list[list] = []
+        self.seen: list[dict] | None = None  # a list to be told what each call is given, and what dropout leaves
 
     def forward(self, x: Tensor, scale: Any = 1.0, *, shift: Tensor | None = None, flag: str = "") -> Any:
         hidden = F.dropout(x @ self.first, self.rate)
         self.calls.append([torch.is_grad_enabled(), str(hidden.dtype)])
+        if self.seen is not None:
+            needs = {n: t.requires_grad for n, t in (("x", x), ("scale", scale), ("shift", shift))
+                     if isinstance(t, Tensor)}  # fmt: skip
+            self.seen.append({"on": torch.is_grad_enabled(), "needs": needs, "left": hidden.detach() != 0})
         out = torch.tanh(hidden * scale) @ self.second
         if shift is not None:
             out = out + shift
@@ -163,12 +168,15 @@ def _leaf(value: Any) -> Any:
 
 def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict:
     """One forward and backward through a checkpointed part, or a plain one (options["how"])."""
-    part = Part(weights, options.get("rate", 0.0))
-    how = options["how"]
+    part, how = Part(weights, options.get("rate", 0.0)), options["how"]
+    part.seen = []
     call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
-    kind = options.get("kind", "one")
+    kind, given = options.get("kind", "one"), [0, 0, 0]
+    for i, t in enumerate((x, scale, shift)):
+        if isinstance(t, Tensor) and t.requires_grad:
+            t.register_post_accumulate_grad_hook(lambda _, i=i: given.__setitem__(i, given[i] + 1))
     torch.manual_seed(7)
     with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", False)):
         if kind == "no grad":
@@ -186,13 +194,20 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
         elif kind == "twice":
             out = call(lambda a, b: part(a) * b, x, x)  # one tensor in two places
             loss = out.float().sin().sum()
+        elif kind == "constants":
+            rows, fixed = torch.arange(len(x)).flip(0), x.detach().clone()
+            out = call(lambda a, rows, fixed: part(a[rows], shift=fixed), x, rows, fixed)
+            loss = out.float().sin().sum()
         else:
             out = call(part, x, scale, shift=shift)
             loss = out.float().sin().sum()
-    between = torch.rand(3)
+    between, in_forward = torch.rand(3), len(part.calls)
     loss.backward()
     grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
-    return {"out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3)}
+    return {
+        "out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3),
+        "in_forward": in_forward, "seen": part.seen, "given": given,
+    }  # fmt: skip
 
 
 def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, parts: int) -> dict:

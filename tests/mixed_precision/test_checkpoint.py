@@ -14,6 +14,7 @@ from lab.judge import bars, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_memory as probes
+from . import suspects_checkpoint
 
 CHECKPOINT = "mixed_precision.checkpoint"
 NAMES = ("x", "the first weight", "the second weight", "the positional tensor", "the keyword tensor")
@@ -27,12 +28,18 @@ def draw(rng) -> tuple:
 def check(run, drawn, **options) -> dict:
     got = run(probes.run_part, *drawn, {**options, "how": "checkpointed"})
     want = run(probes.run_part, *drawn, {**options, "how": "plain"})
-    assert torch.equal(got["out"], want["out"]), "the result is not that of the plain call"
+    assert torch.equal(got["out"], want["out"]), (
+        f"the result is not that of the plain call: worst difference {(got['out'] - want['out']).abs().max():.3g}"
+        f"{suspects_checkpoint.of(got, want)}"
+    )
     for name, g, w in zip(NAMES, got["grads"], want["grads"], strict=True):
-        assert (g is None) == (w is None), f"{name}: has a gradient {g is not None}, in the plain call {w is not None}"
+        assert (g is None) == (w is None), (
+            f"{name} has {'no' if g is None else 'a'} gradient, in the plain call {'none' if w is None else 'one'}"
+            f"{suspects_checkpoint.of(got, want)}"
+        )
         assert g is None or torch.allclose(g, w, rtol=1e-6, atol=1e-7), (
-            f"gradient of {name}: worst difference {(g - w).abs().max():.3g}: was the recomputation the same, in "
-            "random numbers and autocast, and did the gradients reach every argument?"
+            f"gradient of {name}: {suspects_checkpoint.ratio(g, w) or f'worst difference {(g - w).abs().max():.3g}'}"
+            f"{suspects_checkpoint.of(got, want)}"
         )
     assert torch.equal(got["between"], want["between"]), "numbers drawn after forward are not the plain call's"
     assert torch.equal(got["after"], want["after"]), (
@@ -46,6 +53,38 @@ def test_results_and_gradients(run, rng):
     check(run, draw(rng))
 
 
+@exercise(CHECKPOINT, kind="property")
+def test_it_runs_once_without_autograd_and_once_with(run, rng):
+    got = run(probes.run_part, *draw(rng), {"how": "checkpointed"})
+    calls = ["on" if on else "off" for on, _ in got["calls"]]
+    forward, backward = calls[: got["in_forward"]], calls[got["in_forward"] :]
+    assert (forward, backward) == (["off"], ["on"]), (
+        f"autograd, each time the function ran: {', '.join(forward) or 'never'} in forward, "
+        f"{', '.join(backward) or 'never'} in backward; expected once in each, off and on"
+    )
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_only_what_goes_in_is_kept(run, rng):
+    rows, width, hidden, parts = rng.integers(20, 40), rng.integers(5, 9), 4 * rng.integers(30, 60), rng.integers(3, 5)
+    weights = [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / hidden**0.5]
+    got = run(probes.part_memory, weights, rng.normal(rows, width), rng.normal(width), parts)
+    inputs, inside = parts * rows * width * 4 + width * 4, rows * hidden * 4
+    measured(f"kept after forward of {parts} parts", got["kept"], inputs, "bytes", at_most=True)
+    measured("kept at most, in backward", got["peak"], inputs + 4 * inside, "bytes", at_most=True)
+    assert got["kept"] <= inputs, (
+        f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
+    )
+    assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
+        f"after forward {got['alive']:,} bytes are alive; one hidden activation is {inside:,}: is it hidden on ctx?"
+    )
+    parts_of_it = {"all inputs": inputs, "what one part saves": 3 * inside, "kept at most": got["peak"]}
+    assert got["peak"] <= inputs + 4 * inside, (
+        f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * inside:,}: "
+        f"is one part recomputed at a time?{bars(parts_of_it, 'bytes')}"
+    )
+
+
 @exercise(CHECKPOINT, kind="numerics")
 def test_dropout_is_the_same_again(run, rng):
     for _ in range(2):
@@ -57,6 +96,11 @@ def test_positional_and_keyword_tensors_get_gradients(run, rng):
     weights, x = draw(rng)
     check(run, (weights, x), scale=rng.normal(weights[0].shape[1]), shift=rng.normal(*x.shape))
     check(run, (weights, x), scale=rng.uniform(0.5, 2.0), shift=rng.normal(x.shape[1]))
+
+
+@exercise(CHECKPOINT, kind="numerics")
+def test_integers_and_constants_are_arguments_too(run, rng):
+    check(run, draw(rng), kind="constants")
 
 
 @exercise(CHECKPOINT, kind="numerics")
@@ -93,32 +137,3 @@ def test_where_autograd_is_off_the_function_is_called_once(run, rng):
     got = run(probes.run_part, *draw(rng), {"how": "checkpointed", "kind": "no grad"})
     assert len(got["calls"]) == 1, f"{len(got['calls'])} calls under no_grad"
     assert got["graph"] is False, "the result requires a gradient under no_grad"
-
-
-@exercise(CHECKPOINT, kind="property")
-def test_it_runs_once_without_autograd_and_once_with(run, rng):
-    calls = [on for on, _ in run(probes.run_part, *draw(rng), {"how": "checkpointed"})["calls"]]
-    assert calls == [False, True], (
-        f"calls with autograd {['on' if on else 'off' for on in calls]}: off in forward, on when backward needs it"
-    )
-
-
-@exercise(CHECKPOINT, kind="property")
-def test_only_what_goes_in_is_kept(run, rng):
-    rows, width, hidden, parts = rng.integers(20, 40), rng.integers(5, 9), 4 * rng.integers(30, 60), rng.integers(3, 5)
-    weights = [rng.normal(width, hidden) / 3, rng.normal(hidden, width) / hidden**0.5]
-    got = run(probes.part_memory, weights, rng.normal(rows, width), rng.normal(width), parts)
-    inputs, inside = parts * rows * width * 4 + width * 4, rows * hidden * 4
-    measured(f"kept after forward of {parts} parts", got["kept"], inputs, "bytes", at_most=True)
-    measured("kept at most, in backward", got["peak"], inputs + 4 * inside, "bytes", at_most=True)
-    assert got["kept"] <= inputs, (
-        f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
-    )
-    assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
-        f"after forward {got['alive']:,} bytes are alive; one hidden activation is {inside:,}: is it hidden on ctx?"
-    )
-    parts_of_it = {"all inputs": inputs, "what one part saves": 3 * inside, "kept at most": got["peak"]}
-    assert got["peak"] <= inputs + 4 * inside, (
-        f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * inside:,}: "
-        f"is one part recomputed at a time?{bars(parts_of_it, 'bytes')}"
-    )
