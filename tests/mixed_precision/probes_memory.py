@@ -72,26 +72,39 @@ def saved(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> dict
     return {"total": int(got.total), "by_operation": {str(n): int(b) for n, b in dict(got.by_operation).items()}}
 
 
-def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list:
-    """[operation, storage, its bytes, is it a parameter's] of all that nodes keep, as they ran. Asks impl nothing."""
+def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
+    """All that nodes keep, a row for each tensor, as they ran. Asks impl nothing.
+
+    node, tensor and storage are numbers of theirs; own: bytes of the tensor itself; straight: whether first entries of
+    next_functions alone lead to the node.
+    """
     output, parameters = graph(kinds, x, weights)
     owned = {p.untyped_storage().data_ptr() for p in parameters}
-    nodes, todo = {}, [output.grad_fn]
+    nodes, todo, straight = {}, [output.grad_fn], {}
     while todo:
         node = todo.pop()
         if node is not None and id(node) not in nodes:
             nodes[id(node)] = node
             todo += [n for n, _ in node.next_functions]
-    rows = []
+    node = output.grad_fn
+    while node is not None:
+        straight[id(node)], node = node, next((n for n, _ in node.next_functions), None)
+    rows, kept = [], []  # kept: while a tensor is alive, no other has its id
     for node in sorted(nodes.values(), key=lambda n: n._sequence_nr()):
-        values = node.saved_tensors if "CubeBackward" in node.name() else [
+        is_function = "CubeBackward" in node.name()
+        values = node.saved_tensors if is_function else [
             getattr(node, n) for n in dir(node) if n.startswith("_saved_")
         ]  # fmt: skip
         for value in values:
             for t in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(t, Tensor):
+                    kept.append(t)
                     s = t.untyped_storage()
-                    rows.append([node.name(), s.data_ptr(), s.nbytes(), s.data_ptr() in owned])
+                    rows.append({
+                        "node": id(node), "operation": node.name(), "tensor": id(t), "storage": s.data_ptr(),
+                        "size": s.nbytes(), "own": t.nbytes, "is_parameter": s.data_ptr() in owned,
+                        "is_function": is_function, "straight": id(node) in straight,
+                    })  # fmt: skip
     return rows
 
 
