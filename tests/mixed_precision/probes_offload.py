@@ -29,19 +29,27 @@ class Layer(nn.Module):
 
 
 class Watch(TorchDispatchMode):
-    """Notes tensors that are alive on the device, and copies between host and device by size."""
+    """Notes copies between host and device: which way, of how many numbers, and of whose memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
         self.log: list[list] = []
-        self.alive: dict[int, tuple[Any, int]] = {}
+        self.owners = {
+            p.untyped_storage()._cdata: f"layer {i}'s {name} {tuple(p.shape)}"
+            for i, layer in enumerate(layers)
+            for name, p in layer.named_parameters()
+        }
+
+    def note(self, what: str, source: Tensor) -> None:
+        owner = self.owners.get(source.untyped_storage()._cdata, "")
+        self.log.append([what, source.numel(), owner and f"{owner} as {tuple(source.shape)}"])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default:
             to, source = on_device(args[0]), on_device(args[1])
             if to != source:
-                self.log.append(["fetch" if to else "send", args[0].numel()])
+                self.note("fetch" if to else "send", args[1])
         return out
 
 
@@ -61,7 +69,7 @@ def _travel(watch: Watch) -> Any:
         def noted(gpu: Any, x: Tensor, *args: Any, real: Any = real, word: str = word, **kwargs: Any) -> Tensor:
             result = real(gpu, x, *args, **kwargs)
             if result is not x:
-                watch.log.append([word, x.numel()])
+                watch.note(word, x)
             return result
 
         setattr(placement, name, noted)
@@ -73,14 +81,14 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
     for layer, state in zip(layers, states, strict=True):
         layer.load_state_dict(state)
     layers, x = layers.to(DEVICE), x.to(DEVICE).requires_grad_()
-    watch, made = Watch(), []
+    watch, made = Watch(layers), []
     _travel(watch)
 
     def forward() -> Tensor:
         y = x
         for i, layer in enumerate(layers):
             y = layer(y)
-            y.register_hook(lambda gradient, i=i: watch.log.append(["backward", i]))
+            y.register_hook(lambda gradient, i=i: watch.log.append(["backward", i, ""]))
         return y
 
     class Made(TorchDispatchMode):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import bars, measured
+from lab.judge import bars, harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_offload as probes
@@ -25,7 +25,7 @@ SMALL = 4096  # bytes of x and its gradients
 
 def draw(rng) -> tuple:
     rows, width = rng.integers(24, 40), rng.integers(6, 10)
-    sizes = rng.shuffled([40, 56, 72, 88, 104])[: rng.integers(3, 5)]
+    sizes = rng.shuffled([40, 56, 72, 88, 104])[: rng.integers(4, 5)]  # of three, two ahead is all
     states = [
         {"into.weight": rng.normal(s, width) / 3, "into.bias": rng.normal(s),
          "out.weight": rng.normal(width, s) / s**0.5, "out.bias": rng.normal(width)}
@@ -77,13 +77,23 @@ def test_what_layers_saved_is_not_on_the_device(run, rng):
 @exercise(OFFLOAD, kind="property")
 def test_large_activations_travel_and_nothing_else_does(run, rng):
     states, sizes, x, minimum = draw(rng)
-    log = run(probes.offloaded, states, sizes, x, minimum, "offloaded", device="simulated")["log"]
-    sent = {numel for what, numel in log if what == "send"}
-    weights, activations = ({n * size for size in sizes} for n in (x.shape[1], x.shape[0]))
-    assert all(numel * 4 >= minimum for numel in sent), f"{sorted(sent)} numbers were sent, minimum {minimum} bytes"
-    assert sent == activations, (
-        f"layers save activations of {sorted(activations)} numbers, sent were {sorted(sent)}; weights have "
-        f"{sorted(weights)}"
+    activations = {x.shape[0] * size for size in sizes}
+    for least in (64, minimum):  # a weight has less than x and its like: only the first run would send it
+        log = run(probes.offloaded, states, sizes, x, least, "offloaded", device="simulated")["log"]
+        sent = [(4 * numel, owner) for what, numel, owner in log if what == "send"]
+        owned = [f"{owner}, {size:,} bytes" for size, owner in sent if owner]
+        small = [size for size, _ in sent if size < least]
+        assert not owned, (
+            f"with minimum={least:,}, {len(owned)} of {len(sent)} tensors sent are views of the layers' parameters: "
+            f"{'; '.join(owned[:2])}{'; …' if len(owned) > 2 else ''}"
+        )
+        assert not small, (
+            f"with minimum={least:,}, {len(small)} of {len(sent)} tensors sent have less than that: "
+            f"{', '.join(f'{size:,}' for size in sorted(set(small)))} bytes"
+        )
+    assert {size // 4 for size, _ in sent} == activations, (
+        f"with minimum={minimum:,} bytes, layers save activations of {sorted(4 * n for n in activations)} bytes that "
+        f"large, sent were tensors of {sorted({size for size, _ in sent})}"
     )
 
 
@@ -91,17 +101,34 @@ def test_large_activations_travel_and_nothing_else_does(run, rng):
 def test_tensors_come_back_one_layer_ahead(run, rng):
     states, sizes, x, minimum = draw(rng)
     log = run(probes.offloaded, states, sizes, x, minimum, "offloaded", device="simulated")["backward"]
-    begins = {layer: at for at, (what, layer) in enumerate(log) if what == "backward"}
+    begins = {layer: at for at, (what, layer, _) in enumerate(log) if what == "backward"}
     for layer, size in enumerate(sizes):
-        fetches = [at for at, (what, n) in enumerate(log) if what == "fetch" and n == x.shape[0] * size]
+        fetches = [at for at, (what, n, _) in enumerate(log) if what == "fetch" and n == x.shape[0] * size]
         assert fetches, f"nothing of layer {layer} came back, and it saved activations of {x.shape[0] * size} numbers"
         if layer < len(sizes) - 1:
             assert max(fetches) < begins[layer], (
-                f"layer {layer}: fetched when its backward had begun: layer {layer + 1} could have hidden that"
+                f"layer {layer} was fetched when its own backward had begun: in that of layer {layer + 1} it could "
+                f"have hidden{fetched(log, sizes, x.shape[0])}"
             )
             assert min(fetches) > begins[layer + 1], (
-                f"layer {layer}: fetched before backward of layer {layer + 1} began: more than one layer ahead"
+                f"layer {layer} was fetched before backward of layer {layer + 1} began: more than one layer ahead"
+                f"{fetched(log, sizes, x.shape[0])}"
             )
+
+
+@harmless
+def fetched(log, sizes, rows: int) -> str:
+    """Whose tensors came during whose backward."""
+    whose, running = {rows * size: layer for layer, size in enumerate(sizes)}, len(sizes) - 1
+    during: dict[int, list[int]] = {layer: [] for layer in range(len(sizes))[::-1]}
+    for what, n, _ in log:
+        if what == "backward":
+            running = n
+        elif what == "fetch" and n in whose and whose[n] not in during[running]:
+            during[running].append(whose[n])
+    came = (f"of {layer}: {' '.join(map(str, those)) or 'none'}" for layer, those in during.items())
+    first = len(sizes) - 1
+    return f"; fetched in the backward {', '.join(came)} (expected: {first} {first - 1}, then {first - 2}, and so on)"
 
 
 def draw_timed(rng) -> tuple[list[int], list[float]]:
