@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.device import current
 
+from .probes_traffic import Traffic
+
 DEVICE = "cuda"  # where the tests put the simulated one, or there is a real one
 
 
@@ -183,22 +185,24 @@ def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
         for i, (n, s) in enumerate(zip(kept, seconds, strict=True))
     )
     x = torch.ones(16, device=DEVICE, requires_grad=True)
-    offload = impl.mixed_precision.offload.Offload(layers)
+    offload, traffic = impl.mixed_precision.offload.Offload(layers), Traffic(gpu)
     with alive:
         start, y = gpu.now, x
         with offload:
             for layer in layers:
                 y = layer(y)
+        traffic.phase = "between"
         torch.cuda.synchronize()
         forward_s, after_forward = gpu.now - start, alive.bytes()
-        start = gpu.now
+        start, traffic.phase = gpu.now, "backward"
         y.sum().backward()
+        traffic.phase = "after"
         torch.cuda.synchronize()
         backward_s = gpu.now - start
         del y
     return {
         "forward_s": forward_s, "backward_s": backward_s, "after_forward": after_forward, "rows": rows,
-        "left": alive.bytes() + alive.bytes(device=False),
+        "left": alive.bytes() + alive.bytes(device=False), "traffic": traffic.told,
     }  # fmt: skip
 
 

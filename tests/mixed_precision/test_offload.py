@@ -162,10 +162,33 @@ def test_copies_hide_behind_work_and_each_waits_for_the_other(run, rng):
         took = got[f"{name}_s"]
         assert took <= work + most + ASIDE_S, (
             f"{name} took {1e6 * took:.0f} µs; the work is {1e6 * work:.0f}, all copies {1e6 * copies:.0f}, of which "
-            f"only the last layer's {1e6 * most:.0f} show: copy on a stream of its own, and do not let the host wait"
+            f"only the last layer's {1e6 * most:.0f} show{of_copies(got['traffic'], name)}"
         )
         assert took >= work + 0.9 * last, (
             f"{name} took {1e6 * took:.0f} µs; work is {1e6 * work:.0f}, the last layer's copy {1e6 * last:.0f}: that "
-            "cannot start before the tensor is computed, nor the work before the tensor is there: one stream "
-            "waits for the other"
+            "cannot start before the tensor is computed, nor the work before the tensor is there"
+            f"{of_waits(got['traffic'], name)}"
         )
+
+
+@harmless
+def of_copies(traffic, phase: str) -> str:
+    """Where copies ran, and what the host did meanwhile."""
+    t = traffic[phase]
+    copies, on_work, held, elsewhere = t["copies"], t["on_work"], t["held"], t["stood"] - t["held"]
+    if 0 < on_work < copies:
+        told = f": {on_work} of {copies} copies ran on the stream of the work"
+    else:
+        told = f": all {copies} copies ran on {'the stream of the work' if on_work else 'a side stream'}"
+    if not t["stood"]:
+        return f"{told}, the host waited for none{of_waits(traffic, phase) if not on_work else ''}"
+    told += f", the host waited in {held} of them" if held else ", the host waited in none of them"
+    told += f" and {elsewhere} times elsewhere" if elsewhere else ""
+    return f"{told}, {1e6 * t['stood_s']:.0f} µs in all"
+
+
+@harmless
+def of_waits(traffic, phase: str) -> str:
+    """Which stream waited for which, and how often."""
+    told = "; ".join(f"{who}: {n} times" for who, n in traffic[phase]["waits"].items())
+    return f"; who waited: {told}" if told else "; no stream waited for another"
