@@ -10,7 +10,8 @@ from lab.judge import close, decide, timed
 from lab.measure.compare import compare
 from lab.world.cluster import Link
 
-from . import probes, probes_timed, probes_wrappers
+from . import probes, probes_timed, probes_wrappers, suspects_wrappers
+from .chains import draw_batches, draw_chain, whole_batch
 
 STEPS = 3
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -59,48 +60,6 @@ def oracle(width, depth, state, shares, lr, dtype) -> dict:
     return {"state": dict(m.state_dict()), "outputs": outputs}
 
 
-def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
-    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank. largest: one layer's size."""
-    width = rng.integers(2, 5)
-    count = layers or rng.integers(4, 6)
-    plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
-    if largest:
-        plan[rng.integers(0, count - 1)][0] = largest
-    states = []
-    for _ in range(world):
-        template = probes_wrappers.Chain(width, plan).state_dict()
-        states.append({n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in template.items()})
-    return width, plan, states
-
-
-def draw_batches(rng, width, world, orders):
-    """[rank][step][micro-batch] -> [x, y, order]; orders: [step][micro-batch] -> the layers it goes through."""
-    rows = rng.integers(2, 4)
-    return [[[[rng.normal(rows, width), rng.normal(rows, width), o] for o in step] for step in orders]
-            for _ in range(world)]  # fmt: skip
-
-
-def whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
-    """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own."""
-    m = probes_wrappers.Chain(width, plan)
-    m.load_state_dict(state)
-    if dtype:
-        m.to(DTYPES[dtype])
-    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    gradients = []
-    for step in range(len(batches[0])):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        micro = len(batches[0][step])
-        for i in range(micro):
-            x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
-            if dtype:
-                x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
-            (((m(x, batches[0][step][i][2]) - y) ** 2).mean() / micro).backward()
-        gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
-        optimizer.step()
-    return {"gradients": gradients, "state": dict(m.state_dict())}
-
-
 def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
     """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
     width, plan, states = chain
@@ -110,28 +69,20 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
     probe, args = probes_wrappers.steps, (options or {}, width, plan, states, batches, lr, set_to_none)
     ranks = run(probe, kind, *args, world=world, replace=_needs(kind))
 
-    def others(name: str, rank: int) -> dict[str, torch.Tensor]:
-        """What a first step's gradient would be of ranks that miss something."""
-
-        def own(state, r):
-            return whole_batch(width, plan, state, [batches[r][:1]], lr, set_to_none, "float64")["gradients"][0][name]
-
-        mine, apart = own(states[0], rank), [own(states[r], r) for r in range(world)]
-        alone = "it is the gradient of this rank's share alone: was it summed over the ranks, and waited for?"
-        return {
-            alone: mine,
-            f"{alone} It is divided already": mine / world,
-            "each rank's is of other weights: do the replicas start as rank 0's?": sum(apart) / world,
-            "it is this rank's own, of weights that are not rank 0's: do the replicas start alike?": apart[rank],
-        }
-
     want = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "float64")
     plain = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "")
     for rank, got in enumerate(ranks):
-        for step, gradients in enumerate(got["gradients"]):
+        for step in range(len(orders)):
+            used = {i for order in orders[step] for i in order}
+            more = {"lr": lr, "set_to_none": set_to_none, "used": [i in used for i in range(len(plan))]}
+            told = {**got["steps"][step], **more}
+
+            def others(name: str, rank: int = rank, step: int = step, told: dict = told):
+                return suspects_wrappers.of_gradient(name, chain, batches, rank, step, told)
+
             one_step(
-                f"rank {rank} of {world}, step {step}", gradients, want["gradients"][step], plain["gradients"][step],
-                orders[step], lambda name, rank=rank, step=step: others(name, rank) if step == 0 else {},
+                f"rank {rank} of {world}, step {step}", got["gradients"][: step + 1], want["gradients"][step],
+                plain["gradients"][step], orders[step], world, others,
             )  # fmt: skip
         for name, tensor in want["state"].items():
             what = f"rank {rank} of {world}, {name} after {len(orders)} steps"
@@ -142,24 +93,29 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
             )
 
 
-def one_step(what, got, want, plain, order, others):
-    """Assert that these are the gradients of one process: means, and None where there is none."""
+def one_step(what, steps, want, plain, order, world, others):
+    """Assert that the last of these gradients are those of one process: means, and None where there is none."""
+    got = steps[-1]
     for name, tensor in want.items():
         if tensor is None:
             assert got[name] is None, (
                 f"{what}: {name} got no gradient on any rank (layers used: {order}), but .grad is not None: "
-                "a gradient of an earlier step, or a zero, would move the parameter"
+                f"{suspects_wrappers.of_leftover(name, steps, world) or 'it is there'}; momentum and weight decay "
+                "would move the parameter"
             )
             continue
         assert got[name] is not None, f"{what}: .grad of {name} is None, expected a mean (layers used: {order})"
         assert got[name].dtype == plain[name].dtype, (
             f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
         )
+        layer = int(name.split(".")[1])
+        # What the last backward did not reach, nothing but no_sync() has accumulated.
+        alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
         # float(): in a chain of both dtypes float32 rounds what comes to float64 layers too.
         close(
-            got[name], tensor, plain[name].float(), f"{what}, gradient of {name}", factor=15,
+            got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{alone}", factor=15,
             cause="expected the mean over ranks of all that backward accumulated",
-            suspects=lambda name=name: others(name).items(),
+            suspects=lambda name=name: others(name),
         )  # fmt: skip
 
 
@@ -252,17 +208,19 @@ def keeps_nothing(run, rng, kind, options=None):
 
 def not_waited_in_backward(what, step):
     """Assert that all that sums gradients was waited for, and none of it before backward had ended."""
-    for row in step["rows"]:
-        if row["op"] not in ("all_reduce", "reduce_scatter", "all_gather"):
-            continue
-        assert row["waited_s"] >= 0, (
-            f"{what}: nobody waited for the {row['op']} of {row['elements']} elements: the step may use what has not "
-            "come; wait for each Work, or its future, in finish_gradient_synchronization()"
-        )
-        assert row["waited_s"] >= step["ended_s"], (
-            f"{what}: the {row['op']} of {row['elements']} elements was waited for while backward was going on: "
-            "start it with async_op=True, keep the Work, and wait in finish_gradient_synchronization()"
-        )
+    mine = [i for i, row in enumerate(step["rows"]) if row["op"] in ("all_reduce", "reduce_scatter", "all_gather")]
+    never = [step["rows"][i] for i in mine if step["rows"][i]["waited_s"] < 0]
+    assert not never, (
+        f"{what}: nobody waited for {len(never)} of {len(mine)} messages, the first an {never[0]['op']} of "
+        f"{never[0]['elements']} elements: the step may use what has not come; wait for each Work, or its future, in "
+        "finish_gradient_synchronization()"
+    )
+    early = [i for i in mine if step["rows"][i]["waited_s"] < step["ended_s"]]
+    assert not early, (
+        f"{what}: {len(early)} of {len(mine)} messages were waited for while backward was going on"
+        f"{suspects_wrappers.waits(step, early)}: backward stands still meanwhile; wait in "
+        "finish_gradient_synchronization() alone"
+    )
 
 
 def reductions(rows, world, what) -> list:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -66,6 +67,64 @@ class Running(nn.Module):
         return out
 
 
+class Watched:
+    """What is sent, and in which gradient's hook: hooks of a parameter run in the order they are registered in, so that
+    one before and one after wrapping enclose the wrapper's."""
+
+    def __init__(self, m: nn.Module):
+        """m: is not wrapped yet."""
+        self.hooks: list = []  # [parameter, rows before, rows after, when entered, when left], of one backward
+        self.payloads: list[torch.Tensor] = []  # of each row of the ledger
+        for name, p in m.named_parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(lambda _, name=name: self._enter(name))
+        self.write, ledger.write = ledger.write, self._write
+
+    def wrapped(self, m: nn.Module) -> None:
+        """m: is wrapped now."""
+        for p in m.parameters():
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(self._leave)
+
+    def _enter(self, name: str) -> None:
+        self.hooks.append([name, len(ledger.rows), len(ledger.rows), ledgers._now(), 0.0])
+
+    def _leave(self, _: torch.Tensor) -> None:
+        if self.hooks:
+            self.hooks[-1][2], self.hooks[-1][4] = len(ledger.rows), ledgers._now()
+
+    def _write(self, op: str, tensors: list, *args, **kwargs):
+        flat = [t.detach().flatten() for t in tensors]
+        row = self.write(op, tensors, *args, **kwargs)
+        self.payloads += [torch.zeros(0)] * (row.number - len(self.payloads))  # sent before wrapping
+        self.payloads.append(torch.cat(flat).clone() if flat else torch.zeros(0))
+        return row
+
+
+@contextlib.contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Let an error say in which backward it was raised."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, NotImplementedError):  # which says what is to be written
+            error.args = (f"{error} ({where})",)
+        raise
+
+
+def told_of(steps: list, step: int, i: int, sent: int) -> str:
+    """Which backward this is, and what came before it. sent: messages of the step so far."""
+    micro = len(steps[step])
+    if i:
+        within = ", within no_sync()" if i < micro - 1 else ", the one after no_sync()"
+        before = "backward before it" if i == 1 else f"{i} before it"
+        return f"in step {step}, backward {i + 1} of {micro}{within}; the {before} had sent {sent or 'no'} messages"
+    if not step or micro > 1:
+        return f"in step {step}, backward 1 of {micro}"
+    used = sorted({layer for *_, order in steps[step - 1] for layer in order})
+    return f"in step {step}, its only backward; step {step - 1}, of layers {used}, had been finished"
+
+
 def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, batches: list, lr: float,
           set_to_none: bool) -> dict:  # fmt: skip
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
@@ -73,32 +132,39 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, 
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
+    watched = Watched(m)
     wrapped = wrap(impl, kind, m, **options)
+    watched.wrapped(m)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients, told = [], []
-    for step in batches[rank]:
+    for number, step in enumerate(batches[rank]):
         optimizer.zero_grad(set_to_none=set_to_none)
         first = len(ledger.rows)
         for i, (x, y, order) in enumerate(step):
             last = i == len(step) - 1
             with contextlib.nullcontext() if last else wrapped.no_sync():
                 m.marks.clear()
+                watched.hooks.clear()
                 with ledger.phase("forward"):
                     out = wrapped(x, order)
-                (((out - y) ** 2).mean() / len(step)).backward()
+                with noted(told_of(batches[rank], number, i, len(ledger.rows) - first)):
+                    (((out - y) ** 2).mean() / len(step)).backward()
             if not last:
                 kept = len(ledger.rows) - first
         ended = ledgers._now()
         marks = [[i, count - first] for i, count in m.marks]
+        hooks = [[name, a - first, b - first, *times] for name, a, b, *times in watched.hooks]
         with ledger.phase("finish"):
             wrapped.finish_gradient_synchronization()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         told.append({"first": first, "marks": marks, "ended_s": ended, "unsent": kept if len(step) > 1 else 0})
+        told[-1]["hooks"] = hooks
         told[-1]["last"] = len(ledger.rows)
         optimizer.step()
     rows = ledger.plain()
     for step in told:
         step["rows"] = rows[step["first"] : step["last"]]
+        step["payloads"] = watched.payloads[step["first"] : step["last"]]
     return {"gradients": gradients, "state": dict(nn.Module.state_dict(m)), "steps": told}
 
 

@@ -1,0 +1,50 @@
+"""Chains of small layers: what is drawn of them, and the training of one process on the whole batch."""
+
+from __future__ import annotations
+
+import torch
+
+from . import probes_wrappers
+from .probes_wrappers import DTYPES
+
+
+def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
+    """(width, plan, states) of a Chain: sizes drawn, every value different on every rank. largest: one layer's size."""
+    width = rng.integers(2, 5)
+    count = layers or rng.integers(4, 6)
+    plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
+    if largest:
+        plan[rng.integers(0, count - 1)][0] = largest
+    states = []
+    for _ in range(world):
+        template = probes_wrappers.Chain(width, plan).state_dict()
+        states.append({n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in template.items()})
+    return width, plan, states
+
+
+def draw_batches(rng, width, world, orders):
+    """[rank][step][micro-batch] -> [x, y, order]; orders: [step][micro-batch] -> the layers it goes through."""
+    rows = rng.integers(2, 4)
+    return [[[[rng.normal(rows, width), rng.normal(rows, width), o] for o in step] for step in orders]
+            for _ in range(world)]  # fmt: skip
+
+
+def whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
+    """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own."""
+    m = probes_wrappers.Chain(width, plan)
+    m.load_state_dict(state)
+    if dtype:
+        m.to(DTYPES[dtype])
+    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
+    gradients = []
+    for step in range(len(batches[0])):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        micro = len(batches[0][step])
+        for i in range(micro):
+            x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
+            if dtype:
+                x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
+            (((m(x, batches[0][step][i][2]) - y) ** 2).mean() / micro).backward()
+        gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
+        optimizer.step()
+    return {"gradients": gradients, "state": dict(m.state_dict())}
