@@ -29,6 +29,7 @@ from .oracles import (
     trains_as_one,
     trains_model_as_one,
 )
+from .suspects_wrappers import sent_when
 
 OVERLAPPED = "ddp.overlapped"
 
@@ -72,6 +73,22 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 
 
 @exercise(OVERLAPPED, kind="property")
+def test_a_gradient_leaves_before_backward_goes_on(run, rng):
+    chain = draw_chain(rng, 2)
+    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
+    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
+        for step, told in enumerate(got["steps"]):
+            went = [f"layer {layer}  {count:>3}  {3 * place:>3}" for place, (layer, count) in enumerate(told["marks"])]
+            picture = "\n  ".join(["backward reached, with all-reduces issued, expected:", *went])
+            for place, (layer, count) in enumerate(told["marks"]):  # backward has come to this layer's output
+                assert count >= 3 * place, (
+                    f"rank {rank}, step {step}: when backward reached layer {layer}, {place} layers with 3 gradients "
+                    f"each were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook; "
+                    f"{sent_when(told)}\n{picture}"
+                )
+
+
+@exercise(OVERLAPPED, kind="property")
 @pytest.mark.parametrize(("world", "dtypes"), [(2, ("float32", "float64")), (3, ("float32",))])
 def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes):
     chain = draw_chain(rng, world, dtypes=dtypes)
@@ -98,24 +115,8 @@ def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes)
             late = [r["phase"] for r in told["rows"] if r["phase"] != "backward"]
             assert not late, (
                 f"{what}: {len(late)} of {len(told['rows'])} all-reduces were issued in {late[0]}, expected all during "
-                "backward: register_post_accumulate_grad_hook tells of each gradient"
+                f"backward; {sent_when(told)}: register_post_accumulate_grad_hook tells of each gradient"
             )
-
-
-@exercise(OVERLAPPED, kind="property")
-def test_a_gradient_leaves_before_backward_goes_on(run, rng):
-    chain = draw_chain(rng, 2)
-    orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
-        for step, told in enumerate(got["steps"]):
-            went = [f"layer {layer}  {count:>3}  {3 * place:>3}" for place, (layer, count) in enumerate(told["marks"])]
-            picture = "\n  ".join(["backward reached, with all-reduces issued, expected:", *went])
-            for place, (layer, count) in enumerate(told["marks"]):  # backward has come to this layer's output
-                assert count >= 3 * place, (
-                    f"rank {rank}, step {step}: when backward reached layer {layer}, {place} layers with 3 gradients "
-                    f"each were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook\n"
-                    f"{picture}"
-                )
 
 
 @exercise(OVERLAPPED, kind="property")
