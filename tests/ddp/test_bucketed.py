@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lab.judge import close, measured
+from lab.judge import close, harmless, measured
 from lab.pytest_plugin import exercise
 from lab.world.cluster import Link
 
@@ -36,6 +36,7 @@ from .oracles import (
     trains_as_one,
     trains_model_as_one,
 )
+from .suspects_wrappers import by_hook, sent_when
 
 BUCKETED = "ddp.bucketed"
 NEEDS = ["ddp.naive"]
@@ -63,18 +64,33 @@ def filled(entries: list, fits: Callable[[int, int], bool]) -> list[list]:
     return buckets
 
 
-def likely(sent: Counter, chain: tuple, limit: int, counted: Callable[[list], Counter]) -> str:
-    """Which other way of filling buckets gives what was sent, if one does."""
+def messages(rows: list) -> str:
+    """What it is that sums gradients here."""
+    halves = any(r["op"] == "reduce_scatter" for r in rows)
+    return "pairs of reduce_scatter and all_gather" if halves else "all-reduces"
+
+
+@harmless
+def likely(sent: Counter, chain: tuple, limit: int, counted: Callable[[list], Counter], told: dict) -> str:
+    """Which other ways of filling buckets give what was sent, if any does."""
     entries = sizes(chain)
     ways = {
         "in the order of parameters(), not in reverse": filled(entries[::-1], lambda bytes, new: bytes + new <= limit),
         "until the limit is exceeded": filled(entries, lambda bytes, new: bytes < limit),
         "below the limit: one that fits exactly fits": filled(entries, lambda bytes, new: bytes + new < limit),
         "with a limit of elements, not of bytes": filled(entries, lambda bytes, new: bytes + new <= 4 * limit),
-        "with all there is": filled(entries, lambda bytes, new: True),
+        "with all there is, whatever the limit": filled(entries, lambda bytes, new: True),
         "with one parameter each": filled(entries, lambda bytes, new: False),
     }
-    return next((f"; these are buckets filled {way}" for way, buckets in ways.items() if counted(buckets) == sent), "")
+    met = [way for way, buckets in ways.items() if counted(buckets) == sent]
+    if met[-1:] == ["with one parameter each"]:
+        hooks = Counter(by_hook(told).values())
+        if hooks == Counter(len(b) for b in packing(chain, limit)) and max(hooks) > 1:
+            return (
+                "; one message for each parameter, but all of a bucket are sent in one hook, that of its last gradient:"
+                " buckets are filled as they should be, and one message is to carry a whole bucket"
+            )
+    return f"; these are buckets filled {', or '.join(met)}" if met else ""
 
 
 def dtype(bucket) -> str:
@@ -188,24 +204,6 @@ def test_a_limit_below_one_byte_is_refused(run, rng):
     assert told == want, f"bucket_bytes {limits}: got {told}, expected {want}"
 
 
-@exercise(BUCKETED, kind="numerics")
-@pytest.mark.parametrize("bucket", ["full", "not full"])
-def test_a_second_backward_is_right_or_refused(run, rng, bucket):
-    """A bucket that did not fill up is not under way, and what is divided already lies in it."""
-    values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
-    options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
-    for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
-        if got["raised"] == "RuntimeError":
-            continue
-        assert got["raised"] == "nothing", f"rank {rank}: {got['raised']}, expected RuntimeError or right gradients"
-        for i, gradient in enumerate(got["gradients"]):
-            mean = 2 * torch.stack([v[i] for v in values]).double().mean(0)
-            close(
-                gradient, mean, mean.float(), f"rank {rank}, gradient {i} after two backwards and one synchronization",
-                factor=10, cause="the second adds to what the first has sent: raise RuntimeError, or send the sum",
-            )  # fmt: skip
-
-
 @exercise(BUCKETED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
     keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
@@ -216,7 +214,9 @@ def test_steps_leave_nothing_behind(run, rng):
 def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
     chain = draw_chain(rng, 2)
     exact = sum(e[2] for e in sizes(chain)[: rng.integers(3, 5)])
-    number = {"drawn": draw_limit(rng, chain), "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
+    total = sum(e[2] for e in sizes(chain))
+    drawn = rng.integers(total // 8, total // 5)  # as a limit of elements, less than there are
+    number = {"drawn": drawn, "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
     options = {} if limit == "default" else {"bucket_bytes": number}
     whole = [sum(e[1] for e in bucket) for bucket in packing(chain, number)]
     for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
@@ -229,10 +229,10 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
                 return Counter(filled_up(sum(e[1] for e in b), rows, 2) for b in buckets)
 
             assert sent == want, (
-                f"rank {rank}, step {step}: all-reduces by number of elements {dict(sorted(sent.items()))}, expected "
-                f"{dict(sorted(want.items()))}: parameters of {[e[1] for e in sizes(chain)]} elements in reverse, "
-                f"4 bytes each, a new bucket where one more would exceed {number} bytes"
-                f"{likely(sent, chain, number, counted)}"
+                f"rank {rank}, step {step}: {messages(told['rows'])} by number of elements "
+                f"{dict(sorted(sent.items()))}, expected {dict(sorted(want.items()))}: parameters have, last one "
+                f"first, {[e[1] for e in sizes(chain)]} elements of 4 bytes; a new bucket where one more would exceed "
+                f"{number} bytes{likely(sent, chain, number, counted, told)}"
             )
 
 
@@ -255,9 +255,10 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
 
             wants = [counted(way) for way in (closed, left_open)]
             assert sent in wants, (
-                f"rank {rank}, step {step}: all-reduces by dtype and number of elements {dict(sorted(sent.items()))}, "
-                f"expected {dict(sorted(wants[0].items()))}: parameters of {[(dtype([e]), e[1]) for e in sizes(chain)]}"
-                f" in reverse, at most {limit} bytes and one dtype in a bucket{likely(sent, chain, limit, counted)}"
+                f"rank {rank}, step {step}: {messages(told['rows'])} by dtype and number of elements "
+                f"{dict(sorted(sent.items()))}, expected {dict(sorted(wants[0].items()))}: parameters are, last one "
+                f"first, {[(dtype([e]), e[1]) for e in sizes(chain)]}; at most {limit} bytes and one dtype in a bucket"
+                f"{likely(sent, chain, limit, counted, told)}"
             )
 
 
@@ -288,8 +289,9 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
                 for of in (left, whole)
             )  # fmt: skip
             assert sent in (want, padded), (
-                f"{what}: all-reduces by (elements, phase): {dict(sent)}, expected {dict(want)}: a full bucket leaves "
-                "during backward, one that could not fill up in finish_gradient_synchronization()"
+                f"{what}: {messages(told['rows'])} by (elements, phase): {dict(sent)}, expected {dict(want)}: a full "
+                "bucket leaves during backward, one that could not fill up in finish_gradient_synchronization(); "
+                f"{sent_when(told)}"
             )
             done: set = set()
             for layer, count in told["marks"]:  # backward has come to this layer's output
@@ -297,10 +299,28 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
                 begun = sum(r["op"] in ("all_reduce", "reduce_scatter") for r in told["rows"][:count])
                 assert begun >= full, (
                     f"{what}: when backward reached layer {layer}, {full} buckets were full and {begun} had been sent: "
-                    "send a bucket in the hook of whichever of its gradients comes last"
+                    f"send a bucket in the hook of whichever of its gradients comes last; {sent_when(told)}"
                 )
                 done.add(layer)
             not_waited_in_backward(what, told)
+
+
+@exercise(BUCKETED, kind="numerics")
+@pytest.mark.parametrize("bucket", ["full", "not full"])
+def test_a_second_backward_is_right_or_refused(run, rng, bucket):
+    """A bucket that did not fill up is not under way, and what is divided already lies in it."""
+    values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
+    options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
+    for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
+        if got["raised"] == "RuntimeError":
+            continue
+        assert got["raised"] == "nothing", f"rank {rank}: {got['raised']}, expected RuntimeError or right gradients"
+        for i, gradient in enumerate(got["gradients"]):
+            mean = 2 * torch.stack([v[i] for v in values]).double().mean(0)
+            close(
+                gradient, mean, mean.float(), f"rank {rank}, gradient {i} after two backwards and one synchronization",
+                factor=10, cause="the second adds to what the first has sent: raise RuntimeError, or send the sum",
+            )  # fmt: skip
 
 
 @exercise(BUCKETED, kind="property")
