@@ -17,8 +17,13 @@ from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_large_batch as probes
+from . import suspects_noise
 
 NOISE = "ddp.noise_scale"
+FORMULA = (
+    "from the mean of the ranks' squared lengths and the squared length of their mean, both meaned over steps; the "
+    "scale is their ratio"
+)
 
 
 def squared(gradients: list) -> float:
@@ -50,8 +55,8 @@ def draw(rng, world: int, steps: int = 4) -> list:
     ]
 
 
-def check(told: list, shares: list, samples: int, decay: float, who: str) -> None:
-    """shares: [step][rank][parameter]."""
+def check(told: list, shares: list, samples: int, decay: float, who: str, at: int) -> None:
+    """shares: [step][rank][parameter]; at: the rank's place in them."""
     g, trace, weight = 0.0, 0.0, 0.0
     for step, (got, share) in enumerate(zip(told, shares, strict=True)):
         more = estimates(share, samples)
@@ -66,8 +71,8 @@ def check(told: list, shares: list, samples: int, decay: float, who: str) -> Non
             )
             assert abs(got[name] - want) <= 1e-5 * size or got[name] == want, (
                 f"{who}, {name} after step {step + 1}, {samples} samples a rank, decay {decay:.3g}: expected "
-                f"{want:.6g}, got {got[name]:.6g}: from the mean of the ranks' squared lengths and the squared "
-                "length of their mean, both meaned over steps; the scale is their ratio"
+                f"{want:.6g}, got {got[name]:.6g}: "
+                f"{suspects_noise.because(told, shares, samples, decay, at) or FORMULA}"
             )
 
 
@@ -89,12 +94,12 @@ def test_two_lengths_give_two_estimates(run, rng):
 @exercise(NOISE, kind="numerics")
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_estimates_are_those_of_ranks_and_their_mean(run, rng, world):
-    values, samples, decay = draw(rng, world), rng.integers(1, 16), rng.choice([1.0, rng.uniform(0.3, 0.9)])
+    values, samples, decay = draw(rng, world), rng.integers(world + 1, 16), rng.choice([1.0, rng.uniform(0.3, 0.9)])
     options = {"samples": samples} if decay == 1.0 else {"samples": samples, "decay": decay}
     ranks = run(probes.noise, options, values, [], world=world)
     shares = [list(step) for step in zip(*values, strict=True)]
     for rank, told in enumerate(ranks):
-        check(told, shares, samples, decay, f"rank {rank} of {world}")
+        check(told, shares, samples, decay, f"rank {rank} of {world}", rank)
         for step, (got, first) in enumerate(zip(told, ranks[0], strict=True)):
             assert all(got[n] == first[n] for n in ("gradient_squared", "trace", "noise_scale")), (
                 f"rank {rank} and rank 0 differ after step {step + 1}: {got}, {first}"
@@ -107,8 +112,8 @@ def test_a_group_measures_itself(run, rng):
     ranks = run(probes.noise, {"samples": 3}, values, groups, world=4)
     for members in groups:
         shares = [[values[r][step] for r in members] for step in range(2)]
-        for rank in members:
-            check(ranks[rank], shares, 3, 1.0, f"rank {rank} of the group {members}")
+        for at, rank in enumerate(members):
+            check(ranks[rank], shares, 3, 1.0, f"rank {rank} of the group {members}", at)
 
 
 @exercise(NOISE, kind="numerics")
