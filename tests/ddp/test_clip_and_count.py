@@ -19,8 +19,11 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_clip as probes
+from . import suspects_counts
 
 CLIP = "ddp.clip_and_count"
+FIELDS = ("samples", "tokens", "global_batch", "global_tokens")
+COUNTED = "padding is not counted, rows of nothing else neither; micro-batches and the ranks of the group all are"
 
 
 def oracle(gradients: list, max_norm: float) -> tuple[float, list]:
@@ -287,18 +290,19 @@ def test_a_step_is_counted_over_micro_batches_and_ranks(run, rng, world, groups)
         case[2]["targets"] = targets(rng, -100, 2)
     ranks = run(probes.count, cases, groups, world=world)
     for members in groups or [list(range(world))]:
+        theirs = [[cases[r][i] for r in members] for i in range(3)]
+        all_got = [[tuple(ranks[r][i][n] for n in FIELDS) for r in members] for i in range(3)]
         for i in range(3):
             here = {r: counted(cases[r][i]["targets"], cases[r][i]["ignore_index"] or -100) for r in members}
             total = tuple(map(sum, zip(*here.values(), strict=True)))
-            for r in members:
-                got, want = ranks[r][i], (*here[r], *total)
-                have = tuple(got[n] for n in ("samples", "tokens", "global_batch", "global_tokens"))
+            for at, r in enumerate(members):
+                have, want = all_got[i][at], (*here[r], *total)
                 assert have == want, (
-                    f"rank {r} of {members}, {len(cases[r][i]['targets'])} micro-batches: (samples, tokens, "
-                    f"global_batch, global_tokens) are {want}, got {have}: padding is not counted, rows of nothing "
-                    "else neither; micro-batches and the ranks of the group all are"
+                    f"rank {r} of {members}, {len(cases[r][i]['targets'])} micro-batches, ignore_index "
+                    f"{cases[r][i]['ignore_index'] or -100}: ({', '.join(FIELDS)}) are {want}, got {have}: "
+                    f"{suspects_counts.because(theirs, all_got, i, at) or COUNTED}"
                 )
-                assert got["types"] == ["int"] * 4, f"counts are {got['types']}, expected int"
+                assert ranks[r][i]["types"] == ["int"] * 4, f"counts are {ranks[r][i]['types']}, expected int"
 
 
 @exercise(CLIP, kind="numerics")
@@ -320,9 +324,13 @@ def test_counts_are_exact_beyond_what_float32_counts(run, rng):
 
 @exercise(CLIP, kind="property")
 def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
-    cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in (1, 4)]
-    for rank, ((got,), _) in enumerate(zip(run(probes.count, cases, [], world=2), cases, strict=True)):
-        sent = [f"{row['op']} of {row['elements']}" for row in got["rows"]]
-        assert sent == ["all_reduce of 2"], (
-            f"rank {rank} sent {sent}, expected one all_reduce of 2, however many micro-batches: sum here first"
-        )
+    for several in ((3, 3), (1, 4)):  # where ranks have as many, one for each is not yet a hang
+        cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in several]
+        numbers = [len(case[0]["targets"]) for case in cases]
+        told = run(probes.count, cases, [], world=2)
+        sent = [[f"{row['op']} of {row['elements']}" for row in got["rows"]] for (got,) in told]
+        for rank in range(2):
+            assert sent[rank] == ["all_reduce of 2"], (
+                f"rank {rank} sent {', '.join(sent[rank]) or 'nothing'} with {numbers[rank]} micro-batches, expected "
+                f"one all_reduce of 2, however many{suspects_counts.of_messages(sent, numbers)}"
+            )
