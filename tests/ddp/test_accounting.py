@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_cost as probes
+from . import suspects_cost
 
 ACCOUNTING = "ddp.accounting"
 VARIANTS = ["naive", "flat", "overlapped", "bucketed"]
@@ -159,20 +161,31 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
     cases = [draw(rng) for _ in range(25)]
     for case in cases[:5]:
         case["sizes"] = [case["sizes"][0]] * len(case["sizes"])  # many sizes give the same buckets
-    for case, (got, kind) in zip(cases, run(probes.best, cases), strict=True):
+    told = run(probes.best, cases)
+
+    def because(rule: str = "") -> str:
+        return suspects_cost.of_best(cases, [n for n, _ in told], bucketed_s) or rule
+
+    for case, (got, kind) in zip(cases, told, strict=True):
         sizes = case["sizes"]
         tried = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
         steps = {size: bucketed_s(case, size) for size in tried}
         shortest = min(steps.values())
         assert kind == "int", f"bucket_bytes is a {kind}, expected int"
         found = bucketed_s(case, got) if got >= 1 else math.inf
+        best = min(steps, key=steps.get)
         assert found <= shortest * (1 + 2 * RELATIVE), (
-            f"{case}: a step with buckets of {got} bytes takes {found:.9g} s, "
-            f"with {min(steps, key=steps.get)} {shortest:.9g}"
+            f"{case}: a step with buckets of {got} bytes takes {found:.9g} s, with {best}"
+            f"{suspects_cost.neighbours(case, best)} {shortest:.9g}"
+            f"{because()}"
         )
         smaller = [s for s in tried if s < got and steps[s] <= shortest * (1 + RELATIVE / 2)]
-        assert not smaller, f"{case}: {got} bytes, but {min(smaller)} give as short a step: of several the smallest"
-        assert got in tried, f"{case}: {got} bytes, but buckets are the same with fewer: 1, or a sum of neighbours"
+        assert not smaller, (
+            f"{case}: {got} bytes, but {min(smaller)} give as short a step{because(': of several the smallest')}"
+        )
+        assert got in tried, (
+            f"{case}: {got} bytes, but buckets are the same with fewer{because(': 1, or a sum of neighbours')}"
+        )
 
 
 def bucketed_s(case: dict, bucket_bytes: int) -> float:
@@ -195,10 +208,12 @@ def test_limits_are_where_communication_is_just_hidden(run, rng):
             case["alpha_s"] = 0.0
         cases.append(case)
     cases[0]["alpha_s"] = cases[0]["backward_s"]  # the latencies alone outlast it
-    for case, got in zip(cases, run(probes.limits, cases), strict=True):
+    told = run(probes.limits, cases)
+    worlds = [got["world"] for got in told]
+    for i, (case, got) in enumerate(zip(cases, told, strict=True)):
         judge_samples(case, got["samples"])
         judge_bandwidth(case, got["bytes_per_s"])
-        judge_world(case, got["world"])
+        judge_world(case, got["world"], lambda i=i: suspects_cost.of_world(cases, worlds, i))
 
 
 def judge_samples(case: dict, samples: int) -> None:
@@ -229,7 +244,7 @@ def judge_bandwidth(case: dict, least: float) -> None:
     )
 
 
-def judge_world(case: dict, most: int) -> None:
+def judge_world(case: dict, most: int, because: Callable[[], str]) -> None:
     def spare(world: int) -> float:
         """Backward over communication, of the same global batch."""
         needed = 2 * (world - 1) * (case["alpha_s"] + case["bytes"] / world / case["bytes_per_s"])
@@ -237,11 +252,12 @@ def judge_world(case: dict, most: int) -> None:
 
     assert most >= 1, f"{case}: {most} ranks at most, but one has nothing to wait for"
     assert spare(most) >= 1 - RELATIVE, (
-        f"{case}: with {most} ranks backward is {spare(most):.6g} of communication: not hidden"
+        f"{case}: with {most} ranks backward takes {spare(most):.6g} times as long as communication: not hidden"
+        f"{because()}"
     )
     assert spare(most + 1) <= 1 + RELATIVE, (
-        f"{case}: {most} ranks at most, but with {most + 1} communication is hidden too: backward is "
-        f"{spare(most + 1):.6g} of it; the global batch is samples · world, shared by all"
+        f"{case}: {most} ranks at most, but with {most + 1} communication is hidden too: backward takes "
+        f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all{because()}"
     )
 
 
