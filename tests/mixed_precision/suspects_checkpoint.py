@@ -1,4 +1,4 @@
-"""What differed between a checkpointed call and the plain one, beside its result: what a message can tell of it.
+"""What differed between a checkpointed call and the plain one beside their results: what a message can tell of it.
 
 By what probes_memory.run_part saw: how often the function ran, with what, and what became of it.
 """

@@ -62,7 +62,7 @@ def _claims() -> Iterator[tuple[str, Callable[[Segments, list[int], list[int]], 
             yield sum(own[:j]), own[j], sum(own[j + 1 :]), sum(saved[start : start + length])
 
     yield (
-        "that is what its layers save, of the largest segment, without the inputs of the segments before it",
+        "that is what the layers of the largest segment save, without the inputs of the segments before it",
         lambda *plan: max(together for *_, together in moments(*plan)),
     )
     yield (

@@ -1,4 +1,4 @@
-"""What a count of saved bytes comes to where one thing of it is wrong, so that a message can name it.
+"""What a count of saved bytes comes to, and what where one thing of it is wrong, so that a message can name it.
 
 By rows of probes_memory.walked: what every node keeps, in the order in which they ran.
 """

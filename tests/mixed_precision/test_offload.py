@@ -128,7 +128,7 @@ def fetched(log, sizes, rows: int) -> str:
             during[running].append(whose[n])
     came = (f"of {layer}: {' '.join(map(str, those)) or 'none'}" for layer, those in during.items())
     first = len(sizes) - 1
-    return f"; fetched in the backward {', '.join(came)} (expected: {first} {first - 1}, then {first - 2}, and so on)"
+    return f"; layers fetched in the backward {', '.join(came)} (expected: {first} {first - 1}, then {first - 2}, …)"
 
 
 def draw_timed(rng) -> tuple[list[int], list[float]]:
