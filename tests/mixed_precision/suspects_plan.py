@@ -94,29 +94,7 @@ def _cuts() -> Iterator[tuple[str, Callable[[list[int], list[int]], list[int]]]]
             "those are equal segments of √{layers} = {size} layers, whatever the layers cost",
             lambda inputs, saved, rounded=rounded: equal(len(saved), rounded(len(saved) ** 0.5)),
         )
-    for last in (False, True):
-        which = "last" if last else "first"
-        yield (
-            f"those are the segments that come of taking, for every layer, the {which} cut that lowers the peak at all",
-            lambda inputs, saved, last=last: greedy(inputs, saved, last),
-        )
 
 
 def equal(layers: int, size: int) -> list[int]:
     return [size] * (layers // size) + [layers % size] * bool(layers % size)
-
-
-def greedy(inputs: list[int], saved: list[int], last: bool) -> list[int]:
-    """From the end, for each layer the first or the last cut that is better than none."""
-    layers = len(saved)
-    lowest, cut = [0] * (layers + 1), [layers] * (layers + 1)
-    for a in range(layers - 1, -1, -1):
-        whole = lowest[a] = sum(saved[a:])
-        for b in range(a + 1, layers)[:: -1 if last else 1]:
-            if (peak := max(sum(saved[a:b]), inputs[a] + lowest[b])) < whole:
-                lowest[a], cut[a] = peak, b
-                break
-    starts = [0]
-    while cut[starts[-1]] < layers:
-        starts.append(cut[starts[-1]])
-    return [b - a for a, b in itertools.pairwise([*starts, layers])]
