@@ -13,6 +13,7 @@ from rich.console import Console
 from . import status as status_page
 from .assignment import ROOT, AssignmentError, Exercise, default
 from .dryrun import dryrun
+from .listing import some
 from .progress import STUDENT, remembered
 from .unwritten import untouched
 
@@ -85,8 +86,7 @@ def watch(context: typer.Context) -> None:
 
     def once(runner: Any, saved: list[str]) -> int | None:
         if saved:
-            more = f" and {len(saved) - 3} more" if len(saved) > 3 else ""
-            out.print(f"saved: {', '.join(saved[:3])}{more}", style="dim", soft_wrap=True)
+            out.print(f"saved: {some(saved)}", style="dim", soft_wrap=True)
         todo = _to_check([], context.obj)
         code = None
         if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written

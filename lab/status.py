@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .assignment import Exercise
+from .listing import MOST, some
 from .progress import Progress
 from .scoring import totals
 
@@ -15,7 +16,6 @@ _MARKS = {
     "to come": ("·", "dim"),
 }  # fmt: skip
 MESSAGE_LINES = 6
-NAMED = 3  # files or exercises in a line
 CAUSES = 5
 
 
@@ -121,9 +121,8 @@ def _missing(progress: Progress, out: Console) -> None:
     gone = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
             if not (progress.source / f).is_file()]  # fmt: skip
     if gone:
-        more = f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
-        back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:NAMED])}"
-        out.print(f"missing: {', '.join(gone[:NAMED])}{more}; {back}", style="red", soft_wrap=True)
+        back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:MOST])}"
+        out.print(f"missing: {some(gone)}; {back}", style="red", soft_wrap=True)
 
 
 def _changed(progress: Progress, out: Console) -> None:
@@ -134,10 +133,8 @@ def _changed(progress: Progress, out: Console) -> None:
             causes.setdefault(tuple(names), []).append(id)
     for changed, ids in list(causes.items())[:CAUSES]:
         files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in changed]
-        more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
-        which = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
         tested = "were tested" if len(ids) > 1 else "was tested"
-        line = f"{', '.join(files[:NAMED])}{more} changed since {which} {tested}: lab check"
+        line = f"{some(files)} changed since {some(ids)} {tested}: lab check"
         out.print(line, style="yellow", soft_wrap=True)
     if (rest := sum(len(ids) for ids in list(causes.values())[CAUSES:])) > 0:
         out.print(f"and what {rest} more rest on", style="yellow")

@@ -7,12 +7,12 @@ from typing import Any
 
 from . import assignment as assignments
 from .assignment import Exercise
+from .listing import some
 from .pytest_plugin import VERDICTS
 from .scoring import ExerciseScore, Result, score, totals
 
 MESSAGE_LINES = 14
 PRINTED_LINES = 5
-NAMED = 3  # stand-ins, in a line
 _WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # a line each: lab.world.zygote
 
 
@@ -128,8 +128,7 @@ def _exercises(
         if reason:
             terminal.write_line(f"    {reason}")
         if e.id not in unwritten and (others := stood_in.get(e.id)):
-            more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-            terminal.write_line(f"    a stand-in for each that does not pass yet: {', '.join(others[:NAMED])}{more}")
+            terminal.write_line(f"    a stand-in for each that does not pass yet: {some(others)}")
 
 
 def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:
