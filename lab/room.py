@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .world.child import Job
 
 START_S = 120.0  # a cold disk and two busy cores
-END_S = 1.0  # to kill some ranks
+END_S = 5.0  # to kill some ranks, where the cores are others'
 GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
 
 

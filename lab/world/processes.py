@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import sys
 
 _HUGE = 2 << 20
@@ -51,6 +52,12 @@ def dumpable(yes: bool) -> None:
     """Whether processes of the same user may look into this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(4, int(yes), 0, 0, 0)  # PR_SET_DUMPABLE
+
+
+def ends_with_its_parent() -> None:
+    """Let the kernel kill this process where the one that forked it dies before it could."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def in_huge_pages() -> None:

@@ -17,13 +17,14 @@ from typing import Any
 from . import framing, witness
 from .board import Board, deadlock, describe, mismatch
 from .child import LATE, Job, answer
-from .processes import dumpable, processes
+from .processes import dumpable, ends_with_its_parent, processes
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
 PAUSE_S = 5e-4  # between lines that are told: to wake up for each would take cores from the ranks
 LOOK_S = 0.02  # between looks at the board
 STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
+_ENDS = (signal.SIGTERM,)
 
 
 @dataclass
@@ -67,7 +68,9 @@ class World:
         ranks: list[Rank] = []
         try:
             for r in range(max(self.job.world, 1)):
+                signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could end this between a fork and the list
                 ranks.append(self._fork(r, ranks))
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
             self._collect(ranks, start + self.job.timeout_s)
             if self.known is not None:  # before they go with the rank that started them
                 self.strays = processes() - self.known - {str(rank.pid) for rank in ranks}
@@ -92,6 +95,7 @@ class World:
             try:
                 os.setsid()
                 dumpable(True)
+                ends_with_its_parent()
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
                 for fd in (*self.close, reply_read, output_read, output_write, told_read):
@@ -102,6 +106,7 @@ class World:
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
                 store = os.path.join(self.folder, "store")
                 answer(self.job, self.args, number, reply_write, told_write, self.board, store, secret)
             finally:
