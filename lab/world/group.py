@@ -204,6 +204,12 @@ class LedgerGroup(dist.ProcessGroup):
         ranks = self.ranks()
         if peer >= len(ranks):
             raise ValueError(f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}")
+        if op in MESSAGES and peer == self.rank():
+            way = "sent to" if op == "send" else "received from"
+            raise ValueError(
+                f"a message {way} this rank itself, which is rank {peer} of {ranks}: expected another's; "
+                "group_src= and group_dst= are numbers within the group, as dist.get_rank(group) is"
+            )
         row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
         witness.tell("row", *witness.facts(row.plain())[:-1])
         conversation = self.conversation(row, tag)

@@ -156,8 +156,12 @@ def averages_its_group(run, rng, kind):
             f"rank {rank} of {mine}: weights and buffers start as those of ranks {got['start']}, expected {mine[:1]}: "
             "the first of the group, by group_src=0 and group="
         )
-        strangers = [g for g in got["groups"] if list(g) != mine]
-        assert not strangers, f"rank {rank} of {mine}: sent something over {strangers[0]}: pass group= everywhere"
+        for row in got["rows"]:
+            when = "in backward" if row["phase"] == "backward" else row["phase"]
+            assert row["group"] == mine, (
+                f"rank {rank} of {mine}: {row['op']} of {row['elements']} elements, {when}, went over {row['group']}: "
+                "pass group= there, too"
+            )
         for i in range(len(shapes)):
             stack = torch.stack([values[r][i] for r in mine])
             close(

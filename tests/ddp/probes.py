@@ -82,14 +82,17 @@ def gradients(impl, kind: str, values: list, groups: list) -> dict:
     made = [dist.new_group(ranks) for ranks in groups]
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
     first = len(ledger.rows)
-    wrapped = wrap(impl, kind, m, *mine)
+    with ledger.phase("when it was made"):
+        wrapped = wrap(impl, kind, m, *mine)
     start = [float(t.detach().flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
     wrapped(values[rank]).backward()
-    wrapped.finish_gradient_synchronization()
+    with ledger.phase("in finish_gradient_synchronization()"):
+        wrapped.finish_gradient_synchronization()
+    parameters = {p.untyped_storage().data_ptr() for p in m.weights}
     return {
         "gradients": [p.grad for p in m.weights],
         "start": sorted(set(start)),
-        "groups": sorted({tuple(row.group) for row in ledger.rows[first:]}),
+        "rows": [{**row.plain(), "of_parameter": row.storage in parameters} for row in ledger.rows[first:]],
     }
 
 

@@ -55,10 +55,16 @@ def test_gradients_are_means_over_ranks(run, rng, world):
         for i in range(len(shapes)):
             stack = torch.stack([v[i] for v in values])
             mine = values[rank][i].double()
+            summed = [row for row in got["rows"] if row["op"] == "all_reduce"]
+            what = "nothing was all-reduced"
+            if summed:
+                ours = sum(row["of_parameter"] for row in summed)
+                what = f"of {len(summed)} all-reduces {ours} were given a parameter itself, and not its .grad"
             suspects = {
                 "this is the sum: divide by the number of ranks": stack.double().sum(0),
-                "this is the rank's own: sum .grad over the ranks": mine,
-                "this is the rank's own, divided by the number of ranks: sum .grad over them, too": mine / world,
+                f"this is the rank's own: sum .grad over the ranks ({what})": mine,
+                f"this is the rank's own, divided by the number of ranks: sum .grad over them, too ({what})": mine
+                / world,
             }
             close(
                 got["gradients"][i], stack.double().mean(0), stack.mean(0), f"rank {rank} of {world}, gradient {i}",

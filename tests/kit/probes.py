@@ -54,6 +54,11 @@ def receive_first(impl) -> None:
     dist.recv(torch.empty(4), src=1 - dist.get_rank())
 
 
+def receive_from_itself(impl) -> None:
+    """What Gloo, which connects no rank with itself, says in words of its own."""
+    dist.irecv(torch.zeros(1), src=dist.get_rank()).wait()
+
+
 def send_to_who_is_gone(impl) -> None:
     """A first message, which waits until the other rank is there; it never is."""
     if dist.get_rank() == 1:

@@ -149,7 +149,8 @@ def spinning(runner):
     forks = psutil.Process(zygote.process.pid)
     while len(ranks := forks.children()) < 2:
         pass  # at once: between a fork and what notes it is where one can be left behind
-    return forks, ranks
+    yield forks, ranks
+    runner.close()
 
 
 def test_who_ends_the_process_that_forks_ends_what_it_forked(runner, spinning):
@@ -433,6 +434,11 @@ def test_who_forgets_to_return_is_told_of_it(implementation):
 def test_a_rank_that_a_group_does_not_have_is_refused(runner):
     with pytest.raises(ProbeFailed, match="expected one of the 2 ranks of the group, 0 … 1, got 2"):
         runner.run(probes.broadcast_from, 2, world=2)
+
+
+def test_a_message_to_oneself_is_refused(runner):
+    with pytest.raises(ProbeFailed, match=r"received from this rank itself, which is rank 0 of \[0, 1\]"):
+        runner.run(probes.receive_from_itself, world=2)
 
 
 def test_what_was_too_long_ago_to_be_kept_may_have_been_sent():
