@@ -159,7 +159,10 @@ def disagree(impl, how: str):
 
 
 def make_groups(impl, how: str):
-    """Groups of even and of odd ranks, made by their members only, and used; or used wrongly."""
+    """Groups of even and of odd ranks, made by their members only, and used; or used wrongly.
+
+    In turn: of two ranks that make what each thinks is a group with rank 2, one is left alone, whichever it is.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     if how == "not contiguous":
         works = dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], torch.ones(3, 2).T, 1 - rank)])
@@ -169,7 +172,7 @@ def make_groups(impl, how: str):
         if rank % 2:
             dist.broadcast(torch.ones(2), src=0, group=odd)
         return
-    mine = list(range(rank % 2, world, 2))
+    mine = ([0, 2], [1, 2], [1, 2])[rank] if how == "in turn" else list(range(rank % 2, world, 2))
     group = dist.new_group(mine, use_local_synchronization=how == "locally")
     dist.all_reduce(torch.ones(8), group=group)
     if how == "locally":
