@@ -16,6 +16,7 @@ from typing import Any
 
 from lab import forbidden
 from lab.assignment import ROOT, Exercise, default, needed
+from lab.listing import some
 from lab.marks import marks
 
 _CORE = ("tests/conftest.py", "lab/pytest_plugin.py", "lab/world/zygote.py")  # have a hand in every result
@@ -60,8 +61,7 @@ def changes(id: str, earlier: dict[str, Any]) -> str:
         return ""
     before = {**earlier["files"], _ENTRY: then["entry"]}
     found = [path for path, digest in parts.items() if before.get(path) != digest]
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"{', '.join(found[:3])}{more} changed" if found else "it imports less than it did"
+    return f"{some(found)} changed" if found else "it imports less than it did"
 
 
 def written_changes(earlier: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.assignment import default
+from lab.listing import some
 
 from . import cs336
 from .archives import SUFFIXES, Member, SubmissionError, UnpackLimits, open_source
@@ -186,4 +187,4 @@ def _has_exercises(folder: Path) -> bool:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(repr(n)[1:-1][:40] for n in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return some([repr(n)[1:-1][:40] for n in names])

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from lab.assignment import Assignment
+from lab.listing import some
 
 from . import fingerprint
 from .graded import Graded, Run
@@ -57,8 +58,7 @@ def plan(why: Why) -> list[str]:
         shared[reason, count].append(id)
     lines = []
     for (reason, count), ids in shared.items():
-        some = ", ".join(ids[:6]) + (f" and {len(ids) - 6} more" if len(ids) > 6 else "")
-        lines.append(f"{some} of {count} {'submission' if count == 1 else 'submissions'}: {reason}")
+        lines.append(f"{some(ids, 6)} of {count} {'submission' if count == 1 else 'submissions'}: {reason}")
     return lines
 
 

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from grader import archives, cs336, layouts
 from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
 from grader.layouts import ignored, is_archive
+from lab.listing import some
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
@@ -133,8 +134,7 @@ def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
         names[path] = name
     changed = [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        tell(f"names that were taken or not fit for a file: {', '.join(changed[:3])}{more}")
+        tell(f"names that were taken or not fit for a file: {some(changed)}")
     return [Submission(names[path], path) for path in paths]
 
 
