@@ -64,7 +64,7 @@ class SimulatedGPU:
         self.launches = 0  # pieces of work queued so far
         self.calls: deque[str] = deque(
             maxlen=1 << 12
-        )  # clocks that were read by name, and "synchronize"; the last ones
+        )  # clocks that were read by name, "synchronize", and what of streams and events is like it; the last ones
         self.waits = 0  # times the host waited for the device, a stream, an event or a value
         self.ranges: list[tuple[str, str, float]] = []  # NVTX: (push, pop or mark; message; now)
         self.compiled: set[Any] = set()
@@ -81,13 +81,13 @@ class SimulatedGPU:
 
     def synchronize(self) -> None:
         """Let the host wait until every stream is empty."""
+        self.calls.append("synchronize")
         self.wait_until(max(stream.tail for stream in self.streams))
 
     def wait_until(self, end: float) -> None:
         """Let the host wait for work that ends at `end`."""
         self.spend(self.call_s)
         self.waits += 1
-        self.calls.append("synchronize")
         self.now = max(self.now, end)
 
     def spend(self, seconds: float) -> None:
@@ -152,6 +152,7 @@ class Stream:
         self.gpu.streams.append(self)
 
     def synchronize(self) -> None:
+        self.gpu.calls.append("Stream.synchronize")
         self.gpu.wait_until(self.tail)
 
     def query(self) -> bool:
@@ -200,6 +201,7 @@ class Event:
         self.device = CUDA
 
     def record(self, stream: Stream | None = None) -> None:
+        self.gpu.calls.append("Event.record")
         self.time = max(self.gpu.now, (stream or self.gpu.stream).tail)
         self.gpu.spend(self.gpu.call_s)
 
@@ -211,10 +213,12 @@ class Event:
         return self.time is None or self.time <= self.gpu.now
 
     def synchronize(self) -> None:
+        self.gpu.calls.append("Event.synchronize")
         self.gpu.wait_until(self.time or 0.0)
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to the other. Raises RuntimeError, as CUDA does, if one is not done."""
+        self.gpu.calls.append("Event.elapsed_time")
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
         if self.time is None or end_event.time is None:

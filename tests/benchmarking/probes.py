@@ -38,7 +38,7 @@ def timed_steps(
     return {
         **plain(timing),
         "calls": len(begins),
-        "order": [*gpu.calls],  # of steps, clocks by name and synchronizes: the last few thousand
+        "order": [*gpu.calls],  # of steps, clocks by name and waits for the device: the last few thousand
         "busy": busy,  # whether the device still worked when call i began
         "pauses": [begin - end for begin, end in zip(begins[1:], ends[:-1], strict=True)],
         "busy_at_the_end": gpu.busy(),

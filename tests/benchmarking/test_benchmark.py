@@ -14,6 +14,7 @@ which no solution has a reason to import.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -57,17 +58,25 @@ def measure(run, drawn: dict) -> dict:
     return got
 
 
-def called(got: dict, drawn: dict, index: int, long: bool) -> str:
-    """What was called after a measured step, or before the first if that is too long; "" if it is not known."""
-    order, first = got["order"], long and index == 0 and drawn["warmup"] > 0
+def called(got: dict, drawn: dict, index: int) -> str:
+    """What was called around the measured steps, in order; "" if it is not known."""
+    order, warmup = got["order"], drawn["warmup"]
     steps = [i for i, what in enumerate(order) if what == "step"]
-    if len(steps) != got["calls"] or len(steps) < 2:
+    if len(steps) != got["calls"]:
         return ""
-    at = min(drawn["warmup"] + (-1 if first else index), len(steps) - 2)
-    between = order[steps[at] : steps[at + 1] + 1]
-    if len(between) > 12:
+    first = order[steps[warmup - 1] + 1 if warmup else 0 : steps[warmup]]
+    after = order[steps[-1] + 1 :]
+    between = [order[a + 1 : b] for a, b in itertools.pairwise(steps[warmup:])]
+    parts = {
+        f"{'from the last of the warm-up to' if warmup else 'before'} the first measured step": first,
+        "between two measured steps": between[min(index, len(between) - 1)] if between else None,
+        "after the last": after,
+    }
+    if max(len(calls or ()) for calls in parts.values()) > 8:
         return ""
-    return f"; from {'the last of the warm-up' if first else 'one step'} to the next: {', '.join(between)}"
+    return "; called " + "; ".join(
+        f"{where}: {', '.join(calls) or 'nothing'}" for where, calls in parts.items() if calls is not None
+    )
 
 
 def expected_samples(drawn: dict) -> list[float]:
@@ -82,16 +91,16 @@ def assert_samples(
     where: str = "",
     cause: str = "",
     tolerance_s: float = OVERHEAD_S,
-    around: Callable[[int, bool], str] = lambda index, long: "",
+    around: Callable[[int], str] = lambda index: "",
 ) -> None:
-    """around: what was called around the sample of an index, which is too long or too short."""
+    """around: what was called around the sample of an index."""
     assert len(got) == len(expected), f"{len(got)} samples of {len(expected)} measured steps: one sample a step"
     assert all(map(math.isfinite, got)), f"sample {[*map(math.isfinite, got)].index(False)} of {got} is no time at all"
     errors = [g - e for g, e in zip(got, expected, strict=True)]
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
     assert abs(errors[worst]) <= tolerance_s, (
         f"sample {worst} is {show(got[worst])}, the step took {show(expected[worst])}{where}: "
-        f"{cause or likely_cause(worst, got, expected)}{around(worst, errors[worst] > 0)}"
+        f"{cause or likely_cause(worst, got, expected)}{around(worst)}"
     )
 
 
@@ -116,7 +125,7 @@ def show(seconds: float) -> str:
 def test_each_sample_is_what_its_step_took(run, rng, case):
     drawn = draw_steps(rng, warmup=rng.integers(2, 4), steps=rng.integers(4, 12))
     got = measure(run, drawn)
-    assert_samples(got["samples"], expected_samples(drawn), around=lambda *which: called(got, drawn, *which))
+    assert_samples(got["samples"], expected_samples(drawn), around=lambda which: called(got, drawn, which))
 
 
 @exercise(BENCHMARK, kind="numerics")
@@ -126,7 +135,7 @@ def test_nothing_of_the_warm_up_is_in_the_first_sample(run, rng):
     got, expected = measure(run, drawn), expected_samples(drawn)
     assert_samples(
         got["samples"][:1], expected[:1], where=f" and the last of the warm-up {last}",
-        around=lambda *which: called(got, drawn, *which),
+        around=lambda which: called(got, drawn, which),
     )  # fmt: skip
 
 
@@ -192,11 +201,13 @@ def test_a_step_is_waited_for_on_every_stream(run, rng):
     for call in range(drawn["warmup"], len(drawn["stream_s"]), 2):  # every other step: its own ends last
         drawn["stream_s"][call] = drawn["device_s"][call] + rng.uniform(5e-3, 20e-3)
     drawn["device_s"][drawn["warmup"]] *= rng.integers(0, 1)  # and sometimes the current stream has no work at all
+    got = measure(run, drawn)
     assert_samples(
-        measure(run, drawn)["samples"],
+        got["samples"],
         expected_samples(drawn),
         where=" with a stream of its own",
         cause="wait for the whole device (torch.cuda.synchronize), not for one stream or an event in it",
+        around=lambda which: called(got, drawn, which),
     )
 
 
@@ -211,7 +222,7 @@ def test_the_host_s_part_of_a_step_counts(run, rng):
         expected_samples(drawn),
         where=" with some of it on the host, before the launch",
         cause=f"time.{min(asleep)} stands still while the host sleeps" if asleep else "the clock starts before step()",
-        around=lambda *which: called(got, drawn, *which),
+        around=lambda which: called(got, drawn, which),
     )
 
 

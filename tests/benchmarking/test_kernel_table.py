@@ -77,7 +77,9 @@ def check(got: dict, rows: dict, total: dict, products: dict, others: dict[str, 
     mine = {(r, n): [calls, seconds] for r, n, calls, seconds in got["rows"]}
     assert len(mine) == len(got["rows"]), "two rows of one range and name"
     missing, extra = sorted(set(rows) - set(mine)), sorted(set(mine) - set(rows))
-    assert not missing, f"no row for {missing[0][1]!r} in range {missing[0][0]!r}, it has {sorted(mine)[:6]} …"
+    for inside, name in missing:
+        others = ", ".join(repr(r) for r, n in sorted(mine) if n == name) or "none"
+        raise AssertionError(f"no row for {name!r} in range {inside!r}; ranges that have one: {others}")
     assert not extra, f"a row for {extra[0][1]!r} in range {extra[0][0]!r}: no such kernel or operator ran there"
     for (inside, name), (calls, seconds) in rows.items():
         c, s = mine[inside, name]
@@ -87,7 +89,8 @@ def check(got: dict, rows: dict, total: dict, products: dict, others: dict[str, 
             "without what was called from there"
         )
     orders = {
-        "seconds, the shortest first": [s for *_, s in got["rows"]], "calls": [-c for _, _, c, _ in got["rows"]],
+        "seconds, the shortest first": [s for *_, s in got["rows"]],
+        "how often each was called": [-c for _, _, c, _ in got["rows"]],
         "names": [n for _, n, *_ in got["rows"]], "ranges": [r for r, *_ in got["rows"]],
     }  # fmt: skip
     told = next((f"they are in the order of {o}" for o, v in orders.items() if v == sorted(v)), "they are in no order")

@@ -33,19 +33,26 @@ def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
             assert abs(off) <= WITHIN, (
                 f"{name}, {('forward', 'backward')[direction]}, of {sizes}, batch {batch}, context {context}, {dtype}: "
                 f"got {got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({off:+.1%}): "
-                f"{because(got, sizes, batch, context, dtype)}"
+                f"{because(got, name, sizes, batch, context, dtype)}"
             )
 
 
 @harmless
-def because(got: dict, sizes: dict, batch: int, context: int, dtype: str) -> str:
-    """What was counted of all products, if it is one thing."""
+def because(got: dict, name: str, sizes: dict, batch: int, context: int, dtype: str) -> str:
+    """What was counted of all products, if it is one thing; of attention, whether its matrix was."""
     size = {"float32": 4, "bfloat16": 2}[dtype]
+    linear = factors(sizes, batch, context)
+    for other in {1, 2, 4, 8} - {size}:
+        if all(abs(got[name][0] / (other * sum(of)) - 1) <= WITHIN for name, of in linear.items()):
+            return f"so with {other} bytes an element: {dtype} has {size}"
+    matrix = size * sizes["layers"] * batch * sizes["heads"] * context**2
+    if name in ("scores", "values") and got[name][0] < matrix:
+        return f"the matrix of (context, context) is {matrix:,} alone: it is written, and read"
     for parts in range(1, 7):
         which = [bool(parts & bit) for bit in (1, 2, 4)]
         found = [
             abs(got[name][0] / (size * max(1, sum(n for n, w in zip(of, which, strict=True) if w))) - 1) <= WITHIN
-            for name, of in factors(sizes, batch, context).items()
+            for name, of in linear.items()
         ]
         if all(found):
             counted = [word for word, w in zip(("what goes in", "the weight", "the result"), which, strict=True) if w]
@@ -100,7 +107,10 @@ def test_mfu_is_the_share_of_the_peak(run, rng):
     step, seconds, peak = rng.uniform(1e12, 1e15), rng.uniform(0.1, 3), rng.uniform(1e14, 1e15)
     got = run(probes.mfu, step, seconds, (peak, 1e12), replace=[FLOPS])
     want = step / seconds / peak
-    assert abs(got / want - 1) < 1e-6, f"{step:.4g} FLOPs in {seconds:.3g} s at a peak of {peak:.4g}: {got}, not {want}"
+    upside = ": peak / (FLOPs / seconds), upside down" if abs(got * want - 1) < 1e-6 else ""
+    assert abs(got / want - 1) < 1e-6, (
+        f"{step:.4g} FLOPs in {seconds:.3g} s at a peak of {peak:.4g}: {got}, not {want}{upside}"
+    )
 
 
 @exercise(ROOFLINE, kind="property")
