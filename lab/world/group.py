@@ -203,7 +203,10 @@ class LedgerGroup(dist.ProcessGroup):
         """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
         ranks = self.ranks()
         if peer >= len(ranks):
-            raise ValueError(f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}")
+            raise ValueError(
+                f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}: "
+                "how many there are, dist.get_world_size(group) says"
+            )
         if op in MESSAGES and peer == self.rank():
             way = "sent to" if op == "send" else "received from"
             raise ValueError(

@@ -113,9 +113,10 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
                 "what is kept is not cast, only what is sent and computed with"
             )
             own = torch.equal(got["start"][name], states[rank][name])
+            kind_of = "buffer" if name in dict(probes_fsdp.Net(plan).named_buffers()) else "parameter"
             assert torch.equal(got["start"][name], tensor), (
-                f"{who}: {name} starts different from rank 0's{', as it was on this rank' if own else ''}: cut and "
-                "keep what the group's rank 0 has, buffers too"
+                f"{who}: {name}, a {kind_of}, starts different from rank "
+                f"0's{', as it was on this rank' if own else ''}: cut and keep what the group's rank 0 has, buffers too"
             )
     for rank, got in enumerate(ranks):
         who = f"rank {rank} of {world}"

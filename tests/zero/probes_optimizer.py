@@ -104,7 +104,8 @@ def train(impl, kind: str, plan: dict) -> dict:
         else:
             fill(ps, step["gradients"])
             returned = o.step()
-        told["rows"].append([r.plain() for r in ledger.rows[before:]])
+        ours = {p.grad.untyped_storage().data_ptr() for p in ps if p.grad is not None}
+        told["rows"].append([{**r.plain(), "of_gradient": r.storage in ours} for r in ledger.rows[before:]])
         told["returned"].append(returned if returned is None else float(returned))
         told["values"].append([p.detach().clone() for p in ps])
         o.zero_grad(set_to_none=plan.get("set_to_none", True))

@@ -146,7 +146,8 @@ def held_by(moment, got, total, world) -> str:
         )
     if moment == "rest" and got["first between"] > total / world + whole:
         return (
-            "; every `full` is empty, and it was there after the first forward: what of whole layers does forward keep?"
+            "; every `full` is empty, and it was there after the first forward, which leaves a copy of whole layers "
+            "somewhere else: in the unit, or in what autograd keeps"
         )
     if moment == "rest" and got["first gradients"] > 2 * total / world + whole:
         return "; it came with the first backward: are whole gradients kept when their part has been reduced?"

@@ -274,23 +274,23 @@ def test_parameters_are_sent_once_and_gradients_not_at_all(run, rng, world):
         # An all-gather pads every share to the largest: at most one tensor a rank more.
         most = (world - 1) * (size + world * largest + 64)
         ops = sorted({r["op"] for got in ranks for r in got["rows"][step]})
+        gradients = any(r["of_gradient"] for got in ranks for r in got["rows"][step])
         assert sent <= most, (
             f"step {step}: {world} ranks sent {sent:,.0f} bytes ({', '.join(ops)}); parameters of {size:,} bytes, each "
             f"sent by its owner to {world - 1} others, take {(world - 1) * size:,}"
-            + sent_too_much(sent / (world - 1), size, frozen, ops)
+            + sent_too_much(sent / (world - 1), size, frozen, ops, gradients)
         )
 
 
-def sent_too_much(sent, size, frozen, ops) -> str:
-    """What it may be; "" if unknown. All bytes by W − 1."""
+def sent_too_much(sent, size, frozen, ops, gradients) -> str:
+    """What it may be; "" if unknown. All bytes by W − 1; gradients: whether any was sent."""
     if ops == ["all_reduce"]:
         return ": an all-reduce adds zeros, and sends all of it twice: let the owner broadcast"
     if abs(sent - size - frozen) < 0.01 * size:
         return ": that is as much as with the frozen tensors, which nobody has changed"
     if abs(sent - 2 * size) < 0.01 * size:
-        return (
-            ": that is all of it twice: are gradients sent, which are equal already, or parameters before the update?"
-        )
+        twice = "gradients are sent, which are equal already" if gradients else "are parameters sent before the update?"
+        return f": that is all of it twice: {twice}"
     return ""
 
 
