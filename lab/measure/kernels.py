@@ -219,13 +219,28 @@ def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.n
     ):
         raise OutOfBounds(
             f"program {builder.grid_idx} of {seen.launches[-1].kernel}: a {kind} leaves the tensors that the kernel "
-            "was given; mask what lies beyond their edges"
+            f"was given; mask what lies beyond their edges{_along(pointers, mask, seen.storages)}"
         )
     if not seen.keep:
         return []
     access = Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, np.unique(chosen.astype(np.uint64)))
     seen.accesses.append(access)
     return [access]
+
+
+def _along(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
+    """Along which axis of a tile of several the first address leaves the tensors: its line there begins inside."""
+    if pointers.ndim < 2:
+        return ""
+    allowed = np.ones(pointers.shape, bool) if mask is None else np.broadcast_to(mask, pointers.shape).astype(bool)
+    beyond = next(
+        i for i in zip(*np.nonzero(allowed), strict=True) if not _each_inside(np.asarray(pointers[i]), storages)
+    )
+    for axis in reversed(range(pointers.ndim)):
+        begins = (*beyond[:axis], 0, *beyond[axis + 1 :])
+        if _each_inside(np.asarray(pointers[begins]), storages):
+            return f" (along axis {axis} of the tile, from index {beyond[axis]} on)"
+    return ""
 
 
 def _each_inside(addresses: np.ndarray, storages: list[tuple[int, int]]) -> bool:

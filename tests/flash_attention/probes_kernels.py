@@ -160,17 +160,28 @@ def ranges(impl: Any, cases: list) -> list:
 # ---- through autograd, and ahead of time ----
 
 
+def _told(x: Tensor, inputs: dict[str, Tensor]) -> str:
+    """Its shape and dtype, and whose values it has."""
+    of = [n for n, y in inputs.items() if x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-2)]
+    return f"{tuple(x.shape)} in {str(x.dtype)[6:]}{f', the values of {of[0]}' if of else ''}"
+
+
 def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str) -> dict:
     """o and the gradients that are asked for ("q", "k", "v"), by the autograd function; the kernels it launched."""
     q, k, v, do = place(where, q, k, v, do)
     inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
     with watching() as seen:
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)
-        saved = sum(t.untyped_storage().nbytes() for t in {t.data_ptr(): t for t in o.grad_fn.saved_tensors}.values())
+        before = len(seen.operators)
+        kept = {t.data_ptr(): t for t in o.grad_fn.saved_tensors}
+        saved = sum(t.untyped_storage().nbytes() for t in kept.values())
         asked = [x for x in inputs.values() if x.requires_grad]
         grads = torch.autograd.grad(o, asked, do)
+    known = {x.data_ptr() for x in (q, k, v, o)}
     return {
-        "o": o.detach().cpu(), "saved_bytes": saved, "sources": [launch.source for launch in seen.launches],
+        "operators_in_forward": seen.operators[:before], "o": o.detach().cpu(), "saved_bytes": saved,
+        "kept": [_told(t, inputs) for place, t in kept.items() if place not in known],
+        "sources": [launch.source for launch in seen.launches],
         **{f"d{n}": g.cpu() for n, g in zip(needs, grads, strict=True)}, **seen_of(seen),
     }  # fmt: skip
 

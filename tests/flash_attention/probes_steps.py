@@ -71,6 +71,8 @@ def _arguments(case: dict) -> list[torch.Tensor]:
 
 def laid(t: torch.Tensor, layout: str) -> torch.Tensor:
     """The same values, laid out otherwise; a layout that a vector cannot have leaves it as it is."""
+    if layout == "weight alone":
+        return laid(t, "strided") if t.ndim == 1 else t
     if layout == "transposed":
         return t.mT.contiguous().mT if t.ndim > 1 else t
     if layout == "strided":

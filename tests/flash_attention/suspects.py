@@ -79,6 +79,12 @@ def readings(q: Tensor, k: Tensor, is_causal: bool) -> Iterator[Reading]:
         yield replace(true, cause=cause, seen=seen)
 
 
+UNMASKED = (
+    "tiles that the diagonal crosses are masked, too: these are not, as if there were no mask, or as if the walk that "
+    "has it ended before them"
+)
+
+
 def _masks(true: Tensor) -> Suspects:
     queries, keys = true.shape
     rows, columns = torch.arange(queries)[:, None], torch.arange(keys)
@@ -91,7 +97,7 @@ def _masks(true: Tensor) -> Suspects:
     yield from more.items()
     for m, n in itertools.product(TILES, TILES):
         visited = columns < -(-(rows // m + 1) * m // n) * n  # up to the diagonal, in tiles of m by n
-        yield "tiles that the diagonal crosses are masked, too", visited
+        yield UNMASKED, visited
         yield from ((cause, seen & visited) for cause, seen in more.items())
         yield "are tiles that the diagonal crosses visited?", true & (columns < rows // m * m // n * n)
         yield "are tiles that the diagonal crosses visited?", true & (rows >= columns // n * n + m)
@@ -133,8 +139,12 @@ def of_forward(name: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> S
     if name == "o" and is_float32:
         p = torch.exp(s - m[..., None])
         for dtype in (torch.float16, torch.bfloat16):
-            cause = f"of float32 inputs nothing is to be rounded to {str(dtype)[6:]}"
-            for rounded in (p.to(dtype).double() @ v, (p @ v).to(dtype).double(), p @ v.to(dtype).double()):
+            for what, rounded in (
+                ("p, before it is multiplied by v,", p.to(dtype).double() @ v),
+                ("acc, before it is divided by l,", (p @ v).to(dtype).double()),
+                ("v", p @ v.to(dtype).double()),
+            ):
+                cause = f"{what} is rounded to {str(dtype)[6:]}: of float32 inputs nothing is to be"
                 yield cause, rounded / p.sum(-1, keepdim=True)
     if not is_causal and q.ndim == 4 and q.shape[1] > 1:
         yield from _another_head_in_one_walk(name, q, k, given)
@@ -177,6 +187,9 @@ def _without_rescaling(name: str, s: Tensor, v: Tensor, n: int) -> Suspects:
         yield cause, acc / l[..., None] if name == "o" else m + torch.log(l)
 
 
+POWER = "P is exp(S − lse), or 2 to the power of (S − lse)·log2 e"
+
+
 def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspects:
     """What "dq", "dk" or "dv" may be instead. given: q, k, v, do, lse and delta, as backward has them."""
     q, k, v, do, lse, delta = (given[n].double() for n in ("q", "k", "v", "do", "lse", "delta"))
@@ -204,9 +217,9 @@ def of_backward(name: str, given: dict[str, Tensor], is_causal: bool) -> Suspect
     yield "dS is multiplied by 1 / √dim, once", gradient(r, p, scale=r.scale**2)
     for cause, other in (
         ("P is exp(S − lse), with the lse that is given", s.softmax(-1)),
-        ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp2(s - lse)),
-        ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp2(s / math.log(2) - lse)),
-        ("P is exp(S − lse), or 2 to the power of (S − lse)·log2 e: both of them", torch.exp(s / math.log(2) - lse)),
+        (f"{POWER}; this is 2 to the power of S − lse", torch.exp2(s - lse)),
+        (f"{POWER}; this is 2 to the power of S·log2 e − lse", torch.exp2(s / math.log(2) - lse)),
+        (f"{POWER}; this is exp(S·log2 e − lse)", torch.exp(s / math.log(2) - lse)),
         *(("P is exp(S − lse), not a softmax of each tile", _by_tile(s, n, e)) for n in TILES for e in (False, True)),
     ):
         yield cause, gradient(r, other)

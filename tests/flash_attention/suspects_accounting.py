@@ -30,6 +30,7 @@ STEPS = {  # of softmax, in naive attention
     "forward": ": the kernel of softmax reads s and writes p, and both count, in place or not",
     "backward": ": the kernel of softmax's backward reads p and dp and writes ds, and all three count",
 }
+MADE = {"forward": ("o", "lse"), "backward": ("delta", "dq", "dk", "dv")}  # in one kernel; another may read them
 LIKE = {  # tensors of one size
     "queries × dim": ("q", "o", "do", "dq"), "keys × dim": ("k", "v", "dk", "dv"),
     "queries × keys": ("s", "p", "dp", "ds"), "queries": ("lse", "delta"),
@@ -210,7 +211,7 @@ def _of_terms(case: dict) -> Iterator[Reading]:
         own = [t for t in every if t[2] == over and t[1] in LIKE[like]]
         place = f"that move for each tile of {over}" if over else "that move once"
         per_kernel = "; ".join(
-            f"{' '.join(names)} in kernel {i + 1}"
+            f"{' '.join(names)} in kernel {i + 1}{_verbs(names, case['direction'])}"
             for i in sorted({t[0] for t in own})
             if (names := [t[1] for t in own if t[0] == i])
         )
@@ -222,6 +223,12 @@ def _of_terms(case: dict) -> Iterator[Reading]:
                     f"{what} too {'few' if n < 0 else 'many'} among the {len(own)} {place}: {per_kernel}",
                     lambda c, n=n, own=own: moved(c) + n * moved(c, among=own[:1]),
                 )
+
+
+def _verbs(names: list[str], direction: str) -> str:
+    """Which of a kernel's tensors are its results; "" where none is."""
+    made = [n for n in names if n in MADE[direction]]
+    return f" ({', '.join(made)} written)" if made else ""
 
 
 def _number(n: int) -> str:

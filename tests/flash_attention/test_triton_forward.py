@@ -35,7 +35,7 @@ def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
     yardstick = expect(attention, q, k, v, is_causal, str(q.dtype).removeprefix("torch."))
     what = described(q, k, is_causal, layout)
     assert got["o"].dtype == q.dtype, f"o is {got['o'].dtype}, q is {q.dtype}"
-    cause = _unwritten(got["o"]) or cause
+    cause = _unwritten(got["o"], got["launches"][0][1] if got["launches"] else []) or cause
     close(
         got["o"], want["o"], yardstick["o"], f"o of {what}", factor=6,
         dims="batch, head, query, dim", cause=cause, suspects=lambda: of_forward("o", q, k, v, is_causal),
@@ -49,11 +49,12 @@ def check(run, expect, q, k, v, is_causal, where, layout="", cause=""):
     return got
 
 
-def _unwritten(o: torch.Tensor) -> str:
+def _unwritten(o: torch.Tensor, grid: list) -> str:
     """What to do about whole batch entries, heads or rows at the end that no program wrote."""
     missing = unwritten(o, "batch, head, query, dim")
     if missing.startswith("batch"):
-        return f"{missing}: of all batch · heads, number n is head n % heads of batch entry n // heads"
+        of = "of all batch · heads, number n is head n % heads of batch entry n // heads"
+        return f"{missing}, by a grid of {grid}: {of}"
     return missing and f"{missing}: are there programs for all of them, and does the last tile stop where o does?"
 
 

@@ -23,7 +23,7 @@ from .suspects_steps import of_pattern, of_strides, of_weighted_sum, unwritten
 
 FORWARD = "flash_attention.weighted_sum_forward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
-LAYOUTS = ["strided", "rows apart", "transposed", "broadcast rows", "broadcast columns"]
+LAYOUTS = ["weight alone", "strided", "rows apart", "transposed", "broadcast rows", "broadcast columns"]
 
 
 def draw(rng, rows, columns, dtype=torch.float32, layout="contiguous") -> dict:
@@ -38,7 +38,7 @@ def draw(rng, rows, columns, dtype=torch.float32, layout="contiguous") -> dict:
 def check(run, cases: list[dict]) -> None:
     for case, y in zip(cases, run(probes.weighted_sums, cases), strict=True):
         x, weight, layout = case["x"], case["weight"], case["layout"]
-        what = f"y of {layout} x {tuple(x.shape)}, {x.dtype}"
+        what = f"y of x {tuple(x.shape)}, {x.dtype}, strides: {layout}"
         assert y.dtype == x.dtype, f"{what} is {y.dtype}: return y in x's dtype"
         plain = (x.float() @ weight.float()).to(x.dtype)  # float32 inside, rounded once
         close(
