@@ -296,6 +296,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
         logits = model.head(model.norm(x))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         del x, logits
+        after_forward = kept.live
         loss.backward()
     gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
     for master in masters.parameters():
@@ -307,6 +308,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
         "gradients": gradients,
         "optimizer": state + (sum(p.nbytes for p in masters.parameters()) if masters is not model else 0),
         "activations": kept.peak,
+        "after_forward": after_forward,
     }
 
 

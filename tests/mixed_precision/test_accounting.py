@@ -14,6 +14,7 @@ from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
+from . import suspects_accounting
 
 ACCOUNTING = "mixed_precision.accounting"
 WITHIN = 0.02
@@ -26,7 +27,7 @@ MEANING = {
     "parameters": "how many numbers does the model learn, and in how many bytes?",
     "gradients": "one for each parameter, in its dtype",
     "optimizer": "two float32 moments a parameter, and a float32 master where the parameter is smaller",
-    "activations": "go through the docstring's list for one block; what is (batch, heads, context, context)?",
+    "activations": "go through the docstring's list for one block",
 }
 A_PARAMETER = {  # bytes of the optimizer, and what would have so many
     "float32": {
@@ -45,7 +46,7 @@ A_PARAMETER = {  # bytes of the optimizer, and what would have so many
 
 def draw(rng, case: str, layers: int) -> tuple[dict, int, int]:
     low_high = CASES[case]
-    heads, kv_heads = rng.choice([(4, 1), (4, 2), (4, 4), (2, 1)])
+    heads, kv_heads = rng.choice([(4, 1), (8, 2), (4, 4)])
     batch, context, hidden, vocabulary = (
         rng.integers(*low_high[n]) for n in ("batch", "context", "hidden", "vocabulary")
     )
@@ -56,14 +57,19 @@ def draw(rng, case: str, layers: int) -> tuple[dict, int, int]:
     return sizes, batch, context
 
 
-def check(run, names, sizes, batch, context, precision, segment) -> None:
-    got = run(probes.accounted, sizes, batch, context, precision, segment)
-    want = run(probes.measured, sizes, batch, context, precision, segment)
+def check(run, names, *case) -> None:
+    def ask(case: suspects_accounting.Case) -> tuple[dict, dict]:
+        return run(probes.accounted, *case.told()), run(probes.measured, *case.told())
+
+    case = suspects_accounting.Case(*case)
+    sizes, batch, context, precision, segment = case.told()
+    got, want = ask(case)
     for name in names:
         off = got[name] / want[name] - 1
         assert abs(off) <= WITHIN, (
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
-            f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.1%}): {MEANING[name]}"
+            f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.1%}): "
+            f"{(name != 'optimizer' and suspects_accounting.of(name, case, ask)) or MEANING[name]}"
             f"{a_parameter(name, got, want, precision)}"
         )
 
