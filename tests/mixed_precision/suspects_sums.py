@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from lab.judge import harmless
 
 UNKNOWN = "is it rounded to {} after every addition, in order?"
+BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def in_order(values: Tensor, accumulator: torch.dtype, convert: bool = True) -> Tensor:
@@ -54,3 +56,58 @@ def readings(values: Tensor, accumulator: torch.dtype) -> Iterator[tuple[str, Te
             library = " (or values.sum(dtype=…), which does that)" if wide == torch.float32 else ""
             yield once + library, in_order(addends, wide).to(accumulator)
             yield once + library, addends.sum(dim=-1, dtype=wide).to(accumulator)
+
+
+# ---- bounds ----
+
+
+def formula(
+    values: Tensor, accumulator: torch.dtype, k: int | None = None, u: float | None = None, magnitude: str = "Σ|x_i|"
+) -> Tensor:
+    """The bound by its definition, or with another k, u or sum."""
+    n = values.shape[-1]
+    k = n - 1 + (BITS[values.dtype] > BITS[accumulator]) if k is None else k
+    u = 2.0 ** -BITS[accumulator] if u is None else u
+    rows = values.double().reshape(-1, n).tolist()
+    sums = {
+        "Σ|x_i|": lambda row: math.fsum(map(abs, row)),
+        "|Σ x_i|": lambda row: abs(math.fsum(row)),
+        "Σ x_i": math.fsum,
+        "n max|x_i|": lambda row: n * max(map(abs, row)),
+    }
+    magnitudes = torch.tensor([sums[magnitude](row) for row in rows], dtype=torch.float64).reshape(values.shape[:-1])
+    return magnitudes * (k * u / (1 - k * u)) if k * u < 1 else torch.full_like(magnitudes, math.inf)
+
+
+@harmless
+def bound_is(values: Tensor, accumulator: torch.dtype, got: Tensor) -> str:
+    """With which k, u or sum all of these bounds come out; begins with ": "."""
+    for told, bounds in _bounds(values, accumulator):
+        if torch.allclose(got.double(), bounds, rtol=1e-6, atol=0):
+            return f": it is with {told}"
+    ratio = got.double() / formula(values, accumulator)
+    if ratio.max() - ratio.min() < 1e-6 * ratio.abs().max():
+        return f": every bound is {ratio.flatten()[0]:.6g} times that, so it is γ_k"
+    return ": the sums differ, not only γ_k: bound and formula are in no constant ratio"
+
+
+def _bounds(values: Tensor, accumulator: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    n, bits = values.shape[-1], BITS[accumulator]
+    converts = BITS[values.dtype] > bits
+    why = "converting rounds each value once more" if converts else "converting rounds nothing here"
+    other = n - 1 if converts else n
+    yield f"k = {other}; k is {n - 1 + converts}: {n - 1} additions, and {why}", formula(values, accumulator, k=other)
+    for k in (n - 2, n + 1):
+        yield f"k = {k}; k is {n - 1 + converts}: {n - 1} additions, and {why}", formula(values, accumulator, k=k)
+    told = "u = 2^−{} = {}, u is 2^−{}: "
+    yield (
+        told.format(bits - 1, "torch.finfo(accumulator).eps", bits) + "rounding is off by half the gap at most",
+        formula(values, accumulator, u=2.0 ** (1 - bits)),
+    )
+    if BITS[values.dtype] != bits:
+        yield (
+            told.format(BITS[values.dtype], "that of the values' dtype", bits) + "the accumulator rounds",
+            formula(values, accumulator, u=2.0 ** -BITS[values.dtype]),
+        )
+    for sums in ("|Σ x_i|", "Σ x_i", "n max|x_i|"):
+        yield f"{sums} in the place of Σ|x_i|", formula(values, accumulator, magnitude=sums)
