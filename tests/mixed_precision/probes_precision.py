@@ -196,14 +196,23 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     masters = module.master_weights(model)
     optimizer = OPTIMIZERS[options["optimizer"]](masters, options["lr"])
     scaler = impl.mixed_precision.loss_scaler.LossScaler(options["scale"], interval=options["interval"])
-    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": []}
+    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": [], "where": []}
 
     def watch(layer: nn.Module, args: Any, output: Tensor) -> None:
         seen["forwards"] += 1
         seen["compute"].add(str(output.dtype))
+        autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
+        seen["where"].append([str(args[0].dtype), str(layer.weight.dtype), autocast])
 
     model.first.register_forward_hook(watch)
-    reports, history, scales, parameters, calls = [], [], [], [], []
+    reports, history, scales, parameters, calls, told = [], [], [], [], [], []
+    update = scaler.update
+
+    def updated(finite: Any) -> Any:
+        told.append([len(history), bool(finite)])
+        return update(finite)
+
+    scaler.update = updated
     optimizer.register_step_pre_hook(lambda *_: calls.append(len(history)))  # the step in which it is called
     for (x, y), weight in zip(batches, weights, strict=True):
         x = x.to(DTYPES[options["dtype"]])
@@ -220,7 +229,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
-        "calls": calls,
+        "calls": calls, "told": told, "where": seen["where"],
         "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
         "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
     }  # fmt: skip

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from lab.judge import close, harmless
+from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_precision as probes
+from .suspects_step import computed, left_over, told_of
 
 STEP = "mixed_precision.mixed_step"
 SCALER = "mixed_precision.loss_scaler"
@@ -46,6 +47,8 @@ FAULTS = {
     "unscaled twice": "so it is where gradients are divided by the scale twice",
     "left behind": "so it is where the model computes with its first weights: are the masters copied back?",
     "added up": "so it is where gradients of earlier steps are still there: are the model's cleared, too?",
+    "unscaled small": "so it is where gradients are divided by the scale in 16 bits, and converted after that: what "
+    "is small becomes 0",
 }
 
 
@@ -62,7 +65,10 @@ def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float
         if fault == "added up":
             gradients = before = [None if g is None else g + b for g, b in zip(gradients, before, strict=True)]
         for master, gradient in zip(masters, gradients, strict=True):
-            master.grad = None if gradient is None else gradient.to(remember) / scale
+            true = None if gradient is None else gradient.to(remember) / scale
+            if fault == "unscaled small" and gradient is not None:
+                true = (gradient / scale).to(remember)
+            master.grad = true
         total = torch.stack([m.grad.norm() for m in masters if m.grad is not None]).norm()
         total *= scale if fault == "clipped first" else 1
         for master in masters:
@@ -96,8 +102,8 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     close(
         last, joined(want), joined(plain).float(), f"masters after {len(drawn['batches'])} steps ({names})",
         cause=f"every one is a {dtype} number: masters that are rounded at each step lose small updates" if rounded
-        else "float32 training differs by more than 16-bit arithmetic explains; backward of the scaled loss, "
-        "gradients to float32, unscale, then clip, then step: else max_norm is a scale off",
+        else "float32 training differs by more than 16-bit arithmetic explains: in what order are gradients scaled, "
+        "converted, unscaled and clipped?",
         suspects=lambda: (
             (meaning, joined(train(drawn, probes.DTYPES[dtype], torch.float32, scale, fault, **options)[-1]))
             for fault, meaning in FAULTS.items()
@@ -166,8 +172,8 @@ def test_a_step_with_an_infinity_changes_nothing(run, rng, optimizer):
     drawn["weights"][bad] = 2.0**30  # times the scale: beyond float16
     got = ask(run, drawn, optimizer=optimizer, lr=1e-3)
     assert got["compute"] == ["torch.float16"], (
-        f"the first layer returned {got['compute']}, the model is float16: what overflows in it, here the gradients of "
-        f"step {bad}, does not overflow in float32"
+        f"the first layer returned {got['compute']}, the model was given in float16: what overflows in it, here the "
+        f"gradients of step {bad}, does not overflow in float32{computed(got, 'torch.float16')}"
     )
     stepped, expected = [r["stepped"] for r in got["reports"]], [i != bad for i in range(5)]
     before, after = (torch.cat([m.flatten() for m in got["masters"][i]]) for i in (bad - 1, bad))
@@ -183,21 +189,16 @@ def test_a_step_with_an_infinity_changes_nothing(run, rng, optimizer):
     assert set(got["counts"]) <= {4}, f"AdamW counted {got['counts']} steps of 5 of which one was skipped"
     assert all(torch.isfinite(m).all() for m in got["masters"][-1]), "masters are not finite after a skipped step"
     scales = [OPTIONS["scale"] / (2 if i >= bad else 1) for i in range(5)]
-    assert got["scales"] == scales, f"scales after each step: {got['scales']}, expected {scales}"
-
-
-@harmless
-def left_over(got: dict, step: int) -> str:
-    """Whether gradients of that step are still there after it."""
-    count = got["leftover"][step]
-    return f": after step {step} .grad of {count} of the model's parameters is neither None nor 0" if count else ""
+    assert got["scales"] == scales, (
+        f"scales after each step: {got['scales']}, expected {scales}{told_of(got, [i != bad for i in range(5)])}"
+    )
 
 
 @exercise(STEP, kind="numerics")
 def test_the_scaler_is_told_of_good_steps_too(run, rng):
     got = ask(run, draw(rng, 6), scale=64.0, interval=3)
     assert got["scales"] == [64.0, 64.0, 128.0, 128.0, 128.0, 256.0], (
-        f"interval 3, six good steps: scales {got['scales']}: is update called once a step?"
+        f"interval 3, six good steps: scales {got['scales']}{told_of(got, [True] * 6)}"
     )
 
 
@@ -205,7 +206,9 @@ def test_the_scaler_is_told_of_good_steps_too(run, rng):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_layers_compute_in_16_bits_once_a_step(run, rng, dtype):
     got = ask(run, draw(rng, 3), dtype=dtype, scale=256.0)
-    assert got["compute"] == [f"torch.{dtype}"], f"the first layer returned {got['compute']}, the model is {dtype}"
+    assert got["compute"] == [f"torch.{dtype}"], (
+        f"the first layer returned {got['compute']}, the model was given in {dtype}{computed(got, f'torch.{dtype}')}"
+    )
     assert got["forwards"] == 3, f"{got['forwards']} forward passes in 3 steps"
 
 
