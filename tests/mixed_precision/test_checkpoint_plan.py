@@ -114,9 +114,17 @@ def test_equal_layers_need_the_root_of_their_number(run, rng):
 
 @exercise(PLAN, kind="numerics")
 def test_lists_that_do_not_fit_are_refused(run):
-    for inputs, saved in (([], []), ([1, 2], [3])):
-        got = run(probes.plan_refused, inputs, saved)
-        assert got == "ValueError", f"inputs {inputs}, saved {saved}: expected ValueError, got {got}"
+    lists = [([], []), ([1, 2], [3]), ([1], [2, 3]), ([], [1]), ([1], [])]
+    got = [run(probes.plan_refused, *each) for each in lists]
+    through = [
+        f"inputs {inputs}, saved {saved}: {'a plan came back' if came == 'nothing' else came}"
+        for (inputs, saved), came in zip(lists, got, strict=True)
+        if came != "ValueError"
+    ]
+    assert not through, (
+        f"{len(through)} of {len(lists)} pairs of lists that are empty or not equally long raised no ValueError: "
+        f"{'; '.join(through)}"
+    )
 
 
 @exercise(PLAN, kind="numerics")
