@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -161,6 +162,7 @@ class Part(nn.Module):
         self.rate = rate
         self.calls: list[list] = []
         self.seen: list[dict] | None = None  # a list to be told what each call is given, and what dropout leaves
+        self.hidden: list[tuple[bool, Any, int]] = []  # of each call: was autograd on, a large tensor in its graph
 
     def forward(self, x: Tensor, scale: Any = 1.0, *, shift: Tensor | None = None, flag: str = "") -> Any:
         hidden = F.dropout(x @ self.first, self.rate)
@@ -169,10 +171,17 @@ class Part(nn.Module):
             needs = {n: t.requires_grad for n, t in (("x", x), ("scale", scale), ("shift", shift))
                      if isinstance(t, Tensor)}  # fmt: skip
             self.seen.append({"on": torch.is_grad_enabled(), "needs": needs, "left": hidden.detach() != 0})
-        out = torch.tanh(hidden * scale) @ self.second
+        inside = torch.tanh(hidden * scale)  # its product keeps it
+        storage = inside.untyped_storage()
+        self.hidden.append((torch.is_grad_enabled(), weakref.ref(storage), storage.nbytes()))
+        out = inside @ self.second
         if shift is not None:
             out = out + shift
         return (out, None, out.detach().mean(), x * 2) if flag == "many" else out
+
+    def still_there(self) -> list[list]:
+        """Of each call so far, whether autograd was on, and the bytes of what it made inside that are alive."""
+        return [[on, size * (ref() is not None)] for on, ref, size in self.hidden]
 
 
 def _leaf(value: Any) -> Any:
@@ -214,12 +223,12 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
         else:
             out = call(part, x, scale, shift=shift)
             loss = out.float().sin().sum()
-    between, in_forward = torch.rand(3), len(part.calls)
+    between, in_forward, hidden = torch.rand(3), len(part.calls), part.still_there()
     loss.backward()
     grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
     return {
         "out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3),
-        "in_forward": in_forward, "seen": part.seen, "given": given,
+        "in_forward": in_forward, "seen": part.seen, "given": given, "hidden": hidden,
     }  # fmt: skip
 
 
@@ -237,8 +246,9 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
         for part in chain:
             y = impl.mixed_precision.checkpoint.checkpoint(part, y, shift=shift)
         after_forward, alive = kept.live, memory.live_bytes
+        hidden = [each for part in chain for each in part.still_there()]
         y.sum().backward()
-    return {"kept": after_forward, "alive": alive, "peak": kept.peak, "calls": [part.calls for part in chain]}
+    return {"kept": after_forward, "alive": alive, "peak": kept.peak, "hidden": hidden}
 
 
 # ---- plans ----

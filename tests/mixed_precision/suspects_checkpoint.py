@@ -23,6 +23,23 @@ def of(got: dict, want: dict) -> str:
 
 
 @harmless
+def graphs(hidden: list[list]) -> str:
+    """How often functions ran with autograd on in forward, and whether what these runs made inside is alive."""
+    on, off = ([size for was_on, size in hidden if was_on == which] for which in (True, False))
+    if not on:
+        held = sum(size > 0 for size in off)
+        kept = f"what it made inside is alive in {held} of them" if held else "what it made inside is gone"
+        return f": all {len(off)} runs in forward had autograd off, and {kept}"
+    alive, runs = [size for size in on if size], f"{len(on)} run{'s' * (len(on) > 1)} with autograd on"
+    if not alive:
+        return f": of {runs} in forward nothing is alive after it"
+    left = f"{runs} in forward left a graph that is alive after it, with {sum(alive):,} bytes of hidden activations"
+    if not off:
+        return f": {left}, as a plain call does"
+    return f": {left}: something holds what it returned, beside the result, which was made with autograd off"
+
+
+@harmless
 def ratio(got: Tensor, want: Tensor) -> str:
     """Where every value is the same number of times the plain call's, or all are 0."""
     if not got.any():

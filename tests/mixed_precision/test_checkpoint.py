@@ -61,6 +61,7 @@ def test_it_runs_once_without_autograd_and_once_with(run, rng):
     assert (forward, backward) == (["off"], ["on"]), (
         f"autograd, each time the function ran: {', '.join(forward) or 'never'} in forward, "
         f"{', '.join(backward) or 'never'} in backward; expected once in each, off and on"
+        f"{suspects_checkpoint.graphs(got['hidden']) if 'on' in forward else ''}"
     )
 
 
@@ -74,9 +75,11 @@ def test_only_what_goes_in_is_kept(run, rng):
     measured("kept at most, in backward", got["peak"], inputs + 4 * inside, "bytes", at_most=True)
     assert got["kept"] <= inputs, (
         f"after forward autograd keeps {got['kept']:,} bytes, the {parts} inputs and the shift are {inputs:,}"
+        f"{suspects_checkpoint.graphs(got['hidden'])}"
     )
     assert got["alive"] <= inputs + rows * width * 4 + 6000 * parts, (  # and the random state, 5,056 bytes each
-        f"after forward {got['alive']:,} bytes are alive; one hidden activation is {inside:,}: is it hidden on ctx?"
+        f"after forward {got['alive']:,} bytes are alive; inputs and the shift are {inputs:,}, one hidden activation "
+        f"{inside:,}{suspects_checkpoint.graphs(got['hidden'])}"
     )
     parts_of_it = {"all inputs": inputs, "what one part saves": 3 * inside, "kept at most": got["peak"]}
     assert got["peak"] <= inputs + 4 * inside, (
