@@ -18,16 +18,17 @@ DEVICE = "cuda"  # where the tests put the simulated one, or there is a real one
 
 
 class Layer(nn.Module):
-    """Keeps two activations of a size that is its own, and one that is small."""
+    """Keeps two activations of a size that is its own, small ones, and a parameter as it is: others as views."""
 
     def __init__(self, width: int, size: int):
         super().__init__()
         self.into, self.out = nn.Linear(width, size), nn.Linear(size, width)
+        self.gain = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.sin(torch.tanh(self.into(x)))
         scale = hidden.mean(dim=1, keepdim=True).exp()  # small, and kept
-        return self.out(hidden) * scale
+        return self.out(hidden) * self.gain * scale
 
 
 class Watch(TorchDispatchMode):
@@ -36,15 +37,21 @@ class Watch(TorchDispatchMode):
     def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
         self.log: list[list] = []
+        self.sent: list[tuple[Any, int]] = []  # storages that were sent
         self.owners = {
-            p.untyped_storage()._cdata: f"layer {i}'s {name} {tuple(p.shape)}"
+            p.untyped_storage()._cdata: (f"layer {i}'s {name}", p)
             for i, layer in enumerate(layers)
             for name, p in layer.named_parameters()
         }
 
     def note(self, what: str, source: Tensor) -> None:
-        owner = self.owners.get(source.untyped_storage()._cdata, "")
-        self.log.append([what, source.numel(), owner and f"{owner} as {tuple(source.shape)}"])
+        told, owner = self.owners.get(source.untyped_storage()._cdata, ("", source))
+        if told:
+            itself = source.shape == owner.shape and source.stride() == owner.stride()
+            told += f" {tuple(owner.shape)} " + ("itself" if itself else f"as {tuple(source.shape)}")
+        self.log.append([what, source.numel(), told])
+        if what == "send":
+            self.sent.append((weakref.ref(source.untyped_storage()), source.untyped_storage()._cdata))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -112,14 +119,51 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
             torch.cuda.synchronize()
             known = {t.untyped_storage()._cdata for t in (x, y, *layers.parameters())}
             alive = {s._cdata: s.nbytes() for s in (r() for r in made) if s is not None and s._cdata not in known}
-        sent = len(watch.log)
+        sent, originals = len(watch.log), {key for ref, key in watch.sent if ref() is not None and key in alive}
+        fate = [len(watch.sent), len({key for _, key in watch.sent}), len(originals), sum(alive[k] for k in originals)]
         y.sum().backward()
         torch.cuda.synchronize()
     return {
         "grads": [p.grad.cpu() for p in layers.parameters()] + [x.grad.cpu()],
         "y": y.detach().cpu(), "log": watch.log[:sent], "backward": watch.log[sent : sent + 1000],
-        "alive": sum(alive.values()),
+        "alive": sum(alive.values()), "sent": fate,
     }  # fmt: skip
+
+
+class Keep(torch.autograd.Function):
+    """x, kept for backward, which compares what it gets with what was kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pairs: list) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.before, ctx.pairs = x.detach().cpu(), pairs
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.pairs.append([ctx.before, ctx.saved_tensors[0].detach().cpu()])
+        return gradient, None
+
+
+class Keeper(nn.Module):
+    def __init__(self, pairs: list):
+        super().__init__()
+        self.pairs = pairs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Keep.apply(x * 1.5, self.pairs)
+
+
+def came_back(impl: Any, x: Tensor) -> list[list[Tensor]]:
+    """What layers kept, and what their backward got of it: the last one's first."""
+    pairs: list[list[Tensor]] = []
+    layers = nn.ModuleList([Keeper(pairs) for _ in range(3)])
+    y = x.to(DEVICE).requires_grad_()
+    with impl.mixed_precision.offload.Offload(layers, minimum=64):
+        for layer in layers:
+            y = layer(y)
+    y.sum().backward()
+    return pairs
 
 
 # ---- in virtual time ----
@@ -170,18 +214,22 @@ class Alive(TorchDispatchMode):
         return out
 
     def bytes(self, device: bool = True) -> int:
+        return sum(self.sizes(device))
+
+    def sizes(self, device: bool = True) -> list[int]:
         alive = [(ref(), size) for ref, size in [*self.seen.values()]]
-        return sum(size for storage, size in alive if hasattr(storage, "on_simulated_gpu") == device)
+        return [size for storage, size in alive if hasattr(storage, "on_simulated_gpu") == device]
 
 
 def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
     """Layer i keeps kept[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
 
-    rows: [layer, bytes on the device, is there what it asked for] in the second half of each layer's backward.
+    rows: [layer, bytes of each tensor on the device, is there what it asked for] in the second half of each layer's
+    backward.
     """
     gpu, alive, rows = current(), Alive(), []
     layers = nn.ModuleList(
-        Timed(n, s, lambda there, i=i: rows.append([i, alive.bytes(), there]))
+        Timed(n, s, lambda there, i=i: rows.append([i, alive.sizes(), there]))
         for i, (n, s) in enumerate(zip(kept, seconds, strict=True))
     )
     x = torch.ones(16, device=DEVICE, requires_grad=True)

@@ -41,7 +41,7 @@ class Traffic:
 
     @property
     def of(self) -> dict:
-        empty = {"copies": 0, "on_work": 0, "held": 0, "stood": 0, "stood_s": 0.0, "waits": {}}
+        empty = {"copies": 0, "on_work": 0, "held": 0, "stood": 0, "stood_s": 0.0, "waits": {}, "blocking": {}}
         return self.told.setdefault(self.phase, empty)
 
     def _told(self, stream: Any, other: Any) -> str:
@@ -62,6 +62,9 @@ class Traffic:
                 self.of["copies"] += 1
                 self.of["on_work"] += self.gpu.stream is self.work
                 self.of["held"] += self.of["stood"] > before
+                if self.of["stood"] > before:
+                    key = "copy_" if name == "_transfer" else ".cpu(), .cuda() or .to()"
+                    self.of["blocking"][key] = self.of["blocking"].get(key, 0) + 1
             return result
 
         setattr(owner, name, noted)
