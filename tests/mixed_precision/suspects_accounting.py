@@ -61,22 +61,24 @@ def of(name: str, case: Case, ask: Callable[[Case], tuple[dict, dict]]) -> str:
         for piece, other in zip(pieces(name, case), pieces(name, larger), strict=True)
         if (explained := fits(piece, other, differences, case))
     ]
-    return " or ".join(told) or grown(name, case, ask)
+    simplest = min((rank for rank, _ in told), default=None)
+    return " or ".join(text for rank, text in told if rank == simplest) or grown(name, case, ask)
 
 
-def fits(piece: Piece, other: Piece, differences: tuple[int, int], case: Case) -> str:
-    """How many of this tensor explain both differences."""
+def fits(piece: Piece, other: Piece, differences: tuple[int, int], case: Case) -> tuple[tuple[bool, int], str] | None:
+    """How many of this tensor explain both differences, and how simply: as many in each layer, and few."""
     count = round(differences[0] / piece.bytes) if piece.bytes else 0
     layers = case.sizes["layers"] if piece.in_layers else 1
     if not count or abs(count) > MOST * layers:
-        return ""
+        return None
     if any(abs(d - count * p.bytes) > LOSS_BYTES for d, p in zip(differences, (piece, other), strict=True)):
-        return ""
+        return None
     n, each = abs(count), ""
     if case.segment is None and piece.in_layers and not n % layers:
         n, each = n // layers, " in each layer"
     word, hint = ("missing", piece.missing) if count < 0 else ("too much", piece.surplus)
-    return f"exactly {n} × {piece.shape}{each} {'is' if n == 1 else 'are'} {word}{hint and ': '}{hint}"
+    rank = piece.in_layers and case.segment is None and not each, n
+    return rank, f"exactly {n} × {piece.shape}{each} {'is' if n == 1 else 'are'} {word}{hint and ': '}{hint}"
 
 
 def pieces(name: str, case: Case) -> Iterator[Piece]:
