@@ -4,6 +4,8 @@ from __future__ import annotations
 
 REMEDIES = {
     "is not part of group": "src= and dst= are ranks of the world; group_src= and group_dst= are those of the group",
+    "tensor splits not equal to group size": "splits have one number a rank of the group, which without group= is the "
+    "world",
     "does not require grad and does not have a grad_fn": "nothing was recorded: no input of what was computed requires "
     "a gradient, and autograd calls the backward of a Function only where one of its tensors does",
     "leaf Variable that requires grad": "change parameters within torch.no_grad(), or change their .detach()",

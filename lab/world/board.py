@@ -149,7 +149,7 @@ def _rule(stands: list[Stand], ranks: list[int]) -> str:
     """What is to be done where ranks wait for each other."""
     chain = [stands[rank] for rank in ranks]
     if chain[0].op not in MESSAGES and len(chain[0].group) == len(stands) and _parted(stands):
-        return ": without group=, a collective is one of all ranks"
+        return ": without group=, a collective is one of all ranks, and all of them issue it"
     if chain[-1].sequence == AGAIN:
         return ": on Gloo, wait() of a message returns once, and never again"
     if not all(stand.op in MESSAGES and stand.state == "waiting" for stand in chain):

@@ -407,7 +407,8 @@ def test_ranks_that_wait_for_messages_nobody_will_send_are_seen_at_once():
 def test_a_collective_of_all_where_there_are_groups_is_told_as_such():
     others = Stand(state="finished", counts={"@h": 1})
     of_all = [waiting(0, ("", "all_reduce")), others, *(waiting(r, ("", "all_reduce")) for r in (2, 3))]
-    rule = "rank 1 finished after 0 collectives: without group=, a collective is one of all ranks"
+    rule = "rank 1 finished after 0 collectives: "
+    rule += "without group=, a collective is one of all ranks, and all of them issue it"
     assert deadlock(of_all) == "rank 0 waits in all_reduce #0 (8 B); rank 1 finished after 0 collectives"
     others.issued(NEW_GROUP, 0, "of ranks 0, 2, 3", 0, "")
     assert deadlock(of_all) == f"rank 0 waits in all_reduce #0 (8 B) of all 4 ranks; {rule}"

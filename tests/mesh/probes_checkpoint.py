@@ -17,7 +17,7 @@ from lab.measure.memory import meter
 from lab.raising import raised
 from lab.world.group import ledger
 
-from ..zero.probes_state import shared_folder, snapshot, watched
+from ..zero.probes_state import listing, shared_folder, snapshot, watched
 from .probes_placed import Share
 
 BEFORE = 9.0  # what parameters are that load() is to fill
@@ -148,12 +148,13 @@ def sent(first: int) -> int:
     return sum(row.bytes for row in ledger.rows[first:] if row.op not in ("recv", "barrier"))
 
 
-def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:
-    """What can be loaded if all are killed at some moment of the second save: [rank, event, "old", "new" or else]."""
+def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> dict:
+    """What can be loaded if all are killed at some moment of the second save: [rank, event, "old", "new" or else]; and
+    the names of the files after the first and the second."""
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, "AdamW", options, values)
-    states = {}
+    states, files = {}, []
     for number, name in enumerate(("old", "new")):
         steps(share, optimizer, gradients[number : number + 1])
         dist.barrier()
@@ -162,6 +163,7 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list
             copies.append(("return", snapshot(folder, len(copies))))
         states[name] = contents(share, optimizer, {"saved": name})
         dist.barrier()
+        files.append([file for file, *_ in listing(folder)])
     everyones: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, [[event, copy and str(copy)] for event, copy in copies])
     everyones[0].append(["at the end", str(folder)])
@@ -173,7 +175,7 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder.parent)
-    return told
+    return {"told": told, "files": files}
 
 
 def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> list:

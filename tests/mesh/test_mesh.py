@@ -83,9 +83,15 @@ def test_axes_that_are_not_named_are_where_this_rank_is(paper):
             for place in (0, n - 1):
                 at = list({**places, axis: place}.values())
                 want.append(int(numpy.ravel_multi_index(at, case["degrees"])))
+        zeros = [
+            int(numpy.ravel_multi_index([place if a == axis else 0 for a in AXES], case["degrees"]))
+            for axis, n in zip(AXES, case["degrees"], strict=True)
+            for place in (0, n - 1)
+        ]
+        taken = ": axes that are not named are taken for 0" if got["counterparts"] == zeros else ""
         assert got["counterparts"] == want, (
             f"rank {case['here']} of {case['degrees']}: the first and last rank along each axis in turn are {want}, "
-            f"got {got['counterparts']}"
+            f"got {got['counterparts']}{taken}: of the others, this rank's own coordinates"
         )
 
 

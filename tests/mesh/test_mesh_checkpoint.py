@@ -19,6 +19,7 @@ import torch
 from lab.judge import Suspects, close
 from lab.pytest_plugin import exercise
 
+from ..zero.suspects_state import why_not_whole
 from . import probes_checkpoint as probes
 from .placed import draw_layout, draw_values, sizes_of, world_of
 from .probes_placed import part_of
@@ -283,14 +284,13 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, late):
     layout = draw_layout(rng, {"data": 2}, small=0)
     values, gradients = draw_values(rng, layout), [draw_values(rng, layout) for _ in range(2)]
-    for rank, told in enumerate(run(probes.killed, layout, values, gradients, late, world=2, replace=NEEDS)):
-        for who, event, loaded in told:
+    for rank, got in enumerate(run(probes.killed, layout, values, gradients, late, world=2, replace=NEEDS)):
+        for who, event, loaded in got["told"]:
             assert loaded in ("old", "new"), (
-                f"killed before rank {who}'s '{event}' in the second save: on rank {rank} loading gave {loaded}: write "
-                "beside what is there, under new names, and let one os.replace, when all have written, make it the "
-                "checkpoint"
+                f"killed before rank {who}'s '{event}' in the second save: on rank {rank} loading gave {loaded}: "
+                f"{why_not_whole(loaded, *got['files'])}"
             )
-        for who, event, loaded in told:
+        for who, event, loaded in got["told"]:
             assert event not in ("return", "at the end") or loaded == "new", (
                 f"after the second save has returned on rank {who} ({event}), loading on rank {rank} gave {loaded}: "
                 "nobody may go on before the index is there"

@@ -12,7 +12,7 @@ from lab.pytest_plugin import exercise
 from lab.world.schedule import drawn
 
 from . import probes_pipeline as probes
-from .schedules import draw_cases, holds_the_bubble, most_alive, played, refuses, title
+from .schedules import before_the_first_backward, draw_cases, holds_the_bubble, most_alive, played, refuses, title
 
 INTERLEAVED = "mesh.schedule_interleaved"
 
@@ -42,7 +42,13 @@ def test_what_is_no_pipeline_is_refused(run, rng):
 @exercise(INTERLEAVED, kind="property")
 def test_more_chunks_make_the_bubble_smaller(run, rng):
     for case, ranks in judged(run, [*draw_cases(rng, chunks=2), [*draw_cases(rng, count=1)[-1], 1]]):
-        holds_the_bubble(ranks, case, "go round in groups of p micro-batches, and warm up long enough")
+        have = before_the_first_backward(ranks)
+        alike = ", on all ranks alike" if len(set(have)) == 1 and len(have) > 1 else ""
+        holds_the_bubble(
+            ranks, case,
+            f"by rank, {have} forwards come before the first backward{alike}: go round in groups of p micro-batches, "
+            "and warm up for a round for each further chunk, and longer on earlier ranks",
+        )  # fmt: skip
 
 
 @exercise(INTERLEAVED, kind="property")

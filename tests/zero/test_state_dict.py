@@ -18,6 +18,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes_state as probes
 from .oracles import OPTIONS
+from .suspects_state import why_not_whole
 
 STATE_DICT = "zero.state_dict"
 NEEDS = ["zero.zero1"]
@@ -145,24 +146,6 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late
                 f"{why_not_whole(loaded, *got['files'])}"
             )
         assert got["told"][-1][1] == "new", f"rank {rank}: after the second save loading gave {got['told'][-1][1]}"
-
-
-def why_not_whole(loaded, first, last) -> str:
-    """Why neither the first save nor the second could be loaded. first, last: the names of their files."""
-    first, last = ({n for n in names if not n.endswith(".json")} for names in (first, last))
-    missing = [n for n in sorted(first | last) if "FileNotFound" in loaded and n in loaded]
-    if missing and missing[0] in first - last:
-        return f"{missing[0]}, of the first save, is removed already: remove it when the index names it no more"
-    if missing and missing[0] in last - first:
-        return f"the index names {missing[0]}, which is not written yet: replace the index when all ranks have written"
-    if "mixture" in loaded and first & last:
-        return f"the second save writes over {', '.join(sorted(first & last))} of the first: give its files new names"
-    if "mixture" in loaded and "extra is 'new'; not old: [];" in loaded:
-        return "extra is the second save's, and all else the first's: one os.replace is to bring both, of one file"
-    return (
-        "write beside what is there, under new names, and let one os.replace, when all have written, make it the "
-        "checkpoint"
-    )
 
 
 @exercise(STATE_DICT, kind="property")
