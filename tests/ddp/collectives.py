@@ -53,7 +53,7 @@ def same_sum(got, parts, what, cause="") -> None:
     if not got.dtype.is_floating_point:
         stack = stack.long()
         if not torch.equal(got.long(), stack.sum(0)):
-            often = counted(got, parts)
+            often = counted(got, parts) or divided(got, stack.sum(0), len(parts))
             raise AssertionError(
                 f"{what}: got {brief(got)}, expected the sum {brief(stack.sum(0))}{often and f': {often}'}"
             )
@@ -63,7 +63,7 @@ def same_sum(got, parts, what, cause="") -> None:
     error = (got.double() - stack.double().sum(0)).abs()
     wrong = ~(error <= allowed)  # NaN too
     if wrong.any():
-        cause = counted(got, parts) or cause
+        cause = counted(got, parts) or divided(got, stack.double().sum(0), len(parts)) or cause
         raise AssertionError(
             f"{what}: {int(wrong.sum())} of {wrong.numel()} sums are off: got {brief(got[wrong])}, expected "
             f"{brief(stack.double().sum(0)[wrong])}, allowed ±{float(allowed[wrong].flatten()[0]):.2g}"
@@ -107,6 +107,14 @@ def counted(got, parts) -> str:
     words = {0: "is not in it", 2: "is in it twice"}
     told = [f"rank {rank}'s {words[n]}" for rank, n in enumerate(next(iter(found))) if n != 1]
     return ", ".join(told)
+
+
+@harmless
+def divided(got, total, world: int) -> str:
+    """Whether this is the sum over as many ranks, divided by their number."""
+    rounding = torch.finfo(got.dtype).eps * total.abs() if got.dtype.is_floating_point else 1
+    mean = world > 1 and total.any() and ((got.double() - total.double() / world).abs() <= world * rounding).all()
+    return f"it is the mean: the sum is not to be divided by {world}" if mean else ""
 
 
 def brief(tensor) -> str:

@@ -55,7 +55,9 @@ def judge(ranks, cases, members, kinds=KINDS):
                     f"{what}: in the list is another tensor now: fill the one that was there"
                 )
                 want = cases[other][i]["inputs"][place]
-                cause, before = f"it is inputs[{place}] of rank {s}", rubbish(list(want.shape), want.dtype)
+                came = sorted({members.index(r["peer"]) for r in told["rows"] if r["op"] == "recv"})
+                cause = f"it is inputs[{place}] of rank {s}; messages came from ranks {came}, and one's own is copied"
+                before = rubbish(list(want.shape), want.dtype)
                 same(told["outputs"][s], want, what, cause, before)
 
 

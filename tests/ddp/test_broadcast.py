@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from .collectives import by_hand, draw_dtypes, draw_members, draw_values, held, messages, same, sends
@@ -37,6 +37,16 @@ def draw_shapes(rng, count):
     return [shapes[i % len(shapes)] for i in range(count)]
 
 
+@harmless
+def began(ranks, members, i, src) -> str:
+    """Who sent without having received, where that is not src alone."""
+    first = [
+        place for place, rank in enumerate(members)
+        if (ops := [r["op"] for r in ranks[rank][i]["rows"]]) and ops[0] == "send"
+    ]  # fmt: skip
+    return f"; who sent before anything came was rank {', '.join(map(str, first))}" if first and first != [src] else ""
+
+
 def judge(ranks, cases, members):
     for place, rank in enumerate(members):
         for i, told in enumerate(ranks[rank]):
@@ -44,6 +54,7 @@ def judge(ranks, cases, members):
             what = f"rank {place} of {len(members)}, src {src}"
             came = sum(r["op"] == "recv" for r in told["rows"])
             cause = f"it is what rank {src} of the group had; this rank received {came} message{'s' * (came != 1)}"
+            cause += began(ranks, members, i, src)
             before = cases[rank][i]["tensor"]
             same(told["tensor"], cases[members[src]][i]["tensor"], what, cause, before)
 

@@ -15,7 +15,7 @@ import math
 import pytest
 import torch
 
-from lab.judge import close
+from lab.judge import close, harmless
 from lab.pytest_plugin import exercise
 
 from . import probes_clip as probes
@@ -38,12 +38,26 @@ def draw(rng, scale: float = 1.0, dtype: torch.dtype = torch.float32, parameters
     return [(rng.normal(*shape, dtype=torch.float64) * scale).to(dtype) for shape in shapes]
 
 
+@harmless
+def taken_for(got: float, gradients: list, norm: float, max_norm: float) -> str:
+    """What else the norm is."""
+    lengths = [oracle([g], 1.0)[0] for g in gradients if g is not None]
+    others = {
+        "the norm after clipping": min(norm, max_norm),
+        "the sum of the gradients' norms": sum(lengths),
+        "of this rank's gradients alone": math.hypot(*lengths),
+        "as if each counted twice": math.sqrt(2) * norm,
+    }
+    return next((f"; this is {what}" for what, n in others.items() if abs(got / n - 1) <= 1e-6), "")
+
+
 def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | None = None, cause: str = "") -> None:
     """whole: what the norm is of, where that is more than `gradients`."""
     norm, _ = oracle(gradients if whole is None else whole, max_norm)
     assert got["returned"] == "torch.float64 ()", f"{what}: returned {got['returned']}, expected a float64 tensor ()"
     assert abs(float(got["norm"]) - norm) <= 1e-6 * norm, (
         f"{what}: the norm is {norm:.7g}, got {float(got['norm']):.7g}: {cause or 'of all gradients, before clipping'}"
+        f"{taken_for(float(got['norm']), gradients, norm, max_norm)}"
     )
     scale = min(1.0, max_norm / norm) if norm else 1.0
     for i, (g, have) in enumerate(zip(gradients, got["gradients"], strict=True)):
