@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.judge import harmless
+from lab.listing import some
 
 from .chains import whole_batch
 
@@ -43,14 +44,14 @@ def of_gradient(name: str, chain: tuple, batches: list, rank: int, step: int, to
         yield f"it is the sum over ranks divided by 2, and {size}", every * world / 2
     mine = gradient(state, batches[rank : rank + 1])
     for divided, tensor in (("", mine), (f", divided by {world}", mine / world)):
-        yield f"it is this rank's own gradient{divided}: {_sent(mine, state[name], told, world)}", tensor
+        yield f"it is this rank's own gradient{divided}: {_sent(name, mine, state[name], told, world)}", tensor
     if step == 0 and world > 1:
         apart = [gradient(states[r], batches[r : r + 1]) for r in range(world)]
         yield "each rank's is of other weights: do the replicas start as rank 0's?", torch.stack(apart).mean(0)
         yield "it is this rank's own, of weights that are not rank 0's: do the replicas start alike?", apart[rank]
 
 
-def _sent(mine: Tensor, value: Tensor, told: dict, world: int) -> str:
+def _sent(name: str, mine: Tensor, value: Tensor, told: dict, world: int) -> str:
     """What became of a gradient that was not summed, as far as what was sent in the step tells."""
     sent = [(row, payload) for row, payload in zip(told["rows"], told["payloads"], strict=True) if row["op"] in SUMS]
     if not sent:
@@ -65,7 +66,21 @@ def _sent(mine: Tensor, value: Tensor, told: dict, world: int) -> str:
         return f"its values were sent and waited for, but the sum is not in .grad: was a copy summed?{rest}"
     if any(_holds(p, x) for _, p in sent for x in (value, value / world)):
         return "what was sent are the values of the parameter, not of its gradient"
-    return f"none of the {len(sent)} messages of this step held it when they were sent{rest}"
+    return f"none of the {len(sent)} messages of this step held it when they were sent{rest}{_too_early(name, told)}"
+
+
+@harmless
+def _too_early(name: str, told: dict) -> str:
+    """In whose hooks buckets were sent, where all were before this gradient came; "" where that is not so."""
+    hooks = told["hooks"]
+    senders = [sender for sender, first, last, *_ in hooks if last > first]
+    order = [each for each, *_ in hooks]
+    if not senders or name not in order or order.index(name) < order.index(senders[-1]):
+        return ""
+    return (
+        f"; they left in the hooks of {some(senders)}, and this gradient came after them: a bucket is full when all of "
+        "its gradients are there, in whatever order they come"
+    )
 
 
 def _holds(payload: Tensor, values: Tensor) -> bool:

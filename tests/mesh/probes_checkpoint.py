@@ -96,6 +96,7 @@ def _loaded(checkpoint, share: Share, optimizer: torch.optim.Optimizer) -> objec
         return checkpoint.load(share, optimizer)
     except RuntimeError as error:
         where = f"{share.layout['degrees'] or 'one rank'}, with a vocabulary of {share.layout['config']['vocabulary']}"
+        where += ", which is padded to what the ranks along tensor divide, here and where it was saved"
         raise RuntimeError(f"load() on {where}: {error}").with_traceback(error.__traceback__) from None
 
 

@@ -74,7 +74,7 @@ def of_training(
     changes: list[tuple[str, Change]] = [
         ("the count of steps begins anew, and Adam's bias correction with it", counted_anew),
         ("hyperparameters are those that the optimizer was made with here: load them", set_to(other)),
-        ("hyperparameters are torch's defaults, not those of param_groups when it was saved", set_to(defaults)),
+        ("what was saved are the optimizer's .defaults, not the hyperparameters in its param_groups", set_to(defaults)),
         *(
             (f"{key} is the one that the optimizer was made with, not that of param_groups when it was saved", change)
             for key in options

@@ -105,6 +105,12 @@ def why_other(case: dict, got: Plan, best: Plan, answer: list) -> str:
             f"it does not fit: it needs {size:.4g} bytes, and there is room for {most:.4g}{whose_memory(case, answer)}"
         )
     if got_s > price:
+        lowest = sorted(fastest(case), key=lambda each: known(case, each[1])[0])[: case["keep"]]
+        if {Plan(*plan) for plan, *_ in answer} == {plan for _, plan, *_ in lowest}:
+            return (
+                f"a faster one was left out: these are the {case['keep']} with the lowest floors, and floors are no "
+                "order of prices"
+            )
         return (
             f"a faster one was left out: its floor is {floor:.4g} s, its price {price:.4g} s, it needs {need:.4g} of "
             f"{most:.4g} bytes; floors are no order of prices: go on until a floor is above the last price that is kept"
