@@ -74,14 +74,21 @@ def bound(impl, cases: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """[exception's name, its words] of each case."""
+    """[exception's name, its words or what came instead] of each case."""
     told = []
     for case in cases:
         words: list[str] = []
 
         def plan(case=case, words=words):
+            priced: list = []
             try:
-                impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, []))
+                choices = impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, priced))
+                asked = (
+                    f"{len(priced)} had been priced, and what does not fit needs no price"
+                    if priced
+                    else "none was priced"
+                )
+                words.append(f"{len(choices)} plans; {asked}")
             except Exception as error:
                 words.append(str(error))
                 raise

@@ -97,7 +97,7 @@ def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
     if not chunks:
         drawn = [[rng.integers(2, 6), rng.integers(1, 9)] for _ in range(count)]
         return [[1, rng.integers(2, 5)], [1, 1], [rng.integers(3, 6), 2], *drawn]
-    stages = [1, *rng.shuffled([2, 3, 4, 5])]
+    stages = [*rng.shuffled([2, 3, 4, 5]), 1]
     return [[p, p * rng.integers(1, 3), rng.integers(2, 2 + chunks)] for p in stages]
 
 

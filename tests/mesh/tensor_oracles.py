@@ -102,7 +102,8 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
                         () if sequence else halves(kind, name, sizes, state, x, dy, place, size)
                     ),
                 )
-            same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
+            everyone = [ranks[r]["gradients"] for r in group]
+            same_gradients(everyone[place], want["gradients"], plain["gradients"], what, place, size, everyone)
 
 
 def halves(kind: str, name: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, place: int, size: int):
@@ -117,15 +118,30 @@ CAUSES = {
 }
 
 
-def same_gradients(got: dict, want: dict, plain: dict, what: str, place: int, world: int) -> None:
-    """Assert that each parameter is there, and has its part of the whole gradient."""
+def of_norms(mine: torch.Tensor, everyones: list[torch.Tensor], place: int, world: int):
+    """What the gradient of a norm may be instead of the sum over the ranks. everyones: what all of them have."""
+    cause = "every rank's norms see their own tokens alone: sum"
+    yield f"it is the mean over the ranks: {cause}", mine / world
+    yield f"it is the sum, {world} times: {cause} once", mine * world
+    if everyones:
+        own = mine - sum(g for r, g in enumerate(everyones) if r != place)
+        yield f"it is this rank's own, not summed with the others': {cause}", own
+
+
+def same_gradients(got: dict, want: dict, plain: dict, what: str, place: int, world: int, everyone=()) -> None:
+    """Assert that each parameter is there, and has its part of the whole gradient. everyone: what all ranks have."""
     assert sorted(got) == sorted(want), f"{what}: parameters {sorted(got)}, expected {sorted(want)}"
     for name in want:
         mine, yardstick = piece(name, want[name], place, world), piece(name, plain[name], place, world)
         cause = "every rank's norms see their own tokens alone: sum" if "norm" in name else "the part of this rank"
         if mine.numel():
             assert got[name] is not None, f"{what}: {name} has no gradient"
-            close(got[name], mine, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause)
+            close(
+                got[name], mine, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause,
+                suspects=lambda name=name, mine=mine: (
+                    of_norms(mine, [g[name] for g in everyone], place, world) if "norm" in name else ()
+                ),
+            )  # fmt: skip
 
 
 def messages(rows: list, phase: str) -> list:
@@ -155,7 +171,7 @@ def keeps_its_share(run, kind: str, sizes: dict, shapes: dict, needs: list | Non
 def what_is_alive(live: int, own: int, world: int) -> str:
     """Whether that is the whole, or the whole beside the part: to an eighth of a part, as a bias may be on all."""
     for whole, told in (
-        (world, "as much as the whole: a view of it keeps all of it; clone the part"),
+        (world, "as much as the whole: a view of it keeps all of it, and .contiguous() may be one: clone the part"),
         (world + 1, "as much as the whole and the part: what it was made from is still referenced"),
     ):
         if abs(live - whole * own) <= own / 8:

@@ -288,8 +288,9 @@ def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
     for a, b in itertools.combinations(range(8), 2):
         here, there = coordinate(degrees, a), coordinate(degrees, b)
         alike = not sequence and {**here, "tensor": 0} == {**there, "tensor": 0}
+        every = "; so do all 8 ranks" if all(each == ranks[0] for each in ranks) else ""
         assert (ranks[a] == ranks[b]) == alike, (
-            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}: "
+            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}{every}: "
             f"{'they hold the same activations' if alike else 'they hold other activations'}"
         )
 

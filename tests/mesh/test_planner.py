@@ -209,7 +209,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
         "no plan has that many GPUs busy", "keep is 0",
     ]  # fmt: skip
     for case, cause, got in zip(cases, why, run(probes.refused, cases), strict=True):
-        assert got[0] == "ValueError", f"{case}: {cause}: expected a ValueError, got {got[0]}"
+        assert got[0] == "ValueError", f"{case}: {cause}: expected a ValueError, got {' and '.join(got)}"
         assert "\n" not in got[1], f"expected one line, got {got[1]!r}"
         if case is small:
             assert str(leanest) in got[1], f"expected the plan that needs least, {leanest}, named in {got[1]!r}"
