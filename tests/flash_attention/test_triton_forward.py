@@ -10,6 +10,8 @@ softmax without a maximum (logits × 50); every tile is read and masked (loads a
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -53,8 +55,11 @@ def _unwritten(o: torch.Tensor, grid: list) -> str:
     """What to do about whole batch entries, heads or rows at the end that no program wrote."""
     missing = unwritten(o, "batch, head, query, dim")
     if missing.startswith("batch"):
+        matrices = o.shape[0] * o.shape[1]
+        if math.prod(grid) < matrices:
+            return f"{missing}: a grid of {grid} is fewer programs than batch · heads, {matrices}"
         of = "of all batch · heads, number n is head n % heads of batch entry n // heads"
-        return f"{missing}, by a grid of {grid}: {of}"
+        return f"{missing}, though a grid of {grid} is enough: {of}"
     return missing and f"{missing}: are there programs for all of them, and does the last tile stop where o does?"
 
 
