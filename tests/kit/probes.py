@@ -167,6 +167,8 @@ def make_groups(impl, how: str):
     if how == "not contiguous":
         works = dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], torch.ones(3, 2).T, 1 - rank)])
         works[0].wait()
+    if how == "other splits":
+        dist.all_to_all_single(torch.empty(2), torch.ones(2), [2], [2])
     if how == "wrong source":
         odd = [dist.new_group(list(range(first, world, 2))) for first in range(2)][1]
         if rank % 2:

@@ -14,6 +14,10 @@ def not_part_of_group(runner):
     runner.run(probes.make_groups, "wrong source", world=4)
 
 
+def splits_of_another_group(runner):
+    runner.run(probes.make_groups, "other splits", world=2)
+
+
 def nothing_recorded(runner):
     torch.ones(2).sum().backward()
 
@@ -55,7 +59,10 @@ def too_few(runner):
     Two.apply(torch.ones(2, requires_grad=True), torch.ones(2)).sum().backward()
 
 
-PROVOKED = (not_part_of_group, nothing_recorded, leaf_changed, twice, overwritten, not_contiguous, viewed, too_few)
+PROVOKED = (
+    not_part_of_group, splits_of_another_group, nothing_recorded, leaf_changed, twice, overwritten, not_contiguous,
+    viewed, too_few,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "provoke"), list(zip(remedies.REMEDIES, PROVOKED, strict=True)))
