@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
@@ -45,17 +46,17 @@ def draw_members(rng, size=3, world=5) -> list:
     return sorted(rng.shuffled(range(1, world))[:size])
 
 
-def same_sum(got, parts, what, cause="") -> None:
-    """Assert that got is the sum of parts."""
+def same_sum(got, parts, what, cause="", sent="") -> None:
+    """Assert that got is the sum of parts. sent: what the rank sent for it, in words."""
     stack = torch.stack(parts)
     assert got.dtype == stack.dtype, f"{what}: got {got.dtype}, expected {stack.dtype}"
     assert got.shape == stack.shape[1:], f"{what}: got shape {tuple(got.shape)}, expected {tuple(stack.shape[1:])}"
     if not got.dtype.is_floating_point:
         stack = stack.long()
         if not torch.equal(got.long(), stack.sum(0)):
-            often = counted(got, parts) or divided(got, stack.sum(0), len(parts))
+            often = counted(got, parts) or divided(got, stack.sum(0), len(parts)) or cause
             raise AssertionError(
-                f"{what}: got {brief(got)}, expected the sum {brief(stack.sum(0))}{often and f': {often}'}"
+                f"{what}: got {brief(got)}, expected the sum {brief(stack.sum(0))}{often and f': {often}'}{sent}"
             )
         return
     # What n - 1 roundings can do, in whatever order: a plain sum of a few 16-bit numbers may by luck be exact.
@@ -68,6 +69,7 @@ def same_sum(got, parts, what, cause="") -> None:
             f"{what}: {int(wrong.sum())} of {wrong.numel()} sums are off: got {brief(got[wrong])}, expected "
             f"{brief(stack.double().sum(0)[wrong])}, allowed ±{float(allowed[wrong].flatten()[0]):.2g}"
             + (f": {cause}" if cause else "")
+            + sent
         )
 
 
@@ -90,23 +92,30 @@ def as_before(got, before) -> bool:
 
 @harmless
 def counted(got, parts) -> str:
-    """How often each rank's part is in what should be the sum of all, where that is one thing for all that is off."""
+    """How often each rank's part is in what should be the sum of all: one thing for all that is off, or for spans."""
     stack = torch.stack(parts).double().flatten(1)
     scale = stack.abs().sum(0)
     eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
-    found = None
-    for i in ((got.double().flatten() - stack.sum(0)).abs() > len(parts) * eps * scale).nonzero().flatten()[:20]:
-        fits = {
+    wrong = ((got.double().flatten() - stack.sum(0)).abs() > len(parts) * eps * scale).nonzero().flatten()[:20].tolist()
+    fits = {}
+    for i in wrong:
+        fits[i] = {
             times for times in itertools.product(range(3), repeat=len(parts))
             if abs(float(got.flatten()[i]) - sum(n * float(x) for n, x in zip(times, stack[:, i], strict=True)))
             <= 4 * eps * float(scale[i])
         }  # fmt: skip
-        found = fits if found is None else found & fits
-    if not found or len(found) > 1:
+    common = set.intersection(*fits.values()) if fits else set()
+    if len(common) == 1:
+        return _often(next(iter(common)))
+    if common or any(len(found) != 1 for found in fits.values()):
         return ""
+    spans = [(times, [*at]) for times, at in itertools.groupby(wrong, lambda i: next(iter(fits[i])))]
+    return "; ".join(f"in elements {at[0]} to {at[-1]} {_often(times)}" for times, at in spans[:3])
+
+
+def _often(times: Sequence[int]) -> str:
     words = {0: "is not in it", 2: "is in it twice"}
-    told = [f"rank {rank}'s {words[n]}" for rank, n in enumerate(next(iter(found))) if n != 1]
-    return ", ".join(told)
+    return ", ".join(f"rank {rank}'s {words[n]}" for rank, n in enumerate(times) if n != 1)
 
 
 @harmless
@@ -127,6 +136,14 @@ def messages(rows) -> str:
     return "; ".join(
         f"{text}{f' (times {n})' if (n := len([*run])) > 1 else ''}" for text, run in itertools.groupby(told)
     )
+
+
+@harmless
+def sent_by(rows, want: int) -> str:
+    """How many messages a rank sent of so many that are wanted, and what they held."""
+    out = [r for r in rows if r["op"] == "send"]
+    expected = "as many as expected" if len(out) == want else f"expected {want}"
+    return f"; it sent {len(out)} messages, {expected}{f': {messages(out)}' if out else ''}"
 
 
 def sends(rows, what) -> list:
@@ -150,8 +167,18 @@ def held(run, op, cases, largest, peak, room) -> None:
         measured("held at once beside what was given", got["peak"], peak, "elements", at_most=True)
         assert got["peak"] <= peak, (
             f"rank {rank} of {world}: {got['peak']} elements were held at once beside what was given, in storages of "
-            f"{got['largest']} at most; expected {room}, whatever W is"
+            f"{got['largest']} at most; expected {room}, whatever W is{growing(got['held'])}"
         )
+
+
+@harmless
+def growing(held: list[int]) -> str:
+    """What was held when each message left."""
+    if len(held) < 2:
+        return ""
+    told = ", ".join(map(str, held))
+    more = all(a < b for a, b in itertools.pairwise(held))
+    return f"; when its messages left {told} were held{': each step keeps what the last one made' if more else ''}"
 
 
 def to_one_neighbour(told, members, what, counts) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 import torch
 import torch.distributed as dist
 
@@ -25,18 +28,41 @@ def collect(impl, op: str, cases: list, members: list) -> list:
 
 
 def metered(impl, op: str, cases: list) -> list:
-    """The storages that each call makes, in elements of its tensors."""
+    """The storages that each call makes, in elements of its tensors; and what is held as each message leaves."""
     told = []
     for case in cases[dist.get_rank()]:
         tensors, call = prepared(impl, op, case)
         flat = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
+        size, held = flat[0].element_size(), []
         with meter(flat) as memory:
-            call({})
+
+            def note(op: str, memory=memory, size=size, held=held) -> None:
+                if op == "send":
+                    held.append(memory.live_bytes // size)
+
+            with noting(note):
+                call({})
         told.append({
-            "largest": memory.largest_elements, "op": memory.largest_op,
-            "peak": memory.peak_bytes // flat[0].element_size(),
+            "largest": memory.largest_elements, "op": memory.largest_op, "peak": memory.peak_bytes // size,
+            "held": held,
         })  # fmt: skip
     return told
+
+
+@contextlib.contextmanager
+def noting(note: Callable[[str], object]) -> Iterator[None]:
+    """Call `note` with what is sent, whenever something is."""
+    write = ledger.write
+
+    def written(op: str, *args, **kwargs):
+        note(op)
+        return write(op, *args, **kwargs)
+
+    ledger.write = written
+    try:
+        yield
+    finally:
+        ledger.write = write
 
 
 def prepared(impl, op: str, case: dict):

@@ -15,6 +15,7 @@ from lab.world import ledger as ledgers
 from lab.world.group import ledger
 
 from .probes import wrap
+from .probes_collectives import noting
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -101,6 +102,9 @@ class Watched:
         return row
 
 
+NOTHING_UNDER_WAY = ": hooks count no gradient within no_sync(), so nothing is under way after it"
+
+
 @contextlib.contextmanager
 def noted(where: str) -> Iterator[None]:
     """Let an error say in which backward it was raised."""
@@ -118,7 +122,8 @@ def told_of(steps: list, step: int, i: int, sent: int) -> str:
     if i:
         within = ", within no_sync()" if i < micro - 1 else ", the one after no_sync()"
         before = "backward before it" if i == 1 else f"{i} before it"
-        return f"in step {step}, backward {i + 1} of {micro}{within}; the {before} had sent {sent or 'no'} messages"
+        under = f"the {before}, within no_sync(), had sent {sent or 'no'} messages"
+        return f"in step {step}, backward {i + 1} of {micro}{within}; {under}{'' if sent else NOTHING_UNDER_WAY}"
     if not step or micro > 1:
         return f"in step {step}, backward 1 of {micro}"
     used = sorted({layer for *_, order in steps[step - 1] for layer in order})
@@ -159,6 +164,10 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, 
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         told.append({"first": first, "marks": marks, "ended_s": ended, "unsent": kept if len(step) > 1 else 0})
         told[-1]["hooks"] = hooks
+        there = {row.storage for row in ledger.rows[first:]}
+        present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
+        told[-1]["present"] = len(present)
+        told[-1]["outside"] = [n for n, g in present if g.untyped_storage().data_ptr() not in there]
         told[-1]["last"] = len(ledger.rows)
         optimizer.step()
     rows = ledger.plain()
@@ -228,18 +237,20 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
 
 
 def storages(impl, width: int, plan: list, states: list, batches: list, set_to_none: bool) -> dict:
-    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]; and the
-    addresses of what was sent, by dtype."""
+    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]; the
+    addresses of what was sent, by dtype; and those of all gradients as each message left."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
     wrapped = wrap(impl, "flat", m)
-    told, sent, kept = [], [], []
+    told, sent, kept, lay = [], [], [], []
     for ((x, y, order),) in batches[rank]:
         wrapped.zero_grad(set_to_none=set_to_none)
         ((wrapped(x, order) - y) ** 2).mean().backward()
-        first = len(ledger.rows)
-        wrapped.finish_gradient_synchronization()
+        first, at = len(ledger.rows), []
+        with noting(lambda _, at=at: at.append([p.grad.untyped_storage().data_ptr() for p in with_gradient(m)])):
+            wrapped.finish_gradient_synchronization()
+        lay.append(at)
         sent.append([[row.dtype, row.storage] for row in ledger.rows[first:]])
         present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
         kept.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
@@ -247,4 +258,9 @@ def storages(impl, width: int, plan: list, states: list, batches: list, set_to_n
             [n, str(g.dtype).removeprefix("torch."), g.untyped_storage().data_ptr(), g.untyped_storage().nbytes(),
              g.storage_offset(), g.numel()] for n, g in present
         ])  # fmt: skip
-    return {"steps": told, "sent": sent}
+    return {"steps": told, "sent": sent, "lay": lay}
+
+
+def with_gradient(m: nn.Module) -> list:
+    """The parameters that have a gradient."""
+    return [p for p in m.parameters() if p.grad is not None]

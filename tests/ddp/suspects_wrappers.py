@@ -66,7 +66,8 @@ def _sent(name: str, mine: Tensor, value: Tensor, told: dict, world: int) -> str
         return f"its values were sent and waited for, but the sum is not in .grad: was a copy summed?{rest}"
     if any(_holds(p, x) for _, p in sent for x in (value, value / world)):
         return "what was sent are the values of the parameter, not of its gradient"
-    return f"none of the {len(sent)} messages of this step held it when they were sent{rest}{_too_early(name, told)}"
+    more = f"{rest}{_too_early(name, told)}{_outside(name, told)}"
+    return f"none of the {len(sent)} messages of this step held it when they were sent{more}"
 
 
 @harmless
@@ -80,6 +81,19 @@ def _too_early(name: str, told: dict) -> str:
     return (
         f"; they left in the hooks of {some(senders)}, and this gradient came after them: a bucket is full when all of "
         "its gradients are there, in whatever order they come"
+    )
+
+
+@harmless
+def _outside(name: str, told: dict) -> str:
+    """Whether this gradient is one of few that do not lie in what was sent, while the others do."""
+    out, present = told["outside"], told["present"]
+    if name not in out or len(out) >= present:
+        return ""
+    which = "this one is no view" if len(out) == 1 else f"{len(out)}, this one among them, are no views"
+    return (
+        f"; of {present} gradients {which} of what was sent, as one is not that was None "
+        "before: it is to be copied there first"
     )
 
 
@@ -103,6 +117,30 @@ def of_leftover(name: str, steps: list, world: int) -> str:
             if torch.allclose(now, factor * old, rtol=1e-4):
                 return f"it is {'' if factor == 1 else f'{factor} times '}what it was in step {step}"
     return "it is not 0, and not what an earlier step left"
+
+
+def of_second_backward(both: Tensor, world: int, sent: list[int]) -> Iterator:
+    """What a gradient may be after two backwards that give it the same, without no_sync() or finish_…() between.
+
+    both: the mean over ranks of their sum. sent: how many messages had gone when each of them ended.
+    """
+    between = sent_between(sent)
+    yield f"the second is missing: raise RuntimeError, or send the sum of both{between}", both / 2
+    yield (
+        (
+            "the first was divided by W twice: it lay in its bucket, divided already, when the second was added and "
+            f"the sum divided again: raise RuntimeError there too, or divide once{between}"
+        ),
+        both / 2 * (1 + 1 / world),
+    )
+
+
+@harmless
+def sent_between(sent: list[int]) -> str:
+    """What had been sent when the second backward began."""
+    return (
+        f"; when the second began, {sent[0] or 'no'} messages had been sent{'' if sent[0] else ': no bucket was full'}"
+    )
 
 
 # ---- when messages left, and were waited for ----

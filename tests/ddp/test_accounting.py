@@ -18,7 +18,7 @@ from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_cost as probes
-from . import suspects_cost
+from . import suspects_cost, suspects_step
 
 ACCOUNTING = "ddp.accounting"
 VARIANTS = ["naive", "flat", "overlapped", "bucketed"]
@@ -95,14 +95,15 @@ def draw(rng, variant: str = "", world: int = 0, **options) -> dict:
 
 
 def check(run, cases: list[dict], cause: str = "") -> None:
-    for case, got in zip(cases, run(probes.steps, cases), strict=True):
+    told = run(probes.steps, cases)
+    for case, got in zip(cases, told, strict=True):
         want = played(case)
         for name, value in want.items():
             slack = RELATIVE * (want["step_s"] if name == "exposed_s" else value)
             measured(f"{name} of a drawn step, {case['options']['variant']}", 1e3 * got[name], 1e3 * value, "ms")
             assert abs(got[name] - value) <= slack, (
                 f"{name} of {case}: expected {value:.9g}, got {got[name]:.9g}: "
-                f"{cause or ISSUED[case['options']['variant']]}"
+                f"{cause or ISSUED[case['options']['variant']]}{suspects_step.of_step(cases, told, name)}"
             )
 
 

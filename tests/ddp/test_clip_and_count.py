@@ -51,6 +51,23 @@ def taken_for(got: float, gradients: list, norm: float, max_norm: float) -> str:
     return next((f"; this is {what}" for what, n in others.items() if abs(got / n - 1) <= 1e-6), "")
 
 
+@harmless
+def factor(have: torch.Tensor, given: torch.Tensor, norm: float, max_norm: float, scale: float) -> str:
+    """By what a gradient is to be multiplied, and by what it was."""
+    at = given.double().abs().flatten().argmax()
+    was = float(have.double().flatten()[at] / given.double().flatten()[at])
+    ratio = f", which is max_norm / norm, where the norm is below max_norm: {norm:.4g}" if scale == 1.0 else ""
+    ratio = ratio if abs(was / (max_norm / norm) - 1) < 1e-5 else ""
+    return f"each is multiplied by {scale:.4g}, this one was by {was:.4g}{ratio}"
+
+
+@harmless
+def sent_as(rows: list) -> str:
+    """The dtypes of what was sent, where one is not wide enough."""
+    narrow = sorted({r["dtype"] for r in rows} - {"float64"})
+    return f"; what was sent over ranks is {', '.join(narrow)}" if narrow else ""
+
+
 def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | None = None, cause: str = "") -> None:
     """whole: what the norm is of, where that is more than `gradients`."""
     norm, _ = oracle(gradients if whole is None else whole, max_norm)
@@ -66,7 +83,7 @@ def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | 
             continue
         assert have.dtype == g.dtype, f"{what}: gradient {i} was {g.dtype} and is {have.dtype}"
         want = g.double() * scale
-        close(have, want, want.to(g.dtype), f"{what}, gradient {i}", cause=f"each is multiplied by {scale:.4g}")
+        close(have, want, want.to(g.dtype), f"{what}, gradient {i}", cause=factor(have, g, norm, max_norm, scale))
 
 
 @exercise(CLIP, kind="numerics")
@@ -212,7 +229,8 @@ def test_squares_of_pieces_neither_overflow_nor_vanish(run, rng, scale, dtype, g
     for rank, (got,) in enumerate(ranks):
         check(
             got, pieces[rank], limit, f"rank {rank}, pieces in {dtype} of about {scale:g}, as {given}", everything,
-            cause="squares are summed in float64, over ranks too; a piece that is named twice counts once",
+            cause=f"squares are summed in float64, over ranks too{sent_as(got['rows'])}; a piece that is named twice "
+            "counts once",
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from lab.judge import measured
+from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_wrappers
@@ -39,6 +39,13 @@ def wanted(chain, order) -> Counter:
         for p in m.layers[i].parameters():
             total[str(p.dtype).removeprefix("torch.")] += p.numel() if p.requires_grad else 0
     return total
+
+
+@harmless
+def already(lay: list, buffer: int) -> str:
+    """Whether gradients were views of their buffer before something else was sent. lay: their storages at each send."""
+    before = [storages for storages in lay if buffer in storages]
+    return "they were so already when it was sent, which was a copy of theirs: " if before else ""
 
 
 @exercise(FLAT, kind="numerics")
@@ -126,7 +133,7 @@ def test_gradients_become_views_of_one_buffer(run, rng, dtypes):
                 sent = {address for d, address in got["sent"][step] if d == dtype}
                 assert sent == {mine[0][2]}, (
                     f"{what}: what was sent as {dtype} is not the buffer that gradients are views of afterwards: "
-                    "all-reduce that one, and nothing need be copied back"
+                    f"{already(got['lay'][step], mine[0][2])}all-reduce that one, and nothing need be copied back"
                 )
                 place = 0
                 for name, _, _, _, offset, elements in sorted(mine, key=lambda r: r[4]):
