@@ -224,6 +224,18 @@ def why_this_split(cases: list, told: list, at: int) -> str:
     return ""
 
 
+@harmless
+def of_a_negative(cases: list, told: list) -> str:
+    """Whether tokens that should be infinite are data's time over what compute leaves, which is negative."""
+    for case, (least, *_) in zip(cases, told, strict=True):
+        compute, data, tensor = timed(case, tokens=1)
+        if tensor > compute * (1 + 1e-6):
+            left = compute - (0.0 if case["overlap"] else tensor)
+            if abs(abs(data / left) - abs(least)) > 1e-6 * abs(data / left):
+                return ""
+    return "; it is data_s over what a token leaves of compute, in all such cases, where it leaves nothing"
+
+
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
@@ -235,6 +247,7 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
         never = timed(case)[2] > timed(case)[0] * (1 + 1e-6)
         assert not (never and least < math.inf), (
             f"{case}: expected infinity, got {least:.6g}: tensor alone outlasts compute, however many tokens"
+            f"{of_a_negative(cases, told)}"
         )
         if least == 0:
             assert spare(case, 1e-6) >= 1 - RELATIVE, f"{case}: 0 tokens, but few of them are communication-bound"

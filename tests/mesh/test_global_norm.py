@@ -52,6 +52,14 @@ def counted(layout: dict, ranks: list, rank: int, norm: float) -> str:
     return "each number of the model's gradient counts once, on one rank of those that hold it"
 
 
+@harmless
+def reduced_over(rows: list, world: int) -> str:
+    """Over which ranks squares were summed, where those are not all."""
+    groups = sorted({tuple(row["group"]) for row in rows if row["op"] == "all_reduce"})
+    told = [f"ranks {[*group]}" for group in groups if len(group) < world]
+    return f"; an all-reduce was over {' and '.join(told)} alone, of {world}" if told else ""
+
+
 def own_norms(layout: dict, ranks: list, limit: float) -> list[float]:
     """By rank, the norm of its own by which gradients were scaled; nothing where they were not. ranks: of one limit."""
 
@@ -90,7 +98,7 @@ def check(ranks: list, norm: float, limits: list, what: str, layout: dict) -> No
             assert got["returned"] == "torch.float64 ()", f"{who}: returned {got['returned']}, expected float64, ()"
             assert abs(got["norm"] - norm) <= 1e-6 * norm, (
                 f"{who}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: "
-                f"{counted(layout, [each[i] for each in ranks], rank, norm)}"
+                f"{counted(layout, [each[i] for each in ranks], rank, norm)}{reduced_over(got['rows'], len(ranks))}"
             )
             scale = min(1.0, limit / norm)
             for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):

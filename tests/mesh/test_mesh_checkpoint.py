@@ -23,7 +23,7 @@ from ..zero.suspects_state import why_not_whole
 from . import probes_checkpoint as probes
 from .placed import draw_layout, draw_values, sizes_of, world_of
 from .probes_placed import part_of
-from .suspects_checkpoint import of_loaded, of_training
+from .suspects_checkpoint import holding, of_loaded, of_training
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
@@ -59,8 +59,8 @@ def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.
     return has
 
 
-def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, before: int) -> None:
-    """What each rank has when load() returns is what was saved: by key, by name."""
+def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, before: int, files: dict) -> None:
+    """What each rank has when load() returns is what was saved: by key, by name. files: that it was saved in."""
     world = layout["degrees"].get("tensor", 1)
     for rank, got in enumerate(ranks):
         names = {name for name, *_ in got["loaded"]}
@@ -83,7 +83,7 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, 
             alike = own.double() if own.shape == true.shape else true
             lost = (alike != true) & ((alike == 0) | (alike == probes.BEFORE) | ~(alike.abs() < 1e3 * true.abs().max()))
             cause = "no numbers that were saved: are all files read, and does each piece go to its `start`?"
-            cause = f"{int(lost.sum())} of them are {cause}" if lost.any() else ""
+            cause = f"{int(lost.sum())} of them are {cause}{holding(files, true[lost])}" if lost.any() else ""
             close(
                 own, true, yardstick.flatten()[here], title, cause=cause,
                 suspects=lambda name=name, place=place, start=start, own=own, key=key: of_loaded(
@@ -125,11 +125,11 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -
             probes.session, here, name, other if number else options, initial, gradients, files,
             {"session": number, "é": [0.5, None]}, world=world_of(here), replace=NEEDS,
         )  # fmt: skip
-        files = ranks[0]["files"]
+        loaded, files = files, ranks[0]["files"]
         sessions.append((here, ranks))
         told = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
         if number:
-            check_loaded(ranks, here, *saved, f"{name}, {told}", meshes[number - 1][0].get("tensor", 1))
+            check_loaded(ranks, here, *saved, f"{name}, {told}", meshes[number - 1][0].get("tensor", 1), loaded)
         for got in ranks:
             assert not got.get("stopped"), f"{name}, {told}: the first step after load() raised {got['stopped']}"
         written(here, name, files, told)
