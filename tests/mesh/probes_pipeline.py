@@ -165,12 +165,14 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.events: list[list] = []
+        self.held: list[int] = []  # what is saved when each of them begins
         self.saved, self.graphs = Count(), Count()
 
     def work(self, kind: str, micro_batch: int, chunk: int, ready: float, takes: float) -> None:
         start = max(self.now, ready)
         self.now = start + takes
         self.events.append([kind, micro_batch, chunk, start])
+        self.held.append(self.saved.now)
 
 
 class Count:
@@ -222,7 +224,7 @@ class ClockedStage(nn.Module):
 
 
 def clocked(impl, schedule: list, micro_batches: int, chunks: int, rows: int) -> dict:
-    """By logical clocks, what each rank did when, [kind, micro-batch, chunk, start]; the most it kept; its rows."""
+    """By logical clocks, what each rank did when, [kind, micro-batch, chunk, start]; what it kept; its rows."""
     rank, stages, clock = dist.get_rank(), dist.get_world_size(), Clock()
     modules = [ClockedStage(clock, c, c + rank == 0, (c + 1, rank + 1) == (chunks, stages)) for c in range(chunks)]
     plain = LedgerGroup.send
@@ -243,7 +245,7 @@ def clocked(impl, schedule: list, micro_batches: int, chunks: int, rows: int) ->
         )  # fmt: skip
     return {
         "events": clock.events, "end": clock.now, "saved": clock.saved.most, "left": clock.saved.now,
-        "graphs": clock.graphs.most, "rows": ledger.plain(),
+        "graphs": clock.graphs.most, "held": clock.held, "rows": ledger.plain(),
         "weights": [float(m.weight.grad) for m in modules],
     }  # fmt: skip
 

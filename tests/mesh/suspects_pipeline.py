@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from lab.judge import Suspects
+from lab.judge import Suspects, harmless
 
 from . import probes_pipeline as probes
 
@@ -70,7 +70,10 @@ def of_gradient(whole: Callable, plan: dict, state: dict, batches: list, lr: flo
 def order(events: list, did: list, should: list) -> str:
     """What is wrong where an action is not the schedule's."""
     if did[:3] == should[:3]:
-        late = "too late: send what an action made before the next begins, and wait for what comes only when it is due"
+        late = (
+            "too late, and all before it, on any rank, was in time: what it waits for was made, and not sent before "
+            "the next action began, or this rank waited for something else first"
+        )
         return f"the right action, {late if did[3] > should[3] else 'too early: it cannot have what it needs'}"
     kinds = [kind for kind, *_ in events]
     forwards = kinds.count("forward")
@@ -80,6 +83,20 @@ def order(events: list, did: list, should: list) -> str:
     if all(a[0] == "forward" and b[0] == "backward" and a[1:3] == b[1:3] for a, b in pairs):
         return "one micro-batch goes there and back before the next: follow the schedule that is given"
     return "follow the schedule that is given"
+
+
+@harmless
+def kept(got: dict, actions: list) -> str:
+    """Why too much is saved. got: what a rank did, and what was saved as each action began."""
+    if [event[:3] for event in got["events"]] != [[a.kind, a.micro_batch, a.chunk] for a in actions]:
+        return "actions are not in the order of the schedule that is given"
+    told = ", ".join(map(str, got["held"]))
+    if all(b >= a for a, b in itertools.pairwise(got["held"])):
+        return (
+            "actions are in the order of the schedule, but no backward frees what its forward has saved: is its graph "
+            f"retained? As they began, {told} forwards were saved"
+        )
+    return f"a backward frees what its forward has saved, run once, before the next action; as they began {told} were"
 
 
 def _model(plan: dict, state: dict) -> probes.Chunk:
