@@ -29,12 +29,15 @@ def _readings() -> Iterator[tuple[str, dict]]:
         {"arrival": "at once"},
     )
     yield (
-        "it is the bound's: that knows the first message and the last, and those between may have to wait as well",
+        "the step is taken to be bound_s, which knows the first message and the last alone: those between may wait",
         {"arrival": "bound"},
     )
     yield "all of it may be hidden: a message cannot leave before its gradients are there", {"arrival": "hidden"}
     yield "parameters come in the order of forward: backward begins with the last", {"backwards": False}
-    yield "a message leaves when backward begins with its first gradient: the last is to be there", {"ready": False}
+    yield (
+        "a message leaves when backward comes to its first parameter: it leaves when that is through with all of them",
+        {"ready": False},
+    )
     yield "messages leave during backward: they do so when it has ended", {"during": True}
     yield "messages leave when backward has ended: they do so during it", {"during": False}
     yield "backward takes as long for each parameter: its time goes by bytes", {"by_bytes": False}

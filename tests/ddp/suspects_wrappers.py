@@ -90,10 +90,10 @@ def _outside(name: str, told: dict) -> str:
     out, present = told["outside"], told["present"]
     if name not in out or len(out) >= present:
         return ""
-    which = "this one is no view" if len(out) == 1 else f"{len(out)}, this one among them, are no views"
+    which = "this one lies" if len(out) == 1 else f"{len(out)}, this one among them, lie"
     return (
-        f"; of {present} gradients {which} of what was sent, as one is not that was None "
-        "before: it is to be copied there first"
+        f"; of {present} gradients {which} outside of what was sent, and the others are views of it already: look at "
+        "each (one that was None before is a new tensor), not at the first or at any"
     )
 
 
@@ -125,11 +125,11 @@ def of_second_backward(both: Tensor, world: int, sent: list[int]) -> Iterator:
     both: the mean over ranks of their sum. sent: how many messages had gone when each of them ended.
     """
     between = sent_between(sent)
-    yield f"the second is missing: raise RuntimeError, or send the sum of both{between}", both / 2
+    yield f"{between}, and the second is missing in it: raise RuntimeError, or send the sum of both", both / 2
     yield (
         (
-            "the first was divided by W twice: it lay in its bucket, divided already, when the second was added and "
-            f"the sum divided again: raise RuntimeError there too, or divide once{between}"
+            f"{between}. So the first lay in its bucket, divided by W already, when the second was added, and the sum "
+            "was divided again: raise RuntimeError there too, or divide once"
         ),
         both / 2 * (1 + 1 / world),
     )
@@ -139,7 +139,7 @@ def of_second_backward(both: Tensor, world: int, sent: list[int]) -> Iterator:
 def sent_between(sent: list[int]) -> str:
     """What had been sent when the second backward began."""
     return (
-        f"; when the second began, {sent[0] or 'no'} messages had been sent{'' if sent[0] else ': no bucket was full'}"
+        f"when the second began, {sent[0] or 'no'} messages had been sent{'' if sent[0] else ', as no bucket was full'}"
     )
 
 

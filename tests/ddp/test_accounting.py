@@ -15,6 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from lab.judge import measured
+from lab.listing import inputs
 from lab.pytest_plugin import exercise
 
 from . import probes_cost as probes
@@ -102,8 +103,9 @@ def check(run, cases: list[dict], cause: str = "") -> None:
             slack = RELATIVE * (want["step_s"] if name == "exposed_s" else value)
             measured(f"{name} of a drawn step, {case['options']['variant']}", 1e3 * got[name], 1e3 * value, "ms")
             assert abs(got[name] - value) <= slack, (
-                f"{name} of {case}: expected {value:.9g}, got {got[name]:.9g}: "
+                f"{name}: expected {value:.9g}, got {got[name]:.9g}: "
                 f"{cause or ISSUED[case['options']['variant']]}{suspects_step.of_step(cases, told, name)}"
+                f"{inputs(case)}"
             )
 
 
@@ -117,8 +119,9 @@ def test_a_ring_is_its_messages(run, rng):
     for case, got in zip(cases, run(probes.rings, cases), strict=True):
         want = ring(case["bytes"], case["world"], case)
         assert abs(got - want) <= RELATIVE * want, (
-            f"all-reduce of {case}: expected {want:.6g} s, got {got:.6g}: 2(W − 1) messages of size / W bytes, each "
+            f"all-reduce: expected {want:.6g} s, got {got:.6g}: 2(W − 1) messages of size / W bytes, each "
             "with a latency of its own"
+            f"{inputs(case)}"
         )
 
 
@@ -176,16 +179,17 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
         found = bucketed_s(case, got) if got >= 1 else math.inf
         best = min(steps, key=steps.get)
         assert found <= shortest * (1 + 2 * RELATIVE), (
-            f"{case}: a step with buckets of {got} bytes takes {found:.9g} s, with {best}"
+            f"a step with buckets of {got} bytes takes {found:.9g} s, with {best}"
             f"{suspects_cost.neighbours(case, best)} {shortest:.9g}"
             f"{because()}"
+            f"{inputs(case)}"
         )
         smaller = [s for s in tried if s < got and steps[s] <= shortest * (1 + RELATIVE / 2)]
         assert not smaller, (
-            f"{case}: {got} bytes, but {min(smaller)} give as short a step{because(': of several the smallest')}"
+            f"{got} bytes, but {min(smaller)} give as short a step{because(': of several the smallest')}{inputs(case)}"
         )
         assert got in tried, (
-            f"{case}: {got} bytes, but buckets are the same with fewer{because(': 1, or a sum of neighbours')}"
+            f"{got} bytes, but buckets are the same with fewer{because(': 1, or a sum of neighbours')}{inputs(case)}"
         )
 
 
@@ -220,28 +224,30 @@ def test_limits_are_where_communication_is_just_hidden(run, rng):
 def judge_samples(case: dict, samples: int) -> None:
     needed = ring(case["bytes"], case["world"], case)
     one = case["backward_s"] / case["samples"]
-    assert samples >= 1, f"{case}: {samples} samples a rank, expected at least 1"
+    assert samples >= 1, f"{samples} samples a rank, expected at least 1{inputs(case)}"
     assert samples * one >= needed * (1 - RELATIVE), (
-        f"{case}: {samples} samples a rank take {samples * one:.6g} s of backward, and communication {needed:.6g} s"
+        f"{samples} samples a rank take {samples * one:.6g} s of backward, and communication {needed:.6g} s"
+        f"{inputs(case)}"
     )
     assert samples == 1 or (samples - 1) * one <= needed * (1 + RELATIVE), (
-        f"{case}: {samples} samples a rank, but {samples - 1} hide communication too"
+        f"{samples} samples a rank, but {samples - 1} hide communication too{inputs(case)}"
     )
 
 
 def judge_bandwidth(case: dict, least: float) -> None:
     world = case["world"]
     if world == 1:
-        assert least == 0, f"{case}: one rank sends nothing, and needs {least} bytes/s"
+        assert least == 0, f"one rank sends nothing, and needs {least} bytes/s{inputs(case)}"
         return
     if 2 * (world - 1) * case["alpha_s"] >= case["backward_s"]:
-        assert least == math.inf, f"{case}: the latencies alone outlast backward, and {least} bytes/s shall do"
+        assert least == math.inf, f"the latencies alone outlast backward, and {least} bytes/s shall do{inputs(case)}"
         return
     needed = ring(case["bytes"], world, {**case, "bytes_per_s": least}) if least > 0 else math.inf
     # The time left for bytes is a difference: where latencies take nearly all of backward, it loses digits.
     assert abs(needed - case["backward_s"]) <= RELATIVE * case["backward_s"], (
-        f"{case}: at {least:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
+        f"at {least:.6g} bytes/s communication takes {needed:.6g} s, expected backward's "
         f"{case['backward_s']:.6g}: latencies take their part of it"
+        f"{inputs(case)}"
     )
 
 
@@ -251,14 +257,16 @@ def judge_world(case: dict, most: int, because: Callable[[], str]) -> None:
         needed = 2 * (world - 1) * (case["alpha_s"] + case["bytes"] / world / case["bytes_per_s"])
         return math.inf if needed == 0 else case["backward_s"] * case["world"] / world / needed
 
-    assert most >= 1, f"{case}: {most} ranks at most, but one has nothing to wait for"
+    assert most >= 1, f"{most} ranks at most, but one has nothing to wait for{inputs(case)}"
     assert spare(most) >= 1 - RELATIVE, (
-        f"{case}: with {most} ranks backward takes {spare(most):.6g} times as long as communication: not hidden"
+        f"with {most} ranks backward takes {spare(most):.6g} times as long as communication: not hidden"
         f"{because()}"
+        f"{inputs(case)}"
     )
     assert spare(most + 1) <= 1 + RELATIVE, (
-        f"{case}: {most} ranks at most, but with {most + 1} communication is hidden too: backward takes "
+        f"{most} ranks at most, but with {most + 1} communication is hidden too: backward takes "
         f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all{because()}"
+        f"{inputs(case)}"
     )
 
 
@@ -294,14 +302,15 @@ def test_no_step_is_shorter_than_its_bound_and_overlap_costs_nothing(run, rng):
     for i, case in enumerate(cases):
         naive, flat, overlapped, bucketed = (t["step_s"] for t in told[4 * i : 4 * i + 4])
         for variant, t in zip(VARIANTS, told[4 * i : 4 * i + 4], strict=True):
-            assert t["step_s"] >= t["bound_s"] * (1 - RELATIVE), f"{case}, {variant}: shorter than its bound: {t}"
+            assert t["step_s"] >= t["bound_s"] * (1 - RELATIVE), f"{variant}: shorter than its bound: {t}{inputs(case)}"
             assert t["exposed_s"] <= t["communication_s"] * (1 + RELATIVE), (
-                f"{case}, {variant}: exposes more than it sends"
+                f"{variant}: exposes more than it sends{inputs(case)}"
             )
-        assert overlapped <= naive * (1 + RELATIVE), f"{case}: the same messages, sent earlier, take longer"
+        assert overlapped <= naive * (1 + RELATIVE), f"the same messages, sent earlier, take longer{inputs(case)}"
         assert bucketed <= min(overlapped, flat) * (1 + 2 * RELATIVE), (
-            f"{case}: buckets of {sizes[i]} bytes take {bucketed:.6g} s; one a parameter {overlapped:.6g}, one for all "
+            f"buckets of {sizes[i]} bytes take {bucketed:.6g} s; one a parameter {overlapped:.6g}, one for all "
             f"{flat:.6g}: both are buckets too"
+            f"{inputs(case)}"
         )
 
 
@@ -324,9 +333,13 @@ def test_a_better_link_is_never_slower_and_units_do_not_matter(run, rng, variant
     told = [t["step_s"] for t in run(probes.steps, changes)]
     for i, case in enumerate(cases):
         step, faster, sooner, smaller_unit, slower_clock = told[5 * i : 5 * i + 5]
-        assert max(faster, sooner) <= step * (1 + RELATIVE), f"{case}: a better link makes the step longer"
-        assert abs(smaller_unit - step) <= RELATIVE * step, f"{case}: {k} times the bytes at {k} times the rate differ"
-        assert abs(slower_clock - k * step) <= RELATIVE * k * step, f"{case}: all times {k} times as long, the step not"
+        assert max(faster, sooner) <= step * (1 + RELATIVE), f"a better link makes the step longer{inputs(case)}"
+        assert abs(smaller_unit - step) <= RELATIVE * step, (
+            f"{k} times the bytes at {k} times the rate differ{inputs(case)}"
+        )
+        assert abs(slower_clock - k * step) <= RELATIVE * k * step, (
+            f"all times {k} times as long, the step not{inputs(case)}"
+        )
 
 
 @exercise(ACCOUNTING, kind="property")
@@ -344,5 +357,5 @@ def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run
     ]
     for case, got in zip(dear, run(probes.steps, asked), strict=True):
         assert got["all_reduces"] == 1, (
-            f"{case}: {got['all_reduces']} buckets, though one latency outlasts backward: send everything at once"
+            f"{got['all_reduces']} buckets, though one latency outlasts backward: send everything at once{inputs(case)}"
         )

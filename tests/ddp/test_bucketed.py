@@ -336,7 +336,7 @@ def test_a_second_backward_is_right_or_refused(run, rng, bucket):
             mean = 2 * torch.stack([v[i] for v in values]).double().mean(0)
             close(
                 gradient, mean, mean.float(), f"rank {rank}, gradient {i} after two backwards and one synchronization",
-                factor=10, cause=f"raise RuntimeError, or send the sum of both{sent_between(got['sent'])}",
+                factor=10, cause=f"{sent_between(got['sent'])}: raise RuntimeError, or send the sum of both",
                 suspects=lambda mean=mean, sent=got["sent"]: of_second_backward(mean, len(values), sent),
             )  # fmt: skip
 

@@ -22,6 +22,7 @@ from . import probes_clip as probes
 from . import suspects_counts
 
 CLIP = "ddp.clip_and_count"
+GIVEN = {"list": "in a list", "twice": "each named twice", "generator": "from a generator"}
 FIELDS = ("samples", "tokens", "global_batch", "global_tokens")
 COUNTED = "padding is not counted, rows of nothing else neither; micro-batches and the ranks of the group all are"
 
@@ -65,7 +66,7 @@ def factor(have: torch.Tensor, given: torch.Tensor, norm: float, max_norm: float
 def sent_as(rows: list) -> str:
     """The dtypes of what was sent, where one is not wide enough."""
     narrow = sorted({r["dtype"] for r in rows} - {"float64"})
-    return f"; what was sent over ranks is {', '.join(narrow)}" if narrow else ""
+    return f"; what was sent over ranks is {', '.join(narrow)}, which cannot hold such squares" if narrow else ""
 
 
 def check(got: dict, gradients: list, max_norm: float, what: str, whole: list | None = None, cause: str = "") -> None:
@@ -228,7 +229,7 @@ def test_squares_of_pieces_neither_overflow_nor_vanish(run, rng, scale, dtype, g
     )  # fmt: skip
     for rank, (got,) in enumerate(ranks):
         check(
-            got, pieces[rank], limit, f"rank {rank}, pieces in {dtype} of about {scale:g}, as {given}", everything,
+            got, pieces[rank], limit, f"rank {rank}, pieces in {dtype} of about {scale:g}, {GIVEN[given]}", everything,
             cause=f"squares are summed in float64, over ranks too{sent_as(got['rows'])}; a piece that is named twice "
             "counts once",
         )  # fmt: skip

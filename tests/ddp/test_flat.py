@@ -45,7 +45,7 @@ def wanted(chain, order) -> Counter:
 def already(lay: list, buffer: int) -> str:
     """Whether gradients were views of their buffer before something else was sent. lay: their storages at each send."""
     before = [storages for storages in lay if buffer in storages]
-    return "they were so already when it was sent, which was a copy of theirs: " if before else ""
+    return "it was sent when they were views of theirs already, so a copy was sent: " if before else ""
 
 
 @exercise(FLAT, kind="numerics")

@@ -12,6 +12,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from lab.judge import measured
+from lab.listing import inputs
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
@@ -42,8 +43,9 @@ def check(run, cases: list[dict], cause: str = "") -> None:
             assert isinstance(got[name], int), f"{name} is a {type(got[name]).__name__}, expected int"
             measured(f"{name}, {case['algorithm']}, {case['direction']}", got[name], want[name])
             assert got[name] == want[name], (
-                f"{name} of {case}: expected {want[name]:,}, got {got[name]:,}: "
+                f"{name}: expected {want[name]:,}, got {got[name]:,}: "
                 f"{of_costs(name, cases, [each[name] for each in found], case) or cause or listed(name, case)}"
+                f"{inputs(case)}"
             )
 
 
@@ -146,6 +148,7 @@ def test_intensity_is_flops_a_byte(run, rng):
         want = counted(case)
         intensity = want["flops"] / want["bytes"]
         assert abs(got["intensity"] - intensity) <= 1e-9 * intensity, (
-            f"intensity of {case}: expected {intensity:.4f} FLOPs a byte, got {got['intensity']:.4f}"
+            f"intensity: expected {intensity:.4f} FLOPs a byte, got {got['intensity']:.4f}"
             f"{': that is bytes a FLOP' if abs(got['intensity'] * intensity - 1) < 1e-9 else ''}"
+            f"{inputs(case)}"
         )

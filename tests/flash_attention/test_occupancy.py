@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 
 from lab.judge import measured
+from lab.listing import inputs
 from lab.pytest_plugin import exercise
 
 from . import probes_steps as probes
@@ -81,9 +82,10 @@ def check(run, cases: list[dict]) -> None:
             measured(f"{name} of a drawn kernel", got[name], value)
             same = abs(got[name] - value) <= 1e-12 if name == "share" else got[name] == value
             assert same, (
-                f"{name} of {case}: expected {value}, got {got[name]}: "
+                f"{name}: expected {value}, got {got[name]}: "
                 f"{(name == 'programs' and of_programs(cases, [each['programs'] for each in found])) or WHY[name]}; "
                 f"programs that each resource allows: {allowed(case)}"
+                f"{inputs(case)}"
             )
 
 

@@ -39,13 +39,16 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
 
 
 def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
-            extra: dict) -> dict:  # fmt: skip
-    """Load what is in `files`, if there are any, take a step for each of `gradients`, save. Rank 0 tells the files."""
+            extra: dict, before: int = 1) -> dict:  # fmt: skip
+    """Load what is in `files`, if there are any, take a step for each of `gradients`, save. Rank 0 tells the files.
+
+    before: the ranks along tensor that saved them.
+    """
     with flushes() as flushed:
-        return _session(impl, layout, name, options, values, gradients, files, extra, flushed)
+        return _session(impl, layout, name, options, values, gradients, files, extra, before, flushed)
 
 
-def _session(impl, layout, name, options, values, gradients, files, extra, flushed: list) -> dict:
+def _session(impl, layout, name, options, values, gradients, files, extra, before: int, flushed: list) -> dict:
     folder = shared_folder()
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
@@ -58,7 +61,7 @@ def _session(impl, layout, name, options, values, gradients, files, extra, flush
         dist.barrier()
         first = len(ledger.rows)
         with meter(share.shares) as memory:
-            told["extra"] = _loaded(checkpoint, share, optimizer)
+            told["extra"] = _loaded(checkpoint, share, optimizer, before)
         told |= {"peak_bytes": memory.peak_bytes, "load_sent": sent(first), "loaded": held(share, optimizer)}
         if stopped := _stopped(lambda: steps(share, optimizer, gradients)):
             return {**told, "stopped": stopped}
@@ -90,14 +93,20 @@ def _session(impl, layout, name, options, values, gradients, files, extra, flush
     return told
 
 
-def _loaded(checkpoint, share: Share, optimizer: torch.optim.Optimizer) -> object:
+def _loaded(checkpoint, share: Share, optimizer: torch.optim.Optimizer, before: int) -> object:
     """What load() returns; sizes that torch does not like are told with the mesh that it was on."""
     try:
         return checkpoint.load(share, optimizer)
     except RuntimeError as error:
-        where = f"{share.layout['degrees'] or 'one rank'}, with a vocabulary of {share.layout['config']['vocabulary']}"
-        where += ", which is padded to what the ranks along tensor divide, here and where it was saved"
-        raise RuntimeError(f"load() on {where}: {error}").with_traceback(error.__traceback__) from None
+        rows, here = share.layout["config"]["vocabulary"], share.layout["degrees"].get("tensor", 1)
+        padded = [rows + -rows % ranks for ranks in (before, here)]
+        where = f"{share.layout['degrees'] or 'one rank'}: {error}"
+        if padded != [rows, rows]:
+            where += (
+                f" (the vocabulary of {rows} was saved as {padded[0]} rows, by {before} ranks along tensor, and has "
+                f"{padded[1]} here: rows that fill it up are no part of what is cut anew)"
+            )
+        raise RuntimeError(f"load() on {where}").with_traceback(error.__traceback__) from None
 
 
 def held(share: Share, optimizer: torch.optim.Optimizer) -> list:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lab.judge import Suspects, harmless
+from lab.listing import some
 
 from .probes_placed import cut_along, part_of
 
@@ -55,16 +56,19 @@ def of_loaded(has: dict, key: str, name: str, place: int, ranks: int, start: int
 
 
 @harmless
-def holding(files: dict, values: Tensor) -> str:
-    """Which of the files of a checkpoint has these values, if one has the first of them; files: bytes, by name."""
+def holding(files: dict, true: Tensor, lost: Tensor) -> str:
+    """In which files of a checkpoint what was lost lies, and in which what was not. files: bytes, by name."""
+    within = {}
     for path, data in sorted(files.items()):
         if path.endswith(".safetensors"):
-            for saved in safetensors.torch.load(bytes(data.tolist())).values():
-                near = (saved.double().flatten()[:, None] - values.double()[:3]).abs() <= 1e-5 * values.abs()[:3]
-                if near.any(0).all():
-                    others = len([p for p in files if p.endswith(".safetensors")]) - 1
-                    return f" They lie in {path}, one of {others + 1} files that were saved"
-    return ""
+            numbers = torch.cat([t.double().flatten() for t in safetensors.torch.load(bytes(data.tolist())).values()])
+            there = torch.isclose(true.double()[:, None], numbers, rtol=1e-5, atol=0.0).any(1)
+            within[path] = int((there & lost).sum()), int((there & ~lost).sum())
+    gone = [path for path, (missing, right) in within.items() if missing and not right]
+    if not gone or sum(within[path][0] for path in gone) < int(lost.sum()):
+        return ""
+    right = [path for path, (missing, right) in within.items() if right]
+    return f"all of them lie in {some(gone)}, of which nothing came; what came lies in {some(right) or 'none'}"
 
 
 def of_training(

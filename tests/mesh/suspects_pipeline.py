@@ -71,8 +71,8 @@ def order(events: list, did: list, should: list) -> str:
     """What is wrong where an action is not the schedule's."""
     if did[:3] == should[:3]:
         late = (
-            "too late, and all before it, on any rank, was in time: what it waits for was made, and not sent before "
-            "the next action began, or this rank waited for something else first"
+            "too late, though nothing that begins before it was late on any rank. So what it waits for had been made "
+            "and was sent too late (send before the next action begins), or this rank waited for something else first"
         )
         return f"the right action, {late if did[3] > should[3] else 'too early: it cannot have what it needs'}"
     kinds = [kind for kind, *_ in events]
@@ -94,9 +94,12 @@ def kept(got: dict, actions: list) -> str:
     if all(b >= a for a, b in itertools.pairwise(got["held"])):
         return (
             "actions are in the order of the schedule, but no backward frees what its forward has saved: is its graph "
-            f"retained? As they began, {told} forwards were saved"
+            f"retained? Forwards with saved tensors, when each action began: {told}"
         )
-    return f"a backward frees what its forward has saved, run once, before the next action; as they began {told} were"
+    return (
+        "a backward, run once, frees what its forward has saved before the next action; forwards with saved tensors, "
+        f"when each action began: {told}"
+    )
 
 
 def _model(plan: dict, state: dict) -> probes.Chunk:

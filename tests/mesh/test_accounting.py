@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lab.judge import harmless, measured
+from lab.listing import inputs
 from lab.model.transformer import Config, Transformer
 from lab.pytest_plugin import exercise
 from lab.world.cluster import sent_bytes
@@ -65,10 +66,11 @@ def check(run, cases: list) -> None:
     told = run(probes.costs, cases)
     for at, (case, got) in enumerate(zip(cases, told, strict=True)):
         for name, want in listed(case).items():
-            assert name in got, f"{case}: bytes have no axis {name!r}"
+            assert name in got, f"bytes have no axis {name!r}{inputs(case)}"
             assert abs(got[name] - want) <= RELATIVE * want, (
-                f"{name} of {case}: expected {want:.12g}, got {got[name]:.12g}: "
+                f"{name}: expected {want:.12g}, got {got[name]:.12g}: "
                 f"{told_by(because(name, cases, [g.get(name, math.nan) for g in told], at), CAUSES[name])}"
+                f"{inputs(case)}"
             )
 
 
@@ -173,8 +175,9 @@ def test_a_layer_takes_as_long_as_its_products_and_messages(run, rng):
         for place, (name, expected) in enumerate(LAYER.items()):
             have, want = got[place], wanted[place]
             assert abs(have - want) <= RELATIVE * want, (
-                f"{name} of {case}: expected {want:.9g}, got {have:.9g}: "
+                f"{name}: expected {want:.9g}, got {have:.9g}: "
                 f"{told_by(why_so_long(place, cases, told, wants, at), expected)}"
+                f"{inputs(case)}"
             )
 
 
@@ -233,7 +236,10 @@ def of_a_negative(cases: list, told: list) -> str:
             left = compute - (0.0 if case["overlap"] else tensor)
             if abs(abs(data / left) - abs(least)) > 1e-6 * abs(data / left):
                 return ""
-    return "; it is data_s over what a token leaves of compute, in all such cases, where it leaves nothing"
+    return (
+        ". In all such cases it is |data_s / spare_s|, with spare_s what is left of a token's compute beside "
+        "communication: where that is not above 0, no number of tokens is enough"
+    )
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -246,25 +252,30 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
     for at, (case, (least, data, tensor)) in enumerate(zip(cases, told, strict=True)):
         never = timed(case)[2] > timed(case)[0] * (1 + 1e-6)
         assert not (never and least < math.inf), (
-            f"{case}: expected infinity, got {least:.6g}: tensor alone outlasts compute, however many tokens"
+            f"expected infinity, got {least:.6g}: tensor alone outlasts compute, however many tokens"
             f"{of_a_negative(cases, told)}"
+            f"{inputs(case)}"
         )
         if least == 0:
-            assert spare(case, 1e-6) >= 1 - RELATIVE, f"{case}: 0 tokens, but few of them are communication-bound"
+            assert spare(case, 1e-6) >= 1 - RELATIVE, f"0 tokens, but few of them are communication-bound{inputs(case)}"
         elif least == math.inf:
-            assert spare(case, 1e15) <= 1 + RELATIVE, f"{case}: never enough, but with 1e15 tokens compute is longer"
+            assert spare(case, 1e15) <= 1 + RELATIVE, (
+                f"never enough, but with 1e15 tokens compute is longer{inputs(case)}"
+            )
         else:
             other = spare({**case, "overlap": not overlap}, least)
             assert abs(spare(case, least) - 1) <= 1e-6, (
-                f"{case}: with {least:.6g} tokens compute is {spare(case, least):.6g} of communication, expected 1: "
+                f"with {least:.6g} tokens compute is {spare(case, least):.6g} of communication, expected 1: "
                 f"{'the longer of data and tensor' if overlap else 'data and tensor after each other'}"
                 + (f"; it is 1 {'without' if overlap else 'with'} overlap" if abs(other - 1) <= 1e-6 else "")
+                + inputs(case)
             )
         steps = steps_of(case)
         want = fastest(steps)
         assert (tensor, data) == want, (
-            f"{case}: {case['data'] * case['tensor']} ranks as (data, tensor) = {want[::-1]} take {steps[want]:.6g} s, "
+            f"{case['data'] * case['tensor']} ranks as (data, tensor) = {want[::-1]} take {steps[want]:.6g} s, "
             f"got {(data, tensor)}{why_this_split(cases, told, at)}"
+            f"{inputs(case)}"
         )
 
 
@@ -282,6 +293,6 @@ def test_nothing_is_lost_between_ranks(run, rng):
     assert whole["parameters"] == count, f"{alone}: {whole['parameters']} parameters, the model has {count}"
     flops = sum(cost["flops"] for cost in each) * degrees["data"] * degrees["tensor"]
     measured("FLOPs of all ranks together", flops, whole["flops"])
-    assert flops == whole["flops"], f"{case}: all ranks need {flops} FLOPs, one process {whole['flops']}"
+    assert flops == whole["flops"], f"all ranks need {flops} FLOPs, one process {whole['flops']}{inputs(case)}"
     sent = {axis: whole[axis] for axis in ("tensor", "expert", "pipe", "data", "data×expert")}
     assert not any(sent.values()), f"one rank sends nothing, got {sent}"

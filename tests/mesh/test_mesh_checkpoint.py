@@ -82,8 +82,8 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, 
             true = part.flatten()[here]
             alike = own.double() if own.shape == true.shape else true
             lost = (alike != true) & ((alike == 0) | (alike == probes.BEFORE) | ~(alike.abs() < 1e3 * true.abs().max()))
-            cause = "no numbers that were saved: are all files read, and does each piece go to its `start`?"
-            cause = f"{int(lost.sum())} of them are {cause}{holding(files, true[lost])}" if lost.any() else ""
+            where = holding(files, true, lost) or "are all files read, and does each piece go to its `start`?"
+            cause = f"{int(lost.sum())} of them are no numbers that were saved: {where}" if lost.any() else ""
             close(
                 own, true, yardstick.flatten()[here], title, cause=cause,
                 suspects=lambda name=name, place=place, start=start, own=own, key=key: of_loaded(
@@ -123,7 +123,8 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -
         taken += gradients
         ranks = run(
             probes.session, here, name, other if number else options, initial, gradients, files,
-            {"session": number, "é": [0.5, None]}, world=world_of(here), replace=NEEDS,
+            {"session": number, "é": [0.5, None]}, meshes[number - 1][0].get("tensor", 1) if number else 1,
+            world=world_of(here), replace=NEEDS,
         )  # fmt: skip
         loaded, files = files, ranks[0]["files"]
         sessions.append((here, ranks))

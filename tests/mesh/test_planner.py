@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 
 from lab.judge import harmless, measured
+from lab.listing import inputs
 from lab.pytest_plugin import exercise
 from lab.world import steps
 from lab.world.hardware import RESOURCES
@@ -122,17 +123,22 @@ def why_other(case: dict, got: Plan, best: Plan, answer: list, answers: list) ->
 def check(case: dict, got: list, answers: list) -> None:
     want = fastest(case)[: case["keep"]]
     assert len(got) <= len(want), (
-        f"{case}: {len(want)} plans fit and were asked for, got {len(got)}{whose_memory(answers)}"
+        f"{len(want)} plans fit and were asked for, got {len(got)}{whose_memory(answers)}{inputs(case)}"
     )
     assert len(got) == len(want), (
-        f"{case}: {len(want)} plans fit and were asked for, got {len(got)}: a floor above the best price is no reason "
+        f"{len(want)} plans fit and were asked for, got {len(got)}: a floor above the best price is no reason "
         "to stop before as many are found as are to be kept"
+        f"{inputs(case)}"
     )
     for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
-        told = f"{case}: choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
-        assert abs(step_s - price) <= RELATIVE * price, f"{told}: {why_other(case, Plan(*plan), best, got, answers)}"
-        assert Plan(*plan) == best, told
-        assert abs(size - need) <= RELATIVE * need, f"{case}: memory of {best}: expected {need:.6g}, got {size:.6g}"
+        told = f"choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
+        assert abs(step_s - price) <= RELATIVE * price, (
+            f"{told}: {why_other(case, Plan(*plan), best, got, answers)}{inputs(case)}"
+        )
+        assert Plan(*plan) == best, f"{told}{inputs(case)}"
+        assert abs(size - need) <= RELATIVE * need, (
+            f"memory of {best}: expected {need:.6g}, got {size:.6g}{inputs(case)}"
+        )
 
 
 @exercise(PLANNER, kind="numerics")
@@ -144,12 +150,13 @@ def test_candidates_are_all_plans_and_each_once(run, rng):
     for case, got in zip(cases, run(probes.listed, cases), strict=True):
         plans = [Plan(*plan) for plan in got]
         double = {plan for plan in plans if plans.count(plan) > 1} if len(set(plans)) < len(plans) else None
-        assert not double, f"{case}: more than once: {min(double)}"
+        assert not double, f"more than once: {min(double)}{inputs(case)}"
         want = set(every(case))
         wrong = [*(want - set(plans)), *(set(plans) - want)]
         assert not wrong, (
-            f"{case}: {len(want - set(plans))} plans are missing and {len(set(plans) - want)} too many, as {min(wrong)}"
+            f"{len(want - set(plans))} plans are missing and {len(set(plans) - want)} too many, as {min(wrong)}"
             f"{in_common(want - set(plans), set(plans), 'missing')}{in_common(set(plans) - want, want, 'too many')}"
+            f"{inputs(case)}"
         )
 
 
@@ -175,8 +182,9 @@ def test_a_real_job_gets_its_fastest_plan(run, rng):
     ((got, _),) = run(probes.planned, [case])
     want = fastest(case)[:3]
     assert [round(s, 12) for _, s, _ in got] == [round(s, 12) for s, _, _ in want], (
-        f"{case}: expected {[f'{s:.6g} s: {plan}' for s, plan, _ in want]}, got {[(s, plan) for plan, s, _ in got]}"
+        f"expected {[f'{s:.6g} s: {plan}' for s, plan, _ in want]}, got {[(s, plan) for plan, s, _ in got]}"
         f"{whose_memory([(case, got)])}"
+        f"{inputs(case)}"
     )
 
 
@@ -193,8 +201,9 @@ def test_what_binds_is_what_saves_most_when_doubled(run, rng):
             then = fastest(case, other)[0][0] if resource == "memory" else known(case, plan, other)[1]
             want = max(0.0, 1 - then / now)
             assert abs(got[resource] - want) <= 1e-9, (
-                f"{case}: twice as much of {resource} saves {want:.4g} of the step, got {got[resource]:.4g}"
+                f"twice as much of {resource} saves {want:.4g} of the step, got {got[resource]:.4g}"
                 + (": with more memory another plan may be the fastest" if resource == "memory" else "")
+                + inputs(case)
             )
 
 
@@ -211,7 +220,7 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
         "no plan has that many GPUs busy", "keep is 0",
     ]  # fmt: skip
     for case, cause, got in zip(cases, why, run(probes.refused, cases), strict=True):
-        assert got[0] == "ValueError", f"{case}: {cause}: expected a ValueError, got {' and '.join(got)}"
+        assert got[0] == "ValueError", f"{cause}: expected a ValueError, got {' and '.join(got)}{inputs(case)}"
         assert "\n" not in got[1], f"expected one line, got {got[1]!r}"
         if case is small:
             assert str(leanest) in got[1], f"expected the plan that needs least, {leanest}, named in {got[1]!r}"
@@ -226,11 +235,12 @@ def test_no_price_is_asked_for_that_could_not_matter(run, rng):
         last = max(step_s for _, step_s, _ in got) if len(got) == case["keep"] else float("inf")
         plans = [Plan(*plan) for plan in priced]
         measured("plans that are priced a second time", len(plans) - len(set(plans)), 0)
-        assert len(plans) == len(set(plans)), f"{case}: {len(plans) - len(set(plans))} plans were priced twice"
+        assert len(plans) == len(set(plans)), f"{len(plans) - len(set(plans))} plans were priced twice{inputs(case)}"
         for plan in plans:
             floor, _, size = known(case, plan, job)
-            assert size <= room(case), f"{case}: {plan} does not fit, and its price was asked for"
+            assert size <= room(case), f"{plan} does not fit, and its price was asked for{inputs(case)}"
             assert floor <= last, (
-                f"{case}: {plan} takes at least {floor:.6g} s, and the last that is returned {last:.6g}: its price "
+                f"{plan} takes at least {floor:.6g} s, and the last that is returned {last:.6g}: its price "
                 f"could not matter ({len(plans)} prices were asked for)"
+                f"{inputs(case)}"
             )
