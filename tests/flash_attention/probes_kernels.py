@@ -9,6 +9,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.kernels import Watch, watching
 from lab.measure.process import poisoned
@@ -166,11 +167,25 @@ def _told(x: Tensor, inputs: dict[str, Tensor]) -> str:
     return f"{tuple(x.shape)} in {str(x.dtype)[6:]}{f', the values of {of[0]}' if of else ''}"
 
 
+class Results(TorchDispatchMode):
+    """The shape of the largest tensor that each of torch's operators returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[str, list[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if isinstance(out, Tensor) and out.numel() > torch.Size(self.shapes.get(name, [0])).numel():
+            self.shapes[name] = [*out.shape]
+        return out
+
+
 def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str) -> dict:
     """o and the gradients that are asked for ("q", "k", "v"), by the autograd function; the kernels it launched."""
     q, k, v, do = place(where, q, k, v, do)
     inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
-    with watching() as seen:
+    with watching() as seen, Results() as results:
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)
         before = len(seen.operators)
         kept = {t.data_ptr(): t for t in o.grad_fn.saved_tensors}
@@ -179,7 +194,8 @@ def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: 
         grads = torch.autograd.grad(o, asked, do)
     known = {x.data_ptr() for x in (q, k, v, o)}
     return {
-        "operators_in_forward": seen.operators[:before], "o": o.detach().cpu(), "saved_bytes": saved,
+        "operators_in_forward": seen.operators[:before], "results": results.shapes,
+        "o": o.detach().cpu(), "saved_bytes": saved,
         "kept": [_told(t, inputs) for place, t in kept.items() if place not in known],
         "sources": [launch.source for launch in seen.launches],
         **{f"d{n}": g.cpu() for n, g in zip(needs, grads, strict=True)}, **seen_of(seen),
