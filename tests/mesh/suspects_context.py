@@ -69,8 +69,8 @@ def _masks(true: Tensor, rows: Tensor, columns: Tensor, late: Tensor, world: int
     yield cause, (true & ~before) | (before & late[:, None])
     yield "of an earlier rank's keys all queries see the first half: are they seen at all?", true & ~before
     yield (
-        "keys of earlier and of later ranks are taken for each other: is source compared with rank the right way round, and "
-        "whose keys are these after so many steps?",
+        "earlier and later ranks' keys are taken for each other: is source compared with rank the right way round, "
+        "and whose keys are these after so many steps?",
         ((true & same) | (before & late[:, None]) | (after & ~late)),
     )
     yield "are the keys of other ranks seen? These are attention to its own alone", true & same
