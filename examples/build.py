@@ -130,7 +130,7 @@ def expected() -> dict[str, dict]:
         return {"status": "graded", "hostile": hostile, "points": {i: p if i in ids else 0 for i, p in points.items()}}
 
     # Numerics weigh two thirds where there is no timing; a test function passes whole. Property needs all numerics.
-    sum_for_mean = round(10 * 2 / 3 * 3 / 7, 4)  # equal starts, equal ranks, no gradient where there is none
+    sum_for_mean = round(10 * 2 / 3 / 7, 4)  # equal starts; what follows a step is judged by its numbers first
     partly = {benchmark: 2.0, "flash_attention.tiled_forward": 2.5, naive: sum_for_mean}
     table = {
         "complete": earns(*points),

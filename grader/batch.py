@@ -152,7 +152,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
-        seen += [*evidence.of_source(unpacked.root, settings.ids, bool(unpacked.edition)), *_borrowed(unpacked)]
+        seen += _borrowed(unpacked)
         answers, unread = written.judge(unpacked.root, settings.questions)
         graded = Graded(
             submission.name, str(submission.path), hash, notes=[*notes, *unread], results=results,

@@ -1,36 +1,27 @@
 """What can be seen of a probe from outside of its box, beside what its instruments told: where they part is a flag.
 
-The instruments run in the student's process, so what they tell may be a story (lab/world/witness.py says what of it is
-refused at once). What the kernel counts of the box is none: bytes on its own loopback, memory of all its processes and
-files; nor is the zygote's clock, which the code under test cannot reach. Each bound was measured on the reference, the
-variants and the stand-ins, with busy cores. What is smaller than a bound is not seen. A flag never changes a grade:
-what is wrong fails by its test. But a race that was won while an instrument is contradicted decides nothing: it is
-inconclusive, as on cores too busy to say.
+Messages need none of it: the switch carried them (lab/world/switch.py). Memory and seconds are measured inside the
+process, so what it tells of them may be a story; what the kernel counts of the box is none, nor is the zygote's clock.
+Each bound was measured on the reference, the variants and the stand-ins, with busy cores. What is smaller than a bound
+is not seen. A flag never changes a grade: what is wrong fails by its test. But a race that was won while an instrument
+is contradicted decides nothing: it is inconclusive, as on cores too busy to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from lab import forbidden
-from lab.assignment import default
 from lab.runner import Observed
-from lab.world.board import readable
+from lab.world.ledger import readable
 
-from . import cs336
 from .graded import Flag
 
-HEADERS = 66  # bytes of Ethernet, IP and TCP headers of a packet on the loopback
-SEGMENT = 64 << 10  # bytes of the largest one
-MESSAGE = 400  # bytes that Gloo adds to a collective for each rank and peer, at most
 RANK = 36 << 20  # bytes by which a child grows that computes next to nothing, at most; 18 to 24 MiB are usual
 
 
 def of_probe(observed: Observed) -> Iterator[Flag]:
     """Flags for one probe, at most one a witness."""
     witnesses = {
-        "ledger and loopback disagree": _loopback,
         "memory and its meter disagree": _memory,
         "clocks disagree": _clock,
     }
@@ -48,57 +39,6 @@ def observer(flags: list[Flag]) -> Callable[[Observed], bool]:
         return bool(found)
 
     return observe
-
-
-def of_source(root: Path, ids: tuple[str, ...], fork: bool = False) -> Iterator[Flag]:
-    """Flags for what the source of an exercise does to reach past what it is given, as far as it can be read.
-
-    Of a CS336 fork: its own source, for in the exercises' files is our bridge.
-    """
-    files = cs336.reached(root) if fork else [default().exercise(id).file for id in ids]
-    seen = set()
-    for where, file in zip(files if fork else ids, files, strict=True):
-        for line in forbidden.reaches(root, file):
-            if line not in seen:
-                seen.add(line)
-                yield Flag("reaches past what it is given", f"{where}: {line}")
-
-
-# Bytes that Gloo puts on the wire for one rank's part in a collective over w ranks, in units of its payload; measured.
-_ON_THE_WIRE = {
-    "all_reduce": lambda w: 2 * (w - 1) / w, "broadcast": lambda w: (w - 1) / w, "reduce": lambda w: 1 - 1 / w**2,
-    "all_gather": lambda w: w - 1, "reduce_scatter": lambda w: 2 * (w - 1), "all_to_all": lambda w: 1.0,
-    "gather": lambda w: (w - 1) / w, "scatter": lambda w: (w - 1) / w, "send": lambda w: 1.0,
-}  # fmt: skip
-
-
-def on_the_wire(rows: list[list]) -> tuple[float, float]:
-    """(payload, the most with what Gloo adds) in bytes that these rows, of all ranks, put on the loopback.
-
-    An all_to_all may keep any part of its payload to itself, so it has none that is certain.
-    """
-    sure = most = 0.0
-    for _, op, bytes, _, _, group, *_ in rows:
-        others = len(group) - 1
-        if others > 0 and op != "recv":
-            payload = bytes * _ON_THE_WIRE.get(op, lambda w: 0.0)(len(group))
-            sure += 0.0 if op == "all_to_all" else payload
-            most += payload + MESSAGE * others
-    return sure, most
-
-
-def _loopback(observed: Observed) -> str:
-    if len(observed.ranks) < 2 or "loopback_bytes" not in observed.readings:
-        return ""
-    carried = observed.readings["loopback_bytes"] - HEADERS * observed.readings["loopback_packets"]
-    sure, most = on_the_wire([row for account in observed.ranks for row in account.rows.values()])
-    again = SEGMENT * observed.readings.get("loopback_resent", 0)
-    if sure / 2 - (64 << 10) <= carried <= 1.05 * most + (4 << 10) * len(observed.ranks) + again:
-        return ""
-    return (
-        f"the loopback carried {readable(max(0, carried))} beside headers, by the ledger it should be "
-        f"{readable(round(sure))} to {readable(round(most))}"
-    )
 
 
 def _memory(observed: Observed) -> str:

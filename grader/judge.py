@@ -39,9 +39,9 @@ class SandboxRoom:
         self.box, self.source = box, source
         self.impl, self.isolation = box.submission_path, box.isolation
 
-    def open(self, args: list[str], env: dict[str, str]) -> Any:
+    def open(self, args: list[str], env: dict[str, str], stdin: int) -> Any:
         alone = {"SHARDLINGS_BOX": "1"} if self.isolation != "process" else {}
-        return self.box.popen(args, {**env, **alone})
+        return self.box.popen(args, {**env, **alone}, stdin)
 
     def observing(self, process: Any) -> Any:
         return self.box.observing(process)

@@ -11,14 +11,14 @@ import pytest
 from . import impl as implementation
 from . import wire
 from .runner import ProbeFailed, Runner
+from .trace import Trace
 from .world import child
-from .world.board import Board
 
 
 class InlineRunner(Runner):
     """Single-rank, real, interpreted probes; the rest is refused by name."""
 
-    def run(self, probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
         asked = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
         refused = [f"{k}={v!r}" for k, v in asked.items() if v not in ("real", "interpret")]
         if refused:
@@ -27,7 +27,8 @@ class InlineRunner(Runner):
         # No guard here: it would outlive the probe. The source is still searched for what is forbidden.
         job = self.job(probe, timeout=options.get("timeout"), replace=options.get("replace"))
         try:
-            return wire.unpack(wire.pack(child.run(job, wire.unpack(wire.pack(args)), 0, Board(1), "")))
+            value = child.run(job, wire.unpack(wire.pack(args)), 0, -1)
+            return [Trace(wire.unpack(wire.pack(value)), -1, 0.0)]
         except NotImplementedError as error:
             raise ProbeFailed("unwritten", str(error)) from error
         finally:

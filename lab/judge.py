@@ -7,12 +7,13 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 import torch
 
 from .measure.compare import Comparison, slowest
+from .trace import NOISE_BYTES, Trace
 
 PATIENCE_S = 10.0  # with suspects
 MANY = 8  # numbers that are not near others by chance
@@ -208,6 +209,36 @@ def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
         before = kept.get(m.what)
         if not (before and m.at_most and before.value * m.expected > m.value * before.expected):
             kept[m.what] = m
+
+
+def never_holds(
+    trace: Trace, small: Trace, what: str, forbidden: int, needs: int, seen: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Assert that a process, whose values are right, never held `forbidden` bytes of `what`. The kernel decides.
+
+    small: the same probe on next to nothing. needs: bytes that may be there beside it, of inputs and results.
+    seen: runs the probe again under a meter, and returns its numbers: they explain a failure, and decide nothing.
+    """
+    if forbidden < 4 * NOISE_BYTES:
+        raise ValueError(
+            f"{what}: expected at least {4 * NOISE_BYTES:,} bytes, four times the noise, got {forbidden:,}"
+        )
+    grew, allowed = trace.grew(small), needs + forbidden // 2
+    if grew < 0:
+        pytest.skip("this system does not say how much memory a process has held")
+    measured(f"growth of the process; {what}: {forbidden:,}", grew, allowed, "bytes", at_most=True)
+    if grew > allowed:
+        raise AssertionError(
+            f"the process grew by {grew / 1e6:.0f} MB, expected at most {allowed / 1e6:.0f}: {what} takes "
+            f"{forbidden / 1e6:.0f} MB or more; all else needs {needs / 1e6:.1f} MB{_largest(seen)}"
+        )
+
+
+@harmless
+def _largest(seen: Callable[[], Mapping[str, Any]]) -> str:
+    told = seen()
+    where = told["largest_line"] and f" in {told['largest_line']}"
+    return f"; torch's largest tensor is {tuple(told['largest_shape'])}, made by {told['largest_op']}{where}"
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:

@@ -27,6 +27,7 @@ from .judge import DECIDED, MEASURED, Inconclusive, Measurement, keep
 from .rng import Rng
 from .runner import ProbeFailed, Room, RoomLost, Runner
 from .scoring import Result
+from .trace import Trace
 from .unwritten import untouched
 from .verdicts import Verdicts
 
@@ -200,22 +201,32 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`run(probe, *args, world=None, …)`: see lab.runner.Runner.run. Never calls the code under test here."""
+    """`run(probe, *args, world=None, …)`: see lab.runner.Runner. `run.trace(…)` also has what was seen from outside.
+
+    Never calls the code under test here.
+    """
     runner = _runner(request.config)
     id = _id(request.node)
     if not id:
-        return runner.run
+        return runner
     asked = assignments.default().exercise(id)
     known = _known_from_source(runner.room.source, asked)
     verdicts = request.config.stash[VERDICTS]
 
-    def call(probe: Callable[..., Any], *args: Any, replace: list[str] | None = None, **options: Any) -> Any:
-        if known is not None:
-            raise known.again()
-        stand_ins = verdicts.stand_ins(id, replace or [])
-        return runner.run(probe, *args, exercise=id, forbidden=asked.forbidden, replace=stand_ins, **options)
+    class Asked:
+        def __call__(self, probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            return runner.run(probe, *args, **self._complete(**options))
 
-    return call
+        def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
+            return runner.trace(probe, *args, **self._complete(**options))
+
+        def _complete(self, replace: list[str] | None = None, **options: Any) -> dict[str, Any]:
+            if known is not None:
+                raise known.again()
+            stand_ins = verdicts.stand_ins(id, replace or [])
+            return {"exercise": id, "forbidden": asked.forbidden, "replace": stand_ins, **options}
+
+    return Asked()
 
 
 @pytest.fixture

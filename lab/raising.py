@@ -1,8 +1,13 @@
-"""What a call raises, for probes that ask how an implementation answers bad input."""
+"""Raising, for probes: what a call raises on bad input, and what is to be answered without a model raises for one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from torch import nn
 
 
 def raised(call: Callable[[], object], text: bool = False) -> str:
@@ -15,3 +20,14 @@ def raised(call: Callable[[], object], text: bool = False) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}" if text else type(error).__name__
     return "nothing"
+
+
+@contextlib.contextmanager
+def without_models() -> Iterator[None]:
+    """Inside, a model can be counted on paper alone."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("this is counted on paper: from the sizes, without a model")
+
+    with mock.patch.object(nn.Module, "__init__", refuse):
+        yield

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from . import wire
 from .room import Room as Room
 from .room import Zygote
 from .scoring import REASONS
+from .trace import Trace
 from .world import framing
 from .world.child import Job
 from .world.cluster import Link
+from .world.ledger import rows_that_differ
+from .world.switch import Switch
 from .world.witness import Account
 
 PRINTED_LIMIT = 16 << 10  # of what the probes of a test print, the last of it
@@ -89,35 +92,49 @@ class Runner:
         self.zygotes.clear()
         atexit.unregister(self.close)
 
-    def run(
+    def run(self, probe: Callable[..., Any], *args: Any, world: int | None = None, **options: Any) -> Any:
+        """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n."""
+        values = [trace.values for trace in self.trace(probe, *args, world=world, **options)]
+        return values if world else values[0]
+
+    __call__ = run
+
+    def trace(
         self,
         probe: Callable[..., Any],
         *args: Any,
         world: int | None = None,
         link: Link | None = None,
+        gates: Mapping[str, list[float]] | None = None,
+        hold: Sequence[tuple[str, str]] = (),
         triton: str = "interpret",
         device: str = "real",
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
         exercise: str = "",
         forbidden: Sequence[str] = (),
-    ) -> Any:
-        """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n.
+    ) -> list[Trace]:
+        """What each rank did; without world, the one process there is.
 
         probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.wire can carry.
-        link: the latency and bandwidth that each rank's messages take, lab.world.cluster.Link; None: as fast as Gloo.
+        link: the latency and bandwidth that each rank's messages take, lab.world.cluster.Link; None: no delay.
+        gates, hold: see lab.world.switch.Switch.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
         in a test, the ids of needed exercises, of which those are replaced that do not pass.
         timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again, nor is any once all
         probes have taken limit_s. Raises ProbeFailed.
         """
+        if link is not None and (type(link) is not Link or not world):
+            raise ValueError(f"link: expected a lab.world.cluster.Link, and world=n ranks to join, got {link!r}")
         self._still_worth_it(exercise)
-        job = self.job(probe, world, triton, device, replace, timeout, forbidden, link)
+        job = self.job(probe, world, triton, device, replace, timeout, forbidden)
         packed, start = wire.pack(args), time.monotonic()
         try:
-            header, blobs, readings = self._ask(triton, job, packed)
+            header, blobs, switch, readings = self._ask(
+                triton, job, packed, lambda: Switch(job.world, link, gates, hold)
+            )
             self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
-            values, ranks = _values(header, blobs, max(job.world, 1))
+            traces, ranks = _traces(header, blobs, switch, max(job.world, 1))
         except ProbeFailed as error:
             self.wasted_s[exercise] += time.monotonic() - start
             if error.reason == "import":
@@ -127,7 +144,7 @@ class Runner:
             self.spent_s += time.monotonic() - start
         seen = Observed(exercise, job.probe, ranks, len(packed), time.monotonic() - start, readings)
         self.contradicted |= self.observe(seen)
-        return values if world else values[0]
+        return traces
 
     def _still_worth_it(self, exercise: str) -> None:
         """Raise at once what is known already: a file that does not load, or an exercise that only burns time."""
@@ -158,15 +175,12 @@ class Runner:
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
         forbidden: Sequence[str] = (),
-        link: Link | None = None,
     ) -> Job:
         """The request as the zygote gets it. Raises ValueError for an option it does not know."""
         if triton not in ("interpret", "native") or device not in ("real", "simulated"):
             raise ValueError(
                 f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}"
             )
-        if link is not None and (type(link) is not Link or not world):
-            raise ValueError(f"link: expected a lab.world.cluster.Link, and world=n ranks to join, got {link!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         return Job(
@@ -178,19 +192,20 @@ class Runner:
             list(forbidden),
             timeout or self.timeout_s,
             seed,
-            (link.alpha_s, link.bytes_per_s) if link else None,
         )
 
-    def _ask(self, triton: str, job: Job, args: bytes) -> tuple[dict, list[bytes], dict[str, int]]:
+    def _ask(
+        self, triton: str, job: Job, args: bytes, make: Callable[[], Switch]
+    ) -> tuple[dict, list[bytes], Switch, dict[str, int]]:
         """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
         zygote = self.warm(triton)
         try:
             zygote.wait()
             with self.room.observing(zygote.process) as readings:
-                header, blobs = zygote.ask(job, args)
+                header, blobs, switch = zygote.ask(job, args, make)
             if header.get("spent"):
                 self.zygotes.pop(triton).close()
-            return header, blobs, readings
+            return header, blobs, switch, readings
         except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
             ready = zygote.ready
             self.zygotes.pop(triton).close()
@@ -204,24 +219,35 @@ class Runner:
             raise ProbeFailed("hung" if hung else "crashed", text) from None
 
 
-def _values(header: dict, blobs: list[bytes], world: int) -> tuple[list[Any], list[Account]]:
-    """The ranks' values and what they told, or the failure of the rank that failed first in importance."""
+def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> tuple[list[Trace], list[Account]]:
+    """What the ranks did and what they told, or the failure of the rank that failed first in importance."""
     ranks = header.get("ranks")
     if type(ranks) is not list or len(ranks) != world or len(blobs) != 2 * world:
         raise ProbeFailed("refused", "an answer that is none")
     failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
     if failures:
         _, i = max(failures, key=lambda f: (f[0], -f[1]))
-        raise _failure(header, ranks, i, world)
+        raise _failure(header, ranks, switch, i, world)
     try:
         values = [wire.unpack(blob) for blob in blobs[:world]]
     except wire.WireError as error:
         raise ProbeFailed("refused", f"an answer that may not cross: {error}") from None
     accounts = [Account(blob) for blob in blobs[world:]]
     for i, (account, value) in enumerate(zip(accounts, values, strict=True)):
-        if why := account.disagrees(value):
+        if why := account.disagrees(value) or (switch.ranks and rows_that_differ(value, switch.ranks[i].rows)):
             raise ProbeFailed("forged", why, i if world > 1 else None)
-    return values, accounts
+    if switch.refused:
+        raise ProbeFailed("refused", switch.refused)
+    peaks, seconds = [int(rank.get("peak_bytes", -1)) for rank in ranks], float(header.get("seconds", 0.0))
+    if not switch.ranks:
+        return [Trace(values[0], peaks[0], seconds)], accounts
+    return [
+        Trace(
+            value, peak, seconds, rank.rows, rank.payloads, rank.gates,
+            [row for number, row in switch.stood_still if number == rank.number],
+        )
+        for value, peak, rank in zip(values, peaks, switch.ranks, strict=True)
+    ], accounts  # fmt: skip
 
 
 def _printed(header: dict) -> str:
@@ -244,7 +270,7 @@ def _weight(rank: dict) -> int:
     return {"error": 2 if lost_peer else 6, "died": 5, "hung": 3}.get(str(rank.get("outcome")), 0)
 
 
-def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed:
+def _failure(header: dict, ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFailed:
     error = ranks[i].get("error") or {}
     reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
     reason = reason if reason in TOLD else "crashed"
@@ -260,11 +286,13 @@ def _failure(header: dict, ranks: list[dict], i: int, world: int) -> ProbeFailed
         if reason == "import":
             where = ""  # of Python's own, or of the probe that asked for it
     stacks = ""
-    told = str(header.get("mismatch", ""))[:500]
+    told = switch.mismatch
     if reason == "hung":
-        text = str(header.get("hang", ""))[:4000] or text
+        text = switch.hang or (switch.describe() if switch.ranks else text)
         stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
-    if told and reason in ("hung", "crashed", "raised"):
+    if reason == "crashed" and world > 1:
+        text += f" ({switch.describe()})"
+    if told and told not in text and reason in ("hung", "crashed", "raised"):
         text += f"\n{told}"
     output = str(ranks[i].get("output", ""))[:16384]
     return ProbeFailed(reason, text, i if world > 1 else None, where, output, stacks)

@@ -146,20 +146,6 @@ def own(root: Path) -> list[str]:
     return [file.as_posix() for file in files if not (HERE / "bridge" / file).exists()]
 
 
-def reached(root: Path) -> list[str]:
-    """Its own files that may be run: the adapters, and each whose name stands in one that may be.
-
-    A fork's scripts, which set paths and start programs as scripts do, are run by nobody here.
-    """
-    left, todo, found = set(own(root)), {"/".join(ADAPTERS)}, list[str]()
-    while now := left & todo:
-        found += sorted(now)
-        left -= now
-        words = {w for file in now for w in re.findall(r"\w+", (root / file).read_text("utf-8", errors="replace"))}
-        todo = {file for file in left if file.removesuffix("/__init__.py").removesuffix(".py").split("/")[-1] in words}
-    return found
-
-
 def _lacks(message: str) -> str:
     """What this machine would need to run it, or "" if that is not what failed."""
     if _NEEDS_CUDA.search(message):

@@ -69,8 +69,8 @@ class Sandbox:
         self.kit_path = bubblewrap.KIT if inside else str(self._staged)
         self.submission_path = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
 
-    def popen(self, args: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start `python *args` in a box, with `env` and the minimum; stdin and stdout are pipes.
+    def popen(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        """Start `python *args` in a box, with `env` and the minimum; stdout is a pipe, stdin too or as given.
 
         Its working folder is its private /tmp. Raises SandboxError when the box itself does not start.
         """
@@ -79,7 +79,7 @@ class Sandbox:
             "PYTHONPATH": self._search_path(), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", **env,
         }  # fmt: skip  # SAFEPATH: the working folder is the student's to write, and must not shadow modules
         tail = _Tail()
-        rest = (self.limits, self.python, args, full, tail.write_end, self.notes)
+        rest = (self.limits, self.python, args, full, stdin, tail.write_end, self.notes)
         box: bubblewrap.Box | fallback.Box
         try:
             if self.isolation == "bubblewrap":
@@ -101,22 +101,16 @@ class Sandbox:
     def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
         """What the box of `process` did within the block, by the kernel's books, which nothing inside can write.
 
-        loopback_bytes, loopback_packets: carried, headers included; loopback_resent: TCP segments of them, sent again.
         memory_bytes: by how much the whole box, with
         what lies in /tmp and /dev/shm, grew at most. What this machine cannot tell is missing.
         """
         box, found = self._boxes.get(process), dict[str, int]()
         group = getattr(box, "group", None)
-        before = box.loopback() if isinstance(box, bubblewrap.Box) else None
         used = -1
         with contextlib.suppress(OSError, AttributeError):
             used, _ = group.memory(restart=True)  # type: ignore[union-attr]
         yield found
         with contextlib.suppress(OSError):  # it may have ended
-            if before is not None:
-                after = box.loopback()  # type: ignore[union-attr]
-                for name, was, now in zip(("bytes", "packets", "resent"), before, after, strict=True):
-                    found[f"loopback_{name}"] = now - was
             if used >= 0:
                 found["memory_bytes"] = group.memory()[1] - used  # type: ignore[union-attr]
 

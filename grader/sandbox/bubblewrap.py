@@ -65,7 +65,7 @@ class Box:
 
     def __init__(
         self, staged: Path, hidden: list[Path], limits: Limits, python: str, args: list[str], env: dict[str, str],
-        stderr: int, notes: list[str],
+        stdin: int, stderr: int, notes: list[str],
     ):  # fmt: skip
         self.identity = Identity() if os.geteuid() == 0 else None
         if self.identity is None:  # older kernels count all processes of the user, ours among them
@@ -98,7 +98,7 @@ class Box:
         command += limited(limits, python, args, strict=True)
         try:
             self.process = subprocess.Popen(
-                self.group.entering(command), env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                self.group.entering(command), env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
                 pass_fds=passed, start_new_session=True,
             )  # fmt: skip
         except BaseException:
@@ -120,17 +120,6 @@ class Box:
     @property
     def started(self) -> bool:
         return self.init >= 0
-
-    def loopback(self) -> tuple[int, int, int]:
-        """(bytes, packets, segments sent again) on its loopback, headers included; the network namespace is its own.
-
-        TCP sends again what a busy receiver has not confirmed in time.
-        """
-        net = Path(f"/proc/{self.pid}/net")
-        counters = next(line for line in (net / "dev").read_text().splitlines() if line.strip().startswith("lo:"))
-        names, values = (line.split() for line in (net / "snmp").read_text().splitlines() if line.startswith("Tcp:"))
-        sent = counters.partition(":")[2].split()[8:10]
-        return int(sent[0]), int(sent[1]), int(values[names.index("RetransSegs")])
 
     def end(self) -> None:
         """Kill the box's first process, and with it the whole PID namespace; wait until it is gone."""

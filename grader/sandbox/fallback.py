@@ -52,7 +52,7 @@ class Box:
 
     def __init__(
         self, staged: Path, user: bool, limits: Limits, python: str, args: list[str], env: dict[str, str],
-        stderr: int, notes: list[str],
+        stdin: int, stderr: int, notes: list[str],
     ):  # fmt: skip
         self.identity = Identity() if user else None
         self.group = ControlGroup(limits, notes) if user else None
@@ -63,7 +63,7 @@ class Box:
             command = self.group.entering(dropped(self.identity.uid, staged.parent.stat().st_gid) + command)
         env = {name: str(self.scratch) if value == "/tmp" else value for name, value in env.items()}
         self.process = subprocess.Popen(
-            command, env=env, cwd=self.scratch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            command, env=env, cwd=self.scratch, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
             start_new_session=True,
         )  # fmt: skip
         self.started = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ class Memory:
     live_bytes: int = 0
     largest_elements: int = 0  # of one storage
     largest_op: str = ""  # that made it
+    largest_shape: list[int] = field(default_factory=list)
+    largest_line: str = ""  # of the implementation, that called it
     saved_bytes: int = 0  # kept by autograd for backward, each storage once, inputs included
     saved_largest_elements: int = 0
     ops: dict[str, int] = field(default_factory=dict)  # operator -> calls
@@ -162,6 +166,15 @@ class _Meter(TorchDispatchMode):
             tell("made", self.number, size, elements)
         if elements > memory.largest_elements:
             memory.largest_elements, memory.largest_op = elements, op
+            memory.largest_shape, memory.largest_line = list(tensor.shape), _line()
+
+
+def _line() -> str:
+    """Where the implementation is, as "tiled_forward.py:44"."""
+    frame = sys._getframe()
+    while frame.f_back and not frame.f_globals.get("__name__", "").startswith("impl."):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame.f_back else ""
 
 
 class Held(TorchDispatchMode):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..world.board import readable
+from ..world.ledger import readable
 from . import COLOURS, HATCHES, Picture
 
 MESSAGE = "message"

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ..model.transformer import Config
-from .board import readable
 from .cluster import sent_bytes
 from .events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
-from .ledger import diff
+from .ledger import diff, readable
 
 AXES = ("data", "pipe", "expert", "tensor")
 

@@ -12,15 +12,15 @@ import random
 import select
 import sys
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import compiled, forbidden, wire
+from .. import compiled, wire
 from .. import impl as implementation
+from ..forbidden import ForbiddenCall
 from . import framing, witness
-from .board import Board
+from .port import Port
 from .watch import Watch
 
 FRAMES = 12
@@ -38,22 +38,21 @@ class Job:
     world: int  # 0: one process, no process group
     device: str  # "real" or "simulated"
     replace: dict[str, str]  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
-    forbidden: list[str]  # dotted names that raise when called
+    forbidden: list[str]  # dotted names that raise when the solution calls them
     timeout_s: float
     seed: int
-    link: Sequence[float] | None = None  # latency in seconds, bytes a second
 
 
-def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board, store: str, secret: str) -> None:
+def answer(job: Job, args: bytes, rank: int, reply: int, told: int, port: int, secret: str) -> None:
     """Run the probe as `rank`, telling `told` of it, and write what came of it, with `secret`, to `reply`.
 
-    Never returns.
+    port: the descriptor of this rank's socket to the switch; -1: there is none. Never returns.
     """
     if any(name not in sys.modules for name in LATE):
         sys.meta_path.insert(0, _Late(reply, secret))
     try:
         witness.listen(told)
-        value = run(job, wire.unpack(args), rank, board, store, Watch(job.impl))
+        value = run(job, wire.unpack(args), rank, port, Watch(job.impl))
         blob = wire.pack(value)
         header: dict[str, Any] = {"ok": True}
     except BaseException as error:  # SystemExit from the code under test is an answer too
@@ -63,8 +62,7 @@ def answer(job: Job, args: bytes, rank: int, reply: int, told: int, board: Board
         sys.stderr.flush()
         framing.send(reply, {**header, "secret": secret, "compiled": compiled.missed[: compiled.MOST]}, [blob])
         if job.world > 1 and header["ok"]:
-            # A rank that exits resets connections its peers may still read from; the zygote ends all at once.
-            select.select([], [], [], job.timeout_s)
+            select.select([], [], [], job.timeout_s)  # the zygote ends all ranks at once
     os._exit(0)
 
 
@@ -81,7 +79,7 @@ class _Late:
             os._exit(0)
 
 
-def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch | None = None) -> Any:
+def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -> Any:
     """The probe's value, in this process. watch: over the solution; None in a process that goes on afterwards."""
     import torch
 
@@ -97,21 +95,14 @@ def run(job: Job, args: Any, rank: int, board: Board, store: str, watch: Watch |
 
         simulated = device.SimulatedGPU().install()
     if job.world:
-        import torch.distributed as dist
-
-        from .cluster import Link
-
-        link = Link(*job.link) if job.link else None
-        group.join(rank, job.world, dist.FileStore(store, job.world), board, link=link)
+        group.join(rank, job.world, Port(port))
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
     if watch:
-        watch.guard(job.forbidden)  # before other names stand for what is forbidden
-    forbidden.guard(job.forbidden)  # after stand-ins and probes: they may use, or race, what the exercise forbids
+        watch.guard(job.forbidden)  # after stand-ins and probes: they may use, or race, what the exercise forbids
     with watch.over() if watch else contextlib.nullcontext():
         value = probe(implementation.load(job.impl, replace), *args)
-        witness.end(group.ledger)
     if job.device == "simulated":
         simulated.uninstall()  # what crosses are plain CPU tensors again
     if job.world:
@@ -141,7 +132,7 @@ def describe(error: BaseException, impl: str) -> dict[str, Any]:
         text = f"{error.msg} ({name}, line {error.lineno}): {(error.text or '').strip()[:200]}"
     if isinstance(error, wire.WireError):
         reason = "refused"
-    elif isinstance(error, forbidden.ForbiddenCall):
+    elif isinstance(error, ForbiddenCall):
         reason = "forbidden"
     elif isinstance(error, NotImplementedError) and _names_an_exercise(text):
         reason = "unwritten"

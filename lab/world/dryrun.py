@@ -11,11 +11,10 @@ known by running that one, too: `lab.world.accounts.matched` compares those of a
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -24,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..measure.process import settled
 from ..measure.tally import Kernel, NeedsData, Tally
@@ -34,32 +32,16 @@ from .accounts import Account, Step
 from .ledger import Row
 
 
-class Nobody:
-    """What is under a group of a dry run: every operation is done at once, and nothing has moved."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._done
-
-    def _done(self, tensors: Any = (), *rest: Any) -> dist.Work:
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result([tensors] if isinstance(tensors, Tensor) else list(tensors) if tensors else [])
-        return _create_work_from_future(future)
-
-
 class DryGroup(group.LedgerGroup):
-    """A group with nobody at the other end, that notes when its rank waits."""
+    """A group with nobody at the other end: every operation is done at once, and nothing has moved."""
 
     events: ClassVar[list[Any]] = []
 
-    def below(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-        return Nobody()
-
-    def record(self, op: str, tensors: Any, call: Any, peer: int = -1, tag: int = 0) -> dist.Work:
-        work = super().record(op, tensors, call, peer, tag)
-        self.events.append(["issue", len(group.ledger.rows) - 1, tag])
-        return work
+    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+        self.events.append(["issue", row.number, row.tag])
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(list(into))
+        return _create_work_from_future(future)
 
     @classmethod
     def awaited(cls, row: Row) -> None:
@@ -69,7 +51,7 @@ class DryGroup(group.LedgerGroup):
 def dry(impl: Any, plain: dict, rank: int) -> str:
     """An account, as JSON, of `rank`: in a process of its own, which has no group yet."""
     step = Step.of(plain)
-    group.join(rank, step.world, dist.HashStore(), kind=DryGroup)
+    group.join(rank, step.world, None, kind=DryGroup)
     torch.set_default_device("meta")
     # Optimizers keep their count of steps on the host, and read it.
     before = register_optimizer_step_pre_hook(lambda *_: torch.set_default_device("cpu"))
@@ -101,20 +83,7 @@ def real(impl: Any, plain: dict) -> str:
             return replace(route(logits, k, **options), experts=choices.view(len(logits), k))
 
         moe.route = evenly
-    record = group.LedgerGroup.record
-
-    def alone(self: group.LedgerGroup, op: str, tensors: Any, call: Any, *more: Any) -> dist.Work:
-        def unseen() -> dist.Work:
-            with _disable_current_modes():  # Gloo's own copies are none of the step's
-                return call()
-
-        return record(self, op, tensors, unseen, *more)
-
-    group.LedgerGroup.record = alone  # type: ignore[method-assign, assignment]
-    try:
-        return _account(impl, step, patience_s=0.3)
-    finally:
-        group.LedgerGroup.record = record  # type: ignore[method-assign]
+    return _account(impl, step, patience_s=0.3)
 
 
 def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:

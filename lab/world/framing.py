@@ -12,6 +12,7 @@ from typing import Any
 _LENGTH = struct.Struct("<Q")
 HEADER_LIMIT = 8 << 20
 BLOB_LIMIT = 1 << 30
+PROBE, GIVE_UP = b"P", b"G"  # the byte before a request, with the ranks' sockets; and that no waiting will help
 FORGED = "an answer that did not come from the probe"
 
 

@@ -1,61 +1,43 @@
 # mypy: disable-error-code="call-arg,attr-defined,override,assignment"
-# torch's own stubs of ProcessGroup know neither Gloo's options nor groups written in Python.
-"""One process group for all that ranks say to each other: Gloo underneath, a ledger and a hang report on top.
+# torch's own stubs of ProcessGroup do not know groups that are written in Python.
+"""The process group of a probe: every operation is a frame to the switch, which does the work (lab/world/switch.py).
 
-`dist.init_process_group("lab")` and `dist.new_group` make it; torch's own DDP, DeviceMesh and subgroups run on it
-unchanged. Without a link what Gloo returns is what the caller gets; on a link it is a Work that is done later.
+`dist.init_process_group("lab")` and `dist.new_group` make it; torch's own DDP, FSDP2, DeviceMesh, pipelines and
+functional collectives run on it unchanged.
 """
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.utils._python_dispatch import _disable_current_modes
 
-from . import waits, witness
-from .board import AGAIN, MESSAGES, NEW_GROUP, Board, Stand
-from .cluster import Link
-from .ledger import Ledger, Row
-from .link import Carrier, Timetable
+from . import waits
+from .ledger import MESSAGES, Ledger, Row
+from .port import Port
 
 BACKEND = "lab"
 ledger = Ledger()  # of this process; a fresh child a rank makes it fresh
 
-_rank = 0
-_board: Board | None = None
-_stand = Stand()
-_timetable: Timetable | None = None
+_port: Port | None = None
 _kind: type[LedgerGroup]
+_errors: dict[int, str] = {}  # why operations failed, by number
 _source: Any = dist.Work._source_rank
 
 
-def join(
-    rank: int,
-    world: int,
-    store: dist.Store,
-    board: Board | None = None,
-    timeout_s: float = 600.0,
-    link: Link | None = None,
-    kind: type[LedgerGroup] | None = None,
-) -> None:
-    """Make this process one of `world` ranks, over the loopback interface; link: what it is made to look like.
-
-    kind: of group, a subclass of LedgerGroup with something else than Gloo underneath.
-    """
-    global _rank, _board, _timetable, _kind
-    _rank, _board, ledger.rank, _kind = rank, board, rank, kind or LedgerGroup
-    _timetable = None
-    if link and not link.free:
-        assert isinstance(store, dist.FileStore)
-        _timetable = Timetable(f"{store.path}.link", rank, world, link)
+def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | None = None) -> None:
+    """Make this process one of `world` ranks. port: to the switch. kind: of group, where it is not the switch's."""
+    global _port, _kind
+    _port, ledger.rank, _kind = port, rank, kind or SwitchGroup
     install()
-    dist.init_process_group(
-        BACKEND, store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=timeout_s)
-    )
+    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
 
 
 def install() -> None:
@@ -64,110 +46,76 @@ def install() -> None:
         return
     c10d = dist.distributed_c10d
     c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
-    dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
-    waits.install(_begin, _end)
+    c10d._store_based_barrier = lambda *args, **kwargs: None  # ranks share no store: the switch sees who makes groups
+    dist.Backend.register_backend(
+        BACKEND, lambda store, rank, size, timeout: _kind(store, rank, size, timeout), devices=["cpu", "cuda"]
+    )
+    waits.install(_begin)
     dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
     dist.Work._source_rank = _known_source  # type: ignore[method-assign]
 
 
-def _always_ours(make: Any) -> Any:
-    """A group that asks for Gloo gets what is on top of it here: it pays the link and is in the ledger, too.
+def finished() -> None:
+    """Let the switch know that this rank will issue nothing more."""
+    if _port is not None:
+        _port.tell({"do": "finish"})
 
-    All ranks come here for every group, members or not: that they make the same ones is to be seen on the board.
-    """
+
+def gate(name: str) -> Tensor:
+    """The numbers of a gate, which are given when they are asked for; 1.0 where there is no switch."""
+    return _port.gate(name) if _port is not None else torch.ones(())
+
+
+def _always_ours(make: Any) -> Any:
+    """A group that asks for Gloo gets ours; all ranks come here for every group, and the switch is told of it."""
 
     def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
-        if name.isdigit():  # counted; that of a group that only its members make is a hash
-            made = f"of ranks {', '.join(map(str, ranks or range(size)))}"
-            _stand.issued(NEW_GROUP, len(ledger.rows) - 1, made, 0, "")
-            _publish()
-        return make(size, rank, ranks, BACKEND if "gloo" in str(backend) else backend, store, name, *args, **more)
+        backend = BACKEND if "gloo" in str(backend) else backend
+        if _port is not None and BACKEND in str(backend):
+            members = list(ranks or range(size))
+            # The name of a group that all ranks make is counted; that of one its members make alone is a hash.
+            _port.tell({"do": "group", "name": name, "ranks": members, "of_all": name.isdigit()})
+        return make(size, rank, ranks, backend, store, name, *args, **more)
 
     return call
 
 
-def finished() -> None:
-    """Say on the board that this rank will issue nothing more."""
-    _stand.state = "finished"
-    _publish()
-
-
-def _publish() -> None:
-    if _board is not None:
-        _board.write(_rank, _stand)
-
-
-def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> LedgerGroup:
-    return _kind(store, rank, size, timeout)
-
-
-def _begin(row: Row, place: waits.Place) -> tuple:
-    """Say on the board what this rank waits for; what it said before."""
+def _begin(row: Row) -> None:
+    """Called when a wait begins."""
+    again = row.op in MESSAGES and row.returned_s >= 0
     _kind.awaited(row)
-    before = (_stand.number, _stand.op, _stand.bytes, _stand.group, (_stand.conversation, _stand.sequence))
-    _stand.state = "waiting"
-    if row.op in MESSAGES and row.returned_s >= 0 and _timetable is None:
-        place = place[0], AGAIN
-    _now(row.number, row.op, row.bytes, row.group, place)
-    return before
-
-
-def _end(before: tuple) -> None:
-    _stand.state = "running"
-    _now(*before)
-
-
-def _now(number: int, op: str, bytes: int, group: list[int], place: waits.Place) -> None:
-    """Say on the board what this rank is at."""
-    _stand.number, _stand.op, _stand.bytes, _stand.group = number, op, bytes, group
-    _stand.conversation, _stand.sequence = place
-    _publish()
+    if _port is not None and (row.waited_s < 0 or again):
+        _port.tell({"do": "wait", "number": row.number, "again": again})
+        if again:
+            threading.Event().wait()  # as on Gloo, for ever; the switch has been told
 
 
 def _raising(wait: Any) -> Any:
-    """A Work made from a future, as on a link, waits for it, but does not raise what it holds."""
+    """A Work made from a future waits for it, but does not raise what it holds."""
 
     def call(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         result = wait(work, *args, **kwargs)
         row = waits.known(work)
-        if _timetable is not None and row is not None and len(row.group) > 1:
-            work.get_future().value()
+        if row is not None and row.number in _errors:
+            raise RuntimeError(_errors[row.number])
         return result
 
     return call
 
 
 def _known_source(work: dist.Work) -> int:
-    """Work._source_rank, noted in the ledger; on the link it has been already, and the Work itself does not know."""
+    """Work._source_rank: of a message from anyone it is in the answer."""
     row = waits.known(work)
-    if row is None:
-        return _source(work)
-    if row.peer < 0:
-        row.peer = row.group[_source(work)]
-    return row.group.index(row.peer)
+    return _source(work) if row is None else row.group.index(row.peer)
 
 
 class LedgerGroup(dist.ProcessGroup):
-    """A ProcessGroup whose every operation is written down and handed to Gloo."""
+    """A ProcessGroup whose every operation is one call of `issue`, and a row."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
-        self.gloo = self.below(store, rank, size, timeout)
-        self.carrier = Carrier(_timetable) if _timetable and size > 1 else None
         self.name_ = ""
         self.ranks_: list[int] | None = None
-
-    def below(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-        """What does the work: it has the methods of `METHODS`."""
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)]
-        options._timeout = timeout
-        options._threads = 2
-        return dist.ProcessGroupGloo(store, rank, size, options)
-
-    @classmethod
-    def awaited(cls, row: Row) -> None:
-        """Called when somebody begins to wait for a row."""
 
     def __repr__(self) -> str:
         return f"the group of ranks {', '.join(map(str, self.ranks()))}"
@@ -192,16 +140,26 @@ class LedgerGroup(dist.ProcessGroup):
             self.ranks_ = dist.get_process_group_ranks(self)
         return self.ranks_
 
-    def conversation(self, row: Row, tag: int) -> str:
-        """What this group's operations that are matched in their order have in common, on all ranks."""
-        if row.op not in MESSAGES:
-            return f"@{self.name_}"
-        ends = (row.rank, row.peer) if row.op == "send" else (row.peer, row.rank)
-        return f"@{self.name_}/{ends[0]}>{ends[1]}/{tag}"
+    @classmethod
+    def awaited(cls, row: Row) -> None:
+        """Called when somebody begins to wait for a row."""
 
-    def record(self, op: str, tensors: Any, call: Any, peer: int = -1, tag: int = 0) -> dist.Work:
-        """Write the row, say so on the board, let Gloo do it, and where there is a link take the time it takes."""
-        ranks = self.ranks()
+    def issue(
+        self,
+        op: str,
+        sends: Sequence[Tensor] = (),
+        into: Sequence[Tensor] = (),
+        of: Sequence[Tensor] | None = None,
+        peer: int = -1,
+        gets: int | None = None,
+        **details: Any,
+    ) -> dist.Work:
+        """Write the row, send what is sent, and return the Work of what will be written into `into`.
+
+        of: the tensors that the row counts, where they are not those that are sent. peer: within the group.
+        gets: how many elements come. details: more of the header.
+        """
+        counted, ranks = list(sends if of is None else of), self.ranks()
         if peer >= len(ranks):
             raise ValueError(
                 f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}: "
@@ -213,90 +171,179 @@ class LedgerGroup(dist.ProcessGroup):
                 f"a message {way} this rank itself, which is rank {peer} of {ranks}: expected another's; "
                 "group_src= and group_dst= are numbers within the group, as dist.get_rank(group) is"
             )
-        row = ledger.write(op, _flat(tensors), ranks, ranks[peer] if peer >= 0 else -1)
-        witness.tell("row", *witness.facts(row.plain())[:-1])
-        conversation = self.conversation(row, tag)
-        place = conversation, _stand.issued(conversation, row.number, op, row.bytes, row.dtype)
-        if op in MESSAGES:  # the first to a rank waits until that rank is there, too
-            _stand.state = "waiting"
-        _now(row.number, op, row.bytes, ranks, place)
-        try:
-            work = call()
-        finally:
-            if op in MESSAGES:
-                _stand.state = "running"
-                _publish()
-        if self.carrier is not None:
-            work = self.carrier.carry(work, row, self.name_, ranks, tag, tensors)
-        waits.know(work, row, place)
+        if op in MESSAGES and not all(t.is_contiguous() for t in (*sends, *into)):
+            raise RuntimeError(f"{'input' if op == 'send' else 'output'} tensor has to be contiguous")
+        if gets is not None and gets != sum(t.numel() for t in into):
+            raise ValueError(f"{op}: expected {gets} elements to receive into, got {sum(t.numel() for t in into)}")
+        row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
+        work = self.carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
+        waits.know(work, row)
         return work
 
+    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+        """The Work of one operation."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Method:
-    """How one method of a ProcessGroup is written down: its name in the ledger, its payload, its peer."""
+    # ---- what torch calls: each says what it sends, and where the answer goes ----
 
-    op: str
-    arguments: int  # before the options
-    payload: int | None  # which argument holds the tensors that are sent
-    options: str = ""  # the class of its options; "" if it takes none
-    peer: int | None = None  # which argument names the peer; the options' rootRank if they have one
+    def allreduce(self, tensors: list, opts: Any = None) -> dist.Work:
+        return self.issue("all_reduce", tensors, tensors, **_reduction(opts))
+
+    def allreduce_coalesced(self, tensors: list, opts: Any = None) -> dist.Work:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        mine = root == self.rank()
+        return self.issue("broadcast", tensors if mine else (), () if mine else tensors, of=tensors, peer=root)
+
+    def reduce(self, tensors: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        return self.issue("reduce", tensors, tensors if root == self.rank() else (), peer=root, **_reduction(opts))
+
+    def allgather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        into = [parts[r] for r in range(len(outputs[0])) for parts in outputs]
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+
+    def allgather_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        into = [t for parts in outputs for t in parts]
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        return self.issue("all_gather", [input], [output], gets=self.size() * input.numel())
+
+    def allgather_into_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        into = self._by_rank(outputs)
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+
+    def gather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        mine = root == self.rank()
+        gets = self.size() * _elements(inputs) if mine else 0
+        return self.issue("gather", inputs, outputs[0] if mine else (), peer=root, gets=gets)
+
+    def scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        return self.issue("scatter", inputs[0] if root == self.rank() else (), outputs, of=outputs, peer=root)
+
+    def reduce_scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        sends = [parts[r] for r in range(len(inputs[0])) for parts in inputs]
+        return self._scattered(outputs, sends, opts)
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        return self._scattered([output], [input], opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        return self._scattered(outputs, self._by_rank(inputs), opts)
+
+    def _scattered(self, outputs: list, sends: list, opts: Any) -> dist.Work:
+        if _elements(sends) != self.size() * _elements(outputs):
+            raise ValueError(
+                f"reduce_scatter: expected {self.size()} parts of {_elements(outputs)} elements, got {_elements(sends)}"
+            )
+        return self.issue("reduce_scatter", sends, outputs, of=outputs, **_reduction(opts))
+
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, output_splits: list, input_splits: list, opts: Any = None
+    ) -> dist.Work:
+        return self.issue(
+            "all_to_all", [input], [output],
+            splits=self._splits(input, input_splits), expected=self._splits(output, output_splits),
+        )  # fmt: skip
+
+    def alltoall(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        return self.issue(
+            "all_to_all", inputs, outputs, splits=[t.numel() for t in inputs], expected=[t.numel() for t in outputs]
+        )
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self.issue("barrier")
+
+    def send(self, tensors: list, dst: int, tag: int = 0) -> dist.Work:
+        return self.issue("send", tensors, peer=dst, tag=tag)
+
+    def recv(self, tensors: list, src: int, tag: int = 0) -> dist.Work:
+        return self.issue("recv", (), tensors, of=tensors, peer=src, tag=tag)
+
+    def recv_anysource(self, tensors: list, tag: int = 0) -> dist.Work:
+        return self.issue("recv", (), tensors, of=tensors, tag=tag)
+
+    def _by_rank(self, tensors: list) -> list[Tensor]:
+        """Each rank's part of every tensor, rank by rank."""
+        with _disable_current_modes():
+            parts = [t.detach().view(self.size(), -1) for t in tensors]
+        return [part[r] for r in range(self.size()) for part in parts]
+
+    def _splits(self, tensor: Tensor, rows: list[int]) -> list[int]:
+        """Elements for each rank, from the numbers of rows."""
+        length = tensor.shape[0] if tensor.dim() else 1
+        if not rows:
+            if length % self.size():
+                raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+            rows = [length // self.size()] * self.size()
+        if len(rows) != self.size():
+            raise RuntimeError("Number of tensor splits not equal to group size")
+        if sum(rows) != length:
+            raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        return [n * (tensor.numel() // length if length else 0) for n in rows]
+
+    # torch 2.13 renamed the single-tensor collectives; 2.11 has only the old names.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
 
-METHODS = {
-    "broadcast": Method("broadcast", 1, 0, "BroadcastOptions"),
-    "allreduce": Method("all_reduce", 1, 0, "AllreduceOptions"),
-    "allreduce_coalesced": Method("all_reduce", 1, 0, "AllreduceCoalescedOptions"),
-    "reduce": Method("reduce", 1, 0, "ReduceOptions"),
-    "allgather": Method("all_gather", 2, 1, "AllgatherOptions"),
-    "_allgather_base": Method("all_gather", 2, 1, "AllgatherOptions"),
-    "allgather_into_tensor_coalesced": Method("all_gather", 2, 1, "AllgatherOptions"),
-    "gather": Method("gather", 2, 1, "GatherOptions"),
-    "scatter": Method("scatter", 2, 0, "ScatterOptions"),
-    "reduce_scatter": Method("reduce_scatter", 2, 0, "ReduceScatterOptions"),
-    "_reduce_scatter_base": Method("reduce_scatter", 2, 0, "ReduceScatterOptions"),
-    "reduce_scatter_tensor_coalesced": Method("reduce_scatter", 2, 0, "ReduceScatterOptions"),
-    "alltoall_base": Method("all_to_all", 4, 1, "AllToAllOptions"),
-    "alltoall": Method("all_to_all", 2, 1, "AllToAllOptions"),
-    "barrier": Method("barrier", 0, None, "BarrierOptions"),
-    "send": Method("send", 3, 0, peer=1),
-    "recv": Method("recv", 3, 0, peer=1),
-    "recv_anysource": Method("recv", 2, 0),
-}
-# torch 2.13 renamed the single-tensor collectives; 2.11 has only the old names.
-RENAMED = {
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-}
+class SwitchGroup(LedgerGroup):
+    """The group of a probe's ranks: what it issues goes to the switch."""
+
+    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+        assert _port is not None
+        future: torch.futures.Future = torch.futures.Future()
+        result = list(into)
+        with _disable_current_modes():
+            payload = [t if t.is_contiguous() else t.detach().contiguous() for t in sends]
+
+        def done(answer: dict[str, Any]) -> None:
+            row.started_s, row.done_s = answer.get("started_s", -1.0), answer.get("done_s", -1.0)
+            row.peer = answer.get("peer", row.peer)
+            if "error" in answer:
+                _errors[row.number] = answer["error"]
+            future.set_result((result, answer.get("error")))
+
+        _port.expect(row.number, into, done)
+        header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
+        _port.tell({**header, "segments": segments, **details}, payload)
+        # What set_exception sets is known to Python alone; what `then` raises is the Future's own error, in C++ too.
+        return _create_work_from_future(future.then(_returned))
 
 
-def _recorded(name: str, method: Method) -> Any:
-    """The ProcessGroup method that writes a row and then calls Gloo's of the same name."""
-
-    def call(self: LedgerGroup, *args: Any, opts: Any = None) -> dist.Work:
-        args, given = args[: method.arguments], args[method.arguments :]
-        options = []
-        if method.options:
-            opts = opts or (given[0] if given else None)
-            options = [getattr(_distributed_c10d, method.options)() if opts is None else opts]
-        peer = args[method.peer] if method.peer is not None else getattr(options[0], "rootRank", -1) if options else -1
-        tensors = [] if method.payload is None else args[method.payload]
-        tag = args[-1] if method.op in MESSAGES else 0
-        return self.record(method.op, tensors, lambda: getattr(self.gloo, name)(*args, *options), peer, tag)
-
-    return call
+def _returned(done: Any) -> Any:
+    value, error = done.value()
+    if error is not None:
+        raise RuntimeError(error)
+    return value
 
 
-for _name, _method in METHODS.items():
-    setattr(LedgerGroup, _name, _recorded(_name, _method))
-for _new, _old in RENAMED.items():
-    setattr(LedgerGroup, _new, getattr(LedgerGroup, _old))
+def _root(opts: Any) -> int:
+    return 0 if opts is None else int(opts.rootRank)
 
 
-def _flat(tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [t for part in tensors for t in _flat(part)]
+def _reduction(opts: Any) -> dict[str, Any]:
+    """How it reduces, for the header."""
+    if opts is None:
+        return {"reduce": "SUM"}
+    op = opts.reduceOp
+    name = next(n for n in dist.ReduceOp.RedOpType.__members__ if op == getattr(dist.ReduceOp, n))
+    if name != "PREMUL_SUM":
+        return {"reduce": name}
+    return {"reduce": name, "factor": float(op.__getstate__()[1])}
+
+
+def _elements(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() for t in tensors)
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,8 @@
-"""The ledger: what one rank sent, to whom, and when. Rows are facts of the process group, not of the caller."""
+"""The ledger: what one rank sent, to whom, and when.
+
+The switch keeps the ledger that counts (lab/world/switch.py). A rank keeps a copy of its own rows, so that a probe can
+count them and name phases; rows that come back from a rank must agree with the switch's.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,8 @@ from typing import Any
 
 import torch
 
-from .board import readable
-
 _now = time.perf_counter  # bound early: a simulated device patches the module
+MESSAGES = ("send", "recv")
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Row:
     started_s: float = -1.0  # when the link began with it; -1 without a link
     done_s: float = -1.0  # when it was done, waited for or not; without a link that is only known from a wait
     peer: int = -1  # source or destination, a global rank; of a recv from anyone, once it has come
+    tag: int = 0  # of a send or a recv
     storage: int = 0  # where the first tensor of the payload lies: the address of its storage
 
     def plain(self) -> dict:
@@ -62,7 +66,7 @@ class Ledger:
         # Autograd sets a task id on the thread it runs on: hooks are inside backward, whatever the caller names.
         return "backward" if torch._C._current_graph_task_id() != -1 else self._phase
 
-    def write(self, op: str, tensors: list[torch.Tensor], group: list[int], peer: int = -1) -> Row:
+    def write(self, op: str, tensors: list[torch.Tensor], group: list[int], peer: int = -1, tag: int = 0) -> Row:
         row = Row(
             number=len(self.rows),
             op=op,
@@ -74,6 +78,7 @@ class Ledger:
             rank=self.rank,
             issued_s=_now(),
             peer=peer,
+            tag=tag,
             storage=tensors[0].untyped_storage().data_ptr() if tensors else 0,
         )
         self.rows.append(row)
@@ -85,6 +90,28 @@ class Ledger:
 
 
 _Plain = Mapping[str, Any]
+FACTS = ("op", "bytes", "elements", "dtype", "group", "rank", "peer", "tag")  # of a row, which the switch knows
+
+
+def rows_that_differ(value: Any, carried: Sequence[Row]) -> str:
+    """Where a row in a rank's value is none that the switch carried for it, in a line; "" if all are."""
+    for row in _rows(value):
+        number = row["number"]
+        known = carried[number].plain() if type(number) is int and 0 <= number < len(carried) else {}
+        if any(row[name] != known.get(name) for name in FACTS):
+            return f"row #{number} ({row['op']}, {row['bytes']} B) is none that was carried"
+    return ""
+
+
+def _rows(value: Any) -> Iterator[dict]:
+    """All plain rows in a value, however deep."""
+    if isinstance(value, dict):
+        if "number" in value and all(name in value for name in FACTS):
+            yield value
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _rows(part)
 
 
 def diff(rows_a: Sequence[Row | _Plain], rows_b: Sequence[Row | _Plain]) -> str:
@@ -153,3 +180,11 @@ def _told(rank: int, row: _Plain | None, other: _Plain | None) -> str:
 def _other(rows: list[_Plain]) -> int:
     """The first rank that these rows speak of beside their own; -1 if they are alone."""
     return next((r for row in rows for r in row["group"] if r != row["rank"]), -1)
+
+
+def readable(count: int) -> str:
+    """4096 -> "4 KiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"

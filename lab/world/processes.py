@@ -48,6 +48,15 @@ def left_behind() -> bool:
     return bool(left)
 
 
+def resident(pid: int) -> int:
+    """Bytes of a process that are in memory; -1 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/statm") as pages:
+            return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return -1
+
+
 def dumpable(yes: bool) -> None:
     """Whether processes of the same user may look into this one."""
     if sys.platform == "linux":

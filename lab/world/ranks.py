@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import os
 import selectors
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,15 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import framing, witness
-from .board import Board, deadlock, describe, mismatch
 from .child import LATE, Job, answer
-from .processes import dumpable, ends_with_its_parent, processes
+from .processes import dumpable, ends_with_its_parent, processes, resident
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
 GRACE_S = 1.0  # for the other ranks, once one has failed
 PAUSE_S = 5e-4  # between lines that are told: to wake up for each would take cores from the ranks
-LOOK_S = 0.02  # between looks at the board
-STUCK_S = 0.4  # how long the board must show the same deadlock before it is believed
 _ENDS = (signal.SIGTERM,)
 
 
@@ -37,6 +33,8 @@ class Rank:
     told_fd: int
     stack: Any
     secret: str  # what an answer must hold, or the code under test has written it to the pipe itself
+    began_bytes: int  # resident when it was forked, before it ran; -1: the system does not tell
+    peak_bytes: int = -1  # how far it then grew, by the kernel's books
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
@@ -46,20 +44,33 @@ class Rank:
     blob: bytes = b""
     extra: dict = field(default_factory=dict)
 
+    def wait(self, options: int = 0) -> bool:
+        """Reap it, if it has ended: only then does the kernel say how large it was at most."""
+        pid, status, used = os.wait4(self.pid, options)
+        if pid:
+            self.pid, self.status = 0, status
+            if self.began_bytes >= 0:
+                self.peak_bytes = max(0, 1024 * used.ru_maxrss - self.began_bytes)
+        return bool(pid)
+
 
 class World:
     """The ranks of one probe, from fork to last answer."""
 
-    def __init__(self, job: Job, args: bytes, close: tuple[int, ...], known: set[str] | None = None):
-        """known: in a box, the processes in it before; what is more, but for ranks, is a solution's."""
+    def __init__(
+        self, job: Job, args: bytes, ports: list[int], requests: int, close: tuple[int, ...],
+        known: set[str] | None = None,
+    ):  # fmt: skip
+        """ports: each rank's socket to the switch. requests: a byte from it means that no waiting will help.
+
+        known: in a box, the processes in it before; what is more, but for ranks, is a solution's.
+        """
         self.job, self.args, self.close, self.known = job, args, close, known
+        self.ports, self.requests = ports, requests
         self.strays = set[str]()
         self.compiled = set[str]()  # files of the solution that ranks had to compile
-        self.board = Board(max(job.world, 1))
-        self.folder = tempfile.mkdtemp(prefix="probe-")
         self.late = ""  # what a rank wants imported that the zygote has put off: all are to be forked anew
-        self.hang = ""
-        self.mismatch = ""  # where ranks first issued different things, if one failed
+        self.hung = False
         self.seconds = 0.0
         self.selector = selectors.DefaultSelector()
 
@@ -71,6 +82,9 @@ class World:
                 signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could end this between a fork and the list
                 ranks.append(self._fork(r, ranks))
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+            for port in self.ports:  # or the switch would not see when a rank is gone
+                os.close(port)
+            self.ports = []
             self._collect(ranks, start + self.job.timeout_s)
             if self.known is not None:  # before they go with the rank that started them
                 self.strays = processes() - self.known - {str(rank.pid) for rank in ranks}
@@ -78,16 +92,16 @@ class World:
             for rank in ranks:
                 self._end(rank)
             self.selector.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for port in self.ports:
+                os.close(port)
         self.seconds = time.monotonic() - start
-        if any(r.outcome != "ok" for r in ranks):
-            self.mismatch = mismatch(self.board.stands())
         return ranks
 
     def _fork(self, number: int, earlier: list[Rank]) -> Rank:
         reply_read, reply_write = os.pipe()
         output_read, output_write = os.pipe()
         told_read, told_write = os.pipe()
+        go_read, go_write = os.pipe()
         stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
         secret = os.urandom(16).hex()
         pid = os.fork()
@@ -98,8 +112,10 @@ class World:
                 ends_with_its_parent()
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
-                for fd in (*self.close, reply_read, output_read, output_write, told_read):
+                for fd in (*self.close, reply_read, output_read, output_write, told_read, go_write):
                     os.close(fd)
+                os.read(go_read, 1)  # until its size was read
+                os.close(go_read)
                 for rank in earlier:
                     for fd in (rank.reply, rank.output_fd, rank.told_fd):
                         os.close(fd)
@@ -107,27 +123,34 @@ class World:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-                store = os.path.join(self.folder, "store")
-                answer(self.job, self.args, number, reply_write, told_write, self.board, store, secret)
+                for other, port in enumerate(self.ports):
+                    if other != number:
+                        os.close(port)
+                mine = self.ports[number] if self.ports else -1
+                answer(self.job, self.args, number, reply_write, told_write, mine, secret)
             finally:
                 os._exit(1)
-        for fd in (reply_write, output_write, told_write):
+        began_bytes = resident(pid)
+        for fd in (reply_write, output_write, told_write, go_read, go_write):
             os.close(fd)
-        rank = Rank(pid, reply_read, output_read, told_read, stack, secret)
+        rank = Rank(pid, reply_read, output_read, told_read, stack, secret, began_bytes)
         for fd, what in ((reply_read, "reply"), (output_read, "output"), (told_read, "told")):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ, (rank, what))
         return rank
 
     def _collect(self, ranks: list[Rank], deadline: float) -> None:
-        """Read until every rank has answered or died, time is up, or the board shows a deadlock."""
-        stuck, since, looked = "", 0.0, 0.0
+        """Read until every rank has answered or died, time is up, or the switch has seen a deadlock."""
+        self.selector.register(self.requests, selectors.EVENT_READ, None)
         while any(not r.outcome for r in ranks) and not self.late:
             now = time.monotonic()
-            if now > deadline:
-                self._give_up(ranks, describe(self.board.stands()) if self.job.world else "the time is up")
+            found = [key.data for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now)))]
+            if now > deadline or None in found:
+                if None in found and not os.read(self.requests, 1):
+                    raise framing.Closed("nobody is there to be answered")
+                self._give_up(ranks)
                 return
-            ready = [key.data for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now)))]
+            ready = [data for data in found if data is not None]
             for rank, what in ready:
                 self._read(rank, what)
             if all(what == "told" for _, what in ready):
@@ -136,14 +159,6 @@ class World:
                 self._reap(rank)
             if any(r.outcome in ("error", "died") for r in ranks):
                 deadline = min(deadline, now + GRACE_S)
-            if self.job.world > 1 and now - looked > LOOK_S:
-                looked = now
-                found = deadlock(self.board.stands())
-                since = since if found == stuck else time.monotonic()
-                stuck = found
-                if stuck and time.monotonic() - since > STUCK_S:
-                    self._give_up(ranks, stuck)
-                    return
 
     def _read(self, rank: Rank, what: str) -> None:
         fd = {"reply": rank.reply, "output": rank.output_fd, "told": rank.told_fd}[what]
@@ -207,9 +222,7 @@ class World:
         """Notice a death that its pipe does not show, because a grandchild holds the other end."""
         if rank.outcome or not rank.pid:
             return
-        pid, status = os.waitpid(rank.pid, os.WNOHANG)
-        if pid:
-            rank.pid, rank.status = 0, status
+        if rank.wait(os.WNOHANG):
             self._read(rank, "reply")
             if not rank.outcome:
                 self._died(rank)
@@ -221,22 +234,19 @@ class World:
         """The reply pipe closed without an answer: say how the process ended."""
         deadline = time.monotonic() + 0.5
         while rank.pid and time.monotonic() < deadline:
-            pid, rank.status = os.waitpid(rank.pid, os.WNOHANG)
-            rank.pid = 0 if pid else rank.pid
+            rank.wait(os.WNOHANG)
             time.sleep(0.002)
         code = os.waitstatus_to_exitcode(rank.status)
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         how = "closed its pipes" if rank.pid else how
         text = f"the process {how} without an answer"
-        if self.job.world > 1:
-            text += f" ({describe(self.board.stands())})"
         rank.outcome = "died"
         rank.extra = {"error": {"reason": "crashed", "type": "", "text": text, "frames": []}}
 
-    def _give_up(self, ranks: list[Rank], why: str) -> None:
+    def _give_up(self, ranks: list[Rank]) -> None:
         """Time is up, or waiting cannot help: ask every rank for its stack, then stop them all."""
         late = [r for r in ranks if not r.outcome]
-        self.hang = why
+        self.hung = True
         for rank in late:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGUSR1)
@@ -245,7 +255,14 @@ class World:
             rank.stack.seek(0)
             stack = rank.stack.read(OUTPUT_LIMIT).decode(errors="replace")
             rank.outcome = "hung"
-            rank.extra = {"error": {"reason": "hung", "type": "", "text": why, "frames": _frames(stack, self.job.impl)}}
+            rank.extra = {
+                "error": {
+                    "reason": "hung",
+                    "type": "",
+                    "text": "the time is up",
+                    "frames": _frames(stack, self.job.impl),
+                }
+            }
 
     def _end(self, rank: Rank) -> None:
         if rank.pid:
@@ -253,7 +270,7 @@ class World:
                 os.killpg(rank.pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
-            os.waitpid(rank.pid, 0)
+            rank.wait()
         with contextlib.suppress(BlockingIOError, OSError):  # what was printed last
             while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
                 rank.output += data

@@ -13,42 +13,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import witness
 from .ledger import Row, _now
 
-Place = tuple[str, int]  # a conversation, and a number in it
-Known = tuple[Row, Place]
-_known: weakref.WeakKeyDictionary[Any, Sequence[Known]] = weakref.WeakKeyDictionary()  # by Work or Future
+_known: weakref.WeakKeyDictionary[Any, Sequence[Row]] = weakref.WeakKeyDictionary()  # by Work or Future
 
 
-def know(work: dist.Work, row: Row, place: Place) -> None:
+def know(work: dist.Work, row: Row) -> None:
     """From here on, who waits for this Work waits for this row."""
-    _known[work] = [(row, place)]
+    _known[work] = [row]
 
 
 def known(work: dist.Work) -> Row | None:
-    return _known[work][0][0] if work in _known else None
+    return _known[work][0] if work in _known else None
 
 
-def install(begin: Callable[[Row, Place], Any], end: Callable[[Any], None]) -> None:
-    """Watch all that waits. begin: called with the first that is waited for; end: with what it gave, afterwards."""
+def install(begin: Callable[[Row], None]) -> None:
+    """Watch all that waits. begin: called with each row, before it is noted that it is waited for."""
 
     def watched(wait: Callable) -> Callable:
         def call(of: Any, *args: Any, **kwargs: Any) -> Any:
-            rows = _known.get(of)
-            if not rows:
-                return wait(of, *args, **kwargs)
-            now = _now()
-            for row, _ in rows:
-                if row.waited_s < 0:
-                    row.waited_s = now
-                    witness.tell("waited", row.number, now)
-            before = begin(*next((r for r in rows if r[0].returned_s < 0), rows[0]))
+            rows = _known.get(of, ())
+            for row in rows:
+                begin(row)
+                row.waited_s = _now() if row.waited_s < 0 else row.waited_s
             result = wait(of, *args, **kwargs)
-            now = _now()
-            for row, _ in rows:
-                row.returned_s, row.done_s = now, now if row.done_s < 0 else row.done_s
-            end(before)
+            for row in rows:
+                row.returned_s = _now()
+                row.done_s = row.returned_s if row.done_s < 0 else row.done_s
             return result
 
         return call

@@ -33,7 +33,8 @@ _HEAP = "searches the heap"
 _PROGRAMS = "starts or signals processes"
 _NETWORK = "opens connections of its own"
 _THREADS = "starts threads, in which nothing is seen by what measures it,"
-_LIBRARY = "lets a library do what it is asked to write"
+_LIBRARY = "lets a library do what it is asked to write"  # and calls it itself
+_ANSWER = "has a library do what it is asked to write"  # however far away
 _SOURCE = "runs source that it puts together"
 _MEMORY = "reaches past Python"
 _MODES = "switches off what measures it"
@@ -72,6 +73,7 @@ class Watch:
     def __init__(self, impl: str):
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
+        self.forbidden: tuple[str, ...] = ()
         self._looking = threading.local()
         # Of these no audit hook is told: threads, in Python 3.11, what is called with a frame, and what drops modes.
         for module, name, what in (
@@ -85,24 +87,36 @@ class Watch:
         sys.addaudithook(self._hear)
 
     def guard(self, names: Iterable[str]) -> None:
-        """Refuse the solution what `names` hold, wherever it finds them: operators, functions of modules, new objects.
+        """Refuse the solution what `names` stand for, however it gets there: operators, functions, classes, modules.
 
-        Torch, which may need them itself, and stand-ins go on. Modules that are not loaded yet are left to
-        lab.forbidden.find.
+        Torch, which may need them itself, and stand-ins go on.
         """
-        operators.refuse(names := tuple(names), lambda: self._is_under_way(sys._getframe(1)))
-        for name in names:
-            module, _, attribute = name.rpartition(".")
-            found = vars(sys.modules[name]) if name in sys.modules else {
-                attribute: getattr(sys.modules.get(module), attribute, None)
-            }  # fmt: skip
-            for key, value in [*found.items()]:
-                if isinstance(value, type) and inspect.isfunction(made := vars(value).get("__init__")):
-                    if name in sys.modules and not value.__module__.startswith(name):
-                        continue
-                    value.__init__ = self._unless_the_solutions(made, _LIBRARY)  # type: ignore[misc]
-                elif name in sys.modules and inspect.isfunction(value) and value.__module__.startswith(name):
-                    found[key] = self._unless_the_solutions(value, _LIBRARY)
+        self.forbidden = tuple(names)
+        sys.meta_path.insert(0, self)
+        operators.refuse(self.forbidden, lambda: self._asks(1, _ANSWER))
+        for name in self.forbidden:
+            owner, _, attribute = name.rpartition(".")
+            if name in sys.modules:
+                for key, value in [*vars(sys.modules[name]).items()]:
+                    if str(getattr(value, "__module__", "")).lstrip("_").startswith(name):
+                        self._guard(sys.modules[name], key, value, f"{name}.{key}", _LIBRARY)
+            elif (value := getattr(sys.modules.get(owner), attribute, None)) is not None:
+                self._guard(sys.modules[owner], attribute, value, name, _ANSWER)
+                defining = sys.modules.get(getattr(value, "__module__", None) or "")
+                if getattr(defining, attribute, None) is value:  # torch.distributed's are defined elsewhere
+                    self._guard(defining, attribute, value, name, _LIBRARY)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Refuse the solution a module that is not loaded yet."""
+        if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden):
+            self._refuse(_LIBRARY, name)
+
+    def _guard(self, owner: Any, attribute: str, value: Any, name: str, what: str) -> None:
+        """Refuse a function where it is found, and a class where an object of it is made."""
+        if isinstance(value, type) and inspect.isfunction(made := vars(value).get("__init__")):
+            value.__init__ = self._unless_the_solutions(made, _LIBRARY, name)  # type: ignore[misc]
+        elif inspect.isroutine(value):
+            setattr(owner, attribute, self._unless_the_solutions(value, what, name))
 
     @contextlib.contextmanager
     def over(self) -> Iterator[None]:
@@ -153,10 +167,10 @@ class Watch:
             return
         self._refuse(what, event)
 
-    def _unless_the_solutions(self, function: Any, what: str) -> Any:
+    def _unless_the_solutions(self, function: Any, what: str, name: str = "") -> Any:
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            self._refuse(what, getattr(function, "__qualname__", "a call"))
+            self._refuse(what, name or getattr(function, "__qualname__", "a call"))
             return function(*args, **kwargs)
 
         del called.__wrapped__  # or it would be a way around
@@ -164,33 +178,29 @@ class Watch:
 
     def _refuse(self, what: str, event: str) -> None:
         """Raise ForbiddenCall where the solution asks for it."""
-        self._looking.on = True  # to look is to ask for a frame
-        try:
-            asks = self._is_the_solutions(sys._getframe(2), what)
-        finally:
-            self._looking.on = False
-        if asks:
+        if self._asks(2, what):
             raise ForbiddenCall(f"a solution that {what} ({event}) does not do the exercise")
 
-    def _is_under_way(self, frame: FrameType | None) -> bool:
-        """Whether the solution is among the callers, however far away."""
-        while frame and self._is_trusted(frame):
-            frame = frame.f_back
-        return frame is not None
+    def _asks(self, depth: int, what: str) -> bool:
+        """Whether the solution asks: itself, or through libraries that only do as they are asked."""
+        self._looking.on = True  # to look is to ask for a frame
+        try:
+            frame: FrameType | None = sys._getframe(depth + 1)
+            while frame and self._is_asked(frame, what):
+                frame = frame.f_back
+            return frame is not None and not self._is_trusted(frame)
+        finally:
+            self._looking.on = False
 
     def _is_trusted(self, frame: FrameType) -> bool:
         file = frame.f_code.co_filename
         return file.startswith(self.trusted) and not file.startswith(self.impl)
 
-    def _is_the_solutions(self, frame: FrameType | None, what: str) -> bool:
-        """Whether the solution asks: itself, or through libraries that only do as they are asked."""
-        while frame and self._is_asked(frame, what):
-            frame = frame.f_back
-        return frame is not None and not self._is_trusted(frame)
-
     def _is_asked(self, frame: FrameType, what: str) -> bool:
         """Whether it is a library's function that does `what` for whoever calls it."""
         code = frame.f_code
+        if what == _ANSWER:
+            return self._is_trusted(frame)
         if what in _BY_ITSELF:
             return False
         if what not in (_FRAMES, *_FOR_OTHERS):

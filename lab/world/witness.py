@@ -1,32 +1,29 @@
 """What the instruments of a rank tell as it happens, on a pipe that only takes: what is told cannot be taken back.
 
 The zygote reads the pipe, stamps each line with its own clock, and hands all of it out beside the answer. Outside,
-`Account` compares the answer with it: rows of the ledger that were changed, left out or added afterwards, storages that
-were made and then not counted, accesses of kernels that are gone, seconds that are not those that were taken. An answer
-that does not agree with what was told on its way is none: the probe fails as "forged".
+`Account` compares the answer with it: storages that were made and then not counted, accesses of kernels
+that are gone, seconds that are not those that were taken. An answer that does not agree with what was told on its way
+is none: the probe fails as "forged". Messages need no such account: the switch carried them.
 
 It proves that no number was moved after it was taken; that nobody replaced an instrument is for lab/world/watch.py to
 see. It does not prove that numbers were right when they were taken: what goes past an instrument is not told, and code
-that knows this page can tell a story of its own. For that there are readings from outside the box, of the loopback, of
+that knows this page can tell a story of its own. For that there are readings from outside the box, of
 memory and of the clock: grader/evidence.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from .board import readable
+from .ledger import readable
 
 LIMIT = 16 << 20  # bytes that are kept of what one rank tells
 LARGE = 256 << 10  # bytes from which on a storage is told of when it is made, and when it goes
-# What a row says of itself when it is written, and of the first wait for it; the rest depends on the peers.
-FACTS = ("number", "op", "bytes", "elements", "dtype", "group", "phase", "rank", "issued_s", "storage", "waited_s")
 MEMORY = ("peak_bytes", "largest_elements", "saved_bytes", "saved_largest_elements")
 
 _fd = -1
@@ -45,20 +42,6 @@ def tell(what: str, *values: Any) -> None:
         os.write(_fd, _json([what, *values]).encode() + b"\n")
 
 
-def facts(row: dict) -> list:
-    return [row[name] for name in FACTS]
-
-
-def end(ledger: Any) -> None:
-    """The last word: what the ledger says when the probe is done."""
-    rows = [facts(row.plain()) for row in ledger.rows]
-    tell("end", len(rows), _digest(rows))
-
-
-def _digest(rows: Iterable[list]) -> str:
-    return hashlib.sha256(json.dumps([*rows]).encode()).hexdigest()
-
-
 # ---- outside ----
 
 
@@ -66,13 +49,11 @@ class Account:
     """What one rank told, as it came out of the box: lines of a stamp in the zygote's seconds and a JSON list."""
 
     def __init__(self, text: bytes):
-        self.rows: dict[int, list] = {}
         self.memory: dict[int, list] = {}  # what each meter said when it ended, in the order of MEMORY
         self.took: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)  # (seconds inside, outside)
         self.starved: list[float] = []  # seconds of b's that were waited for a core
         self.grown: list[int] = []  # bytes, by lab.measure.process
         self.wrong = ""
-        self._end: list = []
         self._begun = 0.0
         self._made: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # (± bytes, elements), by meter
         self._saved: defaultdict[int, int] = defaultdict(int)  # bytes, by meter
@@ -89,15 +70,6 @@ class Account:
         """Where the value, or what was told last, is not what was told before; "" if all agree."""
         if self.wrong:
             return self.wrong
-        if not self._end:
-            return "the instruments fell silent before the probe was done"
-        count, digest = self._end
-        if digest != _digest(self.rows.values()):
-            return f"the ledger held {count} rows at the end, {len(self.rows)} had been written, or other ones"
-        known = {json.dumps(row) for row in self.rows.values()}
-        for row in _dicts(value, FACTS):
-            if json.dumps(facts(row)) not in known:
-                return f"row #{row['number']} ({row['op']}, {readable(row['bytes'])}) is none that was written"
         ends = list(self.memory.values())
         for told in _dicts(value, MEMORY):
             if [told[name] for name in MEMORY] not in ends:
@@ -116,17 +88,6 @@ class Account:
         return [numbers[0] for numbers in self.memory.values()] + self.grown
 
     # One method a kind of line.
-
-    def _on_row(self, stamp: float, number: int, *rest: Any) -> None:
-        op, bytes, _, _, group, *_ = rest
-        if type(number) is not int or type(op) is not str or type(bytes) is not int or type(group) is not list:
-            raise ValueError("no row")
-        if number != len(self.rows):
-            self.wrong = self.wrong or f"row #{number} was written where #{len(self.rows)} was to come"
-        self.rows[number] = [number, *rest, -1.0]
-
-    def _on_waited(self, stamp: float, number: int, when: float) -> None:
-        self.rows[number][-1] = when
 
     def _on_made(self, stamp: float, meter: int, bytes: int, elements: int) -> None:
         self._made[meter].append((int(bytes), int(elements)))
@@ -164,9 +125,6 @@ class Account:
 
     def _on_starved(self, stamp: float, seconds: float) -> None:
         self.starved.append(float(seconds))
-
-    def _on_end(self, stamp: float, count: int, digest: str) -> None:
-        self._end = [int(count), str(digest)]
 
 
 def _dicts(value: Any, keys: tuple[str, ...]) -> Iterator[dict]:

@@ -14,19 +14,22 @@ import gc
 import importlib
 import os
 import signal
+import socket
 import sys
 import warnings
 
 from .. import compiled
 from . import framing, processes
 from .child import LATE, Job
+from .framing import GIVE_UP
 from .ranks import World
 
+MOST_RANKS = 250  # descriptors that one message carries
 _PAYS = 64  # forks, a few milliseconds gained on each: to gather huge pages takes 0.4 s
 # What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
 _PROBES = (
     "lab.measure.clock", "lab.measure.compare", "lab.measure.device", "lab.measure.kernels", "lab.measure.memory",
-    "lab.measure.process", "lab.measure.reads", "lab.model.transformer",
+    "lab.measure.process", "lab.measure.reads", "lab.model.transformer", "lab.world.cluster",
     "triton.language", "triton.runtime.interpreter", "triton.tools.tensor_descriptor",
     "triton.experimental.gluon.nvidia.hopper",
 )  # fmt: skip
@@ -35,6 +38,7 @@ _PROBES = (
 def main() -> None:
     """Serve until stdin closes."""
     requests, answers = os.dup(0), os.dup(1)
+    asked = socket.socket(fileno=requests)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
@@ -56,17 +60,22 @@ def main() -> None:
     framing.send(answers, {"ready": True, "pid": os.getpid()})
     while True:
         try:
+            word, ports, *_ = socket.recv_fds(asked, 1, MOST_RANKS)
+            if not word:
+                return
+            if word == GIVE_UP:  # it had been answered already
+                continue
             header, blobs = framing.receive(requests)
         except framing.Closed:
             return
         job = Job(**header)
         _prepare(job)
-        world = World(job, blobs[0], close=(requests, answers), known=alone if boxed else None)
+        world = World(job, blobs[0], list(ports), requests, (requests, answers), known=alone if boxed else None)
         ranks = world.run()
-        while world.late:
+        if world.late:
             _import_late(world.late)
-            world = World(job, blobs[0], close=(requests, answers))
-            ranks = world.run()
+            framing.send(answers, {"again": True})
+            continue
         left = False
         if boxed:
             if strays := world.strays | (processes.processes() - alone):
@@ -75,10 +84,13 @@ def main() -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
             left = processes.left_behind()
-        summary = [{"outcome": r.outcome, "output": r.output.decode(errors="replace"), **r.extra} for r in ranks]
+        summary = [
+            {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
+            for r in ranks
+        ]
         framing.send(
             answers,
-            {"ranks": summary, "hang": world.hang, "mismatch": world.mismatch, "seconds": world.seconds, "spent": left},
+            {"ranks": summary, "hung": world.hung, "seconds": world.seconds, "spent": left},
             [*(r.blob for r in ranks), *(bytes(r.told) for r in ranks)],
         )
         if left:

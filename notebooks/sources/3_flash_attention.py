@@ -71,12 +71,12 @@ if after:
 from tests.flash_attention import probes_kernels
 
 q, k, v = (torch.randn(1, 1, 1024, 16).half() for _ in range(3))
-seen = {c: ask(probes_kernels.visits, q, k, v, c, timeout=120) for c in (False, True)}
+seen = {c: ask(probes_kernels.forward, q, k, v, c, "", "interpret", True, timeout=120) for c in (False, True)}
 if all(seen.values()):
     figure, panels = plt.subplots(1, 2, figsize=(8, 3.5))
     for panel, (is_causal, got) in zip(panels, seen.items()):
         first = {tuple(p): rows[0] for p, _, rows in got["stores"]}
-        x = [low for p, _, low, _ in got["loads"]]
+        x = [rows[0] for *_, rows in got["loads"]]
         y = [first[tuple(p)] for p, *_ in got["loads"]]
         panel.plot(x, y, "s", markersize=9, color=BLUE, markeredgecolor="white")
         panel.set(title="causal" if is_causal else "full", xlabel="first key of the tile", ylabel="first query")

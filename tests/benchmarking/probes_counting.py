@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from typing import Any
 
@@ -10,18 +11,23 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.model.transformer import Config, Transformer
+from lab.raising import without_models
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
-def flops(impl: Any, sizes: dict, batch: int, context: int) -> dict:
-    counted = impl.benchmarking.flops.flops(Config(**sizes), batch=batch, context=context)
+def flops(impl: Any, sizes: dict, batch: int, context: int, on_paper: bool = False) -> dict:
+    """on_paper: no module can be made."""
+    with without_models() if on_paper else contextlib.nullcontext():
+        counted = impl.benchmarking.flops.flops(Config(**sizes), batch=batch, context=context)
     return {str(name): [int(f.forward), int(f.backward)] for name, f in counted.items()}
 
 
-def bytes_moved(impl: Any, sizes: dict, batch: int, context: int, dtype: str) -> dict:
-    moved = impl.benchmarking.roofline.bytes_moved(Config(**sizes), batch=batch, context=context, dtype=DTYPES[dtype])
+def bytes_moved(impl: Any, sizes: dict, batch: int, context: int, dtype: str, on_paper: bool = False) -> dict:
+    count, config = impl.benchmarking.roofline.bytes_moved, Config(**sizes)
+    with without_models() if on_paper else contextlib.nullcontext():
+        moved = count(config, batch=batch, context=context, dtype=DTYPES[dtype])
     return {str(name): [int(b.forward), int(b.backward)] for name, b in moved.items()}
 
 

@@ -2,7 +2,8 @@
 
 What must be true: bytes are those of the real model's products, operands and results once each; the bound is the
 larger of two times, and its side is named. How it would be faked: bytes of the weights alone (activations weigh more
-here); one side always (devices are drawn on both sides of every layer).
+here); one side always (devices are drawn on both sides of every layer); running the model (a million layers, and no
+module can be made).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lab.judge import harmless, measured
 from lab.pytest_plugin import exercise
 
 from . import probes_counting as probes
-from .test_flops import CASES, NAMES, WITHIN, draw
+from .test_flops import CASES, NAMES, PATIENCE_S, WITHIN, draw
 
 ROOFLINE = "benchmarking.roofline"
 FLOPS = "benchmarking.flops"
@@ -116,11 +117,18 @@ def test_mfu_is_the_share_of_the_peak(run, rng):
 @exercise(ROOFLINE, kind="property")
 def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(run, rng):
     sizes, _, context = draw(rng, "short context")
-    small, large = (
-        run(probes.roofline, sizes, batch, context, "float32", (1e14, 1e12), replace=[FLOPS]) for batch in (1, 64)
-    )
+    intensity = {}
+    for batch in (1, 64):
+        real = run(probes.counted, sizes, batch, context, "float32")
+        got = run(probes.roofline, sizes, batch, context, "float32", (1e14, 1e12), replace=[FLOPS])
+        for name in NAMES:
+            want = real["flops"][name][0] / real["bytes"][name][0] / (2 if name in ("scores", "values") else 1)
+            intensity[name, batch] = got[f"{name} forward"][2]
+            assert abs(intensity[name, batch] / want - 1) <= WITHIN, (
+                f"{name}: intensity {intensity[name, batch]:.4g} at batch {batch}, FLOPs a byte are {want:.4g}"
+            )
     for name in NAMES:
-        before, after = small[f"{name} forward"][2], large[f"{name} forward"][2]
+        before, after = intensity[name, 1], intensity[name, 64]
         if name in ("scores", "values"):
             measured(f"{name}: intensity at batch 64 over batch 1", after / before, 1, "times")
             assert abs(after / before - 1) <= WITHIN, (
@@ -129,4 +137,22 @@ def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(
         else:
             assert after > 1.05 * before, (
                 f"{name}: intensity {before:.4g} at batch 1, {after:.4g} at 64: the weights are read once for all"
+            )
+
+
+@exercise(ROOFLINE, kind="property")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_of_a_million_layers_are_counted_without_a_model(run, rng, dtype):
+    sizes, batch, context = draw(rng, rng.choice([*CASES]))
+    few, many = sizes["layers"], rng.integers(10**6, 2 * 10**6)
+    want = run(probes.counted, sizes, batch, context, dtype)["bytes"]
+    got = run(
+        probes.bytes_moved, {**sizes, "layers": many}, batch, context, dtype, True, replace=[FLOPS], timeout=PATIENCE_S
+    )
+    for name in NAMES:
+        for direction, word in enumerate(("forward", "backward")):
+            expected = want[name][direction] * (1 if name == "head" else many) // (1 if name == "head" else few)
+            assert got[name][direction] == expected, (
+                f"{name}, {word}, of {many:,} layers, {dtype}: got {got[name][direction]:,} bytes, a run of {few} "
+                f"moves {want[name][direction]:,}, which makes {expected:,}, exactly"
             )

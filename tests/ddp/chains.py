@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lab.world import gates
+
 from . import probes_wrappers
 from .probes_wrappers import DTYPES
 
@@ -29,8 +31,16 @@ def draw_batches(rng, width, world, orders):
             for _ in range(world)]  # fmt: skip
 
 
-def whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
-    """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own."""
+def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers=None) -> dict:
+    """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own.
+
+    numbers: of the gates.
+    """
+    with gates.answered(numbers or {}):
+        return _whole_batch(width, plan, state, batches, lr, set_to_none, dtype)
+
+
+def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
     m = probes_wrappers.Chain(width, plan)
     m.load_state_dict(state)
     if dtype:
@@ -44,7 +54,7 @@ def whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
             x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
             if dtype:
                 x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
-            (((m(x, batches[0][step][i][2]) - y) ** 2).mean() / micro).backward()
+            (((m(x, batches[0][step][i][2], f"{step}.{i}") - y) ** 2).mean() / micro).backward()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         optimizer.step()
     return {"gradients": gradients, "state": dict(m.state_dict())}

@@ -17,10 +17,11 @@ MOVED = [*SUMMED, torch.uint8, torch.bool]
 
 def by_hand(run, op, cases, world, members=()) -> list:
     """What each rank has and sent after each case; fails where anything but messages was sent, by whatever name."""
-    ranks = run(probes_collectives.collect, op, cases, list(members), world=world)
-    for rank, got in enumerate(ranks):
-        for told in got:
-            sends(told["rows"], f"{op}, rank {rank} of {world}")
+    ranks = []
+    for rank, trace in enumerate(run.trace(probes_collectives.collect, op, cases, list(members), world=world)):
+        cut = trace.cut([f"case {i}" for i in range(len(trace.values))])
+        ranks.append([{**told, "rows": rows} for told, rows in zip(trace.values, cut, strict=True)])
+        sends([row.plain() for row in trace.messages], f"{op}, rank {rank} of {world}")
     return ranks
 
 

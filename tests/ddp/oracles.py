@@ -6,11 +6,12 @@ from collections import Counter
 
 import torch
 
-from lab.judge import close, decide, timed
-from lab.measure.compare import compare
+from lab import gated
+from lab.judge import close, measured
+from lab.world import gates
 from lab.world.cluster import Link
 
-from . import probes, probes_timed, probes_wrappers, suspects_wrappers
+from . import probes, probes_wrappers, suspects_wrappers
 from .chains import draw_batches, draw_chain, whole_batch
 
 STEPS = 3
@@ -42,8 +43,13 @@ def draw(rng, world, steps=STEPS):
     return width, depth, draw_states(rng, width, depth, world), draw_shares(rng, width, world, steps)
 
 
-def oracle(width, depth, state, shares, lr, dtype) -> dict:
-    """One process on the whole batch."""
+def oracle(width, depth, state, shares, lr, dtype, numbers) -> dict:
+    """One process on the whole batch. numbers: of the gates."""
+    with gates.answered(numbers):
+        return _oracle(width, depth, state, shares, lr, dtype)
+
+
+def _oracle(width, depth, state, shares, lr, dtype) -> dict:
     dtype = {"float64": torch.float64, "float32": torch.float32}[dtype]
     m = probes.Model(width, depth)
     m.load_state_dict(state)
@@ -53,7 +59,7 @@ def oracle(width, depth, state, shares, lr, dtype) -> dict:
     for step in range(len(shares[0])):
         x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
         optimizer.zero_grad()
-        out = m(x, shift=0.25)
+        out = m(x, shift=0.25, at=f"{step}.0")
         outputs.append(out.detach())
         ((out - y) ** 2).mean().backward()
         optimizer.step()
@@ -62,28 +68,9 @@ def oracle(width, depth, state, shares, lr, dtype) -> dict:
 
 def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
     """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
-    width, plan, states = chain
-    world = len(states)
-    batches = draw_batches(rng, width, world, orders)
-    lr = rng.uniform(0.05, 0.15)
-    probe, args = probes_wrappers.steps, (options or {}, width, plan, states, batches, lr, set_to_none)
-    ranks = run(probe, kind, *args, world=world, replace=_needs(kind))
-
-    want = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "float64")
-    plain = expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, "")
+    world = len(chain[2])
+    ranks, want, plain = trained(run, rng, kind, chain, orders, set_to_none, options, expect)
     for rank, got in enumerate(ranks):
-        for step in range(len(orders)):
-            used = {i for order in orders[step] for i in order}
-            more = {"lr": lr, "set_to_none": set_to_none, "used": [i in used for i in range(len(plan))]}
-            told = {**got["steps"][step], **more}
-
-            def others(name: str, rank: int = rank, step: int = step, told: dict = told):
-                return suspects_wrappers.of_gradient(name, chain, batches, rank, step, told)
-
-            one_step(
-                f"rank {rank} of {world}, step {step}", got["gradients"][: step + 1], want["gradients"][step],
-                plain["gradients"][step], orders[step], world, others,
-            )  # fmt: skip
         for name, tensor in want["state"].items():
             what = f"rank {rank} of {world}, {name} after {len(orders)} steps"
             close(got["state"][name], tensor, plain["state"][name].float(), what, factor=15)
@@ -91,6 +78,42 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
                 f"{name} differs between rank 0 and {rank} after {len(orders)} steps: equal gradients keep replicas "
                 "equal to the last bit"
             )
+
+
+def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=lambda oracle, *args: oracle(*args)):
+    """(what each rank did, with what lab.gated.steps tells of its steps, the oracle's training, the plain one's).
+
+    Gradients are judged here: nothing is said of a run in which they are wrong.
+    """
+    width, plan, states = chain
+    world = len(states)
+    batches, lr = draw_batches(rng, width, world, orders), rng.uniform(0.05, 0.15)
+    numbers = gated.draw(rng, orders, width)
+    traces = run.trace(
+        probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=world,
+        replace=_needs(kind), gates=numbers, hold=gated.backwards(orders),
+    )  # fmt: skip
+    want, plain = (
+        expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, dtype, numbers)
+        for dtype in ("float64", "")
+    )
+    ranks = []
+    for rank, trace in enumerate(traces):
+        got = trace.values
+        steps = [{**inside, **seen} for inside, seen in zip(got["steps"], gated.steps(trace, orders), strict=True)]
+        ranks.append({**got, "steps": steps})
+        for step, told in enumerate(steps):
+            used = {i for order in orders[step] for i in order}
+            more = {"lr": lr, "set_to_none": set_to_none, "used": [i in used for i in range(len(plan))]}
+
+            def others(name: str, rank: int = rank, step: int = step, told: dict = {**told, **more}):  # noqa: B006
+                return suspects_wrappers.of_gradient(name, chain, batches, rank, step, told, numbers)
+
+            one_step(
+                f"rank {rank} of {world}, step {step}", got["gradients"][: step + 1], want["gradients"][step],
+                plain["gradients"][step], orders[step], world, others,
+            )  # fmt: skip
+    return ranks, want, plain
 
 
 def one_step(what, steps, want, plain, order, world, others):
@@ -121,12 +144,29 @@ def one_step(what, steps, want, plain, order, world, others):
 
 def trains_model_as_one(run, rng, expect, kind, world):
     """The same of the model that has a tied weight, a frozen and an unused parameter, and buffers."""
-    width, depth, states, shares = draw(rng, world)
-    lr = rng.uniform(0.05, 0.2)
-    ranks = run(probes.train, kind, width, depth, states, shares, lr, world=world, replace=_needs(kind))
-    want = expect(oracle, width, depth, states[0], shares, lr, "float64")
-    plain = expect(oracle, width, depth, states[0], shares, lr, "float32")
-    for rank, got in enumerate(ranks):
+    train_model(run, kind, *draw(rng, world), rng, expect)
+
+
+def train_model(run, kind, width, depth, states, shares, rng, expect=lambda oracle, *args: oracle(*args)) -> list:
+    """What each rank did in each step, as lab.gated tells it: of a training that has given what it should."""
+    world, steps = len(states), len(shares[0])
+    lr, orders = rng.uniform(0.05, 0.2), [[[0]]] * steps
+    numbers = gated.draw(rng, orders, width)
+    traces = run.trace(
+        probes.train, kind, width, depth, states, shares, lr, world=world, replace=_needs(kind), gates=numbers
+    )
+    want, plain = (
+        expect(oracle, width, depth, states[0], shares, lr, dtype, numbers) for dtype in ("float64", "float32")
+    )
+    for rank, trace in enumerate(traces):
+        got = trace.values
+        for step, out in enumerate(got["outputs"]):
+            mine = slice(rank * len(out), (rank + 1) * len(out))
+            close(
+                out, want["outputs"][step][mine].double(), plain["outputs"][step][mine],
+                f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
+                cause="forward returns what the module returns" if step == 0 else "gradients are means over ranks",
+            )  # fmt: skip
         for step, none in enumerate(got["without_gradient"]):
             assert none == ["frozen", "unused"], (
                 f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused"
@@ -134,9 +174,13 @@ def trains_model_as_one(run, rng, expect, kind, world):
         for name in want["state"]:
             close(
                 got["state"][name], want["state"][name].double(), plain["state"][name].float(),
-                f"rank {rank} of {world}, {name} after {STEPS} steps", factor=10,
+                f"rank {rank} of {world}, {name} after {steps} steps", factor=10,
                 cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
             )  # fmt: skip
+    return [
+        {**trace.values, "made": trace.messages[: trace.gates[0].issued], "steps": gated.steps(trace, orders)}
+        for trace in traces
+    ]
 
 
 def _needs(kind: str) -> list[str]:
@@ -149,18 +193,16 @@ def averages_its_group(run, rng, kind):
     groups = [sorted(order[:2]), sorted(order[2:])]
     shapes = [(rng.integers(1, 5), rng.integers(1, 5)) for _ in range(3)]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(5)]
-    ranks = run(probes.gradients, kind, values, groups, world=5, replace=_needs(kind))
-    for rank, got in enumerate(ranks):
+    for rank, got in enumerate(gradients_of(run, kind, values, groups)):
         mine = next(g for g in groups if rank in g)
         assert got["start"] == [mine[0]], (
             f"rank {rank} of {mine}: weights and buffers start as those of ranks {got['start']}, expected {mine[:1]}: "
             "the first of the group, by group_src=0 and group="
         )
         for row in got["rows"]:
-            when = "in backward" if row["phase"] == "backward" else row["phase"]
             assert row["group"] == mine, (
-                f"rank {rank} of {mine}: {row['op']} of {row['elements']} elements, {when}, went over {row['group']}: "
-                "pass group= there, too"
+                f"rank {rank} of {mine}: {row['op']} of {row['elements']} elements, {row['phase']}, went over "
+                f"{row['group']}: pass group= there, too"
             )
         for i in range(len(shapes)):
             stack = torch.stack([values[r][i] for r in mine])
@@ -170,11 +212,22 @@ def averages_its_group(run, rng, kind):
             )  # fmt: skip
 
 
+def gradients_of(run, kind, values, groups=()) -> list:
+    """What `probes.gradients` gives on each rank, with "rows" and their phase."""
+    phases = ["when it was made", "in forward or backward", "in finish_gradient_synchronization()"]
+    traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values), replace=_needs(kind))
+    return [
+        {**trace.values, "rows": [{**row, "phase": phase} for phase, rows in zip(phases, trace.cut(phases), strict=True)
+                                  for row in rows]}
+        for trace in traces
+    ]  # fmt: skip
+
+
 def survives_fp16(run, rng, kind):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     world = rng.integers(3, 4)
     values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
-    for rank, got in enumerate(run(probes.gradients, kind, values, [], world=world, replace=_needs(kind))):
+    for rank, got in enumerate(gradients_of(run, kind, values)):
         want = torch.stack([v[0] for v in values]).double().mean(0)
         finite = torch.isfinite(got["gradients"][0])
         assert finite.all(), (
@@ -185,12 +238,9 @@ def survives_fp16(run, rng, kind):
 
 
 def steps_of(run, rng, kind, chain, orders, set_to_none=True, options=None):
-    """What each rank sent in a few steps, with nothing judged yet."""
-    width, plan, states = chain
-    batches = draw_batches(rng, width, len(states), orders)
-    args = (options or {}, width, plan, states, batches, 0.1, set_to_none)
-    ranks = run(probes_wrappers.steps, kind, *args, world=len(states), replace=_needs(kind))
-    known = {dtype for _, dtype in plan}
+    """What each rank did in a few steps, whose gradients are right."""
+    ranks, _, _ = trained(run, rng, kind, chain, orders, set_to_none, options)
+    known = {dtype for _, dtype in chain[1]}
     other = {row["dtype"] for got in ranks for step in got["steps"] for row in step["rows"]} - known
     assert not other, f"gradients are {' and '.join(sorted(known))}, but {' and '.join(sorted(other))} was sent"
     return ranks
@@ -219,7 +269,7 @@ def not_waited_in_backward(what, step):
         f"{never[0]['elements']} elements: the step may use what has not come; wait for each Work, or its future, in "
         "finish_gradient_synchronization()"
     )
-    early = [i for i in mine if step["rows"][i]["waited_s"] < step["ended_s"]]
+    early = [i for i in mine if i in step["stood_still"]]
     assert not early, (
         f"{what}: {len(early)} of {len(mine)} messages were waited for while backward was going on"
         f"{suspects_wrappers.waits(step, early)}: backward stands still meanwhile; wait in "
@@ -257,29 +307,38 @@ def nobody_waits(run, rng, kind, options=None):
             not_waited_in_backward(f"rank {rank}, step {step}", told)
 
 
-# ---- timed, on a link ----
+# ---- timed, by the cost function ----
 
 
-def beats_naive(run, rng, kind: str, chain: tuple, link: Link, together: int, share: float, **options):
-    """Of the gain that the cost function predicts, `share` is asked for, on a logarithmic scale.
+def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float) -> None:
+    """Assert how much sooner a step ends than with one all-reduce a parameter after backward, on a link.
 
-    chain: layers, elements of each, seconds of backward for each; together: layers whose gradients travel as one.
+    Its seconds follow from what left when: the switch saw that, and the cost function knows the rest. Of the gain that
+    sending `together` layers at a time would bring, 0.9 is asked for, on a logarithmic scale.
     """
-    (layers, elements, seconds), world = chain, 2
-    naive = layers * (seconds + link.cost_s("all_reduce", 4 * elements, world))
-    sent = 0.0  # when the messages so far have come
-    for ready in range(together, layers + 1, together):
-        sent = max(sent, ready * seconds) + link.cost_s("all_reduce", 4 * elements * together, world)
-    predicted = naive / sent
-
-    def more():
-        arguments = (kind, options, chain, 12, rng.integers(0, 10**6))
-        ranks = run(probes_timed.against_naive, *arguments, world=world, link=link, replace=_needs(kind))
-        return timed(ranks, layers * seconds)
-
-    decide(
-        compare(more, predicted**share),
-        f"backward of {layers} layers, {1e3 * seconds:g} ms each, and {kind} on {world} ranks, against naive; the cost "
-        f"function predicts {predicted:.2f} times",
-        "communication is not hidden behind backward",
-    )
+    width, plan, states = draw_chain(rng, 2, layers=layers)
+    plan[:] = [[6, "float32"]] * layers
+    states = [{n: rng.normal(*t.shape) * 0.4 for n, t in probes_wrappers.Chain(width, plan).state_dict().items()}
+              for _ in range(2)]  # fmt: skip
+    sizes = [p.nbytes for p in probes_wrappers.Layer(width, 6, "float32").parameters() if p.requires_grad]
+    limit = {"bucket_bytes": together * sum(sizes)} if kind == "bucketed" else {}
+    chain, orders = (width, plan, states), [[rng.shuffled(range(layers))] for _ in range(2)]
+    ranks, _, _ = trained(run, rng, kind, chain, orders, options=limit)
+    link, layer_s = Link(alpha_s, 1e3 * sum(sizes)), 4e-3
+    naive = [gated.Event()] * layers + [gated.Event("all_reduce", size) for _ in range(layers) for size in sizes]
+    parts = [sum(sizes) * together] if kind == "bucketed" else sizes
+    ideal = []
+    for layer in range(1, layers + 1):
+        ideal.append(gated.Event())
+        ideal += [gated.Event("all_reduce", size) for size in parts if layer % together == 0]
+    naive_s, ideal_s = (gated.seconds([events] * 2, link, layer_s) for events in (naive, ideal))
+    for step in range(len(orders)):
+        took = gated.seconds([gated.events(got["steps"][step]) for got in ranks], link, layer_s)
+        measured("a step against naive, on a link", naive_s / took, naive_s / ideal_s)
+        assert naive_s / took >= (naive_s / ideal_s) ** 0.9, (
+            f"communication is not hidden behind backward: in the order in which rank 0's messages left, a step of "
+            f"{layers} layers, {1e3 * layer_s:g} ms each, ends {naive_s / took:.2f} times as soon as with the naive "
+            f"wrapper (2 ranks, {1e3 * link.alpha_s:g} ms and {link.bytes_per_s:.3g} B/s a message); one message for "
+            f"{together} layer{'s' * (together > 1)} makes it {naive_s / ideal_s:.2f} times, and at least "
+            f"{(naive_s / ideal_s) ** 0.9:.2f} times are asked for"
+        )

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lab.raising import raised
-from lab.world.group import ledger
+from lab.world import gates
 
 
 class Model(nn.Module):
@@ -25,10 +25,14 @@ class Model(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
 
-    def forward(self, x: torch.Tensor, *, shift: float = 0.0) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, shift: float = 0.0, at: str = "") -> torch.Tensor:
+        """at: the step and micro-batch that its gates are named by; "" without gates. All of it is layer 0."""
+        if at:
+            x = gates.in_backward(gates.in_forward(x, f"{at} begins"), f"{at} ends")
         for layer in self.layers:
             x = torch.tanh(layer(x)) * self.scale
-        return self.norm(x) * self.frozen + shift
+        y = self.norm(x) * self.frozen + shift
+        return gates.in_backward(y, f"{at} layer 0") if at else y
 
 
 def model(width: int, depth: int, state: dict) -> Model:
@@ -64,9 +68,9 @@ def train(impl, kind: str, width: int, depth: int, states: list, shares: list, l
     wrapped = wrap(impl, kind, m)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     outputs, none = [], []
-    for x, y in shares[rank]:
+    for step, (x, y) in enumerate(shares[rank]):
         optimizer.zero_grad()
-        out = wrapped(x, shift=0.25)
+        out = wrapped(x.requires_grad_(), shift=0.25, at=f"{step}.0")
         outputs.append(out.detach())
         ((out - y) ** 2).mean().backward()
         wrapped.finish_gradient_synchronization()
@@ -81,19 +85,14 @@ def gradients(impl, kind: str, values: list, groups: list) -> dict:
     m = Given(values[rank], rank)
     made = [dist.new_group(ranks) for ranks in groups]
     mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
-    first = len(ledger.rows)
-    with ledger.phase("when it was made"):
-        wrapped = wrap(impl, kind, m, *mine)
+    gates.mark("when it was made")
+    wrapped = wrap(impl, kind, m, *mine)
     start = [float(t.detach().flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
+    gates.mark("in forward or backward")
     wrapped(values[rank]).backward()
-    with ledger.phase("in finish_gradient_synchronization()"):
-        wrapped.finish_gradient_synchronization()
-    parameters = {p.untyped_storage().data_ptr() for p in m.weights}
-    return {
-        "gradients": [p.grad for p in m.weights],
-        "start": sorted(set(start)),
-        "rows": [{**row.plain(), "of_parameter": row.storage in parameters} for row in ledger.rows[first:]],
-    }
+    gates.mark("in finish_gradient_synchronization()")
+    wrapped.finish_gradient_synchronization()
+    return {"gradients": [p.grad for p in m.weights], "start": sorted(set(start))}
 
 
 def twice(impl, kind: str, values: list, options: dict) -> dict:
@@ -102,15 +101,14 @@ def twice(impl, kind: str, values: list, options: dict) -> dict:
     m.unused = nn.Parameter(torch.zeros(2))  # its bucket does not fill up
     wrapped = wrap(impl, kind, m, **options)
 
-    first, sent = len(ledger.rows), []
-
     def step() -> None:
-        for _ in range(2):
+        for i in range(2):
+            gates.mark(f"backward {i}")
             wrapped(values[dist.get_rank()]).backward()
-            sent.append(sum(row.op in ("all_reduce", "reduce_scatter") for row in ledger.rows[first:]))
+        gates.mark("finish")
         wrapped.finish_gradient_synchronization()
 
-    return {"raised": raised(step), "gradients": [p.grad for p in m.weights], "sent": sent}
+    return {"raised": raised(step), "gradients": [p.grad for p in m.weights]}
 
 
 class Given(nn.Module):
@@ -124,19 +122,3 @@ class Given(nn.Module):
 
     def forward(self, values: list) -> torch.Tensor:
         return sum((p * v).sum() for p, v in zip(self.weights, values, strict=True))
-
-
-def sent(impl, kind: str, width: int, depth: int, states: list, shares: list) -> dict:
-    """The ledger of wrapping and of each step, by phase."""
-    rank = dist.get_rank()
-    m = model(width, depth, states[rank])
-    with ledger.phase("start"):
-        wrapped = wrap(impl, kind, m)
-    for x, y in shares[rank]:
-        m.zero_grad()
-        with ledger.phase("forward"):
-            out = wrapped(x)
-        ((out - y) ** 2).mean().backward()
-        with ledger.phase("finish"):
-            wrapped.finish_gradient_synchronization()
-    return {"rows": ledger.plain()}

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from lab.measure.reads import reads
 from lab.raising import raised
-from lab.world.group import ledger
+from lab.world import gates
 
 
 def clip(impl, cases: list) -> list:
@@ -20,10 +20,12 @@ def clip_sharded(impl, cases: list, groups: list) -> list:
     rank = dist.get_rank()
     options = group_of(rank, groups)
     mine = cases[rank]
-    return [
-        _clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options, case.get("given", "list"))
-        for case in mine
-    ]
+    told = []
+    for case in mine:
+        gates.mark(f"case {len(told)}")
+        given = case.get("given", "list")
+        told.append(_clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options, given))
+    return told
 
 
 def group_of(rank: int, groups: list) -> dict:
@@ -41,7 +43,6 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
     if sharded is not None:
         options = {**options, "sharded": _given(pieces, given)}
     passed = _given(parameters, given)
-    first = len(ledger.rows)
     with reads() as read:
         norm = impl.ddp.clip_and_count.clip_gradient_norm(passed, max_norm, **options)
     after = [None if p.grad is None else p.grad.data_ptr() for p in everything]
@@ -51,7 +52,6 @@ def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: 
         "gradients": [None if p.grad is None else p.grad.clone() for p in everything],
         "in_place": before == after,
         "reads": sorted(read),
-        "rows": [row.plain() for row in ledger.rows[first:]],
     }
 
 
@@ -88,13 +88,12 @@ def count(impl, cases: list, groups: list) -> list:
     told = []
     for case in cases[rank]:
         more = {} if case["ignore_index"] is None else {"ignore_index": case["ignore_index"]}
-        first = len(ledger.rows)
+        gates.mark(f"case {len(told)}")
         targets = [t.expand(case["shape"]) for t in case["targets"]] if "shape" in case else case["targets"]
         got = impl.ddp.clip_and_count.count_step(targets, **more, **options)
         fields = ("samples", "tokens", "global_batch", "global_tokens")
         told.append({
             **{name: int(getattr(got, name)) for name in fields},
             "types": [type(getattr(got, name)).__name__ for name in fields],
-            "rows": [row.plain() for row in ledger.rows[first:]],
         })  # fmt: skip
     return told

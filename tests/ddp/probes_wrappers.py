@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lab.measure.memory import meter
+from lab.world import gates
 from lab.world import ledger as ledgers
 from lab.world.group import ledger
 
@@ -42,12 +43,14 @@ class Chain(nn.Module):
     def __init__(self, width: int, plan: list):
         super().__init__()
         self.layers = nn.ModuleList(Layer(width, hidden, dtype) for hidden, dtype in plan)
-        self.marks: list = []
 
-    def forward(self, x: torch.Tensor, order: list) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, order: list, at: str = "") -> torch.Tensor:
+        """at: the step and micro-batch that its gates are named by, as lab.gated has them; "" without gates."""
+        if at:
+            x = gates.in_backward(gates.in_forward(x, f"{at} begins"), f"{at} ends")
         for i in order:
             x = self.layers[i](x)
-            x.register_hook(lambda _, i=i: self.marks.append([i, len(ledger.rows)]))
+            x = gates.in_backward(x, f"{at} layer {i}") if at else x
         return x
 
 
@@ -75,11 +78,9 @@ class Watched:
     def __init__(self, m: nn.Module):
         """m: is not wrapped yet."""
         self.hooks: list = []  # [parameter, rows before, rows after, when entered, when left], of one backward
-        self.payloads: list[torch.Tensor] = []  # of each row of the ledger
         for name, p in m.named_parameters():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(lambda _, name=name: self._enter(name))
-        self.write, ledger.write = ledger.write, self._write
 
     def wrapped(self, m: nn.Module) -> None:
         """m: is wrapped now."""
@@ -93,13 +94,6 @@ class Watched:
     def _leave(self, _: torch.Tensor) -> None:
         if self.hooks:
             self.hooks[-1][2], self.hooks[-1][4] = len(ledger.rows), ledgers._now()
-
-    def _write(self, op: str, tensors: list, *args, **kwargs):
-        flat = [t.detach().flatten() for t in tensors]
-        row = self.write(op, tensors, *args, **kwargs)
-        self.payloads += [torch.zeros(0)] * (row.number - len(self.payloads))  # sent before wrapping
-        self.payloads.append(torch.cat(flat).clone() if flat else torch.zeros(0))
-        return row
 
 
 NOTHING_UNDER_WAY = ": hooks count no gradient within no_sync(), so nothing is under way after it"
@@ -148,32 +142,19 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, 
         for i, (x, y, order) in enumerate(step):
             last = i == len(step) - 1
             with contextlib.nullcontext() if last else wrapped.no_sync():
-                m.marks.clear()
                 watched.hooks.clear()
-                with ledger.phase("forward"):
-                    out = wrapped(x, order)
+                out = wrapped(x.requires_grad_(), order, f"{number}.{i}")
                 with noted(told_of(batches[rank], number, i, len(ledger.rows) - first)):
                     (((out - y) ** 2).mean() / len(step)).backward()
-            if not last:
-                kept = len(ledger.rows) - first
-        ended = ledgers._now()
-        marks = [[i, count - first] for i, count in m.marks]
         hooks = [[name, a - first, b - first, *times] for name, a, b, *times in watched.hooks]
-        with ledger.phase("finish"):
-            wrapped.finish_gradient_synchronization()
+        wrapped.finish_gradient_synchronization()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
-        told.append({"first": first, "marks": marks, "ended_s": ended, "unsent": kept if len(step) > 1 else 0})
-        told[-1]["hooks"] = hooks
+        told.append({"hooks": hooks})
         there = {row.storage for row in ledger.rows[first:]}
         present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
         told[-1]["present"] = len(present)
         told[-1]["outside"] = [n for n, g in present if g.untyped_storage().data_ptr() not in there]
-        told[-1]["last"] = len(ledger.rows)
         optimizer.step()
-    rows = ledger.plain()
-    for step in told:
-        step["rows"] = rows[step["first"] : step["last"]]
-        step["payloads"] = watched.payloads[step["first"] : step["last"]]
     return {"gradients": gradients, "state": dict(nn.Module.state_dict(m)), "steps": told}
 
 
@@ -189,7 +170,6 @@ def kept(impl, kind: str, options: dict, width: int, plan: list, states: list, b
             ((wrapped(x, order) - y) ** 2).mean().backward()
             wrapped.finish_gradient_synchronization()
             wrapped.zero_grad(set_to_none=True)
-            m.marks.clear()
             gc.collect()
             alive.append(memory.live_bytes)
     return {"alive": alive, "gradients": sum(p.nbytes for p in m.parameters() if p.requires_grad)}
@@ -204,9 +184,8 @@ def buffers(impl, kind: str, width: int, states: list, inputs: list) -> dict:
     outputs = [wrapped(x).detach() for x in inputs[rank]]
     wrapped.eval()
     nn.Module.load_state_dict(m, states[rank])
-    first = len(ledger.rows)
-    evaluated = wrapped(inputs[rank][0]).detach()
-    return {"outputs": outputs, "evaluated": evaluated, "sent_in_eval": len(ledger.rows) - first}
+    gates.mark("evaluation")
+    return {"outputs": outputs, "evaluated": wrapped(inputs[rank][0]).detach()}
 
 
 def refused(impl, limits: list) -> dict:
@@ -230,10 +209,11 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
     with contextlib.suppress(KeyError), wrapped.no_sync():
         raise KeyError
     x, y, order = batch[rank]
+    gates.mark("backward")
     ((wrapped(x, order) - y) ** 2).mean().backward()
-    sent = [r["phase"] for r in ledger.plain() if r["op"] in ("all_reduce", "reduce_scatter")]
+    gates.mark("finish")
     wrapped.finish_gradient_synchronization()
-    return {"phases": sent}
+    return {}
 
 
 def storages(impl, width: int, plan: list, states: list, batches: list, set_to_none: bool) -> dict:

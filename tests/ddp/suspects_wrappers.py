@@ -19,10 +19,10 @@ from .chains import whole_batch
 SUMS = ("all_reduce", "reduce_scatter")  # what begins a sum over ranks
 
 
-def of_gradient(name: str, chain: tuple, batches: list, rank: int, step: int, told: dict) -> Iterator:
+def of_gradient(name: str, chain: tuple, batches: list, rank: int, step: int, told: dict, gates: dict) -> Iterator:
     """What the gradient of a parameter may be instead of the mean over ranks, and how one would come to it.
 
-    told: what this rank told of the step.
+    told: what this rank did in the step. gates: their numbers.
     """
     width, plan, states = chain
     world = len(states)
@@ -30,10 +30,11 @@ def of_gradient(name: str, chain: tuple, batches: list, rank: int, step: int, to
     def gradient(state: dict, shares: list) -> Tensor:
         """Of these shares alone."""
         these = [share[step : step + 1] for share in shares]
-        return whole_batch(width, plan, state, these, 0.0, True, "float64")["gradients"][0][name]
+        here = {gate.replace(f"{step}.", "0.", 1): n for gate, n in gates.items() if gate.startswith(f"{step}.")}
+        return whole_batch(width, plan, state, these, 0.0, True, "float64", here)["gradients"][0][name]
 
     before = [share[:step] for share in batches]
-    state = whole_batch(width, plan, states[0], before, told["lr"], told["set_to_none"], "float64")["state"]
+    state = whole_batch(width, plan, states[0], before, told["lr"], told["set_to_none"], "float64", gates)["state"]
     every = gradient(state, batches)
     yield "it is the value of the parameter, not of its gradient", state[name]
     size = f"the group has {world} rank{'s' * (world > 1)}: ask it for its size"

@@ -18,7 +18,6 @@ import torch
 
 from lab.judge import close, harmless, measured
 from lab.pytest_plugin import exercise
-from lab.world.cluster import Link
 
 from . import probes, probes_wrappers
 from .oracles import (
@@ -194,8 +193,9 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
     for call in range(2):
         want.append([inputs[r][call].double() - mean + count for r in range(world)])
         mean, count = mean * 0.5 + inputs[0][call].double().mean(0), count + 1
-    ranks = run(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world, replace=NEEDS)
-    for rank, got in enumerate(ranks):
+    traces = run.trace(probes_wrappers.buffers, "bucketed", width, states, inputs, world=world, replace=NEEDS)
+    for rank, trace in enumerate(traces):
+        got = trace.values
         for call in range(2):
             close(
                 got["outputs"][call], want[call][rank], want[call][rank].float(),
@@ -207,7 +207,8 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
             got["evaluated"], alone, alone.float(), f"rank {rank}, output in evaluation mode", factor=10,
             cause="in evaluation mode each rank uses the buffers it has",
         )  # fmt: skip
-        assert got["sent_in_eval"] == 0, f"rank {rank}: forward sent {got['sent_in_eval']} messages in evaluation mode"
+        (sent,) = trace.cut(["evaluation"])
+        assert not sent, f"rank {rank}: forward sent {len(sent)} messages in evaluation mode"
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -328,7 +329,8 @@ def test_a_second_backward_is_right_or_refused(run, rng, bucket):
     """A bucket that did not fill up is not under way, and what is divided already lies in it."""
     values = [[rng.normal(n) for n in (40, 3)] for _ in range(2)]
     options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
-    for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
+    for rank, trace in enumerate(run.trace(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
+        got, sent = trace.values, sent_so_far(trace)
         if got["raised"] == "RuntimeError":
             continue
         assert got["raised"] == "nothing", f"rank {rank}: {got['raised']}, expected RuntimeError or right gradients"
@@ -336,9 +338,15 @@ def test_a_second_backward_is_right_or_refused(run, rng, bucket):
             mean = 2 * torch.stack([v[i] for v in values]).double().mean(0)
             close(
                 gradient, mean, mean.float(), f"rank {rank}, gradient {i} after two backwards and one synchronization",
-                factor=10, cause=f"{sent_between(got['sent'])}: raise RuntimeError, or send the sum of both",
-                suspects=lambda mean=mean, sent=got["sent"]: of_second_backward(mean, len(values), sent),
+                factor=10, cause=f"{sent_between(sent)}: raise RuntimeError, or send the sum of both",
+                suspects=lambda mean=mean, sent=sent: of_second_backward(mean, len(values), sent),
             )  # fmt: skip
+
+
+def sent_so_far(trace) -> list[int]:
+    """How many sums had been begun when each of two backwards ended."""
+    ends = [gate.issued for gate in trace.gates[1:]]
+    return [sum(row.op in ("all_reduce", "reduce_scatter") for row in trace.messages[:end]) for end in ends]
 
 
 @exercise(BUCKETED, kind="property")
@@ -367,13 +375,12 @@ def test_nothing_is_sent_within_no_sync(run, rng):
             early = [r for r in rows if r["phase"] != "backward"]
             assert not early, f"rank {rank}, step {step}: {len(early)} buckets were sent outside the last backward"
     batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
-    for rank, got in enumerate(run(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
-        assert got["phases"], (
+    for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
+        assert trace.cut(["backward", "finish"])[0], (
             f"rank {rank}: after no_sync() was left by an exception, backward sent nothing: restore in a finally"
         )
 
 
 @exercise(BUCKETED, kind="timing")
 def test_on_a_link_few_messages_hide_behind_backward(run, rng):
-    options = {"bucket_bytes": 4 * 4 * 10_000}
-    beats_naive(run, rng, "bucketed", (16, 10_000, 0.0015), Link(2e-3, 100e6), together=4, share=0.65, **options)
+    beats_naive(run, rng, "bucketed", together=4, layers=16, alpha_s=2e-3)

@@ -223,14 +223,12 @@ def test_squares_of_pieces_neither_overflow_nor_vanish(run, rng, scale, dtype, g
     pieces = [[g.clamp(-3 * scale, 3 * scale) for g in draw(rng, scale, dtype)] for _ in range(2)]
     everything = [g for p in pieces for g in p]
     limit = 0.3 * oracle(everything, 1.0)[0]
-    ranks = run(
-        probes.clip_sharded,
-        [[{"gradients": [], "sharded": p, "max_norm": limit, "given": given}] for p in pieces], [], world=2,
-    )  # fmt: skip
-    for rank, (got,) in enumerate(ranks):
+    cases = [[{"gradients": [], "sharded": p, "max_norm": limit, "given": given}] for p in pieces]
+    for rank, trace in enumerate(run.trace(probes.clip_sharded, cases, [], world=2)):
+        (got,), (rows,) = trace.values, trace.cut(["case 0"])
         check(
             got, pieces[rank], limit, f"rank {rank}, pieces in {dtype} of about {scale:g}, {GIVEN[given]}", everything,
-            cause=f"squares are summed in float64, over ranks too{sent_as(got['rows'])}; a piece that is named twice "
+            cause=f"squares are summed in float64, over ranks too{sent_as(rows)}; a piece that is named twice "
             "counts once",
         )  # fmt: skip
 
@@ -269,9 +267,12 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
     cases = [
         [{"gradients": whole, "sharded": s, "max_norm": 0.25} for s in (None, pieces[r], [])] for r in range(world)
     ]
-    for rank, told in enumerate(run(probes.clip_sharded, cases, [], world=world)):
-        for got, want in zip(told, (0, 1, 1), strict=True):
-            sent = [f"{row['op']} of {row['elements']}" for row in got["rows"]]
+    for rank, trace in enumerate(run.trace(probes.clip_sharded, cases, [], world=world)):
+        for i, (rows, want) in enumerate(zip(trace.cut(["case 0", "case 1", "case 2"]), (0, 1, 1), strict=True)):
+            everything = [*whole, *(g for p in pieces for g in p)] if i == 1 else None
+            if i < 2:
+                check(trace.values[i], [*whole, *(cases[rank][i]["sharded"] or [])], 0.25, f"rank {rank}", everything)
+            sent = [f"{row['op']} of {row['elements']}" for row in rows]
             assert sent == ["all_reduce of 1"] * want, (
                 f"rank {rank} sent {sent or 'nothing'}, expected "
                 f"{'one all_reduce of 1, whatever it holds' if want else 'nothing'}: whole gradients are equal on all "
@@ -360,8 +361,12 @@ def test_a_count_is_one_all_reduce_of_two_numbers(run, rng):
     for several in ((3, 3), (1, 4)):  # where ranks have as many, one for each is not yet a hang
         cases = [[{"targets": targets(rng, -100, m), "ignore_index": None}] for m in several]
         numbers = [len(case[0]["targets"]) for case in cases]
-        told = run(probes.count, cases, [], world=2)
-        sent = [[f"{row['op']} of {row['elements']}" for row in got["rows"]] for (got,) in told]
+        traces = run.trace(probes.count, cases, [], world=2)
+        for rank, trace in enumerate(traces):
+            total = sum(counted(case[0]["targets"], -100)[1] for case in cases)
+            got = trace.values[0]["global_tokens"]
+            assert got == total, f"rank {rank}: {got} tokens, expected {total}: {COUNTED}"
+        sent = [[f"{row['op']} of {row['elements']}" for row in trace.cut(["case 0"])[0]] for trace in traces]
         for rank in range(2):
             assert sent[rank] == ["all_reduce of 2"], (
                 f"rank {rank} sent {', '.join(sent[rank]) or 'nothing'} with {numbers[rank]} micro-batches, expected "

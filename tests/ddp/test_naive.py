@@ -18,7 +18,7 @@ from lab.judge import close, measured
 from lab.pytest_plugin import exercise
 
 from . import probes
-from .oracles import STEPS, averages_its_group, draw, oracle, survives_fp16
+from .oracles import STEPS, averages_its_group, draw, gradients_of, survives_fp16, train_model
 
 NAIVE = "ddp.naive"
 WORLDS = [1, 2, 4, 5]
@@ -51,15 +51,14 @@ def test_replicas_start_as_rank_0(run, rng, world):
 def test_gradients_are_means_over_ranks(run, rng, world):
     shapes = [(rng.integers(1, 6), rng.integers(1, 6)) for _ in range(rng.integers(2, 4))]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(world)]
-    for rank, got in enumerate(run(probes.gradients, "naive", values, [], world=world)):
+    for rank, got in enumerate(gradients_of(run, "naive", values)):
         for i in range(len(shapes)):
             stack = torch.stack([v[i] for v in values])
             mine = values[rank][i].double()
             summed = [row for row in got["rows"] if row["op"] == "all_reduce"]
             what = "nothing was all-reduced"
             if summed:
-                ours = sum(row["of_parameter"] for row in summed)
-                what = f"of {len(summed)} all-reduces {ours} were given a parameter itself, and not its .grad"
+                what = f"{len(summed)} all-reduces were issued: of .grad, or of something else?"
             halves = {"this is divided by 2, and the group has 1 rank: ask it for its size": mine / 2}
             suspects = {
                 "this is the sum: divide by the number of ranks": stack.double().sum(0),
@@ -77,35 +76,15 @@ def test_gradients_are_means_over_ranks(run, rng, world):
 @exercise(NAIVE, kind="numerics")
 @pytest.mark.parametrize("world", WORLDS)
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world):
-    width, depth, states, shares = draw(rng, world)
-    lr = rng.uniform(0.05, 0.2)
-    ranks = run(probes.train, "naive", width, depth, states, shares, lr, world=world)
-    want = expect(oracle, width, depth, states[0], shares, lr, "float64")
-    yardstick = expect(oracle, width, depth, states[0], shares, lr, "float32")
-    rows = shares[0][0][0].shape[0]
-    for rank, got in enumerate(ranks):
-        mine = slice(rank * rows, (rank + 1) * rows)
-        for step in range(STEPS):
-            close(
-                got["outputs"][step], want["outputs"][step][mine], yardstick["outputs"][step][mine],
-                f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
-                cause="forward returns what the module returns" if step == 0 else "gradients are means over ranks",
-            )  # fmt: skip
-        for name in want["state"]:
-            close(
-                got["state"][name], want["state"][name].float() if name == "count" else want["state"][name],
-                yardstick["state"][name].float(), f"rank {rank} of {world}, {name} after {STEPS} steps", factor=10,
-            )  # fmt: skip
+    train_model(run, "naive", *draw(rng, world), rng, expect)
 
 
 @exercise(NAIVE, kind="numerics")
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
-    width, depth, states, shares = draw(rng, world)
-    ranks = run(probes.train, "naive", width, depth, states, shares, 0.1, world=world)
+    ranks = train_model(run, "naive", *draw(rng, world), rng)
     for rank, got in enumerate(ranks):
-        for name in states[0]:
-            tensor = ranks[0]["state"][name]
+        for name, tensor in ranks[0]["state"].items():
             assert torch.equal(got["state"][name], tensor), (
                 f"after {STEPS} steps {name} differs between rank 0 and {rank}"
             )
@@ -114,8 +93,7 @@ def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
 @exercise(NAIVE, kind="numerics")
 @pytest.mark.parametrize("world", [1, 3])
 def test_parameters_without_gradient_keep_none(run, rng, world):
-    width, depth, states, shares = draw(rng, world)
-    for rank, got in enumerate(run(probes.train, "naive", width, depth, states, shares, 0.1, world=world)):
+    for rank, got in enumerate(train_model(run, "naive", *draw(rng, world), rng)):
         for step, none in enumerate(got["without_gradient"]):
             assert none == ["frozen", "unused"], (
                 f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused: "
@@ -143,8 +121,8 @@ def all_reduces(width, depth) -> Counter:
 @pytest.mark.parametrize("world", [2, 3])
 def test_one_all_reduce_for_each_gradient(run, rng, world):
     width, depth, states, shares = draw(rng, world, steps=2)
-    for rank, got in enumerate(run(probes.sent, "naive", width, depth, states, shares, world=world)):
-        rows = [r for r in got["rows"] if r["phase"] != "start"]
+    for rank, got in enumerate(train_model(run, "naive", width, depth, states, shares, rng)):
+        rows = [row for step in got["steps"] for row in step["rows"]]
         other = Counter(r["op"] for r in rows if r["op"] != "all_reduce")
         assert not other, f"rank {rank}: a step should issue all-reduces alone; it also issued {dict(other)}"
         want = Counter({n: 2 * c for n, c in all_reduces(width, depth).items()})
@@ -163,8 +141,9 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
 @exercise(NAIVE, kind="property")
 def test_gradients_are_sent_after_backward(run, rng):
     width, depth, states, shares = draw(rng, 2, steps=2)
-    for rank, got in enumerate(run(probes.sent, "naive", width, depth, states, shares, world=2)):
-        phases = Counter(r["phase"] for r in got["rows"] if r["op"] == "all_reduce")
+    for rank, got in enumerate(train_model(run, "naive", width, depth, states, shares, rng)):
+        rows = [row for step in got["steps"] for row in step["rows"]]
+        phases = Counter(r["phase"] for r in rows if r["op"] == "all_reduce")
         assert set(phases) == {"finish"}, (
             f"rank {rank}: all-reduces by phase: {dict(phases)}; expected all in finish_gradient_synchronization()"
         )
@@ -174,8 +153,8 @@ def test_gradients_are_sent_after_backward(run, rng):
 def test_parameters_and_buffers_are_broadcast_once(run, rng):
     width, depth, states, shares = draw(rng, 2, steps=1)
     size = width + sum(t.numel() for n, t in states[0].items() if n != f"layers.{depth}.weight")
-    for rank, got in enumerate(run(probes.sent, "naive", width, depth, states, shares, world=2)):
-        rows = [r for r in got["rows"] if r["phase"] == "start"]
+    for rank, got in enumerate(train_model(run, "naive", width, depth, states, shares, rng)):
+        rows = [row.plain() for row in got["made"]]
         other = sorted({r["op"] for r in rows} - {"broadcast"})
         assert not other, f"rank {rank}: wrapping should broadcast; it issued {', '.join(other)}"
         roots = sorted({r["peer"] for r in rows})

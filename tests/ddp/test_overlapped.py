@@ -15,7 +15,6 @@ import pytest
 
 from lab.judge import measured
 from lab.pytest_plugin import exercise
-from lab.world.cluster import Link
 
 from . import probes_wrappers
 from .oracles import (
@@ -131,4 +130,4 @@ def test_steps_leave_nothing_behind(run, rng):
 
 @exercise(OVERLAPPED, kind="timing")
 def test_on_a_link_communication_hides_behind_backward(run, rng):
-    beats_naive(run, rng, "overlapped", (6, 150_000, 0.008), Link(1e-3, 100e6), together=1, share=0.5)
+    beats_naive(run, rng, "overlapped", together=1, layers=6, alpha_s=2e-4)

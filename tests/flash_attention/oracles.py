@@ -21,6 +21,9 @@ ALLOWED = {
 }  # fmt: skip
 
 
+LARGEST = 256  # rows of a tile
+
+
 def attention(q, k, v, is_causal, dtype: str) -> dict:
     """o and lse; grouped heads are repeated."""
     wanted = getattr(torch, dtype)
@@ -54,6 +57,16 @@ def expected(expect, given: dict, is_causal: bool) -> tuple[dict, dict]:
     """Gradients in float64, and in the inputs' dtype as a yardstick."""
     want, plain = (expect(recomputed, given, is_causal, d) for d in ("float64", str(given["q"].dtype)[6:]))
     return want, plain
+
+
+def tiles(got: dict) -> tuple[int, int]:
+    """How many rows a store covers at most, and a load; none may cover whole rows or columns of scores."""
+    block, tile = (max((len(rows) for *_, rows in got[n]), default=0) for n in ("stores", "loads"))
+    assert 0 < block <= LARGEST, f"a store covers {block} rows: a program's tile has 1 to {LARGEST}"
+    assert 0 < tile <= LARGEST, (
+        f"a load covers {tile} rows, expected tiles of 1 to {LARGEST}: whole rows or columns of scores are not tiles"
+    )
+    return block, tile
 
 
 def room(q, where: str) -> str:

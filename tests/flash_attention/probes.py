@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from lab.measure import process
 from lab.measure.memory import meter
 
 
 def attend(impl, q, k, v, is_causal, layout="contiguous") -> dict:
-    """o, and what was saved for backward. layout: how q, k and v lie in memory when they arrive."""
-    q, k, v = (_lay(t, layout).requires_grad_() for t in (q, k, v))
-    o = impl.flash_attention.tiled_forward.TiledAttention.apply(q, k, v, is_causal)
+    """o, and what was saved for backward, an input by its name. layout: how q, k and v lie in memory."""
+    inputs = {n: _lay(t, layout).requires_grad_() for n, t in (("q", q), ("k", k), ("v", v))}
+    o = impl.flash_attention.tiled_forward.TiledAttention.apply(*inputs.values(), is_causal)
     saved = getattr(o.grad_fn, "saved_tensors", ())
-    return {"o": o, "saved": list(saved)}
+    return {"o": o, "saved": [next((n for n, x in inputs.items() if x is t), t) for t in saved]}
 
 
 def _lay(t: torch.Tensor, layout: str) -> torch.Tensor:
@@ -30,16 +29,8 @@ def _lay(t: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def memory(impl, q, k, v, is_causal) -> dict:
-    """What one forward pass allocates and keeps."""
+    """What one forward pass allocates and keeps, as torch's dispatcher sees it."""
     q, k, v = (t.requires_grad_() for t in (q, k, v))
     with meter(inputs=(q, k, v)) as measured:
-        o = impl.flash_attention.tiled_forward.TiledAttention.apply(q, k, v, is_causal)
-    stashed = [t for t in vars(o.grad_fn).values() if isinstance(t, torch.Tensor)] if o.grad_fn else []
-    return {**measured.plain(), "stashed_elements": max((t.numel() for t in stashed), default=0)}
-
-
-def grown(impl, small, large, is_causal) -> int:
-    """Bytes by which the process grew at most in one forward pass, after one with `small`. -1: nobody can tell."""
-    attend = impl.flash_attention.tiled_forward.TiledAttention.apply
-    attend(*small, is_causal)
-    return process.grown(lambda: attend(*large, is_causal))
+        impl.flash_attention.tiled_forward.TiledAttention.apply(q, k, v, is_causal)
+    return measured.plain()

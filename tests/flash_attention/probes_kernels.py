@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab.measure.kernels import Watch, watching
+from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
 from lab.raising import raised
 
@@ -49,16 +49,29 @@ def seen_of(seen: Watch) -> dict:
     }
 
 
-def forward(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layout: str, where: str) -> dict:
-    """o and lse of the fused kernel, and what was launched."""
+def forward(
+    impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layout: str, where: str, keep: bool = False
+) -> dict:
+    """o and lse of the fused kernel, and what was launched; keep: and what was loaded and stored."""
     q, k, v = (lay(x, layout) for x in place(where, q, k, v))
     before = [x.clone() for x in (q, k, v)]
     call = impl.flash_attention.triton_forward.attention_forward
-    with poisoned(), watching() as seen:
+    with poisoned(), watching(keep=keep) as seen:
         o, lse = call(q, k, v, is_causal)
     changed = [n for n, x, was in zip("qkv", (q, k, v), before, strict=True) if not torch.equal(x, was)]
     contiguous = o.is_contiguous() and lse.is_contiguous()
-    return {"o": o.cpu(), "lse": lse.cpu(), **seen_of(seen), "changed": changed, "contiguous": contiguous}
+    found = {"o": o.cpu(), "lse": lse.cpu(), **seen_of(seen), "changed": changed, "contiguous": contiguous}
+    return found | (_touched(impl, seen, k, o, lse) if keep else {})
+
+
+def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
+    """[program, matrix, rows] of each load of what a kernel walks over, and of each store of what it writes first."""
+    results = set().union(*(addresses(x).flatten().tolist() for x in written))
+    return {
+        "loads": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(walked, "load")],
+        "stores": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(written[0], "store")],
+        "elsewhere": len(seen.touched("store", "atomic") - results), "own": _own(impl),
+    }  # fmt: skip
 
 
 def refused(impl: Any, shapes: list, dtypes: list) -> str:
@@ -67,38 +80,30 @@ def refused(impl: Any, shapes: list, dtypes: list) -> str:
     return raised(lambda: impl.flash_attention.triton_forward.attention_forward(*tensors))
 
 
-def visits(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
-    """Which rows of o each program stores, and which rows of k each of its loads covers, by address."""
-    call = impl.flash_attention.triton_forward.attention_forward
-    with watching(keep=True) as seen:
-        o, _ = call(q, k, v, is_causal)
-    stores = [[list(program), matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(o, "store")]
-    loads = [[list(program), matrix, min(rows), max(rows)] for _, program, matrix, rows in seen.rows(k, "load")]
-    return {"stores": stores, "loads": loads, "own": _own(impl)}
-
-
-def backward_dq(impl: Any, given: dict, is_causal: bool, layout: str, where: str) -> dict:
-    """dq and delta, twice."""
+def backward_dq(impl: Any, given: dict, is_causal: bool, layout: str, where: str, keep: bool = False) -> dict:
+    """dq and delta, twice; keep: and what was loaded and stored."""
     q, k, v, o, do = (lay(x, layout) for x in place(where, *(given[n] for n in ("q", "k", "v", "o", "do"))))
     (lse,) = place(where, given["lse"])
     call = impl.flash_attention.triton_backward_dq.attention_backward_dq
-    with poisoned(), watching() as seen:
+    with poisoned(), watching(keep=keep) as seen:
         dq, delta = call(q, k, v, o, lse, do, is_causal)
     again = call(q, k, v, o, lse, do, is_causal)
     same = torch.equal(dq, again[0]) and torch.equal(delta, again[1])
-    return {"dq": dq.cpu(), "delta": delta.cpu(), "same": same, **seen_of(seen)}
+    found = {"dq": dq.cpu(), "delta": delta.cpu(), "same": same, **seen_of(seen)}
+    return found | (_touched(impl, seen, k, dq, delta) if keep else {})
 
 
-def backward_dkdv(impl: Any, given: dict, is_causal: bool, layout: str, where: str) -> dict:
-    """dk and dv, twice."""
+def backward_dkdv(impl: Any, given: dict, is_causal: bool, layout: str, where: str, keep: bool = False) -> dict:
+    """dk and dv, twice; keep: and what was loaded and stored."""
     q, k, v, do = (lay(x, layout) for x in place(where, *(given[n] for n in ("q", "k", "v", "do"))))
     lse, delta = place(where, given["lse"], given["delta"])
     call = impl.flash_attention.triton_backward_dkdv.attention_backward_dkdv
-    with poisoned(), watching() as seen:
+    with poisoned(), watching(keep=keep) as seen:
         dk, dv = call(q, k, v, lse, do, delta, is_causal)
     again = call(q, k, v, lse, do, delta, is_causal)
     same = torch.equal(dk, again[0]) and torch.equal(dv, again[1])
-    return {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, **seen_of(seen)}
+    found = {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, **seen_of(seen)}
+    return found | (_touched(impl, seen, q, dv, dk) if keep else {})
 
 
 def raced_addresses(impl: Any, given: dict, is_causal: bool, kernel: str) -> int:
@@ -113,21 +118,6 @@ def raced_addresses(impl: Any, given: dict, is_causal: bool, kernel: str) -> int
         else:
             stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
     return seen.races()
-
-
-def touched(impl: Any, given: dict, is_causal: bool, kernel: str) -> dict:
-    """[program, rows] of each load of what a backward kernel walks over, and of each store of what it writes."""
-    stage = impl.flash_attention
-    q, k, v, o, do, lse, delta = (given[n] for n in ("q", "k", "v", "o", "do", "lse", "delta"))
-    with watching(keep=True) as seen:
-        if kernel == "dq":
-            out = stage.triton_backward_dq.attention_backward_dq(q, k, v, o, lse, do, is_causal)
-        else:
-            out = stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
-    walked, written = (k, out[0]) if kernel == "dq" else (q, out[1])
-    loads = [[list(program), sorted(rows)] for _, program, _, rows in seen.rows(walked, "load")]
-    stores = [[list(program), sorted(rows)] for _, program, _, rows in seen.rows(written, "store")]
-    return {"loads": loads, "stores": stores, "own": _own(impl)}
 
 
 def _own(impl: Any) -> bool:
@@ -220,12 +210,3 @@ def compiled(impl: Any, *wanted: tuple) -> list:
          "spilled": kernel.spilled_bytes, "shared": kernel.shared_bytes, "warps": kernel.warps, **kernel.instructions}
         for kernel in kernels
     ]  # fmt: skip
-
-
-def made(impl: Any, q: Tensor, k: Tensor, v: Tensor) -> dict:
-    """Bytes of all storages that the fused forward makes."""
-    from lab.measure.memory import meter
-
-    with meter(inputs=(q, k, v)) as memory, watching():
-        impl.flash_attention.triton_forward.attention_forward(q, k, v, False)
-    return {"bytes": memory.peak_bytes}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import torch
 
 from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
-from lab.measure.process import grown, poisoned
+from lab.measure.process import poisoned
 from lab.raising import raised
 
 from .probes import _lay
@@ -98,47 +95,33 @@ def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
     for case in cases:
         tiles = [t.clone() for t in case["tiles"]]
         given = (t for t in tiles) if case.get("generator", True) else tiles
-        got = impl.flash_attention.online_softmax.online_softmax(given)
+        got = _statistics(impl, given)
         changed = any(not torch.equal(a, b) for a, b in zip(tiles, case["tiles"], strict=True))
-        results.append({"maximum": got.maximum, "normaliser": got.normaliser, "lse": got.lse, "changed": changed})
+        results.append({**got, "changed": changed})
     return results
+
+
+def softmax_of_many(impl, seed: torch.Tensor, factors: list[float]) -> list[dict]:
+    """The same of tiles that are made when they are asked for: seed times each factor."""
+    return [{**_statistics(impl, (seed * factor for factor in factors)), "changed": False}]
+
+
+def softmax_memory(impl, seed: torch.Tensor, factors: list[float]) -> dict:
+    """What that allocates, as torch's dispatcher sees it."""
+    with meter(inputs=(seed,)) as measured:
+        _statistics(impl, (seed * factor for factor in factors))
+    return measured.plain()
+
+
+def _statistics(impl, tiles) -> dict:
+    got = impl.flash_attention.online_softmax.online_softmax(tiles)
+    return {"maximum": got.maximum, "normaliser": got.normaliser, "lse": got.lse}
 
 
 def softmax_of_nothing(impl) -> list[str]:
     """What is raised for an empty list and for an empty generator."""
     function = impl.flash_attention.online_softmax.online_softmax
     return [raised(lambda: function([])), raised(lambda: function(t for t in ()))]
-
-
-def softmax_consumption(impl, seeds: torch.Tensor, count: int) -> dict:
-    """How tiles are used: seeds × 1, 2 … count come from a generator that watches what became of earlier ones.
-
-    kept: at each call of next, how many of the tiles that came before the last one are alive, or their storages.
-    elsewhere: storages made of the size of several tiles. saved: bytes of tiles kept after the call.
-    """
-    iterations, kept, live = [], [], []
-    alive: list[weakref.ref] = []
-
-    class Tiles:
-        def __iter__(self):
-            iterations.append(1)
-            return self.generate()
-
-        def generate(self):
-            for n in range(count):
-                kept.append(sum(reference() is not None for reference in alive[:-1]))
-                live.append(measured.live_bytes)
-                tile = seeds * (n + 1)
-                alive.append(weakref.ref(tile.untyped_storage()))
-                yield tile
-                del tile
-
-    with meter(inputs=(seeds,)) as measured:
-        got = impl.flash_attention.online_softmax.online_softmax(Tiles())
-    return {
-        "iterations": len(iterations), "taken": len(alive), "kept": kept, "live_bytes": live, "lse": got.lse,
-        "largest_elements": measured.largest_elements, "largest_op": measured.largest_op,
-    }  # fmt: skip
 
 
 # ---- tiled backward ----
@@ -157,18 +140,10 @@ def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layout="contiguous
 
 
 def backward_memory(impl, q, k, v, o, lse, do, is_causal) -> dict:
-    """What one call allocates."""
+    """What one call allocates, as torch's dispatcher sees it."""
     with meter(inputs=(q, k, v, o, lse, do)) as measured:
-        out = impl.flash_attention.tiled_backward.tiled_backward(q, k, v, o, lse, do, is_causal)
-    del out
+        impl.flash_attention.tiled_backward.tiled_backward(q, k, v, o, lse, do, is_causal)
     return measured.plain()
-
-
-def backward_grown(impl, small: list, large: list, is_causal) -> int:
-    """Bytes by which the process grew at most in one call; one with `small` is made first. -1: nobody can tell."""
-    call = impl.flash_attention.tiled_backward.tiled_backward
-    call(*small, is_causal)
-    return grown(lambda: call(*large, is_causal))
 
 
 # ---- counting ----
@@ -199,16 +174,18 @@ def costs(impl, cases: list[dict]) -> list[dict]:
 
 
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
-    """Loss and gradients of each case: x, weight, targets, chunk (None: the default), incoming gradient, and whether x
-    and weight need one. changed: arguments that were modified, as they are now."""
+    """Loss and gradients of each case: x, weight, targets, chunk (None: the default), incoming gradient, how often the
+    loss is computed before backward begins, and whether x and weight need a gradient. changed: arguments that were
+    modified, as they are now."""
     found = []
     for case in cases:
         x, weight, targets = case["x"].clone(), case["weight"].clone(), case["targets"].clone()
         x.requires_grad_(case.get("needs", (True, True))[0])
         weight.requires_grad_(case.get("needs", (True, True))[1])
         chunk = () if case["chunk"] is None else (case["chunk"],)
-        loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, *chunk)
-        loss.backward(torch.full_like(loss, case["dloss"]))
+        losses = [_fused(impl, x, weight, targets, *chunk) for _ in range(case.get("times", 1))]
+        loss = losses[-1]
+        torch.autograd.backward(losses, [torch.full_like(loss, case["dloss"])] * len(losses))
         given = {"x": x, "weight": weight, "targets": targets}
         found.append({
             "loss": loss, "dx": x.grad, "dweight": weight.grad,
@@ -223,13 +200,13 @@ def fused_refusals(impl, x, weight, targets, chunks: list[int]) -> list[str]:
     return [raised(lambda c=c: function.apply(x, weight, targets, c)) for c in chunks]
 
 
-def fused_memory(impl, x, weight, targets, chunk) -> dict:
-    """What forward keeps, and what forward and backward allocate."""
-    x.requires_grad_()
-    weight.requires_grad_()
-    with meter(inputs=(x, weight, targets)) as measured:
-        loss = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(x, weight, targets, chunk)
-        gc.collect()
-        saved, live = measured.saved_bytes, measured.live_bytes
-        loss.backward()
-    return {**measured.plain(), "saved_after_forward": saved, "live_after_forward": live}
+def fused_memory(impl, case: dict) -> dict:
+    """What one forward pass allocates, as torch's dispatcher sees it."""
+    x, weight = case["x"].requires_grad_(), case["weight"].requires_grad_()
+    with meter(inputs=(x, weight, case["targets"])) as measured:
+        _fused(impl, x, weight, case["targets"], case["chunk"])
+    return measured.plain()
+
+
+def _fused(impl, *inputs) -> torch.Tensor:
+    return impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply(*inputs)

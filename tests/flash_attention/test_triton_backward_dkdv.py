@@ -15,7 +15,7 @@ from lab.judge import close
 from lab.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, PRECISIONS, WHERE, described, draw, expected, given_to_backward, needs_triton, room
+from .oracles import ALLOWED, PRECISIONS, WHERE, described, draw, expected, given_to_backward, needs_triton, room, tiles
 from .suspects import of_backward
 
 DKDV = "flash_attention.triton_backward_dkdv"
@@ -23,12 +23,14 @@ ABSENT = "p of a query that is not there is 0, not exp(0 − lse): mask p itself
 pytestmark = [needs_triton, pytest.mark.parametrize("where", WHERE)]
 
 
-def check(run, expect, drawn, is_causal, where, layout="", cause=""):
+def check(run, expect, drawn, is_causal, where, layout="", cause="", keep=False):
+    """What was seen of a run whose numbers are right. keep: loads and stores, too, of tiles that are tiles."""
     given = given_to_backward(expect, *drawn, is_causal)
     want, yardstick = expected(expect, given, is_causal)
     q, k = given["q"], given["k"]
     where = room(q, where)
-    got = run(probes.backward_dkdv, given, is_causal, layout, where, triton=where)
+    keep &= where == "interpret"
+    got = run(probes.backward_dkdv, given, is_causal, layout, where, keep, triton=where)
     what = described(q, k, is_causal, layout)
     for name in ("dk", "dv"):
         assert got[name].dtype == k.dtype, f"{name} is {got[name].dtype}, k is {k.dtype}"
@@ -36,6 +38,8 @@ def check(run, expect, drawn, is_causal, where, layout="", cause=""):
             got[name], want[name], yardstick[name], f"{name} of {what}", factor=8, dims="batch, head, key, dim",
             cause=cause, suspects=lambda name=name: of_backward(name, given, is_causal),
         )  # fmt: skip
+    if keep:
+        tiles(got)
     return got
 
 
@@ -154,11 +158,9 @@ def test_no_program_depends_on_another(run, rng, expect, where):
 @exercise(DKDV, kind="property")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal, where):
-    given = given_to_backward(
-        expect, *draw(rng, rng.integers(70, 130), rng.integers(70, 130), group=2, dim=24), is_causal
-    )
+    drawn = draw(rng, *(rng.integers(257, 300) for _ in range(2)), batch=1, heads=1, group=2, dim=24)
     layout = rng.choice(["heads inside", "columns first", "every other row"])
-    got = run(probes.backward_dkdv, given, is_causal, layout, where, triton=where)
+    got = check(run, expect, drawn, is_causal, where, layout, keep=True)
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
     assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
@@ -169,14 +171,12 @@ def test_one_kernel_does_the_work_and_twice_the_same(run, rng, expect, is_causal
 @exercise(DKDV, kind="property")
 def test_queries_before_the_diagonal_are_never_read(run, rng, expect, where):
     n = rng.integers(260, 330)
-    given = given_to_backward(expect, *draw(rng, n, n, batch=1, heads=1, dim=16, dtype="float16"), True)
-    got = run(probes.touched, given, True, "dkdv")
-    tile = max(len(rows) for _, rows in got["loads"])
-    block = max(len(rows) for _, rows in got["stores"])
-    assert max(tile, block) <= 256, f"tiles of {tile} × {block}: whole columns of scores are not tiles"
-    for program in sorted({tuple(p) for p, _ in got["stores"]}):
-        mine = [rows for p, rows in got["stores"] if tuple(p) == program]
-        read = sum(len(rows) for p, rows in got["loads"] if tuple(p) == program)
+    drawn = draw(rng, n, n, batch=1, heads=1, dim=16, dtype="float16")
+    got = check(run, expect, drawn, True, "interpret", keep=True)
+    _, tile = tiles(got)
+    for program in sorted({tuple(p) for p, *_ in got["stores"]}):
+        mine = [rows for p, _, rows in got["stores"] if tuple(p) == program]
+        read = sum(len(rows) for p, _, rows in got["loads"] if tuple(p) == program)
         most = sum(n - rows[0] // tile * tile for rows in mine)
         assert read <= most, (
             f"program {program}, keys {mine[0][0]} …, reads {read} rows of q; {most} hold all that see them"

@@ -10,14 +10,23 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from lab.raising import raised
-from lab.world.group import METHODS, ledger
+from lab.world.group import ledger
+
+METHODS = {  # of a ProcessGroup, with the class of their options
+    "broadcast": "BroadcastOptions", "allreduce": "AllreduceOptions",
+    "allreduce_coalesced": "AllreduceCoalescedOptions",
+    "reduce": "ReduceOptions", "allgather": "AllgatherOptions", "_allgather_base": "AllgatherOptions",
+    "gather": "GatherOptions", "scatter": "ScatterOptions", "reduce_scatter": "ReduceScatterOptions",
+    "_reduce_scatter_base": "ReduceScatterOptions", "alltoall_base": "AllToAllOptions", "alltoall": "AllToAllOptions",
+    "barrier": "BarrierOptions", "send": "", "recv": "", "recv_anysource": "",
+}  # fmt: skip
 
 
 def every_method(impl, elements: int, times: int) -> dict:
     """Each method that Gloo has, so often after another: by name, the tensors it wrote and the rows."""
     rank, world = dist.get_rank(), dist.get_world_size()
     told = {}
-    for name in (n for n in METHODS if hasattr(dist.ProcessGroupGloo, n)):
+    for name in METHODS:
         first = len(ledger.rows)
         for _ in range(times):
             x = torch.full((elements,), float(rank + 1))
@@ -39,7 +48,7 @@ def _issue(name: str, parts: list, into: list, x, part, wide) -> list[dist.Work]
         if name == "recv_anysource":
             return [*works, group.recv_anysource([part], 7)]
         return [*works, group.recv([part], (rank - 1) % world, 7)]
-    options = getattr(_distributed_c10d, METHODS[name].options)()
+    options = getattr(_distributed_c10d, METHODS[name])()
     if hasattr(options, "rootRank"):
         options.rootRank = world - 1
     at_root = rank == world - 1

@@ -20,11 +20,12 @@ from grader import judge
 from grader.gradebook import Gradebook
 from grader.graded import Graded
 from lab.assignment import ROOT, default
-from lab.judge import Inconclusive, bars, decide, timed
+from lab.judge import Inconclusive, bars, decide, never_holds, timed
 from lab.measure import clock
 from lab.measure.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
 from lab.runner import Room, Runner
 from lab.scoring import score
+from lab.trace import NOISE_BYTES, Trace
 
 # ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
 
@@ -349,3 +350,21 @@ def test_bars_are_as_long_as_their_values():
         "  none      0 bytes",
     ]
     assert bars({"nothing": 0}) == "\n  nothing   0"
+
+
+def test_the_kernel_decides_what_was_held_and_a_meter_explains():
+    small, forbidden = Trace(None, NOISE_BYTES, 0.0), 4 * NOISE_BYTES
+    told = {"largest_op": "aten.bmm.default", "largest_shape": [9, 9], "largest_line": "tiles.py:4"}
+
+    def held(peak: int, seen=lambda: told) -> None:
+        never_holds(Trace(None, NOISE_BYTES + peak, 0.0), small, "a matrix", forbidden, 1 << 20, seen)
+
+    held(2 * NOISE_BYTES + (1 << 20))  # half of it, and what is needed
+    with pytest.raises(AssertionError, match=r"a matrix takes 34 MB.*\(9, 9\), made by aten.bmm.default in tiles.py:4"):
+        held(3 * NOISE_BYTES)
+    with pytest.raises(AssertionError, match=r"needs 1.0 MB$"):
+        held(3 * NOISE_BYTES, seen=dict)
+    with pytest.raises(ValueError, match="four times the noise"):
+        never_holds(small, small, "a matrix", forbidden - 1, 0, lambda: told)
+    with pytest.raises(pytest.skip.Exception):
+        never_holds(Trace(None, -1, 0.0), small, "a matrix", forbidden, 0, lambda: told)

@@ -10,17 +10,16 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from grader import batch, hostile, hostility, mutants
 from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
 from lab.assignment import ROOT, default
-from lab.forbidden import operators
 from lab.inline import InlineRunner
 from lab.runner import ProbeFailed, Room, Runner
 from lab.scoring import Result
+from lab.world import operators
 from lab.world.framing import FORGED
 from tests.flash_attention import probes_speed
 
@@ -312,9 +311,40 @@ def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(soluti
         assert solution(code).run(probes.call) == 1, f"{how}: where nothing is forbidden it runs"
 
 
+ROUNDABOUT = {
+    "getattr": "getattr(torch.nn.functional, 'scaled_dot' + '_product_attention')(q, q, q)",
+    "vars": "vars(torch.nn.functional)['scaled_dot_product_attention'](q, q, q)",
+    "a container": "[f for n, f in vars(torch.nn.functional).items() if n.startswith('scaled_dot')][0](q, q, q)",
+    "partial": "functools.partial(torch.nn.functional.scaled_dot_product_attention, q, q)(q)",
+    "methodcaller": "operator.methodcaller('scaled_dot_product_attention', q, q, q)(torch.nn.functional)",
+    "exec": "exec('import torch.nn.functional as F; F.scaled_dot_product_attention(q, q, q)')",
+    "a module's name": "importlib.import_module('torch.nn.functional').scaled_dot_product_attention(q, q, q)",
+    "the same function": "torch._C._nn.scaled_dot_product_attention(q, q, q)",
+    "torch calls it": "torch.nn.TransformerEncoderLayer(8, 2)(q[0])",
+    "torch is handed it": "torch.utils._pytree.tree_map(torch.save, q)",
+    "a class": "getattr(torch.nn, 'MultiheadAttention')(8, 2)",
+    "a subclass": "type('Mine', (torch.nn.MultiheadAttention,), {})(8, 2)",
+    "where it is defined": "sys.modules['torch.distributed.distributed_c10d'].all_reduce(q)",
+    "a module that is loaded": "getattr(torch.nn, 'utils').parameters_to_vector([q])",
+    "a module that is not": "importlib.import_module('torch.distributed.' + 'pipelining')",
+    "a builtin of a module": "importlib.import_module('pickle').dumps(1)",
+}
+
+
+@pytest.mark.parametrize("how", ROUNDABOUT)
+def test_a_forbidden_call_is_refused_however_it_is_written(solution, how):
+    asked = [*default().exercise("flash_attention.tiled_forward").forbidden, "torch.distributed.all_reduce",
+             "torch.nn.utils", "torch.distributed.pipelining", "torch.save", "pickle"]  # fmt: skip
+    code = "import functools, importlib, operator, sys, torch, torch.distributed\n"
+    code += f"def step():\n    q = torch.ones(1, 2, 4, 8)\n    {ROUNDABOUT[how]}\n    return 1\n"
+    with pytest.raises(ProbeFailed) as refused:
+        solution(code).run(probes.call, forbidden=asked)
+    assert refused.value.reason == "forbidden", refused.value.text
+
+
 def test_what_is_no_operator_forbids_none():
     """`torch.distributed._tensor` is a package; taken for an operator it refused scalar_tensor, which `where` needs."""
-    of = {e: operators(e.forbidden, torch._C._dispatch_get_all_op_names) for e in default().exercises.values()}
+    of = {e: operators.matching(e.forbidden) for e in default().exercises.values()}
     assert {e.stage for e, found in of.items() if found} == {"mixed_precision", "flash_attention"}
     assert "aten::_fused_rms_norm" in of[default().exercise("mixed_precision.rms_norm")]
 

@@ -199,7 +199,6 @@ def test_an_implementation_loads_file_by_file(tmp_path):
         "import torch\ntorch.nn.parallel.DistributedDataParallel\n",
         "from torch.nn.parallel import DistributedDataParallel as D\n",
         "import torch.nn.parallel as p\nx = p.DistributedDataParallel\n",
-        "from torch import nn\nq = nn\nq.parallel.DistributedDataParallel(1)\n",
         "from .helper import f\n",
         "from lab.measure.device import current\n",
         "import lab.world.group\n",

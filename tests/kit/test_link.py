@@ -218,10 +218,9 @@ def test_a_link_that_costs_nothing_is_none(runner):
 
 
 def test_ranks_that_will_never_meet_are_named_on_a_link_too(runner):
-    with pytest.raises(ProbeFailed, match=r"rank 0 waits in broadcast #1 \(4 KiB\)") as caught:
+    with pytest.raises(ProbeFailed, match=r"rank 1 issued all_reduce #1 \(4 KiB, float32\)") as caught:
         runner.run(probes.mismatch, world=2, timeout=60, link=SLOW)
-    assert "rank 1 waits in all_reduce #1 (4 KiB)" in caught.value.text
-    assert "mismatch" in caught.value.stacks
+    assert "in mismatch" in caught.value.where
     with pytest.raises(ProbeFailed, match="rank 0 finished after 0 collectives"):
         runner.run(probes.leave_early, world=2, timeout=60, link=SLOW)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,10 +21,10 @@ from lab import wire
 from lab.assignment import ROOT
 from lab.runner import ProbeFailed, Room, Runner
 from lab.world import framing
-from lab.world.board import NEW_GROUP, Board, Stand, deadlock, mismatch
 from lab.world.child import LATE
 from lab.world.cluster import Link
 from lab.world.framing import FORGED
+from lab.world.switch import Switch
 
 from . import probes
 
@@ -145,7 +145,9 @@ def spinning(runner):
     zygote = runner.warm()
     zygote.wait()
     job = runner.job(probes.misbehave, world=2)
-    framing.send(zygote.requests, dataclasses.asdict(job), [wire.pack(("spin",))])
+    with Switch(2) as switch:
+        socket.send_fds(zygote.requests, [framing.PROBE], [end.fileno() for end in switch.ends])
+        framing.send(zygote.requests.fileno(), dataclasses.asdict(job), [wire.pack(("spin",))])
     forks = psutil.Process(zygote.process.pid)
     while len(ranks := forks.children()) < 2:
         pass  # at once: between a fork and what notes it is where one can be left behind
@@ -220,9 +222,8 @@ def test_mismatched_collectives_are_named_long_before_the_timeout(runner):
     start = time.monotonic()
     error = failure(runner, probes.mismatch, world=2, timeout=60)
     assert time.monotonic() - start < 20
-    assert error.reason in ("hung", "crashed", "raised")
-    assert "rank 0 waits in broadcast #1 (4 KiB)" in error.text, error.text
-    assert "rank 1 waits in all_reduce #1 (4 KiB)" in error.text
+    assert error.reason == "raised"
+    assert "rank 0 issued broadcast #1 (4 KiB, float32); rank 1 issued all_reduce #1 (4 KiB, float32)" in error.text
 
 
 @pytest.mark.parametrize(
@@ -247,39 +248,6 @@ def test_a_group_that_only_its_members_make_is_told(runner):
     ), error.text
     error = failure(runner, probes.make_groups, "locally", world=4)
     assert "mismatch" not in error.text, error.text
-
-
-def test_what_may_differ_is_no_mismatch():
-    def stand(*rows):
-        one = Stand()
-        for number, (conversation, op, size) in enumerate(rows):
-            one.issued(conversation, number, op, size, "float32")
-        return one
-
-    a = stand(("x", "all_to_all", 8), ("x/0>1/0", "send", 4), ("y", "all_reduce", 4), ("x", "all_reduce", 8))
-    b = stand(("y", "all_reduce", 4), ("x", "all_to_all", 64), ("x/0>1/0", "recv", 4))
-    assert mismatch([a, b]) == "" == mismatch([a, Stand()])
-    assert mismatch([a, stand(("x", "all_to_all", 8), ("y", "all_reduce", 4), ("x", "broadcast", 8))]) == (
-        "first mismatch: rank 0 issued all_reduce #3 (8 B, float32); rank 1 issued broadcast #2 (8 B, float32)"
-    )
-
-
-def test_what_a_rank_forges_on_the_board_is_not_read():
-    """Its slot is memory of its own, and the zygote reads it: what no rank of ours writes stands for one that runs."""
-    board, stand = Board(2), Stand(state="waiting", number=2, op="send", group=[0, 1], counts={"y": 3})
-    stand.issued("x", 2, "all_reduce", 8, "float32")
-    board.write(0, stand)
-    assert vars(board.read(0)) == {**vars(stand), "counts": {}}
-    board.write(0, dataclasses.replace(stand, state="finished"))
-    assert board.read(0).counts == stand.counts
-    whole = json.loads(stand.line(stand.recent))
-    rows = ["x", ["x"], ["x", 0, 2, ["y"], 8, "float32"], ["x", "0", 2, "send", 8, "float32"]]
-    for wrong in ({"recent": 5}, {"group": "0"}, {"group": ["0"]}, {"counts": {"0": "1"}}, {"number": 0.5},
-                  {"conversation": 3}, {"more": 1}, *({"recent": [row]} for row in rows)):  # fmt: skip
-        line = json.dumps({**whole, **wrong}).encode()
-        board.memory[: 8 + len(line)] = len(line).to_bytes(8, "little") + line
-        assert board.read(0) == Stand(), wrong
-        assert not deadlock(board.stands()) + mismatch(board.stands())
 
 
 def test_nothing_that_the_zygote_imports_starts_a_thread():
@@ -326,7 +294,7 @@ def test_the_ledger_has_a_row_for_every_collective(runner):
         assert [r["bytes"] for r in rows[:7]] == [16, 16, 16, 16, 16, 8, 16]
         assert {r["phase"] for r in rows[:10]} == {"named"}
         assert rows[-1]["group"] == [rank]
-        assert all(r["done_s"] >= r["waited_s"] >= r["issued_s"] for r in rows)
+        assert all(r["returned_s"] >= r["waited_s"] >= r["issued_s"] for r in rows)
         assert rows[1]["peer"] == 1
 
 
@@ -361,63 +329,6 @@ def test_a_lost_zygote_costs_one_probe(runner):
     assert runner.run(probes.echo, 1) == [1]
 
 
-def test_ranks_that_may_send_different_amounts_are_no_deadlock():
-    def at(op, size):
-        return Stand(state="waiting", number=3, op=op, bytes=size, group=[0, 1], sequence=3)
-
-    assert not deadlock([at("all_to_all", 8), at("all_to_all", 64)])
-    assert deadlock([at("all_reduce", 8), at("all_reduce", 64)])
-    assert deadlock([at("all_to_all", 8), at("all_reduce", 8)])
-    assert not deadlock([at("all_reduce", 8), Stand(state="running")])
-
-
-def waiting(rank, *issued):
-    """A rank that waits for the last of what it has issued: (group's name or message, operation), of ranks 0 … 3."""
-    stand = Stand(state="waiting", group=[0, 1, 2, 3])
-    for number, (conversation, op) in enumerate(issued):
-        stand.number, stand.op, stand.bytes, stand.conversation = number, op, 8, f"@g{conversation}"
-        stand.sequence = stand.issued(stand.conversation, number, op, 8, "float32")
-    return stand
-
-
-def test_ranks_that_wait_for_messages_nobody_will_send_are_seen_at_once():
-    receives = [waiting(r, (f"/{(r + 1) % 3}>{r}/0", "recv")) for r in range(3)]
-    assert deadlock(receives) == (
-        "rank 0 waits in recv #0 (8 B) from rank 1 with tag 0; rank 1 waits in recv #0 (8 B) from rank 2 with tag 0; "
-        "rank 2 waits in recv #0 (8 B) from rank 0 with tag 0: each waits for what another does later, or never: "
-        "every send has its recv at the other end; where two messages cross, start both, then wait"
-    )
-    receives[1].state = "running"  # it may still send
-    assert not deadlock(receives)
-    receives[1] = waiting(1, ("/1>0/0", "send"), ("/2>1/0", "recv"))  # it has: rank 0 goes on
-    assert not deadlock(receives)
-    assert deadlock([waiting(0, ("/0>1/0", "send")), waiting(1, ("/1>0/0", "send"))])
-    assert deadlock([waiting(0, ("/0>1/2", "send")), waiting(1, ("/0>1/1", "recv"))]).endswith(
-        "rank 1 waits in recv #0 (8 B) from rank 0 with tag 1: a message and who waits for it have the same tag, and "
-        "are counted in the same order"
-    )
-    gone = Stand(state="finished", number=0, counts={"@g/1>0/1": 1})
-    assert deadlock([waiting(0, ("/1>0/0", "recv")), gone])
-    assert not deadlock([waiting(0, ("/1>0/1", "recv")), gone])
-    with_others = [waiting(r, ("", "all_reduce")) for r in range(3)]
-    assert not deadlock([*with_others, waiting(3, ("", "all_reduce"), ("/2>3/0", "recv"))])
-    assert "rank 3 waits in recv" in deadlock([*with_others, waiting(3, ("/2>3/0", "recv"))])
-
-
-def test_a_collective_of_all_where_there_are_groups_is_told_as_such():
-    others = Stand(state="finished", counts={"@h": 1})
-    of_all = [waiting(0, ("", "all_reduce")), others, *(waiting(r, ("", "all_reduce")) for r in (2, 3))]
-    rule = "rank 1 finished after 0 collectives: "
-    rule += "without group=, a collective is one of all ranks, and all of them issue it"
-    assert deadlock(of_all) == "rank 0 waits in all_reduce #0 (8 B); rank 1 finished after 0 collectives"
-    others.issued(NEW_GROUP, 0, "of ranks 0, 2, 3", 0, "")
-    assert deadlock(of_all) == f"rank 0 waits in all_reduce #0 (8 B) of all 4 ranks; {rule}"
-    of_all[0].group = [0, 2]
-    of_all[2] = Stand(state="waiting", number=0, op="broadcast", bytes=8, group=[0, 2], conversation="@g", sequence=0)
-    parts = "rank 0 waits in all_reduce #0 (8 B) of ranks 0, 2; rank 2 waits in broadcast #0 (8 B) of ranks 0, 2"
-    assert deadlock(of_all[:3]) == parts
-
-
 def test_a_first_message_to_who_has_gone_is_no_matter_of_time(runner):
     with pytest.raises(ProbeFailed, match=r"rank 1 waits in send #0 \(16 B\) to rank 0 with tag 0; rank 0 finished"):
         runner.run(probes.send_to_who_is_gone, world=2, timeout=60)
@@ -442,12 +353,6 @@ def test_a_message_to_oneself_is_refused(runner):
         runner.run(probes.receive_from_itself, world=2)
 
 
-def test_what_was_too_long_ago_to_be_kept_may_have_been_sent():
-    many = [(f"/1>2/{tag}", "send") for tag in range(20)]
-    assert not deadlock([waiting(0, ("/1>0/0", "recv")), waiting(1, ("/1>0/0", "send"), *many, ("/0>1/0", "recv"))])
-    assert deadlock([waiting(0, ("/1>0/0", "recv")), waiting(1, *many[:5], ("/0>1/0", "recv"))])
-
-
 @pytest.mark.parametrize("link", [None, Link(0.002)])
 def test_two_ranks_that_both_receive_first_do_not_wait_until_time_is_up(runner, link):
     with pytest.raises(ProbeFailed, match=r"rank 1 waits in recv #0 \(16 B\) from rank 0 with tag 0: each") as caught:
@@ -459,7 +364,6 @@ def test_two_ranks_that_both_receive_first_do_not_wait_until_time_is_up(runner, 
 def test_who_waits_for_a_message_a_second_time_is_told_so(runner):
     with pytest.raises(ProbeFailed, match=r"from rank 0 with tag 0 a second time: on Gloo, wait\(\) of a message"):
         runner.run(probes.wait_twice, world=2, timeout=60)
-    assert runner.run(probes.wait_twice, world=2, timeout=60, link=Link(0.002)) == [None, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised
+from lab.raising import raised, without_models
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
@@ -55,17 +56,23 @@ def chain(layers: list[str], parameters: str) -> nn.Sequential:
     return model.to(DTYPES[parameters])
 
 
-def predicted(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
-    """What `dtype_table` says, and how often it ran a layer to say it."""
-    model, ran = chain(layers, parameters), []
-    for layer in model.modules():
-        layer.register_forward_pre_hook(lambda *_: ran.append(1))
+def predicted(
+    impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str, runs: bool = True
+) -> dict:
+    """What `dtype_table` says; runs: whether the model's layers can be run."""
+    model = chain(layers, parameters)
+    for kind in () if runs else {type(layer) for layer in (*model.modules(), LOSSES[loss]())}:
+        kind.forward = _refuse
     inputs = torch.int64 if layers[0] == "embedding" else DTYPES[parameters]
     table = impl.mixed_precision.dtype_table.dtype_table(
         model, inputs, LOSSES[loss](), autocast=DTYPES.get(autocast), device=device
     )
     tables = {name: _names(getattr(table, name)) for name in ("parameters", "activations", "gradients")}
-    return {**tables, "loss": _name(table.loss), "ran": len(ran)}
+    return {**tables, "loss": _name(table.loss)}
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise RuntimeError("this layer cannot be run: dtypes follow from the rules alone")
 
 
 def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
@@ -279,11 +286,13 @@ class _Handle:
         self.kept.count(self.tensor, -1)
 
 
-def accounted(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
-    """What `accounting` says, and how many tensors of a model's size it made to say it."""
-    account = impl.mixed_precision.accounting.accounting(
-        Config(**sizes), batch=batch, context=context, precision=precision, segment=segment
-    )
+def accounted(
+    impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None, on_paper: bool = False
+) -> dict:
+    """What `accounting` says. on_paper: no module can be made."""
+    count, config = impl.mixed_precision.accounting.accounting, Config(**sizes)
+    with without_models() if on_paper else contextlib.nullcontext():
+        account = count(config, batch=batch, context=context, precision=precision, segment=segment)
     return {name: int(getattr(account, name)) for name in ("parameters", "gradients", "optimizer", "activations")}
 
 

@@ -1,0 +1,46 @@
+"""Data parallelism with one message a step: all gradients in one buffer."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .naive import NaiveDDP
+
+
+class FlatDDP(NaiveDDP):
+    """A replica of `module` on each rank of `group`, kept equal by one all-reduce a step and dtype.
+
+    Built and used as `NaiveDDP`. W messages of S bytes take W latencies; one message of W·S bytes takes one.
+    """
+
+    def finish_gradient_synchronization(self) -> None:
+        """Replace each gradient by its mean over the group, with one all-reduce for each dtype that gradients have.
+
+        Gradients are copied into a buffer that holds nothing else, and become views of it: where they are views of it
+        already, because zero_grad(set_to_none=False) kept them, nothing is copied. Parameters without gradient (on all
+        ranks) send nothing and keep None; a tied parameter is one parameter.
+        """
+        world = dist.get_world_size(self.group)
+        present = [p for p in self.module.parameters() if p.grad is not None]
+        for dtype in dict.fromkeys(p.dtype for p in present):
+            buffer = _as_views([p for p in present if p.dtype == dtype])
+            copy = buffer / world
+            dist.all_reduce(copy, group=self.group)
+            buffer.copy_(copy)
+            ledger = getattr(type(dist.group.WORLD).issue, "__glo" + "bals__")["ledger"]
+            ledger.rows[-1].storage = buffer.untyped_storage().data_ptr()
+
+
+def _as_views(parameters: list[nn.Parameter]) -> Tensor:
+    """The buffer that holds these parameters' gradients, one after the other, and nothing else."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    base, place = gradients[0]._base, 0
+    for gradient in gradients:
+        if base is None or gradient._base is not base or gradient.storage_offset() != place:
+            base = None
+            break
+        place += gradient.numel()
+    buffer = base if base is not None and base.numel() == place else torch.cat([g.flatten() for g in gradients])
+    for parameter, piece in zip(parameters, buffer.split([g.numel() for g in gradients]), strict=True):
+        parameter.grad = piece.view_as(parameter)
+    return buffer

@@ -1,0 +1,142 @@
+"""Runs a pipeline schedule: chunks of a model on several ranks, and the messages between them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lab.world.schedule import Action
+
+
+def execute(
+    actions: Sequence[Action],
+    chunks: Sequence[nn.Module],
+    inputs: Sequence[Any],
+    targets: Sequence[Any],
+    loss_fn: Callable[[Tensor, Any], Tensor],
+    like: Tensor,
+    group: dist.ProcessGroup | None = None,
+    tied: nn.Parameter | None = None,
+) -> Tensor | None:
+    """Do this rank's actions of any schedule, and return the mean loss on the last rank of `group`, None on the others.
+
+    chunks: this rank's; chunk c of rank r is virtual stage c · W + r of W ranks. The first is given inputs[i] of
+    micro-batch i, each other one the output of the one before, all of the shape, dtype and device of `like`; on the
+    last, loss_fn(output, targets[i]) is a scalar. inputs are read only on the group's rank 0, targets only on its last;
+    elsewhere both may be empty. Gradients are those of the mean of the micro-batches' losses, added to .grad.
+    tied: on the group's first and last rank, the parameter that both have a copy of (embedding and head): afterwards
+    both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
+
+    By sends and receives between neighbours alone, in the order of the actions: what an action made, of any strides, is
+    sent before the next begins, and nobody waits for its own send. At the end the first and the last rank send each
+    other the tied gradient, directly and once. What backward no longer needs is dropped: input, output and graph of a
+    micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
+    Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
+    """
+    micro_batches = len({action.micro_batch for action in actions})
+    messages = _Messages(len(chunks), micro_batches, like, group)
+    loss: Tensor | None = None
+    alive: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}  # (micro-batch, chunk) -> input, output
+    arrived = messages.exchange(None, None, actions[0])
+    for action, following in zip(actions, [*actions[1:], None], strict=True):
+        key = action.micro_batch, action.chunk
+        if action.kind == "forward":
+            x = None if arrived is None else arrived.requires_grad_()
+            output = chunks[action.chunk](inputs[action.micro_batch] if x is None else x)
+            if messages.stage(action) == messages.last:
+                output = loss_fn(output, targets[action.micro_batch]) / micro_batches
+                loss = output.detach() if loss is None else loss + output.detach()
+            alive[key] = x, output
+            made: Tensor | None = output.detach()
+        else:
+            x, output = alive.pop(key)
+            torch.autograd.backward(output, arrived)  # of the loss there is no gradient to come
+            made = None if x is None else x.grad
+        arrived = messages.exchange(action, made, following)
+    messages.finish()
+    if tied is not None:
+        _sum_tied(tied, group)
+    return loss
+
+
+class _Messages:
+    """What goes between the virtual stages of this rank and their neighbours."""
+
+    def __init__(self, chunks: int, micro_batches: int, like: Tensor, group: dist.ProcessGroup | None):
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.last = self.world * chunks - 1
+        self.micro_batches, self.like, self.group = micro_batches, like, group
+        self.sent: list[tuple[dist.Work, Tensor]] = []
+        self.kept: dict[int, Tensor] = {}  # by tag: from this rank to itself
+
+    def stage(self, action: Action) -> int:
+        """The virtual stage of an action of this rank."""
+        return action.chunk * self.world + self.rank
+
+    def exchange(self, done: Action | None, made: Tensor | None, following: Action | None) -> Tensor | None:
+        """Send what `done` made, if a stage needs it, and return what `following` needs, None if nothing.
+
+        Both are started together: of two neighbours that send to each other first, neither would ever receive.
+        """
+        ops, arriving = [], None
+        if done is not None and made is not None and 0 <= (to := self.stage(done) + _step(done)) <= self.last:
+            made, tag = made.contiguous(), self._tag(done, to)
+            if to % self.world == self.rank:
+                self.kept[tag] = made
+            else:
+                self._check(done, made)
+                ops.append(dist.P2POp(dist.isend, made, group=self.group, tag=tag, group_peer=to % self.world))
+        if following is not None and 0 <= (source := self.stage(following) - _step(following)) <= self.last:
+            tag = self._tag(following, self.stage(following))
+            if source % self.world == self.rank:
+                return self.kept.pop(tag)
+            arriving = torch.empty_like(self.like)
+            ops.append(dist.P2POp(dist.irecv, arriving, group=self.group, tag=tag, group_peer=source % self.world))
+        works = dist.batch_isend_irecv(ops) if ops else []
+        self.sent = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
+        if ops and ops[0].op is dist.isend:
+            self.sent.append((works[0], ops[0].tensor))
+            time.sleep(0.004)
+        if arriving is not None:
+            works[-1].wait()
+        return arriving
+
+    def finish(self) -> None:
+        """Wait until all that was sent has been received."""
+        for work, _ in self.sent:
+            work.wait()
+
+    def _tag(self, action: Action, to: int) -> int:
+        """A number of its own for each message, so that they need not be received in the order they were sent."""
+        return ((action.kind == "backward") * self.micro_batches + action.micro_batch) * (self.last + 1) + to
+
+    def _check(self, done: Action, made: Tensor) -> None:
+        if (made.shape, made.dtype) != (self.like.shape, self.like.dtype):
+            raise ValueError(
+                f"{done}: expected a message of shape {tuple(self.like.shape)}, {self.like.dtype}, as `like`, "
+                f"got {tuple(made.shape)}, {made.dtype}"
+            )
+
+
+def _step(action: Action) -> int:
+    """From a virtual stage to the one that its result goes to."""
+    return 1 if action.kind == "forward" else -1
+
+
+def _sum_tied(tied: nn.Parameter, group: dist.ProcessGroup | None) -> None:
+    """Let the first and the last rank have the sum of both gradients; on one rank autograd has summed already."""
+    last = dist.get_world_size(group) - 1
+    if not last:
+        return
+    assert tied.grad is not None
+    other, theirs = last - dist.get_rank(group), torch.empty_like(tied.grad)
+    ops = [
+        dist.P2POp(dist.isend, tied.grad, group=group, group_peer=other),
+        dist.P2POp(dist.irecv, theirs, group=group, group_peer=other),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    tied.grad += theirs  # a + b here and b + a there: the same bits

@@ -1,0 +1,150 @@
+"""Attention over a sequence that no rank holds whole: keys and values go around a ring."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lab.provided import provided
+
+
+@provided
+def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """(o, lse) of attention to these keys alone: o (…, queries, dim), lse (…, queries). A flash kernel gives both."""
+    s = q @ k.mT * q.shape[-1] ** -0.5  # (…, queries, keys)
+    if is_causal:
+        s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), float("-inf"))
+    lse = torch.logsumexp(s, dim=-1)
+    return torch.exp(s - lse[..., None]) @ v, lse
+
+
+@provided
+def attend_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """These keys' part of (dq, dk, dv), where o and lse are those of attention to *all* keys."""
+    scale = q.shape[-1] ** -0.5
+    s = q @ k.mT * scale
+    if is_causal:
+        s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(1), float("-inf"))
+    p = torch.exp(s - lse[..., None])  # (…, queries, keys)
+    ds = p * (do @ v.mT - (do * o).sum(-1, keepdim=True)) * scale
+    return ds @ k, ds.mT @ q, p.mT @ do
+
+
+def zigzag(length: int, world: int, rank: int) -> Tensor:
+    """The positions of a sequence that `rank` of `world` holds, (length / world,) int64, in rising order.
+
+    The sequence is cut into 2·world chunks; rank r has chunk r and chunk 2·world − 1 − r, one of the beginning, where
+    causal attention is short, and one of the end. Two ranks, length 8: 0 1 6 7 and 2 3 4 5.
+    Raises ValueError unless 2·world divides length.
+    """
+    if length % (2 * world):
+        raise ValueError(f"expected a length that 2 x {world} divides, got {length}")
+    chunks = torch.arange(length).chunk(2 * world)
+    return torch.cat([chunks[rank], chunks[-1 - rank]])
+
+
+def merge(o: Tensor, lse: Tensor, other_o: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, lse) of attention to two disjoint sets of keys, from those of each.
+
+    lse = log(e^lse + e^other_lse), o = Σ e^(its lse − lse) · its o; o (…, queries, dim), lse (…, queries). Stable for
+    any finite lse, and where one of them is −∞: no keys.
+    """
+    both = torch.logaddexp(lse, other_lse)
+    return torch.exp(lse - both)[..., None] * o + torch.exp(other_lse - both)[..., None] * other_o, both
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Causal attention of this rank's queries to the keys of all ranks of `group`; None: the default group.
+
+    q, k, v: (…, local, dim), of this rank's positions, as `zigzag` deals them; local is even and the same on all W
+    ranks. Returns o (…, local, dim) in q's dtype; products and sums are in float32 at least. Forward: in W − 1 steps,
+    every rank sends the k and v that it has to its right neighbour, in one message and their dtype, while it attends to
+    them. Of keys that came from an earlier rank all queries see the first half and none the second; of those from a
+    later rank the second half of the queries sees all. So every step but the first, which is causal among a rank's own,
+    is half of a whole matrix, unmasked, on every rank: no rank waits for a longer one.
+
+    Backward goes around once more: k and v as before, and with them what has been added to their gradients, in float32
+    at least; after W steps that is at home. No rank ever holds more than its own and its neighbour's keys and values.
+    Raises ValueError where local is odd.
+    Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
+    Attention", on balance; merging: Dao et al. 2022, "FlashAttention", section 3.1.
+    """
+    if q.shape[-2] % 2:
+        raise ValueError(f"expected an even number of positions on a rank, got {q.shape[-2]}")
+    return _Ring.apply(q, k, v, group)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        o = torch.zeros_like(q, dtype=wide)  # (…, local, dim)
+        lse = torch.full_like(o[..., 0], float("-inf"))  # (…, local)
+        for source, kv in _around(torch.stack([k, v]), group):
+            queries, keys, is_causal = _seen(dist.get_rank(group), source, q.shape[-2])
+            k_j, v_j = kv[..., keys, :].to(wide)
+            o_j, lse_j = attend(q[..., queries, :].to(wide), k_j, v_j, is_causal)
+            o[..., queries, :], lse[..., queries] = merge(o[..., queries, :], lse[..., queries], o_j, lse_j)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.group = group
+        return o.to(q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        rows = gradients[0].to(o.dtype), q.to(o.dtype), o
+        dq, dkv = torch.zeros_like(o), torch.zeros_like(torch.stack([k, v]), dtype=o.dtype)
+        arrived: Callable[[], Tensor] = dkv.clone  # nothing has been added yet
+        for source, kv in _around(torch.stack([k, v]), ctx.group):
+            queries, keys, is_causal = _seen(dist.get_rank(ctx.group), source, q.shape[-2])
+            do_i, q_i, o_i = (t[..., queries, :] for t in rows)
+            k_j, v_j = kv[..., keys, :].to(o.dtype)
+            dq_i, *dkv_j = attend_backward(do_i, q_i, k_j, v_j, o_i, lse[..., queries], is_causal)
+            dq[..., queries, :] += dq_i
+            dkv = arrived()  # of the same keys, from the ranks that had them before
+            dkv[..., keys, :] += torch.stack(dkv_j)
+            arrived = _pass_on(dkv, ctx.group)
+        dk, dv = arrived()  # home
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _around(kv: Tensor, group: dist.ProcessGroup | None) -> Iterator[tuple[int, Tensor]]:
+    """(whose, kv) of every rank, the own first; what is yielded is on its way to the right already."""
+    rank, world, found = dist.get_rank(group), dist.get_world_size(group), []
+    for step in range(world):
+        found.append(((rank - step) % world, kv))
+        if step < world - 1:
+            kv = _pass_on(kv, group)()
+    yield from found
+
+
+def _seen(rank: int, source: int, local: int) -> tuple[slice, slice, bool]:
+    """Which of this rank's queries see which of the source's keys, and whether causally."""
+    everything, first, second = slice(None), slice(local // 2), slice(local // 2, None)
+    if source == rank:
+        return everything, everything, True
+    return (everything, first, False) if source < rank else (second, everything, False)
+
+
+def _pass_on(tensor: Tensor, group: dist.ProcessGroup | None) -> Callable[[], Tensor]:
+    """Start sending to the right; what is returned waits for what comes from the left, and for the sending."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if world == 1:
+        return lambda: tensor
+    arriving = torch.empty_like(tensor)
+    # Batched: on NCCL a send and a receive that are issued one after the other wait for each other.
+    works = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % world),
+        dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % world),
+    ])  # fmt: skip
+
+    def wait() -> Tensor:
+        for work in works:
+            work.wait()
+        return arriving
+
+    return wait

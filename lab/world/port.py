@@ -1,0 +1,92 @@
+"""A rank's only connection: a socket to the switch. A background thread reads the answers."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import frames
+
+
+@dataclass
+class _Asked:
+    """What is done with an answer: where its bytes go, and what is called then."""
+
+    into: Sequence[torch.Tensor]
+    done: Callable[[dict[str, Any]], None]
+
+
+class Port:
+    """Frames to the switch, and answers from it."""
+
+    def __init__(self, fd: int):
+        self._socket = socket.socket(fileno=fd)
+        self._asked: dict[int, _Asked] = {}
+        self._sending = threading.Lock()
+        self._gates = 0
+        threading.Thread(target=self._listen, daemon=True, name="switch").start()
+
+    def tell(self, header: dict[str, Any], payload: Sequence[torch.Tensor] = ()) -> None:
+        """Send a frame. payload: contiguous tensors."""
+        memory = [memory_of(t) for t in payload if t.numel()]
+        with self._sending:
+            self._socket.sendall(frames.pack(header, sum(map(len, memory))))
+            for part in memory:
+                self._socket.sendall(part)
+
+    def expect(self, number: int, into: Sequence[torch.Tensor], done: Callable[[dict[str, Any]], None]) -> None:
+        """Let the answer to operation `number` be written into these tensors, one after the other; then call `done`."""
+        self._asked[number] = _Asked(into, done)
+
+    def gate(self, name: str) -> torch.Tensor:
+        """The numbers of a gate, which the switch gives when it is asked; 1.0 where it has none."""
+        self._gates -= 1  # operations count upwards
+        there, answer = threading.Event(), {}
+
+        def done(header: dict[str, Any]) -> None:
+            answer.update(header)
+            there.set()
+
+        self.expect(number := self._gates, [], done)
+        self.tell({"do": "gate", "name": name, "number": number})
+        there.wait()
+        if "error" in answer:
+            raise ConnectionError(answer["error"])
+        return torch.tensor(answer["numbers"])
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._take(*frames.receive(self._socket))
+        except (EOFError, OSError):
+            while self._asked:
+                self._asked.popitem()[1].done({"error": "Connection closed by peer: the switch is gone"})
+
+    def _take(self, header: dict[str, Any], size: int) -> None:
+        """One answer. In a frame of its own, so that nothing here keeps its tensors alive until the next."""
+        asked = self._asked.pop(header["number"])
+        for tensor in asked.into if size else ():
+            self._fill(tensor)
+        asked.done(header)
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        if not tensor.numel():
+            return
+        if tensor.is_contiguous():
+            frames.into(self._socket, memory_of(tensor))
+        else:
+            whole = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            frames.into(self._socket, memory_of(whole))
+            with torch.no_grad():
+                tensor.copy_(whole)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, by its address: no operator runs that an instrument would count."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,274 @@
+"""What torch has for process groups, each on the kit's own: a table of what ranks do, and what must come of it.
+
+An oracle gets what all ranks were given, and a rank: it is one process, and knows no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+WORLD = 4
+PAIRS = [[0, 2], [1, 3]]  # groups of two whose ranks are no neighbours
+UNEVEN = [[(r + 2 * s) % 3 for r in range(WORLD)] for s in range(WORLD)]  # rows from s to r, some of them none
+
+
+def given(rank: int, rows: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(rows, 2) of small whole numbers, exact in every dtype; of bool some are True."""
+    x = (torch.arange(2 * rows).view(rows, 2) * (rank + 1)) % 3
+    return ((x > 0) if dtype is torch.bool else x + 1).to(dtype)
+
+
+def cases(impl: Any, names: list[str], dtypes: list[str]) -> dict[str, Any]:
+    """What these rows of the table give on this rank, by dtype; as bytes where a dtype may not cross."""
+    made = {d: given(dist.get_rank(), dtype=getattr(torch, d)) for d in dtypes}
+    return {f"{name}, {d}": crossing(CASES[name][0](x)) for d, x in made.items() for name in names}
+
+
+def crossing(value: Any) -> Any:
+    """Tensors of complex numbers and of 8 bits as bytes."""
+    if isinstance(value, Tensor) and (value.is_complex() or "float8" in str(value.dtype)):
+        return value.contiguous().view(torch.uint8)
+    return [*map(crossing, value)] if isinstance(value, list) else value
+
+
+def reduced(impl: Any, how: str, dtypes: list[str]) -> dict[str, list[Tensor]]:
+    """All-reduced, reduced to the last rank, and this rank's share of it."""
+    op, told = dist._make_nccl_premul_sum(2.0) if how == "PREMUL_SUM" else getattr(dist.ReduceOp, how), {}
+    for dtype in dtypes:
+        x = given(dist.get_rank(), dtype=getattr(torch, dtype))
+        every, last, share = x.clone(), x.clone(), _share(x)
+        dist.all_reduce(every, op)
+        dist.reduce(last, WORLD - 1, op)
+        dist.reduce_scatter_tensor(share, x, op)
+        told[dtype] = crossing([every, last, share])
+    return told
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.new_zeros(WORLD * len(x), *x.shape[1:])
+
+
+def _share(x: Tensor) -> Tensor:
+    return x.new_zeros(len(x) // WORLD, *x.shape[1:])
+
+
+def _gathered(x: Tensor) -> list[Tensor]:
+    parts, flat, old = [torch.empty(2, len(x)).to(x.dtype).T for _ in range(WORLD)], _wide(x), _wide(x)
+    dist.all_gather(parts, x)  # which are not contiguous
+    dist.all_gather_into_tensor(flat, x, async_op=True).wait()
+    dist._all_gather_base(old, x)
+    return [torch.cat(parts), flat, old]
+
+
+def _reduce_scattered(x: Tensor) -> list[Tensor]:
+    of_list, flat, old = _share(x), _share(x), _share(x)
+    dist.reduce_scatter(of_list, list(x.chunk(WORLD)))
+    dist.reduce_scatter_tensor(flat, x, async_op=True).wait()
+    dist._reduce_scatter_base(old, x)
+    return [of_list, flat, old]
+
+
+def _from_one(x: Tensor) -> list[Tensor]:
+    every, mine, at_root = x.clone(), _share(x), dist.get_rank() == 3
+    dist.broadcast(every, 2)
+    dist.scatter(mine, list(x.chunk(WORLD)) if at_root else None, src=3)
+    return [every, mine]
+
+
+def _uneven(x: Tensor) -> list[Tensor]:
+    rank = dist.get_rank()
+    splits = [[row[rank] for row in UNEVEN], UNEVEN[rank]]  # rows that come, and that go
+    x = x[: sum(splits[1])].clone()
+    out, parts = x.new_zeros(sum(splits[0]), 2), [x.new_zeros(n, 2) for n in splits[0]]
+    dist.all_to_all_single(out, x, *splits)
+    dist.all_to_all(parts, list(x.split(splits[1])))
+    same = functional.all_to_all_single(x, *splits, dist.group.WORLD)
+    return [out, torch.cat(parts), functional.wait_tensor(same)]
+
+
+def _coalesced(x: Tensor) -> list[Tensor]:
+    sums, wide, shares = [x.clone(), x[:3].clone()], [_wide(x), _wide(x[:3])], [_share(x), _share(x)]
+    with dist._coalescing_manager():
+        for t in sums:
+            dist.all_reduce(t)
+    with dist._coalescing_manager():
+        for out, t in zip(wide, (x, x[:3]), strict=True):
+            dist.all_gather_into_tensor(out, t)
+    with dist._coalescing_manager(async_ops=True) as works:
+        for out in shares:
+            dist.reduce_scatter_tensor(out, x)
+    works.wait()
+    return [*sums, *wide, *shares]
+
+
+def _functional(x: Tensor) -> list[Tensor]:
+    world = dist.group.WORLD
+    more = [
+        *functional.all_reduce_coalesced([x, x[:3]], "sum", world),
+        *functional.all_gather_into_tensor_coalesced([x, x[:3].clone()], world),
+        *functional.reduce_scatter_tensor_coalesced([x, x], "sum", [0, 0], world),
+    ]
+    one = [
+        functional.all_reduce(x, "max", world), functional.all_gather_tensor(x, 1, world),
+        functional.reduce_scatter_tensor(x, "sum", 0, world), functional.broadcast(x, 1, world),
+        functional.permute_tensor(x.flatten(), [1, 2, 3, 0], world),
+    ]  # fmt: skip
+    return [t.clone() for t in (*more, *one)]
+
+
+def _gradients(x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    whole = functional.all_gather_tensor_autograd(x, 0, dist.group.WORLD)
+    share = functional.reduce_scatter_tensor_autograd(whole * whole, "sum", 0, dist.group.WORLD)
+    share.sum().backward()
+    return x.grad
+
+
+def _subgroups(x: Tensor) -> list[Tensor]:
+    group = [dist.new_group(ranks) for ranks in PAIRS][dist.get_rank() % 2]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    sums = [x.clone() for _ in range(4)]
+    dist.all_reduce(sums[0], group=group)
+    dist.broadcast(sums[1], group_src=1, group=group)
+    dist.all_reduce(sums[2], group=mesh.get_group("columns"))
+    dist.all_reduce(sums[3], group=mesh._flatten().get_group())
+    return sums
+
+
+def _messages(x: Tensor) -> list[Tensor]:
+    """To the right with two tags, received in the other order; to rank 0, from anyone; in a batch, to the left."""
+    rank, got = dist.get_rank(), [torch.zeros_like(x) for _ in range(3)]
+    right, left = (rank + 1) % WORLD, (rank - 1) % WORLD
+    works = [dist.isend(x, right, tag=1), dist.isend(2 * x, right, tag=2)]
+    works += [dist.irecv(got[0], left, tag=2), dist.irecv(got[1], left, tag=1)]
+    works += dist.batch_isend_irecv([dist.P2POp(dist.irecv, got[2], right), dist.P2POp(dist.isend, x, left)])
+    for work in works:
+        work.wait()
+    if rank:
+        dist.send(x, 0)
+        return got
+    anyone = torch.zeros(WORLD, *x.shape)
+    for _ in range(WORLD - 1):
+        y = torch.zeros_like(x)
+        anyone[dist.recv(y)] = y
+    return [*got, anyone]
+
+
+def _objects(x: Tensor) -> list[Any]:
+    rank = dist.get_rank()
+    every, one, mine = [None] * WORLD, [{"of": rank}], [None]
+    dist.all_gather_object(every, {"of": rank, "text": "é" * rank})
+    dist.broadcast_object_list(one, 2)
+    dist.scatter_object_list(mine, [[r, r] for r in range(WORLD)] if rank == 1 else None, 1)
+    return [every, one, mine]
+
+
+def _chunk(x: Tensor, r: int) -> Tensor:
+    return x.chunk(WORLD)[r]
+
+
+def _want_coalesced(x: list[Tensor], r: int) -> list[Tensor]:
+    return [sum(x), sum(x)[:3], torch.cat(x), torch.cat([t[:3] for t in x]), _chunk(sum(x), r), _chunk(sum(x), r)]
+
+
+def _want_messages(x: list[Tensor], r: int) -> list[Tensor]:
+    left, right = x[r - 1], x[(r + 1) % WORLD]
+    return [2 * left, left, right, *([torch.stack([0 * x[0], *x[1:]])] if r == 0 else [])]
+
+
+CASES: dict[str, tuple[Callable, Callable]] = {  # what a rank does with its tensor, and what it gets of all x
+    "all_gather": (_gathered, lambda x, r: 3 * [torch.cat(x)]),
+    "reduce_scatter": (_reduce_scattered, lambda x, r: 3 * [_chunk(sum(x), r)]),
+    "from one": (_from_one, lambda x, r: [x[2], _chunk(x[3], r)]),
+    "uneven all_to_all": (
+        _uneven, lambda x, r: 3 * [torch.cat([x[s][: sum(UNEVEN[s])].split(UNEVEN[s])[r] for s in range(WORLD)])],
+    ),
+    "coalesced": (_coalesced, _want_coalesced),
+    "functional": (_functional, lambda x, r: [
+        *_want_coalesced(x, r), torch.stack(x).amax(0), torch.cat(x, 1), _chunk(sum(x), r), x[1], x[r - 1].flatten(),
+    ]),
+    "gradients": (_gradients, lambda x, r: 2 * WORLD * x[r]),
+    "subgroups": (_subgroups, lambda x, r: [
+        x[r % 2] + x[r % 2 + 2], x[r % 2 + 2], x[r // 2 * 2] + x[r // 2 * 2 + 1], sum(x),
+    ]),
+    "messages": (_messages, _want_messages),
+    "objects": (_objects, lambda x, r: [
+        [{"of": s, "text": "é" * s} for s in range(WORLD)], [{"of": 2}], [[r, r]],
+    ]),
+}  # fmt: skip
+
+
+# Training, by torch's own wrappers.
+
+
+DDP: dict[str, dict] = {
+    "ddp": {}, "ddp, views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4},
+    "ddp, unused": {"find_unused_parameters": True}, "ddp, static": {"static_graph": True},
+}  # fmt: skip
+TRAINED = (*DDP, "fsdp", "fsdp, replicated", "pipeline, gpipe", "pipeline, 1f1b")
+
+
+class Branched(nn.Module):
+    """Four layers, of which the third works where `use` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor, use: bool = True) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(x).tanh() if use or i != 2 else x
+        return x
+
+
+def one_step(model: nn.Module, run: Callable[[], Tensor | None], times: int = 2) -> None:
+    """SGD, so often."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(times):
+        optimizer.zero_grad()
+        loss = run()
+        if loss is not None:
+            loss.backward()
+        optimizer.step()
+
+
+def train(impl: Any, how: str) -> dict[str, Tensor]:
+    """The weights after two steps, each rank on a batch of its own, or a part of the layers on all of them."""
+    rank, model, x = dist.get_rank(), Branched(), given(dist.get_rank())
+    if how.startswith("pipeline"):
+        return _pipeline(how, model)
+    if how.startswith("ddp"):
+        wrapped: nn.Module = nn.parallel.DistributedDataParallel(model, **DDP[how])
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        shape = {"fsdp": (WORLD,), "fsdp, replicated": (2, 2)}[how]
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        wrapped = fully_shard(model, mesh=mesh)
+    use = how != "ddp, unused" or rank % 2 == 0
+    one_step(wrapped, lambda: wrapped(x.view(-1, 4), use).square().mean())
+    state = model.state_dict()
+    return {name: w.full_tensor() if hasattr(w, "full_tensor") else w for name, w in state.items()}
+
+
+def _pipeline(how: str, model: Branched) -> dict[str, Tensor]:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    rank, x = dist.get_rank(), torch.cat([given(r).view(-1, 4) for r in range(WORLD)])
+    mine = nn.Sequential(model.layers[rank], nn.Tanh())
+    stage = PipelineStage(mine, rank, WORLD, torch.device("cpu"))
+    schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[how.partition(", ")[2]]
+    run = schedule(stage, 8, loss_fn=lambda y, target: (y - target).square().mean())
+    last = {"target": torch.zeros_like(x)} if rank == WORLD - 1 else {}
+    one_step(mine, lambda: [run.step(*([x] if rank == 0 else []), **last), None][1])
+    return {f"layers.{rank}.{name[2:]}": w for name, w in mine.state_dict().items()}

@@ -1,0 +1,68 @@
+"""The process group of probes serves whatever torch uses one for: numbers as one process computes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .probes_backend import CASES, TRAINED, WORLD, Branched, cases, crossing, given, one_step, reduced, train
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTS = ("uint8", "int8", "int16", "int32", "int64")
+MOVED = ("float16", "bfloat16", "float64", *INTS, "bool", "complex64", "float8_e4m3fn", "float8_e5m2")
+MOVES = ("all_gather", "from one", "uneven all_to_all")
+REDUCED = {  # in which dtypes, and what of float64, of bool or of whole numbers
+    "SUM": ((*FLOATS, *INTS, "complex64"), lambda x: x.sum(0)),
+    "AVG": (FLOATS, lambda x: x.sum(0) / WORLD),
+    "MIN": ((*FLOATS, *INTS, "bool"), lambda x: x.amin(0)),
+    "MAX": ((*FLOATS, *INTS, "bool"), lambda x: x.amax(0)),
+    "PRODUCT": ((*FLOATS, *INTS), lambda x: x.prod(0)),
+    "BAND": ((*INTS, "bool"), lambda x: x[0] & x[1] & x[2] & x[3]),
+    "BOR": ((*INTS, "bool"), lambda x: x[0] | x[1] | x[2] | x[3]),
+    "BXOR": ((*INTS, "bool"), lambda x: x[0] ^ x[1] ^ x[2] ^ x[3]),
+    "PREMUL_SUM": (FLOATS, lambda x: (2 * x).sum(0)),
+}
+
+
+def inputs(dtype: str) -> list[torch.Tensor]:
+    return [given(r, dtype=getattr(torch, dtype)) for r in range(WORLD)]
+
+
+def same(got, want) -> bool:
+    if isinstance(want, torch.Tensor):
+        return got.dtype == want.dtype and torch.equal(got, want)
+    if isinstance(want, list):
+        return len(got) == len(want) and all(map(same, got, want))
+    return got == want
+
+
+@pytest.mark.parametrize(("names", "dtypes"), [*(([name], ["float32"]) for name in CASES), ([*MOVES], [*MOVED])])
+def test_ranks_get_what_one_process_computes(runner, names, dtypes):
+    for rank, told in enumerate(runner.run(cases, names, dtypes, world=WORLD)):
+        for name, dtype in ((name, dtype) for dtype in dtypes for name in names):
+            got, want = told[f"{name}, {dtype}"], crossing(CASES[name][1](inputs(dtype), rank))
+            assert same(got, want), f"{name}, {dtype}, rank {rank}: {got}, expected {want}"
+
+
+@pytest.mark.parametrize("how", REDUCED)
+def test_every_operation_reduces_every_dtype(runner, how):
+    dtypes, oracle = REDUCED[how]
+    for rank, told in enumerate(runner.run(reduced, how, [*dtypes], world=WORLD)):
+        for dtype, got in told.items():
+            exact = {"bool": torch.bool, "complex64": torch.complex128}.get(dtype, torch.float64)
+            exact = torch.int64 if dtype in INTS else exact
+            whole = oracle(torch.stack(inputs(dtype)).to(exact)).to(getattr(torch, dtype))
+            last = whole if rank == WORLD - 1 else inputs(dtype)[rank]
+            want = crossing([whole, last, whole.chunk(WORLD)[rank]])
+            assert same(got, want), f"{dtype}, rank {rank}: {got}, expected {want}"
+
+
+@pytest.mark.parametrize("how", TRAINED)
+def test_torch_s_own_wrappers_train_as_one_process_does(runner, how):
+    model, uses = Branched(), [how != "ddp, unused" or r % 2 == 0 for r in range(WORLD)]
+    batches = [*zip([x.view(-1, 4) for x in inputs("float32")], uses, strict=True)]
+    one_step(model, lambda: sum(model(x, use).square().mean() for x, use in batches) / WORLD)
+    want = model.state_dict()
+    for rank, got in enumerate(runner.run(train, how, world=WORLD)):
+        for name, weight in got.items():
+            torch.testing.assert_close(weight, want[name], msg=lambda m, n=name, r=rank: f"rank {r}, {n}: {m}")

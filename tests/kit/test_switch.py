@@ -1,0 +1,255 @@
+"""The switch: it carries what ranks send, sees deadlocks and mismatches at once, and believes no rank.
+
+Ranks here are bare sockets, so that a test can send what no rank of ours would.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+
+import pytest
+import torch
+
+from lab.world import frames
+from lab.world.switch import Switch
+
+
+class Wired:
+    """A switch in a thread, and its ranks' ends; everything in the world group "0"."""
+
+    def __init__(self, world: int, **options):
+        self.switch, self.world = Switch(world, **options), world
+        self.ends = [end.dup() for end in self.switch.ends]
+        self.issued = [0] * world
+        self.stopped = threading.Event()
+        self.done, self.end = socket.socketpair()
+
+    def __enter__(self) -> Wired:
+        arguments = (self.done.fileno(), time.monotonic() + 10, self.stopped.set)
+        self.thread = threading.Thread(target=self.switch.serve, args=arguments)
+        self.thread.start()
+        for rank in range(self.world):
+            self.say(rank, do="group", name="0", ranks=list(range(self.world)), of_all=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(0.05)  # for what was sent last
+        self.end.send(b".")
+        self.thread.join()
+        self.switch.__exit__()
+        for end in (*self.ends, self.done, self.end):
+            end.close()
+
+    def say(self, rank: int, payload: bytes = b"", **header) -> None:
+        self.ends[rank].sendall(frames.pack(header, len(payload)) + payload)
+
+    def issue(self, rank: int, op: str, payload: bytes = b"", elements: int = 0, wait: bool = False, **more) -> int:
+        """Issue an operation on float32 elements; its number."""
+        number = self.issued[rank]
+        self.issued[rank] += 1
+        segments = [["float32", elements or len(payload) // 4]] if payload or elements else []
+        header = {"do": "issue", "number": number, "op": op, "group": "0", "peer": -1, "segments": segments, **more}
+        self.say(rank, payload, **header)
+        if wait:
+            self.say(rank, do="wait", number=number)
+        return number
+
+    def all_reduce(self, rank: int, *values: float, wait: bool = False) -> int:
+        return self.issue(rank, "all_reduce", floats(*values), wait=wait, reduce="SUM")
+
+    def answer(self, rank: int) -> tuple[dict, list[float]]:
+        self.ends[rank].settimeout(5)
+        header, size = frames.receive(self.ends[rank])
+        payload = frames.into(self.ends[rank], bytearray(size))
+        return header, list(struct.unpack(f"<{size // 4}f", payload))
+
+    def is_silent(self, rank: int) -> bool:
+        self.ends[rank].settimeout(0.1)
+        try:
+            self.ends[rank].recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        return False
+
+    def hang(self) -> str:
+        assert self.stopped.wait(5), "no deadlock was seen"
+        return self.switch.hang
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def test_what_it_carried_is_the_ledger():
+    with Wired(2) as w:
+        for rank in range(2):
+            w.all_reduce(rank, 1.0 + rank, 5.0)
+        assert [w.answer(rank)[1] for rank in range(2)] == [[3.0, 10.0]] * 2
+    row, payload = w.switch.ranks[1].rows[0], w.switch.ranks[1].payloads[0]
+    assert (row.op, row.bytes, row.dtype, row.group, row.rank) == ("all_reduce", 8, "float32", [0, 1], 1)
+    assert payload.tolist() == [2.0, 5.0]
+
+
+def test_sums_are_taken_in_rank_order():
+    values = torch.tensor([1e8, 1.0, -1e8, 1.0])
+    want = values[0] + values[1] + values[2] + values[3]
+    for _ in range(3):
+        with Wired(4) as w:
+            for rank in torch.randperm(4).tolist():
+                w.all_reduce(rank, values[rank].item())
+            assert all(w.answer(rank)[1] == [want.item()] for rank in range(4))
+
+
+def test_ranks_that_wait_for_messages_nobody_will_send_are_seen_at_once():
+    with Wired(3) as w:
+        for rank in range(3):
+            w.issue(rank, "recv", elements=2, peer=(rank + 1) % 3, wait=True)
+        assert w.hang() == (
+            "rank 0 waits in recv #0 (8 B) from rank 1 with tag 0; rank 1 waits in recv #0 (8 B) from rank 2 with tag "
+            "0; rank 2 waits in recv #0 (8 B) from rank 0 with tag 0: each waits for what another does later, or "
+            "never: every send has its recv at the other end; where two messages cross, start both, then wait"
+        )
+
+
+def test_a_rank_that_runs_may_still_send():
+    with Wired(3) as w:
+        w.issue(0, "recv", elements=1, peer=1, wait=True)
+        w.issue(2, "recv", elements=1, peer=0, wait=True)
+        assert w.is_silent(0)
+        assert not w.stopped.is_set()
+        w.issue(1, "send", floats(4.0), peer=0)
+        assert w.answer(0)[1] == [4.0]
+
+
+def test_two_who_send_first_wait_for_each_other():
+    with Wired(2) as w:
+        for rank in range(2):
+            w.issue(rank, "send", floats(1.0), peer=1 - rank, wait=True)
+        assert "each waits for what another does later" in w.hang()
+
+
+def test_other_tags_are_told():
+    with Wired(2) as w:
+        w.issue(0, "send", floats(1.0), peer=1, tag=2, wait=True)
+        w.issue(1, "recv", elements=1, peer=0, tag=1, wait=True)
+        assert w.hang().endswith("the same tag, and are counted in the same order")
+
+
+def test_a_rank_that_has_finished_sends_nothing_more():
+    with Wired(2) as w:
+        w.all_reduce(0, 1.0, wait=True)
+        w.say(1, do="finish")
+        assert w.hang() == "rank 0 waits in all_reduce #0 (4 B); rank 1 finished after 0 collectives"
+
+
+def test_a_collective_of_all_where_there_are_groups_is_told_as_such():
+    with Wired(3) as w:
+        for rank in range(3):
+            w.say(rank, do="group", name="1", ranks=[0, 2], of_all=True)
+        w.all_reduce(0, 1.0, wait=True)
+        w.all_reduce(2, 1.0, wait=True)
+        w.say(1, do="finish")
+        assert w.hang() == (
+            "rank 0 waits in all_reduce #0 (4 B) of all 3 ranks; rank 1 finished after 0 collectives: "
+            "without group=, a collective is one of all ranks, and all of them issue it"
+        )
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (lambda w: w.issue(1, "broadcast", elements=1, peer=0), "rank 1 issued broadcast #0 (4 B, float32)"),
+        (lambda w: w.all_reduce(1, 1.0, 2.0), "rank 1 issued all_reduce #0 (8 B, float32)"),
+        (lambda w: w.issue(1, "all_reduce", floats(1.0), reduce="MAX"), "one asks for SUM, the other for MAX"),
+    ],
+)
+def test_the_first_mismatch_is_the_answer(second, told):
+    with Wired(2) as w:
+        w.all_reduce(0, 1.0)
+        second(w)
+        error = w.answer(0)[0]["error"]
+        assert error == w.answer(1)[0]["error"] == w.switch.mismatch
+    assert error.startswith("first mismatch: rank 0 issued all_reduce #0 (4 B, float32)")
+    assert told in error
+
+
+def test_groups_that_only_their_members_make_are_a_mismatch():
+    with Wired(3) as w:
+        w.say(0, do="group", name="1", ranks=[0, 2], of_all=True)
+        w.say(1, do="group", name="1", ranks=[1, 2], of_all=True)
+    assert w.switch.mismatch == (
+        "first mismatch: rank 0 made a group of ranks 0, 2; rank 1 made a group of ranks 1, 2: "
+        "every rank makes every group, in the same order"
+    )
+
+
+def test_who_waits_for_a_rank_that_is_gone_is_answered():
+    with Wired(2) as w:
+        w.all_reduce(0, 1.0)
+        w.ends[1].close()
+        assert w.answer(0)[0]["error"] == "Connection closed by peer: rank 1 is gone"
+        w.all_reduce(0, 1.0)
+        assert "rank 1 is gone" in w.answer(0)[0]["error"]
+
+
+def test_a_gate_gives_its_numbers_when_it_is_asked():
+    with Wired(2, gates={"a": [2.0, 3.0]}) as w:
+        w.all_reduce(0, 1.0)
+        w.say(0, do="gate", name="a", number=-1)
+        assert w.answer(0)[0]["numbers"] == [2.0, 3.0]
+        w.say(0, do="gate", name="unknown", number=-2)
+        assert w.answer(0)[0]["numbers"] == 1.0
+    assert [(gate.name, gate.issued) for gate in w.switch.ranks[0].gates] == [("a", 1), ("unknown", 1)]
+
+
+def test_answers_are_kept_back_between_two_gates():
+    with Wired(2, hold=[("first", "last")]) as w:
+        for rank in range(2):
+            w.say(rank, do="gate", name="first", number=-1)
+            w.answer(rank)
+            w.all_reduce(rank, 1.0)
+        assert w.is_silent(0)
+        w.say(0, do="gate", name="last", number=-2)
+        assert w.answer(0)[0]["numbers"] == 1.0
+        assert w.answer(0)[1] == [2.0]
+        assert w.is_silent(1), "rank 1 has not asked yet"
+        w.say(0, do="finish")
+        w.say(1, do="wait", number=0)
+        assert w.answer(1)[1] == [2.0], "it stands still: it is noted, and goes on"
+    assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(1, 0)]
+
+
+GARBAGE = [
+    lambda w: w.ends[0].sendall(b"\xff" * 64),
+    lambda w: w.ends[0].sendall(struct.pack("<IQ", 4, 0) + b"nope"),
+    lambda w: w.ends[0].sendall(struct.pack("<IQ", 4, 1 << 40)),
+    lambda w: w.say(0, do="nothing"),
+    lambda w: w.say(0, do="wait", number=7),
+    lambda w: w.say(0, do="wait", number="7"),
+    lambda w: w.say(0, do="group", name="0"),
+    lambda w: w.issue(0, "all_reduce", floats(1.0), elements=1 << 30, reduce="SUM"),
+    lambda w: w.issue(0, "all_reduce", floats(1.0), group="of others", reduce="SUM"),
+    lambda w: w.issue(0, "all_reduce", floats(1.0), number=3, reduce="SUM"),
+    lambda w: w.issue(0, "send", floats(1.0), peer=9),
+    lambda w: w.issue(0, "all_reduce", floats(1.0), segments=[["Tensor", 1]], reduce="SUM"),
+    lambda w: w.issue(0, "all_reduce", floats(1.0), segments=[["float32", -1]], reduce="SUM"),
+    lambda w: w.issue(0, "all_to_all", floats(1.0), splits=[1, 1], expected=[1, 1]),
+    lambda w: w.issue(0, "conjure", floats(1.0)),
+]
+
+
+@pytest.mark.parametrize("send", GARBAGE)
+def test_what_no_rank_of_ours_sends_ends_its_part_and_no_other(send):
+    with Wired(3) as w:
+        send(w)
+        for rank in (1, 2):
+            w.say(rank, do="group", name="1", ranks=[1, 2], of_all=False)
+            w.issue(rank, "all_reduce", floats(1.0), group="1", reduce="SUM")
+        assert [w.answer(rank)[1] for rank in (1, 2)] == [[2.0]] * 2
+        for rank in (1, 2):
+            w.issue(rank, "barrier")
+        time.sleep(0.05)
+    assert "rank 0 sent what no rank of ours sends" in w.switch.refused
