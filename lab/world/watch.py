@@ -141,7 +141,7 @@ class Watch:
             if (getattr(module, "__file__", None) or "").startswith(self.impl):
                 for name, value in vars(module).items():
                     if id(value) in self._guarded:
-                        raise ForbiddenCall(f"{module.__name__}.{name} is {self._guarded[id(value)]}, which is forbidden")
+                        raise ForbiddenCall(f"{module.__name__}.{name} is the forbidden {self._guarded[id(value)]}")
 
     def _look_again(self, seen: namespaces.Seen) -> None:
         self._seen = seen  # and kept until the process ends
