@@ -16,9 +16,10 @@ import psutil
 
 from lab import doctor
 from lab.doctor import Finding, output
+from lab.world import seccomp
 
 from . import schedulers
-from .sandbox import Limits, available, cgroups, seccomp
+from .sandbox import Limits, available, cgroups
 
 GIB = 1 << 30
 _LANDLOCK = 444  # landlock_create_ruleset, on every architecture

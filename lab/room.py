@@ -49,6 +49,9 @@ class Room:
             process_group=0,  # Ctrl-C is for pytest; it ends the zygote by closing its stdin
         )
 
+    def note(self, text: str) -> None:
+        """Something that this machine lacks; a student's room promises none of it."""
+
     @contextlib.contextmanager
     def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
         """What can be read from outside of what goes on inside; filled when the block ends. Here it is nothing."""
@@ -88,7 +91,9 @@ class Zygote:
     def wait(self) -> None:
         """Until it is warm. Raises framing.Closed, framing.TimedOut or ValueError when it fails, as `ask` does."""
         if not self.ready:
-            framing.receive(self.answers, time.monotonic() + START_S)
+            header, _ = framing.receive(self.answers, time.monotonic() + START_S)
+            if lacking := str(header.get("lacking", ""))[:200]:
+                self.room.note(lacking)
             self.ready = True
 
     def ask(self, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:

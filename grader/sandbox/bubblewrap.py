@@ -19,9 +19,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from grader.sandbox import seccomp
 from grader.sandbox.cgroups import ControlGroup, note
 from grader.sandbox.limits import Identity, Limits, SandboxError, limited
+from lab.world import seccomp
 
 KIT = "/kit"  # lab/ and tests/ as seen from inside
 SUBMISSION = "/kit/impl"

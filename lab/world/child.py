@@ -24,6 +24,7 @@ from .port import Port
 from .watch import Watch
 
 FRAMES = 12
+shared = ""  # a folder that all ranks of this probe have; "" where it has not asked for one
 # What takes as long to import as all of torch and many probes never use. A gradient given to backward() wants the
 # first, an optimizer's first step and checkpoints want both.
 LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
@@ -41,6 +42,7 @@ class Job:
     forbidden: list[str]  # dotted names that raise when the solution calls them
     timeout_s: float
     seed: int
+    shared: bool = False  # whether the ranks have a folder in common
 
 
 def answer(job: Job, args: bytes, rank: int, reply: int, told: int, port: int, secret: str) -> None:

@@ -6,15 +6,17 @@ import contextlib
 import faulthandler
 import os
 import selectors
+import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import framing, witness
-from .child import LATE, Job, answer
+from . import alone, child, framing, seccomp, witness
+from .child import LATE, Job
 from .processes import dumpable, ends_with_its_parent, processes, resident
 
 OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
@@ -28,6 +30,7 @@ class Rank:
     """One child and what it has said so far."""
 
     pid: int
+    go: socket.socket  # on which it is told to begin, and tells which process it is, if that is another
     reply: int
     output_fd: int
     told_fd: int
@@ -43,6 +46,20 @@ class Rank:
     outcome: str = ""  # "", then "ok", "error", "died", "hung"
     blob: bytes = b""
     extra: dict = field(default_factory=dict)
+    inner: int = 0  # the process that the solution runs in, if that is not `pid`
+
+    def pids(self) -> set[int]:
+        """Its own, and that of the process which stands for it outside of its namespaces."""
+        if not self.inner:
+            with contextlib.suppress(OSError):  # it has not told yet, or ended before
+                self.inner = int.from_bytes(self.go.recv(4, socket.MSG_DONTWAIT), "little")
+        return {self.pid, self.inner} - {0}
+
+    def signal(self, number: int) -> None:
+        """Let the rank have a signal, or, while there is none yet, who stands for it."""
+        self.pids()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.inner or self.pid, number)
 
     def wait(self, options: int = 0) -> bool:
         """Reap it, if it has ended: only then does the kernel say how large it was at most."""
@@ -54,18 +71,28 @@ class Rank:
         return bool(pid)
 
 
+@dataclass(frozen=True)
+class Walls:
+    """What each rank of a box is put behind."""
+
+    filter: bytes  # for system calls; none where this machine's numbers are not known
+    alone: bool  # in namespaces of its own
+
+
 class World:
     """The ranks of one probe, from fork to last answer."""
 
     def __init__(
-        self, job: Job, args: bytes, ports: list[int], requests: int, close: tuple[int, ...],
+        self, job: Job, args: bytes, ports: list[int], requests: int, walls: Walls | None = None,
         known: set[str] | None = None,
     ):  # fmt: skip
         """ports: each rank's socket to the switch. requests: a byte from it means that no waiting will help.
 
-        known: in a box, the processes in it before; what is more, but for ranks, is a solution's.
+        walls: between the ranks of a box. known: in a box, the processes in it before; what is more, but for ranks, is
+        a solution's.
         """
-        self.job, self.args, self.close, self.known = job, args, close, known
+        self.job, self.args, self.walls, self.known = job, args, walls, known
+        self.shared = ""  # a folder that all ranks have
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
         self.compiled = set[str]()  # files of the solution that ranks had to compile
@@ -78,30 +105,35 @@ class World:
         start = time.monotonic()
         ranks: list[Rank] = []
         try:
+            self.shared = tempfile.mkdtemp() if self.job.shared else ""
             for r in range(max(self.job.world, 1)):
                 signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could end this between a fork and the list
-                ranks.append(self._fork(r, ranks))
+                ranks.append(self._fork(r))
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
             for port in self.ports:  # or the switch would not see when a rank is gone
                 os.close(port)
             self.ports = []
             self._collect(ranks, start + self.job.timeout_s)
             if self.known is not None:  # before they go with the rank that started them
-                self.strays = processes() - self.known - {str(rank.pid) for rank in ranks}
+                self.strays = processes() - self.known - {str(pid) for rank in ranks for pid in rank.pids()}
         finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could keep this from ending them all
             for rank in ranks:
                 self._end(rank)
             self.selector.close()
             for port in self.ports:
                 os.close(port)
+            if self.shared:
+                shutil.rmtree(self.shared, ignore_errors=True)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
         self.seconds = time.monotonic() - start
         return ranks
 
-    def _fork(self, number: int, earlier: list[Rank]) -> Rank:
+    def _fork(self, number: int) -> Rank:
         reply_read, reply_write = os.pipe()
         output_read, output_write = os.pipe()
         told_read, told_write = os.pipe()
-        go_read, go_write = os.pipe()
+        go, theirs = socket.socketpair()
         stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
         secret = os.urandom(16).hex()
         pid = os.fork()
@@ -112,28 +144,28 @@ class World:
                 ends_with_its_parent()
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
-                for fd in (*self.close, reply_read, output_read, output_write, told_read, go_write):
-                    os.close(fd)
-                os.read(go_read, 1)  # until its size was read
-                os.close(go_read)
-                for rank in earlier:
-                    for fd in (rank.reply, rank.output_fd, rank.told_fd):
-                        os.close(fd)
+                mine = self.ports[number] if self.ports else -1
+                theirs.recv(1)  # until its size was read
+                if self.walls and self.walls.alone:
+                    alone.enter(self.shared, theirs)
+                kept = {reply_write, told_write, stack.fileno(), mine} - {-1}
+                alone.close_all_but(kept)
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-                for other, port in enumerate(self.ports):
-                    if other != number:
-                        os.close(port)
-                mine = self.ports[number] if self.ports else -1
-                answer(self.job, self.args, number, reply_write, told_write, mine, secret)
+                if self.walls and self.walls.filter:
+                    seccomp.install(self.walls.filter)
+                child.shared = alone.SHARED if self.walls and self.walls.alone else self.shared
+                child.answer(self.job, self.args, number, reply_write, told_write, mine, secret)
             finally:
                 os._exit(1)
         began_bytes = resident(pid)
-        for fd in (reply_write, output_write, told_write, go_read, go_write):
+        theirs.close()
+        go.send(b"g")
+        for fd in (reply_write, output_write, told_write):
             os.close(fd)
-        rank = Rank(pid, reply_read, output_read, told_read, stack, secret, began_bytes)
+        rank = Rank(pid, go, reply_read, output_read, told_read, stack, secret, began_bytes)
         for fd, what in ((reply_read, "reply"), (output_read, "output"), (told_read, "told")):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ, (rank, what))
@@ -248,8 +280,7 @@ class World:
         late = [r for r in ranks if not r.outcome]
         self.hung = True
         for rank in late:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGUSR1)
+            rank.signal(signal.SIGUSR1)
         time.sleep(0.1)
         for rank in late:
             rank.stack.seek(0)
@@ -266,11 +297,11 @@ class World:
 
     def _end(self, rank: Rank) -> None:
         if rank.pid:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(rank.pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGKILL)
-            rank.wait()
+            rank.signal(signal.SIGKILL)
+            if not rank.inner:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()  # for who stands for it, who ends when it has
         with contextlib.suppress(BlockingIOError, OSError):  # what was printed last
             while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
                 rank.output += data
@@ -280,6 +311,7 @@ class World:
         for fd in (rank.reply, rank.output_fd, rank.told_fd):
             os.close(fd)
         rank.stack.close()
+        rank.go.close()
 
 
 def _frames(stack: str, impl: str) -> list[list]:

@@ -19,10 +19,10 @@ import sys
 import warnings
 
 from .. import compiled
-from . import framing, processes
+from . import alone, framing, processes, seccomp
 from .child import LATE, Job
 from .framing import GIVE_UP
-from .ranks import World
+from .ranks import Walls, World
 
 MOST_RANKS = 250  # descriptors that one message carries
 _PAYS = 64  # forks, a few milliseconds gained on each: to gather huge pages takes 0.4 s
@@ -44,7 +44,8 @@ def main() -> None:
     os.dup2(2, 1)
     gc.disable()  # it would look at every import's objects again and again, a quarter of the time
     # Alone with its children it may kill all it sees; as root it never is.
-    boxed = os.environ.get("SHARDLINGS_BOX") == "1" and os.geteuid() != 0
+    box = os.environ.get("SHARDLINGS_BOX", "")
+    boxed = box in ("bubblewrap", "uid") and os.geteuid() != 0
     _warm()
     if boxed:
         for name in LATE:
@@ -55,9 +56,11 @@ def main() -> None:
         processes.dumpable(False)  # or a child could open this process's pipes through /proc
         processes.in_huge_pages()  # at once: later, a probe's watch over the box's memory would see it
     forks, gathered = 0, boxed
-    alone = processes.processes()
+    lacking = alone.lacking() if box == "bubblewrap" else ""
+    walls = Walls(seccomp.program(rank=True), not lacking) if box == "bubblewrap" else None
+    known = processes.processes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # by way of whoever must end the ranks
-    framing.send(answers, {"ready": True, "pid": os.getpid()})
+    framing.send(answers, {"ready": True, "pid": os.getpid(), "lacking": lacking})
     while True:
         try:
             word, ports, *_ = socket.recv_fds(asked, 1, MOST_RANKS)
@@ -70,7 +73,7 @@ def main() -> None:
             return
         job = Job(**header)
         _prepare(job)
-        world = World(job, blobs[0], list(ports), requests, (requests, answers), known=alone if boxed else None)
+        world = World(job, blobs[0], list(ports), requests, walls, known=known if boxed else None)
         ranks = world.run()
         if world.late:
             _import_late(world.late)
@@ -78,7 +81,7 @@ def main() -> None:
             continue
         left = False
         if boxed:
-            if strays := world.strays | (processes.processes() - alone):
+            if strays := world.strays | (processes.processes() - known):
                 for rank in ranks:
                     world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
 import torch
-import torch.distributed as dist
 
 from ..mesh.probes_compose import parallel
 from ..zero.probes_state import shared_folder
@@ -28,6 +25,4 @@ def moved(impl, model: dict, state: dict, meshes: list, batches: list) -> list:
                 )
             )
         checkpoint.save(own, optimizer, extra={"taken": taken + steps})
-    if dist.get_rank() == 0:
-        shutil.rmtree(checkpoint.folder.parent)
     return losses

@@ -41,7 +41,7 @@ def test_the_reference_goes_on_on_another_mesh(runner, move):
     if model["tied"]:
         state["head.weight"] = state["embedding.weight"]
     tokens = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(4)]
-    stretch = runner.run(probes.moved, model, state, [[*before, 4]], tokens, world=4)
-    moved = runner.run(probes.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4)
+    stretch = runner.run(probes.moved, model, state, [[*before, 4]], tokens, world=4, shared=True)
+    moved = runner.run(probes.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4, shared=True)
     for rank in range(4):
         assert moved[rank] == pytest.approx(stretch[rank], rel=1e-5), f"rank {rank} of {move}"

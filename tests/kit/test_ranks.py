@@ -148,11 +148,11 @@ def spinning(runner):
     with Switch(2) as switch:
         socket.send_fds(zygote.requests, [framing.PROBE], [end.fileno() for end in switch.ends])
         framing.send(zygote.requests.fileno(), dataclasses.asdict(job), [wire.pack(("spin",))])
-    forks = psutil.Process(zygote.process.pid)
-    while len(ranks := forks.children()) < 2:
-        pass  # at once: between a fork and what notes it is where one can be left behind
-    yield forks, ranks
-    runner.close()
+        forks = psutil.Process(zygote.process.pid)
+        while len(ranks := forks.children()) < 2:
+            pass  # at once: between a fork and what notes it is where one can be left behind
+        yield forks, ranks
+        runner.close()  # before the switch: ranks that lose it end by themselves
 
 
 def test_who_ends_the_process_that_forks_ends_what_it_forked(runner, spinning):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,7 +79,6 @@ def _session(impl, layout, name, options, values, gradients, files, extra, befor
             str(path.relative_to(folder)): torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
             for path in sorted(folder.rglob("*")) if path.is_file()
         }  # fmt: skip
-        shutil.rmtree(folder.parent)
     group = optimizer.param_groups[0]
     told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
     told["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
@@ -182,9 +180,6 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> dict
         for event, copy in events:
             if copy is not None:
                 told.append([rank, event, loads_as(impl, layout, options, values, Path(copy), states)])
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder.parent)
     return {"told": told, "files": files}
 
 
@@ -238,7 +233,4 @@ def refused(impl, layouts: dict, values: dict) -> dict:
         before = contents(other, fresh, None)
         told[name] = raised(lambda: checkpoint.load(other, fresh))  # noqa: B023
         told[f"{name}, left alone"] = str(same(before, contents(other, fresh, None)))
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder.parent)
     return told

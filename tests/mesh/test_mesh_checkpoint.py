@@ -27,6 +27,7 @@ from .suspects_checkpoint import holding, of_loaded, of_training
 
 CHECKPOINT = "mesh.mesh_checkpoint"
 NEEDS = ["mesh.mesh"]
+ASKED = {"replace": NEEDS, "shared": True}  # and a folder that all ranks have
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "weight_decay": 0.1}
 SGD = {"lr": 0.05, "momentum": 0.9}
 
@@ -124,7 +125,7 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict, **extra) -
         ranks = run(
             probes.session, here, name, other if number else options, initial, gradients, files,
             {"session": number, "é": [0.5, None]}, meshes[number - 1][0].get("tensor", 1) if number else 1,
-            world=world_of(here), replace=NEEDS,
+            world=world_of(here), **ASKED,
         )  # fmt: skip
         loaded, files = files, ranks[0]["files"]
         sessions.append((here, ranks))
@@ -175,7 +176,7 @@ def test_what_does_not_fit_is_refused(run, rng):
             "groups, load": "ValueError", "refused saves, files": "[]"}  # fmt: skip
     for name in layouts.keys() - {"saved"}:
         want |= {name: "ValueError", f"{name}, left alone": "True"}
-    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.refused, layouts, values, world=2, **ASKED)):
         wrong = {name: got.get(name) for name in want if got.get(name) != want[name]}
         early = "; save() had returned, and there was no checkpoint yet: nobody returns before the index is there"
         why = early if wrong.get("groups, load") == "FileNotFoundError" else ""
@@ -267,8 +268,8 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
     layout = {**draw_layout(rng, {}), "layers": 24}
     values = draw_values(rng, layout)
     options, after = {**ADAMW}, {**layout, "degrees": {"data": 2}, "small": small}
-    (first,) = run(probes.session, layout, "AdamW", options, values, [values], None, {}, world=1, replace=NEEDS)
-    ranks = run(probes.session, after, "AdamW", options, values, [], first["files"], {}, world=2, replace=NEEDS)
+    (first,) = run(probes.session, layout, "AdamW", options, values, [values], None, {}, world=1, **ASKED)
+    ranks = run(probes.session, after, "AdamW", options, values, [], first["files"], {}, world=2, **ASKED)
     largest = max(4 * v.numel() for v in values.values())
     total = 3 * sum(4 * v.numel() for v in values.values())
     for rank, got in enumerate(ranks):
@@ -285,7 +286,7 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, late):
     layout = draw_layout(rng, {"data": 2}, small=0)
     values, gradients = draw_values(rng, layout), [draw_values(rng, layout) for _ in range(2)]
-    for rank, got in enumerate(run(probes.killed, layout, values, gradients, late, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.killed, layout, values, gradients, late, world=2, **ASKED)):
         for who, event, loaded in got["told"]:
             assert loaded in ("old", "new"), (
                 f"killed before rank {who}'s '{event}' in the second save: on rank {rank} loading gave {loaded}: "

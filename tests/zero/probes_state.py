@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import nn
 
 from lab.measure import clock
 from lab.raising import raised
+from lab.world import child
 from lab.world.group import ledger
 
 from .probes_optimizer import optimizer
@@ -82,10 +82,8 @@ def checkpoint(impl, folder, group):
 
 
 def shared_folder() -> Path:
-    """One that all ranks know."""
-    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(names, src=0)
-    return Path(names[0]) / "checkpoint"
+    """In the one folder that all ranks have; there is none but in probes that are run with shared=True."""
+    return Path(child.shared) / "checkpoint"
 
 
 def resume(impl, width, name, options, state, batches: list, stages: list) -> dict:
@@ -116,9 +114,6 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
         told["sent"].append(sent)
         told["loaded"].append(loaded)
         told["saved"].append(whole)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder.parent)
     return told
 
 
@@ -270,7 +265,6 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
     saved.save(m, o, gathered=gathered, extra="new")
     last = loads_as(impl, width, options, None, folder, old, new)
     after = sum(size for _, size, _ in listing(folder))
-    shutil.rmtree(folder.parent)
     return {"told": told, "last": last, "whole": whole, "after": after, "largest": largest}
 
 
@@ -290,5 +284,4 @@ def refusals(impl, width) -> dict:
         told[f"another {name} left alone"] = str(left)
     o = optimizer(impl, "zero1", m.parameters(), "AdamW", options)
     told["other groups"] = raised(lambda: saved.load(m, o))
-    shutil.rmtree(folder.parent)
     return told

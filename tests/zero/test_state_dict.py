@@ -22,6 +22,7 @@ from .suspects_state import why_not_whole
 
 STATE_DICT = "zero.state_dict"
 NEEDS = ["zero.zero1"]
+ASKED = {"replace": NEEDS, "shared": True}  # and a folder that all ranks have
 
 
 def draw(rng, counts) -> tuple:
@@ -40,7 +41,7 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
               [sorted(rng.shuffled(range(4))[:3]), not gathered]]  # fmt: skip
     want = run(probes.oracle, width, name, OPTIONS[name], state, batches)
     args = width, name, OPTIONS[name], state, batches, stages
-    told = run(probes.resume, *args, world=4, replace=NEEDS)
+    told = run(probes.resume, *args, world=4, **ASKED)
     for rank, got in enumerate(told):
         for number, (ranks, _) in enumerate(stages):
             if rank not in ranks:
@@ -87,7 +88,7 @@ def not_as_saved(told, stages, rank, number) -> str:
 
 @exercise(STATE_DICT, kind="numerics")
 def test_what_does_not_fit_is_refused(run, rng):
-    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, replace=NEEDS)
+    (got,) = run(probes.refusals, rng.integers(3, 6), world=1, **ASKED)
     want = {"nothing saved": "FileNotFoundError",
             "another model left alone": "True", "another width left alone": "True",
             "another model": "ValueError", "another width": "ValueError", "other groups": "ValueError"}  # fmt: skip
@@ -108,7 +109,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
     width, state = 24, None
     batches = [[rng.normal(3, width) for _ in range(2)] for _ in range(2)]
     stages = [[[0, 1, 2], False], [[0, 1, 2], True]]
-    ranks = run(probes.resume, width, "AdamW", OPTIONS["AdamW"], state, batches, stages, world=world, replace=NEEDS)
+    ranks = run(probes.resume, width, "AdamW", OPTIONS["AdamW"], state, batches, stages, world=world, **ASKED)
     for stage, what in enumerate(("sharded", "gathered")):
         files = ranks[0]["files"][stage]
         odd = [name for name, _, kind in files if kind == "other"]
@@ -139,7 +140,7 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late):
     width, state, batches = draw(rng, [1, 1])
-    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, replace=NEEDS)):
+    for rank, got in enumerate(run(probes.killed, width, state, batches, gathered, late, world=2, **ASKED)):
         for event, loaded in got["told"]:
             assert loaded in ("old", "new"), (
                 f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}: "
@@ -152,7 +153,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late
 @pytest.mark.parametrize("gathered", [False, True])
 def test_a_full_disk_leaves_the_checkpoint_before(run, rng, gathered):
     width, state, batches = draw(rng, [1, 1])
-    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, replace=NEEDS)
+    (got,) = run(probes.full_disk, width, state, batches, gathered, world=1, **ASKED)
     for limit, failed, loaded in got["told"]:
         want = ("old",) if failed else ("old", "new")
         assert loaded in want, (

@@ -1,0 +1,86 @@
+"""System-call filters, as classic BPF programs: one for a grader's box (`bwrap --seccomp`), one for each rank in it.
+
+Both refuse what no exercise needs and what would widen the box: sockets other than IP, Unix and netlink (a virtual
+machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. A rank's also refuses
+namespaces of its own (an own tmpfs has no bound) and what would let it tell another something by a file that both can
+only read: locks, leases and watches. See seccomp(2) and linux/filter.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+# name: (x86_64, aarch64); from the kernel's syscall tables
+_REFUSED = {
+    "setns": (308, 268), "pivot_root": (155, 41), "ptrace": (101, 117),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
+    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "open_by_handle_at": (304, 265),
+}  # fmt: skip
+_OF_RANKS = {
+    "unshare": (272, 97), "mount": (165, 40), "umount2": (166, 39), "fsopen": (430, 430), "open_tree": (428, 428),
+    "move_mount": (429, 429), "inotify_init": (253, 26), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
+}  # fmt: skip
+_FLOCK, _FCNTL = (73, 32), (72, 25)
+_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026)  # F_GETLK, F_SETLK, F_SETLKW, as open file descriptions; leases; F_NOTIFY
+_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+_ARCH = (0xC000003E, 0xC00000B7)
+_MACHINES = ("x86_64", "aarch64")
+_NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
+_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink (getifaddrs)
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
+
+
+def program(rank: bool = False) -> bytes:
+    """The filter for this machine, of a box or of a rank in it; empty where its system-call numbers are not known."""
+    if platform.machine() not in _MACHINES:
+        return b""
+    i = _MACHINES.index(platform.machine())
+    code = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _ARCH[i]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if i == 0:  # the x32 calls are the same ones under other numbers
+        code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
+    for numbers in (_REFUSED | _OF_RANKS if rank else _REFUSED).values():
+        code += [(_EQUAL, 0, 1, numbers[i]), (_RETURN, 0, 0, _REFUSE | _EPERM)]
+    # clone3 hides its flags behind a pointer; on ENOSYS libc falls back to clone
+    code += [(_EQUAL, 0, 1, _CLONE3[i]), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
+    if rank:  # locks seem to be had: programs take them on what nobody else can reach
+        code += [(_EQUAL, 0, 1, _FLOCK[i]), (_RETURN, 0, 0, _REFUSE)]
+        code += _of_argument(_FCNTL[i], _ARGUMENT_1, [(_EQUAL, command) for command in _LOCKS], _REFUSE, _ALLOW)
+        code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
+    families = [(_EQUAL, family) for family in _FAMILIES]
+    code += _of_argument(_SOCKET[i], _ARGUMENT_0, families, _ALLOW, _REFUSE | _EAFNOSUPPORT)
+    code += [(_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("=HBBI", *line) for line in code)
+
+
+def _of_argument(call: int, offset: int, tests: list[tuple[int, int]], met: int, unmet: int) -> list[tuple]:
+    """What becomes of a call by one of its arguments: `met` where any of the tests holds, else `unmet`."""
+    count = len(tests)
+    code = [(_EQUAL, 0, count + 3, call), (_LOAD, 0, 0, offset)]
+    code += [(kind, count - k, 0, value) for k, (kind, value) in enumerate(tests)]
+    return [*code, (_RETURN, 0, 0, unmet), (_RETURN, 0, 0, met)]
+
+
+def install(program: bytes) -> None:
+    """Let this process, and all that it starts, be held to a filter. Raises OSError where the kernel refuses."""
+
+    class Filter(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    whole = Filter(len(program) // 8, program)
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(whole), 0, 0):  # NO_NEW_PRIVS, SECCOMP
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

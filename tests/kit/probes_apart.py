@@ -1,0 +1,357 @@
+"""Ways from one rank to another past the switch: rank 0 leaves a word, or changes something; rank 1 looks for it."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from lab.world import child
+
+WORD = b"a word from rank 0"
+NAME = "shardlings-mail"
+KEPT: list = []  # what must stay open
+WAYS: dict[str, tuple[Callable[[], str], Callable[[str], bool]]] = {}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def meet(impl, way: str) -> str:
+    """What rank 1 found of what rank 0 left: "found", or why not."""
+    leave, look = WAYS[way]
+    rank, told = dist.get_rank(), ["", ""]
+    if rank == 0:
+        try:
+            told[0] = str(leave())
+        except OSError as error:
+            told = ["", f"rank 0: {error}"]
+    dist.broadcast_object_list(told, src=0)
+    found = told[1]
+    if rank == 1 and not found:
+        try:
+            found = "found" if look(told[0]) else "nothing there"
+        except OSError as error:
+            found = f"rank 1: {error}"
+    dist.barrier()
+    KEPT.clear()
+    return found
+
+
+def way(look: Callable[[str], bool]) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    def add(leave: Callable[[], str]) -> Callable[[], str]:
+        WAYS[leave.__name__.strip("_").replace("_", " ")] = leave, look
+        return leave
+
+    return add
+
+
+def has_word(path: str) -> bool:
+    return WORD in Path(path).read_bytes()
+
+
+def _in(folder: str) -> Callable[[], str]:
+    def leave() -> str:
+        path = Path(folder or os.getcwd(), NAME)
+        path.write_bytes(WORD)
+        return str(path)
+
+    return leave
+
+
+for _folder in ("/tmp", "/dev/shm", "", "/var/tmp", "/dev", "/dev/mqueue", "/run", "/proc/sys/kernel"):
+    WAYS[f"a file in {_folder or 'the working folder'}"] = _in(_folder), has_word
+
+
+@way(has_word)
+def a_file_in_any_folder_that_can_be_written() -> str:
+    for folder, _, _ in os.walk("/"):
+        if not folder.startswith(("/proc/", "/sys/", "/tmp", "/dev/shm")) and os.access(folder, os.W_OK):
+            try:
+                return _in(folder)()
+            except OSError:
+                continue
+    raise OSError("no folder")
+
+
+@way(has_word)
+def a_file_that_was_opened_and_unlinked() -> str:
+    KEPT.append(stream := tempfile.TemporaryFile())  # noqa: SIM115
+    stream.write(WORD)
+    stream.flush()
+    return f"/proc/{_pid()}/fd/{stream.fileno()}"
+
+
+@way(has_word)
+def anonymous_memory_by_proc() -> str:
+    fd = os.memfd_create(NAME)
+    os.write(fd, WORD)
+    return f"/proc/{_pid()}/fd/{fd}"
+
+
+def _pid() -> str:
+    """In the namespace whose /proc this is."""
+    return os.readlink("/proc/self").rpartition("/")[2]
+
+
+@way(lambda key: _libc.shmget(int(key), 64, 0o600) >= 0)
+def a_segment_of_shared_memory() -> str:
+    return _made(_libc.shmget(4711, 64, 0o1600), 4711)
+
+
+@way(lambda key: _libc.msgget(int(key), 0o600) >= 0)
+def a_queue_of_messages() -> str:
+    return _made(_libc.msgget(4712, 0o1600), 4712)
+
+
+@way(lambda key: _libc.semget(int(key), 1, 0o600) >= 0)
+def a_set_of_semaphores() -> str:
+    return _made(_libc.semget(4713, 1, 0o1600), 4713)
+
+
+@way(lambda name: _libc.mq_open(name.encode(), os.O_RDONLY) >= 0)
+def a_named_queue() -> str:
+    return _made(_libc.mq_open(b"/shardlings", os.O_CREAT | os.O_RDWR, 0o600, None), "/shardlings")
+
+
+def _made(result: int, name: object) -> str:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return str(name)
+
+
+def _connects(family: int, address: object) -> bool:
+    with socket.socket(family) as mine:
+        mine.settimeout(2)
+        mine.connect(address)
+        return True
+
+
+def _listens(family: int, address: object) -> socket.socket:
+    KEPT.append(mine := socket.socket(family))
+    mine.bind(address)
+    mine.listen()
+    return mine
+
+
+@way(lambda port: _connects(socket.AF_INET, ("127.0.0.1", int(port))))
+def a_socket_on_this_machine() -> str:
+    return str(_listens(socket.AF_INET, ("127.0.0.1", 0)).getsockname()[1])
+
+
+@way(lambda port: _connects(socket.AF_INET6, ("::1", int(port))))
+def a_socket_of_version_6() -> str:
+    return str(_listens(socket.AF_INET6, ("::1", 0)).getsockname()[1])
+
+
+@way(lambda name: _connects(socket.AF_UNIX, "\0" + name))
+def an_abstract_socket() -> str:
+    _listens(socket.AF_UNIX, "\0" + NAME)
+    return NAME
+
+
+@way(lambda path: _connects(socket.AF_UNIX, path))
+def a_socket_in_tmp() -> str:
+    path = f"/tmp/{NAME}-socket"
+    Path(path).unlink(missing_ok=True)
+    _listens(socket.AF_UNIX, path)
+    return path
+
+
+@way(lambda name: socket.gethostname() == name)
+def the_name_of_the_machine() -> str:
+    socket.sethostname(NAME)
+    return NAME
+
+
+def _store(port: str) -> bool:
+    try:
+        return dist.TCPStore("127.0.0.1", int(port), is_master=False, timeout=_seconds(2)).get("word") == WORD
+    except RuntimeError as error:
+        raise OSError(str(error)[:60]) from None
+
+
+def _seconds(n: int) -> datetime.timedelta:
+    return datetime.timedelta(seconds=n)
+
+
+@way(_store)
+def a_store_of_torch() -> str:
+    try:
+        KEPT.append(store := dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_seconds(5)))
+        store.set("word", WORD)
+    except RuntimeError as error:
+        raise OSError(str(error)[:60]) from None
+    return str(store.port)
+
+
+def _locked(path: str) -> bool:
+    with open(path, "rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@way(_locked)
+def a_lock_on_a_file_that_both_read() -> str:
+    KEPT.append(stream := open(__file__, "rb"))  # noqa: SIM115
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return __file__
+
+
+def _has_a_lock(path: str) -> bool:
+    with open(path, "rb") as stream:
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+        return struct.unpack("hhqqi4x", fcntl.fcntl(stream, fcntl.F_GETLK, asked))[0] == fcntl.F_RDLCK
+
+
+@way(_has_a_lock)
+def a_record_lock_on_a_file_that_both_read() -> str:
+    KEPT.append(stream := open(__file__, "rb"))  # noqa: SIM115
+    fcntl.fcntl(stream, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
+    return __file__
+
+
+@way(lambda pid: any(resource.prlimit(int(p), resource.RLIMIT_RTTIME)[0] == 4714 for p in _pids(pid)))
+def a_limit() -> str:
+    _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+    resource.setrlimit(resource.RLIMIT_RTTIME, (4714, hard))
+    return _pid()
+
+
+def _pids(told: str) -> list[str]:
+    """Whom that might be: processes near it that can be seen, except this one."""
+    found = []
+    for pid in {told, *(str(n) for n in range(max(1, int(told) - 3), int(told) + 3))} - {_pid(), str(os.getpid())}:
+        try:
+            os.kill(int(pid), 0)
+            found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+@way(lambda pid: any(os.getpriority(os.PRIO_PROCESS, int(p)) == 7 for p in _pids(pid)))
+def a_priority() -> str:
+    os.setpriority(os.PRIO_PROCESS, 0, 7)
+    return _pid()
+
+
+@way(lambda pid: any(len(os.sched_getaffinity(int(p))) == 1 for p in _pids(pid)))
+def the_cores_of_another() -> str:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return _pid()
+
+
+def _killed(pid: str) -> bool:
+    os.kill(int(pid), signal.SIGURG)
+    return pid != str(os.getpid())
+
+
+@way(_killed)
+def a_signal() -> str:
+    signal.signal(signal.SIGURG, lambda *_: None)
+    return str(os.getpid())
+
+
+@way(lambda pid: any(_comm(p) for p in _pids(pid)))
+def the_name_of_a_process() -> str:
+    Path("/proc/self/comm").write_text("a word from 0")
+    return _pid()
+
+
+def _comm(pid: str) -> bool:
+    return "word" in Path(f"/proc/{pid}/comm").read_text()
+
+
+@way(lambda pid: any(int(Path(f"/proc/{p}/statm").read_text().split()[1]) >= 0 for p in _pids(pid)))
+def the_size_of_a_process() -> str:
+    return _pid()
+
+
+def _reads_memory(told: str) -> bool:
+    pid, address = map(int, told.split())
+    into = ctypes.create_string_buffer(len(WORD))
+    mine = (ctypes.c_void_p * 2)(ctypes.addressof(into), len(WORD))
+    theirs = (ctypes.c_void_p * 2)(address, len(WORD))
+    _made(_libc.process_vm_readv(pid, mine, 1, theirs, 1, 0), "")
+    return into.raw == WORD
+
+
+@way(_reads_memory)
+def the_memory_of_a_process() -> str:
+    KEPT.append(word := ctypes.create_string_buffer(WORD))
+    _libc.prctl(0x59616D61, -1, 0, 0, 0)  # let all of this user trace it
+    return f"{os.getpid()} {ctypes.addressof(word)}"
+
+
+def _terminal(path: str) -> bool:
+    with open(path, "rb", buffering=0) as stream:
+        os.set_blocking(stream.fileno(), False)
+        time.sleep(0.05)
+        return bool(stream.read(4))
+
+
+@way(_terminal)
+def a_terminal() -> str:
+    mine, theirs = os.openpty()
+    KEPT.append(mine)
+    os.write(mine, WORD + b"\n")
+    return os.ttyname(theirs)
+
+
+@way(lambda path: os.stat(path).st_mtime == 1234567890)
+def the_time_of_a_file() -> str:
+    os.utime(__file__, (1234567890, 1234567890))
+    return __file__
+
+
+def descriptors(impl) -> list:
+    """What lies behind each descriptor of this rank, but for standard ones."""
+    found = []
+    for fd in range(3, 256):
+        try:
+            told = os.fstat(fd)
+        except OSError:
+            continue
+        found.append([told.st_dev, told.st_ino])
+    return found
+
+
+def shared(impl) -> str:
+    """What rank 1 reads in the folder that ranks have in common."""
+    assert child.shared, "there is none: run it with shared=True"
+    path = Path(child.shared, NAME)
+    if dist.get_rank() == 0:
+        path.write_bytes(WORD)
+    dist.barrier()
+    return path.read_text() if dist.get_rank() else ""
+
+
+def can(impl) -> dict:
+    """What a rank may do that would widen its box: the error of each."""
+    tried = {
+        "unshare": lambda: _made(_libc.unshare(0x10000000), ""),
+        "mount": lambda: _made(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None), ""),
+        "chroot": lambda: os.chroot("/tmp"),
+        "setuid": lambda: os.setuid(0),
+    }
+    told = {}
+    for name, act in tried.items():
+        try:
+            act()
+            told[name] = "done"
+        except OSError as error:
+            told[name] = os.strerror(error.errno or 0)
+    return told

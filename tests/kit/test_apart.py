@@ -1,0 +1,84 @@
+"""In a box, ranks have no way to each other but the switch; the same spies find each other where there is no box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grader.judge import SandboxRoom
+from grader.sandbox import Sandbox, available
+from lab.assignment import ROOT
+from lab.room import Room
+from lab.runner import Runner
+
+from . import probes_apart as probes
+
+IMPL = ROOT / "reference"
+# Of no use to root, or not in every kernel and container; each was seen to find something on some machine.
+MAY_FAIL = {
+    "a file in /var/tmp", "a file in /dev", "a file in /dev/mqueue", "a file in /run", "a file in /proc/sys/kernel",
+    "a file in any folder that can be written", "a socket of version 6", "the name of the machine", "a named queue",
+    "the memory of a process", "a terminal", "the time of a file",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def boxed():
+    if why := available()["bubblewrap"]:
+        pytest.skip(why)
+    with Sandbox("bubblewrap", IMPL, ROOT) as box:
+        runner = Runner(SandboxRoom(box, IMPL))
+        yield runner
+        notes = list(box.notes)
+        runner.close()
+    assert not [note for note in notes if "ranks" in note], notes
+
+
+@pytest.fixture(scope="module")
+def plain():
+    runner = Runner(Room(IMPL))
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("way", probes.WAYS)
+def test_in_a_box_a_rank_finds_nothing_of_another(boxed, way):
+    _, found = boxed.run(probes.meet, way, world=2)
+    assert found, f"{way}: it was not looked for"
+    assert found != "found", f"{way}: expected nothing to be found"
+
+
+@pytest.mark.parametrize("way", sorted(probes.WAYS.keys() - MAY_FAIL))
+def test_the_spies_find_each_other_without_a_box(plain, way):
+    """Or finding nothing would say nothing."""
+    if way == "a file in the working folder":
+        return
+    try:
+        _, found = plain.run(probes.meet, way, world=2)
+    finally:
+        for folder in ("/tmp", "/dev/shm"):
+            Path(folder, probes.NAME).unlink(missing_ok=True)
+    assert found == "found", f"{way}: {found}"
+
+
+def test_ranks_share_no_descriptor(boxed):
+    first, second = boxed.run(probes.descriptors, world=2)
+    assert not [place for place in first if place in second and _is_own(place)], (first, second)
+
+
+def test_a_rank_cannot_widen_its_box(boxed):
+    for told in boxed.run(probes.can, world=2):
+        assert "done" not in told.values(), told
+
+
+def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, plain):
+    for runner in (boxed, plain):
+        assert runner.run(probes.shared, world=2, shared=True) == ["", probes.WORD.decode()]
+        with pytest.raises(Exception, match=r"shared=True|No such file"):
+            runner.run(probes.shared, world=2)
+
+
+def _is_own(place: list[int]) -> bool:
+    """Not what lies behind /dev/null and its like, which is all ranks'."""
+    return place[1] != Path("/dev/null").stat().st_ino
