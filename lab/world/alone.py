@@ -1,4 +1,4 @@
-"""A rank in a box is alone: it finds no other rank, and the switch is its only way to one.
+"""A rank of several in a box is alone: it finds no other, and the switch is its only way to one.
 
 It has user, mount, network, IPC and process namespaces of its own, empty /tmp and /dev/shm, a /proc that shows only
 itself, no descriptor but its own, no capability, and a system-call filter (lab/world/seccomp.py). A kernel that allows
@@ -23,6 +23,7 @@ _NEW = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, 
 _PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
 _SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # what is the same for all
 _ROOM = "256m"
+_C = ctypes.CDLL(None, use_errno=True)
 
 
 def lacking() -> str:
@@ -124,14 +125,13 @@ def _hide_others() -> None:
 def _drop() -> None:
     """Every capability that the new user namespace gave."""
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    for capability in range(64):
-        if ctypes.CDLL(None).prctl(24, capability, 0, 0, 0):  # PR_CAPBSET_DROP
-            break
+    capability = 0
+    while _C.prctl(24, capability, 0, 0, 0) == 0:  # PR_CAPBSET_DROP
+        capability += 1
     _libc("capset", header, none)
 
 
 def _libc(name: str, *args: object) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*args) < 0:
+    if getattr(_C, name)(*args) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -76,7 +76,7 @@ class Walls:
     """What each rank of a box is put behind."""
 
     filter: bytes  # for system calls; none where this machine's numbers are not known
-    alone: bool  # in namespaces of its own
+    apart: bool  # each of several in namespaces of its own
 
 
 class World:
@@ -92,6 +92,7 @@ class World:
         a solution's.
         """
         self.job, self.args, self.walls, self.known = job, args, walls, known
+        self.apart = walls is not None and walls.apart and job.world > 1
         self.shared = ""  # a folder that all ranks have
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
@@ -146,7 +147,7 @@ class World:
                 os.dup2(output_write, 2)
                 mine = self.ports[number] if self.ports else -1
                 theirs.recv(1)  # until its size was read
-                if self.walls and self.walls.alone:
+                if self.apart:
                     alone.enter(self.shared, theirs)
                 kept = {reply_write, told_write, stack.fileno(), mine} - {-1}
                 alone.close_all_but(kept)
@@ -156,7 +157,7 @@ class World:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
                 if self.walls and self.walls.filter:
                     seccomp.install(self.walls.filter)
-                child.shared = alone.SHARED if self.walls and self.walls.alone else self.shared
+                child.shared = alone.SHARED if self.apart else self.shared
                 child.answer(self.job, self.args, number, reply_write, told_write, mine, secret)
             finally:
                 os._exit(1)
