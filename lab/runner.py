@@ -113,6 +113,7 @@ class Runner:
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
         shared: bool = False,
+        network: str = "switch",
         exercise: str = "",
         forbidden: Sequence[str] = (),
     ) -> list[Trace]:
@@ -123,14 +124,16 @@ class Runner:
         gates, hold: see lab.world.switch.Switch.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
         in a test, the ids of needed exercises, of which those are replaced that do not pass.
-        shared: whether ranks have a folder in common, lab.world.child.shared; they have no other.
+        shared: whether ranks have a folder in common, lab.world.child.shared; they have no other. network: "gloo" puts
+        ranks on plain Gloo: a trace then has no messages, gates give 1.0, and in a box no rank finds another.
         timeout: seconds; an exercise whose failing probes have taken 40 s is not asked again, nor is any once all
         probes have taken limit_s. Raises ProbeFailed.
         """
         if link is not None and (type(link) is not Link or not world):
             raise ValueError(f"link: expected a lab.world.cluster.Link, and world=n ranks to join, got {link!r}")
         self._still_worth_it(exercise)
-        job = replace_(self.job(probe, world, triton, device, replace, timeout, forbidden), shared=shared)
+        job = self.job(probe, world, triton, device, replace, timeout, forbidden)
+        job = replace_(job, shared=shared or network == "gloo", network=network)
         packed, start = wire.pack(args), time.monotonic()
         try:
             header, blobs, switch, readings = self._ask(

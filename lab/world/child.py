@@ -43,6 +43,7 @@ class Job:
     timeout_s: float
     seed: int
     shared: bool = False  # whether the ranks have a folder in common
+    network: str = "switch"  # or "gloo"
 
 
 def answer(job: Job, args: bytes, rank: int, reply: int, told: int, port: int, secret: str) -> None:
@@ -97,7 +98,10 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
 
         simulated = device.SimulatedGPU().install()
     if job.world:
-        group.join(rank, job.world, Port(port))
+        if job.network == "gloo":
+            group.join(rank, job.world, None, gloo=f"{shared}/gloo")
+        else:
+            group.join(rank, job.world, Port(port))
     replace = {target: _stand_in(source) for target, source in job.replace.items()}
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)

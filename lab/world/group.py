@@ -28,15 +28,22 @@ ledger = Ledger()  # of this process; a fresh child a rank makes it fresh
 
 _port: Port | None = None
 _kind: type[LedgerGroup]
+_plain = False  # whether Gloo is Gloo
 _errors: dict[int, str] = {}  # why operations failed, by number
 _source: Any = dist.Work._source_rank
 
 
-def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | None = None) -> None:
-    """Make this process one of `world` ranks. port: to the switch. kind: of group, where it is not the switch's."""
-    global _port, _kind
-    _port, ledger.rank, _kind = port, rank, kind or SwitchGroup
+def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | None = None, gloo: str = "") -> None:
+    """Make this process one of `world` ranks. port: to the switch. kind: of group, where it is not the switch's.
+
+    gloo: a file by which ranks meet on plain Gloo instead, of which neither the switch nor the ledger knows.
+    """
+    global _port, _kind, _plain
+    _port, ledger.rank, _kind, _plain = port, rank, kind or SwitchGroup, bool(gloo)
     install()
+    if gloo:
+        dist.init_process_group("gloo", store=dist.FileStore(gloo, world), rank=rank, world_size=world)
+        return
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
 
 
@@ -70,7 +77,7 @@ def _always_ours(make: Any) -> Any:
     """A group that asks for Gloo gets ours; all ranks come here for every group, and the switch is told of it."""
 
     def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
-        backend = BACKEND if "gloo" in str(backend) else backend
+        backend = BACKEND if "gloo" in str(backend) and not _plain else backend
         if _port is not None and BACKEND in str(backend):
             members = list(ranks or range(size))
             # The name of a group that all ranks make is counted; that of one its members make alone is a hash.

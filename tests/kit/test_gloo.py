@@ -1,0 +1,63 @@
+"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lab.assignment import ROOT
+from lab.rng import Rng
+from lab.room import Room
+from lab.runner import Runner
+from tests.ddp import probes as ddp
+from tests.ddp.oracles import draw
+from tests.mesh.compose import bare, draw_model
+from tests.zero import probes_state as zero
+
+from . import probes_checkpoint as mesh
+
+RNG = Rng("public", "gloo")
+
+
+@pytest.fixture(scope="module")
+def runner():
+    r = Runner(Room(ROOT / "reference"))
+    yield r
+    r.close()
+
+
+def on_both(runner, probe, *args, world: int) -> tuple[list, list]:
+    gloo, switch = (runner.trace(probe, *args, world=world, shared=True, network=n) for n in ("gloo", "switch"))
+    assert not any(trace.messages for trace in gloo), "they did not go over Gloo"
+    assert all(trace.messages for trace in switch)
+    return [trace.values for trace in gloo], [trace.values for trace in switch]
+
+
+@pytest.mark.parametrize("kind", ["naive", "flat", "overlapped", "bucketed"])
+def test_data_parallelism(runner, kind):
+    width, depth, states, shares = draw(RNG, 3)
+    for gloo, switch in zip(*on_both(runner, ddp.train, kind, width, depth, states, shares, 0.1, world=3), strict=True):
+        for name, value in switch["state"].items():
+            torch.testing.assert_close(gloo["state"][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_zero(runner):
+    width, counts = 6, [2, 2]
+    state = {n: RNG.normal(*t.shape) if t.is_floating_point() else t for n, t in zero.Model(width).state_dict().items()}
+    state["layers.3.weight"] = state["layers.0.weight"]
+    batches = [[RNG.normal(3, width) for _ in range(n)] for n in counts]
+    stages = [[[0, 1], False], [[0, 1, 2], True]]
+    args = width, "AdamW", {"lr": 0.1}, state, batches, stages
+    for gloo, switch in zip(*on_both(runner, zero.resume, *args, world=3), strict=True):
+        for number, losses in enumerate(switch["losses"]):
+            assert gloo["losses"][number] == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_mesh(runner):
+    model = draw_model(RNG, 2, 2, tied=True)
+    state = {name: RNG.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
+    state["head.weight"] = state["embedding.weight"]
+    tokens = [[RNG.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
+    meshes = [[{"data": 2, "pipe": 2}, {}, 2]]
+    for gloo, switch in zip(*on_both(runner, mesh.moved, model, state, meshes, tokens, world=4), strict=True):
+        assert gloo == pytest.approx(switch, rel=1e-5)
