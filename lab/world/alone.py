@@ -1,8 +1,9 @@
-"""A rank of several in a box is alone: it finds no other, and the switch is its only way to one.
+"""A rank in a box is alone: it finds no other, and the switch is its only way to one.
 
-It has user, mount, network, IPC and process namespaces of its own, empty /tmp and /dev/shm, a /proc that shows only
-itself, no descriptor but its own, no capability, and a system-call filter (lab/world/seccomp.py). A kernel that allows
-unprivileged processes no namespaces leaves ranks with the filter and the box's walls; `lacking` says so.
+It has user, mount, network, IPC and process namespaces of its own, a /proc that shows only itself, no descriptor but
+its own, no capability, and a system-call filter (lab/world/seccomp.py). Its /tmp and /dev/shm are empty, and so small
+that nothing which memory is measured for can be put there. A kernel that allows unprivileged processes no namespaces
+leaves ranks with the filter and the box's walls; `lacking` says so.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import NoReturn
 from .processes import dumpable
 
 SHARED = "/tmp/shared"  # the one folder that ranks have in common, in probes that ask for it
-_NEW = 0x00020000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount, IPC, user, PID, net
+_FOLDERS = 0x00020000 | 0x10000000  # mount and user namespaces
+_ALL = _FOLDERS | 0x08000000 | 0x20000000 | 0x40000000  # IPC, PID and network, too
 _PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
 _SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # what is the same for all
-_ROOM = "256m"
+ROOM, MORE_ROOM = "4m", "256m"  # for probes that write checkpoints, or compile
 _C = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,7 +36,7 @@ def lacking() -> str:
     if pid == 0:
         try:
             dumpable(True)
-            _unshare()
+            _unshare(_ALL)
             os._exit(0)
         except OSError as error:
             os._exit(error.errno or 255)
@@ -42,28 +44,32 @@ def lacking() -> str:
     return f"ranks cannot have namespaces of their own: {os.strerror(code)}" if code else ""
 
 
-def enter(shared: str, tell: socket.socket) -> None:
-    """Let a process that was just forked go on alone, in a child of its own; the parent waits, and ends as it does.
+def enter(room: str, shared: str, tell: socket.socket | None) -> None:
+    """Let a process that was just forked go on alone. Raises OSError where the kernel refuses.
 
-    shared: a folder that all ranks see as SHARED; "" where there is none. tell: which process that is. Raises OSError
-    where the kernel refuses.
+    room: bytes for its files. shared: a folder that all ranks see as SHARED; "" where there is none. tell: whom to tell
+    which process that is: a child goes on, and the parent waits, and ends as it does; None where there are no others.
     """
-    _unshare()
-    if pid := os.fork():
-        tell.send(pid.to_bytes(4, "little"))
-        _stand_for(pid)
-    _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # it ends with its parent
-    folder = _open(shared) if shared else -1
+    _unshare(_ALL if tell else _FOLDERS)
+    if tell:
+        if pid := os.fork():
+            tell.send(pid.to_bytes(4, "little"))
+            _stand_for(pid)
+        _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # it ends with its parent
+    kept = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # an environment may lie there
+    if shared:
+        kept[SHARED] = os.open(shared, os.O_PATH)
     _libc("mount", b"none", b"/", None, _PRIVATE, None)
     for path in ("/tmp", "/dev/shm"):
-        _tmpfs(path)
-    if shared:
-        os.mkdir(SHARED)
-        _libc("mount", f"/proc/self/fd/{folder}".encode(), SHARED.encode(), None, _BIND, None)
-        os.close(folder)
-    with contextlib.suppress(FileNotFoundError):
-        _tmpfs("/dev/pts")
-    _hide_others()
+        _tmpfs(path, room)
+    for path, fd in kept.items():
+        os.makedirs(path)
+        _libc("mount", f"/proc/self/fd/{fd}".encode(), path.encode(), None, _BIND, None)
+        os.close(fd)
+    if tell:
+        with contextlib.suppress(FileNotFoundError):
+            _tmpfs("/dev/pts", ROOM)
+        _hide_others()
     os.chdir("/tmp")
     _drop()
 
@@ -76,15 +82,16 @@ def close_all_but(kept: set[int]) -> None:
         last = max(last, fd)
 
 
-def _open(folder: str) -> int:
-    return os.open(folder, os.O_PATH | os.O_DIRECTORY)
-
-
-def _unshare() -> None:
+def _unshare(namespaces: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    _libc("unshare", _NEW)
+    _libc("unshare", namespaces)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         Path("/proc/self", name).write_text(text)
+
+
+def _mounted_in(folder: str) -> list[str]:
+    with open("/proc/self/mountinfo") as mounts:
+        return [path for line in mounts if (path := line.split()[4]).startswith(folder) and os.path.isdir(path)]
 
 
 def _stand_for(pid: int) -> NoReturn:
@@ -98,15 +105,15 @@ def _stand_for(pid: int) -> NoReturn:
     os._exit(code)
 
 
-def _tmpfs(path: str) -> None:
-    _libc("mount", b"tmpfs", path.encode(), b"tmpfs", _PLAIN, f"size={_ROOM},mode=1777".encode())
+def _tmpfs(path: str, room: str) -> None:
+    _libc("mount", b"tmpfs", path.encode(), b"tmpfs", _PLAIN, f"size={room},mode=1777".encode())
 
 
 def _hide_others() -> None:
     """A /proc of this process alone: the old one would show the other ranks, and a new one the box may not mount."""
     stage = Path("/tmp/proc")
     stage.mkdir()
-    _tmpfs(str(stage))
+    _tmpfs(str(stage), ROOM)
     for name in (os.readlink("/proc/self"), *_SEEN_OF_PROC):
         source = Path("/proc", name)
         target = stage / ("self" if name.isdecimal() else name)

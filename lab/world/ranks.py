@@ -76,7 +76,7 @@ class Walls:
     """What each rank of a box is put behind."""
 
     filter: bytes  # for system calls; none where this machine's numbers are not known
-    apart: bool  # each of several in namespaces of its own
+    apart: bool  # in namespaces of its own
 
 
 class World:
@@ -92,7 +92,6 @@ class World:
         a solution's.
         """
         self.job, self.args, self.walls, self.known = job, args, walls, known
-        self.apart = walls is not None and walls.apart and job.world > 1
         self.shared = ""  # a folder that all ranks have
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
@@ -147,8 +146,10 @@ class World:
                 os.dup2(output_write, 2)
                 mine = self.ports[number] if self.ports else -1
                 theirs.recv(1)  # until its size was read
-                if self.apart:
-                    alone.enter(self.shared, theirs)
+                apart = self.walls is not None and self.walls.apart
+                if apart:
+                    room = alone.MORE_ROOM if self.job.shared or not os.environ.get("TRITON_INTERPRET") else alone.ROOM
+                    alone.enter(room, self.shared, theirs if self.job.world > 1 else None)
                 kept = {reply_write, told_write, stack.fileno(), mine} - {-1}
                 alone.close_all_but(kept)
                 faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
@@ -157,7 +158,7 @@ class World:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
                 if self.walls and self.walls.filter:
                     seccomp.install(self.walls.filter)
-                child.shared = alone.SHARED if self.apart else self.shared
+                child.shared = alone.SHARED if apart and self.shared else self.shared
                 child.answer(self.job, self.args, number, reply_write, told_write, mine, secret)
             finally:
                 os._exit(1)

@@ -2,8 +2,8 @@
 
 Both refuse what no exercise needs and what would widen the box: sockets other than IP, Unix and netlink (a virtual
 machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. A rank's also refuses
-namespaces of its own (an own tmpfs has no bound) and what would let it tell another something by a file that both can
-only read: locks, leases and watches. See seccomp(2) and linux/filter.h.
+namespaces of its own (an own tmpfs has no bound), what would let it tell another something by a file that both can
+only read (locks, leases and watches), and memory that is in no process's books. See seccomp(2) and linux/filter.h.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _REFUSED = {
 }  # fmt: skip
 _OF_RANKS = {
     "unshare": (272, 97), "mount": (165, 40), "umount2": (166, 39), "fsopen": (430, 430), "open_tree": (428, 428),
-    "move_mount": (429, 429), "inotify_init": (253, 26), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
+    "move_mount": (429, 429), "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190),
+    "msgget": (68, 186), "mq_open": (240, 180), "inotify_init": (253, 26), "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
 }  # fmt: skip
 _FLOCK, _FCNTL = (73, 32), (72, 25)
-_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026)  # F_GETLK, F_SETLK, F_SETLKW, as open file descriptions; leases; F_NOTIFY
+_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026, 1031)  # F_GETLK, F_SETLK, F_SETLKW, …; leases; F_NOTIFY; F_SETPIPE_SZ
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 _ARCH = (0xC000003E, 0xC00000B7)
 _MACHINES = ("x86_64", "aarch64")
