@@ -1,9 +1,9 @@
-"""A rank in a box is alone: it finds no other, and the switch is its only way to one.
+"""Isolate each rank in a sandbox, so that ranks can reach each other only through the switch.
 
-It has user, mount, network, IPC and process namespaces of its own, a /proc that shows only itself, no descriptor but
-its own, no capability, and a system-call filter (lab/world/seccomp.py). Its /tmp and /dev/shm are empty, and so small
-that nothing which memory is measured for can be put there. A kernel that allows unprivileged processes no namespaces
-leaves ranks with the filter and the box's walls; `lacking` says so.
+Each rank gets its own user, mount, network, IPC and PID namespaces, a /proc that shows only itself, no inherited
+descriptors, no capabilities, and a system-call filter (lab/world/seccomp.py). Its /tmp and /dev/shm are small: a
+tensor whose memory a test measures does not fit there. Some kernels allow unprivileged processes no namespaces; there
+ranks keep only the filter and the sandbox, and `lacking` gives the reason.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import NoReturn
 
 from .processes import dumpable
 
-SHARED = "/tmp/shared"  # the one folder that ranks have in common, in probes that ask for it
+SHARED = "/tmp/shared"  # where ranks see the folder of a probe that asks for one
 _FOLDERS = 0x00020000 | 0x10000000  # mount and user namespaces
 _ALL = _FOLDERS | 0x08000000 | 0x20000000 | 0x40000000  # IPC, PID and network, too
 _PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
-_SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # what is the same for all
-ROOM, MORE_ROOM = "4m", "256m"  # for probes that write checkpoints, or compile
+_SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # the same for all processes
+ROOM, MORE_ROOM = "4m", "256m"  # bytes for files; MORE_ROOM for probes that write checkpoints or compile
 _C = ctypes.CDLL(None, use_errno=True)
 
 
 def lacking() -> str:
-    """Why ranks cannot have namespaces of their own here; "" where they can. Tries it, in a child."""
+    """Return why this machine cannot isolate ranks, or "" if it can. Tries it in a child process."""
     if sys.platform != "linux":
         return f"ranks need Linux to be kept apart, this is {sys.platform}"
     pid = os.fork()
@@ -45,17 +45,18 @@ def lacking() -> str:
 
 
 def enter(room: str, shared: str, tell: socket.socket | None) -> None:
-    """Let a process that was just forked go on alone. Raises OSError where the kernel refuses.
+    """Isolate the current process, which was just forked. Raises OSError if the kernel refuses.
 
-    room: bytes for its files. shared: a folder that all ranks see as SHARED; "" where there is none. tell: whom to tell
-    which process that is: a child goes on, and the parent waits, and ends as it does; None where there are no others.
+    room: size of /tmp, and of /dev/shm. shared: folder that all ranks see as SHARED, or "". tell: None for a single
+    rank. Otherwise the function forks: only the child, PID 1 of a new namespace, returns. The parent sends the child's
+    PID to `tell`, waits, and ends as the child ended.
     """
     _unshare(_ALL if tell else _FOLDERS)
     if tell:
         if pid := os.fork():
             tell.send(pid.to_bytes(4, "little"))
             _stand_for(pid)
-        _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # it ends with its parent
+        _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # the kernel kills it with its parent
     kept = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # an environment may lie there
     if shared:
         kept[SHARED] = os.open(shared, os.O_PATH)
@@ -75,7 +76,7 @@ def enter(room: str, shared: str, tell: socket.socket | None) -> None:
 
 
 def close_all_but(kept: set[int]) -> None:
-    """Close every descriptor that came with the fork, except standard ones and these."""
+    """Close all inherited descriptors except 0, 1, 2 and `kept`."""
     last = 2
     for fd in sorted(kept | {1 << 20}):
         os.closerange(last + 1, fd)
@@ -95,8 +96,8 @@ def _mounted_in(folder: str) -> list[str]:
 
 
 def _stand_for(pid: int) -> NoReturn:
-    """Wait for the rank, and end as it did."""
-    close_all_but(set())  # or its pipes would seem open when it has gone
+    """Wait for the rank, then end with its exit code or signal."""
+    close_all_but(set())  # otherwise the rank's pipes stay open after it ends
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code < 0:
         with contextlib.suppress(OSError):
@@ -110,7 +111,7 @@ def _tmpfs(path: str, room: str) -> None:
 
 
 def _hide_others() -> None:
-    """A /proc of this process alone: the old one would show the other ranks, and a new one the box may not mount."""
+    """Replace /proc by one that shows only this process. The sandbox does not allow a fresh procfs."""
     stage = Path("/tmp/proc")
     stage.mkdir()
     _tmpfs(str(stage), ROOM)
@@ -130,7 +131,7 @@ def _hide_others() -> None:
 
 
 def _drop() -> None:
-    """Every capability that the new user namespace gave."""
+    """Drop all capabilities that the new user namespace granted."""
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     capability = 0
     while _C.prctl(24, capability, 0, 0, 0) == 0:  # PR_CAPBSET_DROP

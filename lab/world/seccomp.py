@@ -1,9 +1,9 @@
-"""System-call filters, as classic BPF programs: one for a grader's box (`bwrap --seccomp`), one for each rank in it.
+"""System-call filters as classic BPF programs: one for the grader's sandbox (`bwrap --seccomp`), one for each rank.
 
-Both refuse what no exercise needs and what would widen the box: sockets other than IP, Unix and netlink (a virtual
-machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. A rank's also refuses
-namespaces of its own (an own tmpfs has no bound), what would let it tell another something by a file that both can
-only read (locks, leases and watches), and memory that is in no process's books. See seccomp(2) and linux/filter.h.
+Both refuse calls that no exercise needs and that would weaken the sandbox: sockets other than IP, Unix and netlink (a
+virtual machine's vsock reaches the host past the network namespace), kernel keys, tracing, BPF, io_uring. The filter of
+a rank also refuses new namespaces (a new tmpfs has no size limit), locks and watches on shared read-only files (they
+carry messages), and memory that no process is charged for (memfd, System V segments). See seccomp(2), linux/filter.h.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in st
 
 
 def program(rank: bool = False) -> bytes:
-    """The filter for this machine, of a box or of a rank in it; empty where its system-call numbers are not known."""
+    """Return the filter for a sandbox, or for a rank in one; b"" on a machine whose call numbers are unknown."""
     if platform.machine() not in _MACHINES:
         return b""
     i = _MACHINES.index(platform.machine())
@@ -58,7 +58,7 @@ def program(rank: bool = False) -> bytes:
         code += [(_EQUAL, 0, 1, numbers[i]), (_RETURN, 0, 0, _REFUSE | _EPERM)]
     # clone3 hides its flags behind a pointer; on ENOSYS libc falls back to clone
     code += [(_EQUAL, 0, 1, _CLONE3[i]), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
-    if rank:  # locks seem to be had: programs take them on what nobody else can reach
+    if rank:  # report success: an honest program locks files that nobody else can reach
         code += [(_EQUAL, 0, 1, _FLOCK[i]), (_RETURN, 0, 0, _REFUSE)]
         code += _of_argument(_FCNTL[i], _ARGUMENT_1, [(_EQUAL, command) for command in _LOCKS], _REFUSE, _ALLOW)
         code += _of_argument(_CLONE[i], _ARGUMENT_0, [(_ANY_BIT, _NEW_NAMESPACES)], _REFUSE | _EPERM, _ALLOW)
@@ -69,7 +69,7 @@ def program(rank: bool = False) -> bytes:
 
 
 def _of_argument(call: int, offset: int, tests: list[tuple[int, int]], met: int, unmet: int) -> list[tuple]:
-    """What becomes of a call by one of its arguments: `met` where any of the tests holds, else `unmet`."""
+    """Decide about a call by one argument: `met` if any of the tests holds, else `unmet`."""
     count = len(tests)
     code = [(_EQUAL, 0, count + 3, call), (_LOAD, 0, 0, offset)]
     code += [(kind, count - k, 0, value) for k, (kind, value) in enumerate(tests)]
@@ -77,7 +77,7 @@ def _of_argument(call: int, offset: int, tests: list[tuple[int, int]], met: int,
 
 
 def install(program: bytes) -> None:
-    """Let this process, and all that it starts, be held to a filter. Raises OSError where the kernel refuses."""
+    """Apply a filter to this process and all its children. Raises OSError if the kernel refuses."""
 
     class Filter(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
