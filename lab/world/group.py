@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ _port: Port | None = None
 _kind: type[LedgerGroup]
 _plain = False  # whether Gloo is Gloo
 _errors: dict[int, str] = {}  # why operations failed, by number
+_polled: dict[int, float] = {}  # when the switch was last told that somebody asked for an answer, by number
+_POLLS_S = 1e-3  # between two such frames of one operation: whoever spins would flood the switch
 _source: Any = dist.Work._source_rank
 
 
@@ -57,7 +60,7 @@ def install() -> None:
     dist.Backend.register_backend(
         BACKEND, lambda store, rank, size, timeout: _kind(store, rank, size, timeout), devices=["cpu", "cuda"]
     )
-    waits.install(_begin)
+    waits.install(_begin, _asked)
     dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
     dist.Work._source_rank = _known_source  # type: ignore[method-assign]
 
@@ -95,6 +98,14 @@ def _begin(row: Row) -> None:
         _port.tell({"do": "wait", "number": row.number, "again": again})
         if again:
             threading.Event().wait()  # as on Gloo, for ever; the switch has been told
+
+
+def _asked(row: Row) -> None:
+    """Called when somebody asked whether a row is done, and it was not."""
+    now = time.perf_counter()
+    if _port is not None and now - _polled.get(row.number, 0.0) > _POLLS_S:
+        _polled[row.number] = now
+        _port.tell({"do": "poll", "number": row.number})
 
 
 def _raising(wait: Any) -> Any:

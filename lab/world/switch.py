@@ -1,12 +1,13 @@
 """The switch: ranks of a probe have no other way to each other, and it runs in the process that judges them.
 
-A rank sends it a frame for every operation that it issues, for every wait that begins, and when it is done. The switch
-matches operations, reduces in rank order (the same bits each time), and answers when the link would have carried the
-data. What it carried is the ledger: no rank writes it. Deadlocks and mismatches are read off its queues, exactly.
+A rank sends it a frame for every operation that it issues, for every wait that begins, for polls of what is not done,
+and when it is done. The switch matches operations, reduces in rank order (the same bits each time), and answers when
+the link would have carried the data. What it carried is the ledger: no rank writes it. Deadlocks and mismatches are
+read off its queues, exactly.
 
 Gates give the order of the work: a layer of a probe's model multiplies by numbers that only the switch knows, so who
 wants to compute past it must ask first. `hold` keeps back the answers to what is issued between two gates until the
-second is asked: a rank that waits in between stands still, and is seen to.
+second is asked: a rank that waits or polls in between stands still, and is seen to.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Rank:
     reader: frames.Reader
     state: str = "running"  # "finished": it will issue nothing more; "gone": its end is closed
     waits: set[int] = field(default_factory=set)  # numbers of operations that it waits for, and has no answer of
+    polls: dict[int, int] = field(default_factory=dict)  # how often it asked for each answer since it last went on
     again: bool = False  # it waits for a message a second time, which Gloo never answers
     rows: list[Row] = field(default_factory=list)
     payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to be kept
@@ -82,6 +84,10 @@ class Rank:
     answered: set[int] = field(default_factory=set)
     outbox: deque[memoryview] = field(default_factory=deque)
     is_full: bool = False  # its socket takes no more at present
+
+    def spins(self) -> bool:
+        """Whether it asked for an answer twice, with nothing done in between."""
+        return any(count > 1 for count in self.polls.values())
 
 
 class Switch:
@@ -179,10 +185,13 @@ class Switch:
         what = header["do"]
         if what == "issue":
             self._issue(rank, header, payload)
+        elif what == "poll":
+            number = _known(rank, header)
+            rank.polls[number] = rank.polls.get(number, 0) + 1
+            if rank.polls[number] == 2 and self._held_until(rank, rank.rows[number]):
+                self._stood_still(rank, number)
         elif what == "wait":
-            number = _count(header["number"])
-            if number >= len(rank.rows):
-                raise Refused(f"to wait for operation {number} of {len(rank.rows)}")
+            number = _known(rank, header)
             rank.rows[number].waited_s = time.perf_counter()
             rank.again = header.get("again") is True
             if rank.again or number not in rank.answered:
@@ -237,6 +246,7 @@ class Switch:
         rank.rows.append(row)
         rank.payloads.append(self._copy(part))
         rank.waits.clear()
+        rank.polls.clear()
         gone = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
         if gone:
             self._fail([part], f"Connection closed by peer: rank {gone[0]} is gone")
@@ -350,6 +360,7 @@ class Switch:
         rank.answered.add(row.number)
         if not rank.again:
             rank.waits.discard(row.number)
+        rank.polls.pop(row.number, None)
         header: dict[str, Any] = {"number": row.number, "started_s": row.started_s, "done_s": row.done_s}
         header |= {"peer": peer} if peer >= 0 else {}
         header |= {"error": error} if error else {}
@@ -386,6 +397,7 @@ class Switch:
 
     def _open(self, rank: Rank, name: str, number: int) -> None:
         rank.gates.append(Gate(name, len(rank.rows), time.perf_counter()))
+        rank.polls.clear()
         self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
         for answer in self._kept.pop((rank.number, name), ()):
             answer()
@@ -401,14 +413,16 @@ class Switch:
     def _is_stuck(self) -> bool:
         """Whether no rank will send anything more. Answers that were kept back are given first, and that is noted."""
         live = [rank for rank in self.ranks if rank.state == "running"]
-        if not live or self._later or any(not rank.waits or rank.outbox for rank in live):
-            return False
-        if self._unheard:
+        if not live or self._later or self._unheard or any(rank.outbox for rank in live):
             return False
         if not self._kept:
-            return True
+            return all(rank.waits for rank in live)  # who polls may go on
+        if not all(rank.waits or rank.spins() for rank in live):
+            return False
         for (number, _), answers in list(self._kept.items()):
-            self.stood_still += [(number, self.ranks[number].rows[n]) for n in sorted(self.ranks[number].waits)]
+            rank = self.ranks[number]
+            for n in sorted(rank.waits):
+                self._stood_still(rank, n)
             hold, self.hold = self.hold, []
             for answer in answers:
                 answer()
@@ -416,12 +430,27 @@ class Switch:
         self._kept.clear()
         return False
 
+    def _stood_still(self, rank: Rank, number: int) -> None:
+        """Note that a rank waits, or polls, for an answer that is kept back."""
+        row = rank.rows[number]
+        if row.waited_s < 0:
+            row.waited_s = time.perf_counter()
+        self.stood_still.append((rank.number, row))
+
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype):
         raise Refused(f"dtype {name!r}")
     return dtype
+
+
+def _known(rank: Rank, header: dict[str, Any]) -> int:
+    """The number of an operation that this rank has issued."""
+    number = _count(header["number"])
+    if number >= len(rank.rows):
+        raise Refused(f"to wait for operation {number} of {len(rank.rows)}")
+    return number
 
 
 def _count(n: object) -> int:

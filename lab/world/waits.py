@@ -1,5 +1,5 @@
 # mypy: disable-error-code="method-assign,assignment,attr-defined"
-"""Notes when a rank waits for what it has issued: on a Work, or on any future that torch makes of it.
+"""Notes when a rank waits for what it has issued, or polls: a Work, or any future that torch makes of it.
 
 What is noted is patched into torch's classes; no Work and no Future is ever replaced.
 """
@@ -27,8 +27,21 @@ def known(work: dist.Work) -> Row | None:
     return _known[work][0] if work in _known else None
 
 
-def install(begin: Callable[[Row], None]) -> None:
-    """Watch all that waits. begin: called with each row, before it is noted that it is waited for."""
+def install(begin: Callable[[Row], None], asked: Callable[[Row], None]) -> None:
+    """Watch all that waits, and all that asks whether it would have to.
+
+    begin: called with each row, before it is noted that it is waited for. asked: called with each row that was not
+    done when somebody asked.
+    """
+
+    def polled(ask: Callable) -> Callable:
+        def call(of: Any) -> bool:
+            if not (done := ask(of)):
+                for row in _known.get(of, ()):
+                    asked(row)
+            return done
+
+        return call
 
     def watched(wait: Callable) -> Callable:
         def call(of: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,6 +59,8 @@ def install(begin: Callable[[Row], None]) -> None:
 
     future = torch._C.Future  # torch.futures.Future's own methods call these
     dist.Work.wait = watched(dist.Work.wait)
+    dist.Work.is_completed = polled(dist.Work.is_completed)
+    future.done = polled(future.done)
     dist.Work.get_future = _after(dist.Work.get_future)
     future.wait = watched(future.wait)
     future.then = _after(future.then)

@@ -34,7 +34,7 @@ def draw_batches(rng, width, world, orders):
 def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers=None) -> dict:
     """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own.
 
-    numbers: of the gates.
+    numbers: of the gates. "own", [step][rank], are the gradients of each rank's share alone.
     """
     with gates.answered(numbers or {}):
         return _whole_batch(width, plan, state, batches, lr, set_to_none, dtype)
@@ -46,15 +46,28 @@ def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
     if dtype:
         m.to(DTYPES[dtype])
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    gradients = []
+    gradients, own = [], []
     for step in range(len(batches[0])):
         optimizer.zero_grad(set_to_none=set_to_none)
-        micro = len(batches[0][step])
-        for i in range(micro):
-            x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
-            if dtype:
-                x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
-            (((m(x, batches[0][step][i][2], f"{step}.{i}") - y) ** 2).mean() / micro).backward()
+        own.append([own_gradients(m, _loss(m, [rank], step, dtype)) for rank in batches])
+        _loss(m, batches, step, dtype).backward()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         optimizer.step()
-    return {"gradients": gradients, "state": dict(m.state_dict())}
+    return {"gradients": gradients, "own": own, "state": dict(m.state_dict())}
+
+
+def _loss(m: probes_wrappers.Chain, batches: list, step: int, dtype: str) -> torch.Tensor:
+    """The mean over a step's micro-batches, of the samples of all these ranks."""
+    micro, total = len(batches[0][step]), torch.zeros(())
+    for i in range(micro):
+        x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
+        if dtype:
+            x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
+        total = total + ((m(x, batches[0][step][i][2], f"{step}.{i}") - y) ** 2).mean() / micro
+    return total
+
+
+def own_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
+    """Gradients of a loss by name, None where it does not depend on a parameter; .grad stays as it is."""
+    wanted = {n: p for n, p in m.named_parameters() if p.requires_grad}
+    return dict(zip(wanted, torch.autograd.grad(loss, [*wanted.values()], allow_unused=True), strict=True))

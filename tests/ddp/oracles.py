@@ -12,7 +12,8 @@ from lab.world import gates
 from lab.world.cluster import Link
 
 from . import probes, probes_wrappers, suspects_wrappers
-from .chains import draw_batches, draw_chain, whole_batch
+from .chains import draw_batches, draw_chain, own_gradients, whole_batch
+from .payloads import SUMS, carries_own
 
 STEPS = 3
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -55,15 +56,19 @@ def _oracle(width, depth, state, shares, lr, dtype) -> dict:
     m.load_state_dict(state)
     m.to(dtype)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    outputs = []
+    outputs, own = [], []
     for step in range(len(shares[0])):
-        x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
         optimizer.zero_grad()
+        own.append([])
+        for x, y in (rank[step] for rank in shares):
+            loss = ((m(x.to(dtype), shift=0.25, at=f"{step}.0") - y.to(dtype)) ** 2).mean()
+            own[-1].append(own_gradients(m, loss))
+        x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
         out = m(x, shift=0.25, at=f"{step}.0")
         outputs.append(out.detach())
         ((out - y) ** 2).mean().backward()
         optimizer.step()
-    return {"state": dict(m.state_dict()), "outputs": outputs}
+    return {"state": dict(m.state_dict()), "outputs": outputs, "own": own}
 
 
 def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
@@ -100,7 +105,10 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
     ranks = []
     for rank, trace in enumerate(traces):
         got = trace.values
-        steps = [{**inside, **seen} for inside, seen in zip(got["steps"], gated.steps(trace, orders), strict=True)]
+        steps = [
+            {**inside, **seen}
+            for inside, seen in zip(got["steps"], seen_of(trace, orders, rank, want, plain), strict=True)
+        ]
         ranks.append({**got, "steps": steps})
         for step, told in enumerate(steps):
             used = {i for order in orders[step] for i in order}
@@ -178,9 +186,16 @@ def train_model(run, kind, width, depth, states, shares, rng, expect=lambda orac
                 cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
             )  # fmt: skip
     return [
-        {**trace.values, "made": trace.messages[: trace.gates[0].issued], "steps": gated.steps(trace, orders)}
-        for trace in traces
-    ]
+        {**trace.values, "made": trace.messages[: trace.gates[0].issued],
+         "steps": seen_of(trace, orders, rank, want, plain)}
+        for rank, trace in enumerate(traces)
+    ]  # fmt: skip
+
+
+def seen_of(trace, orders, rank, want, plain) -> list:
+    """Of each step what lab.gated.steps finds, and this rank's "own" gradients, exact and plain."""
+    return [{**seen, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
+            for step, seen in enumerate(gated.steps(trace, orders))]  # fmt: skip
 
 
 def _needs(kind: str) -> list[str]:
@@ -237,12 +252,15 @@ def survives_fp16(run, rng, kind):
         close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6)
 
 
-def steps_of(run, rng, kind, chain, orders, set_to_none=True, options=None):
-    """What each rank did in a few steps, whose gradients are right."""
-    ranks, _, _ = trained(run, rng, kind, chain, orders, set_to_none, options)
+def steps_of(run, rng, kind, chain, orders, options=None):
+    """What each rank did in a few steps, whose gradients are right and were sent."""
+    ranks, _, _ = trained(run, rng, kind, chain, orders, options=options)
     known = {dtype for _, dtype in chain[1]}
     other = {row["dtype"] for got in ranks for step in got["steps"] for row in step["rows"]} - known
     assert not other, f"gradients are {' and '.join(sorted(known))}, but {' and '.join(sorted(other))} was sent"
+    for rank, got in enumerate(ranks):
+        for step, told in enumerate(got["steps"]):
+            carries_own(f"rank {rank} of {len(ranks)}, step {step}", told, len(ranks))
     return ranks
 
 
@@ -262,7 +280,7 @@ def keeps_nothing(run, rng, kind, options=None):
 
 def not_waited_in_backward(what, step):
     """Assert that all that sums gradients was waited for, and none of it before backward had ended."""
-    mine = [i for i, row in enumerate(step["rows"]) if row["op"] in ("all_reduce", "reduce_scatter", "all_gather")]
+    mine = [i for i, row in enumerate(step["rows"]) if row["op"] in (*SUMS, "all_gather")]
     never = [step["rows"][i] for i in mine if step["rows"][i]["waited_s"] < 0]
     assert not never, (
         f"{what}: nobody waited for {len(never)} of {len(mine)} messages, the first an {never[0]['op']} of "
@@ -288,7 +306,7 @@ def reductions(rows, world, what) -> list:
         f"{what}: parts of {sorted(scattered.elements())} elements by reduce_scatter, of "
         f"{sorted(gathered.elements())} by all_gather: expected an all-reduce, or both halves of it, for each bucket"
     )
-    begun = [r for r in rows if r["op"] in ("all_reduce", "reduce_scatter")]
+    begun = [r for r in rows if r["op"] in SUMS]
     return [{**r, "elements": r["elements"] * (world if r["op"] == "reduce_scatter" else 1)} for r in begun]
 
 
@@ -322,8 +340,10 @@ def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float)
               for _ in range(2)]  # fmt: skip
     sizes = [p.nbytes for p in probes_wrappers.Layer(width, 6, "float32").parameters() if p.requires_grad]
     limit = {"bucket_bytes": together * sum(sizes)} if kind == "bucketed" else {}
-    chain, orders = (width, plan, states), [[rng.shuffled(range(layers))] for _ in range(2)]
-    ranks, _, _ = trained(run, rng, kind, chain, orders, options=limit)
+    groups = [range(i, i + together) for i in range(0, layers, together)]  # each fills a bucket, one after the other
+    orders = [[[i for group in rng.shuffled(groups) for i in rng.shuffled(group)]] for _ in range(2)]
+    chain = (width, plan, states)
+    ranks = steps_of(run, rng, kind, chain, orders, options=limit)
     link, layer_s = Link(alpha_s, 1e3 * sum(sizes)), 4e-3
     naive = [gated.Event()] * layers + [gated.Event("all_reduce", size) for _ in range(layers) for size in sizes]
     parts = [sum(sizes) * together] if kind == "bucketed" else sizes

@@ -15,8 +15,7 @@ from lab.judge import harmless
 from lab.listing import some
 
 from .chains import whole_batch
-
-SUMS = ("all_reduce", "reduce_scatter")  # what begins a sum over ranks
+from .payloads import SUMS, holds
 
 
 def of_gradient(name: str, chain: tuple, batches: list, rank: int, step: int, told: dict, gates: dict) -> Iterator:
@@ -61,11 +60,11 @@ def _sent(name: str, mine: Tensor, value: Tensor, told: dict, world: int) -> str
     late = "" if any(row["phase"] == "finish" for row, _ in sent) else ", and nothing was sent in finish_…()"
     rest = f" (no layer {', '.join(map(str, resting))} in this step{late})" if resting else ""
     never = sum(row["waited_s"] < 0 for row, _ in sent)
-    if any(_holds(p, x) for _, p in sent for x in (mine, mine / world)):
+    if any(holds(p, x) for _, p in sent for x in (mine, mine / world)):
         if never:
             return f"of the {len(sent)} messages of this step {never} were never waited for{rest}"
         return f"its values were sent and waited for, but the sum is not in .grad: was a copy summed?{rest}"
-    if any(_holds(p, x) for _, p in sent for x in (value, value / world)):
+    if any(holds(p, x) for _, p in sent for x in (value, value / world)):
         return "what was sent are the values of the parameter, not of its gradient"
     more = f"{rest}{_too_early(name, told)}{_outside(name, told)}"
     return f"none of the {len(sent)} messages of this step held it when they were sent{more}"
@@ -96,15 +95,6 @@ def _outside(name: str, told: dict) -> str:
         f"; of {present} gradients {which} outside of what was sent, and the others are views of it already: look at "
         "each (one that was None before is a new tensor), not at the first or at any"
     )
-
-
-def _holds(payload: Tensor, values: Tensor) -> bool:
-    """Whether these values lie one after the other in what was sent."""
-    row, values = payload.double(), values.double().flatten()
-    if not values.numel() or len(row) < len(values):
-        return False
-    off = (row.unfold(0, len(values), 1) - values).abs().amax(dim=1)
-    return bool(off.min() <= 1e-3 * values.abs().max())
 
 
 @harmless

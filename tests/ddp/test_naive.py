@@ -19,6 +19,7 @@ from lab.pytest_plugin import exercise
 
 from . import probes
 from .oracles import STEPS, averages_its_group, draw, gradients_of, survives_fp16, train_model
+from .payloads import carries_own
 
 NAIVE = "ddp.naive"
 WORLDS = [1, 2, 4, 5]
@@ -134,6 +135,8 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
             f"rank {rank}: all-reduces by number of elements in two steps: got {dict(sorted(sizes.items()))}, expected "
             f"{dict(sorted(want.items()))}: one for each gradient, of its size; a tied weight is one"
         )
+        for number, step in enumerate(got["steps"]):
+            carries_own(f"rank {rank} of {world}, step {number}", step, world)
         wrong = [r["group"] for r in rows if r["group"] != list(range(world))]
         assert not wrong, f"rank {rank}: an all-reduce over ranks {wrong[0]}, expected all {world}"
 

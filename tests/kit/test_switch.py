@@ -222,6 +222,20 @@ def test_answers_are_kept_back_between_two_gates():
     assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(1, 0)]
 
 
+def test_polling_again_for_an_answer_that_is_kept_back_is_noted():
+    with Wired(1, hold=[("first", "last")]) as w:
+        w.say(0, do="gate", name="first", number=-1)
+        w.answer(0)
+        w.all_reduce(0, 1.0)
+        w.say(0, do="poll", number=0)
+        w.all_reduce(0, 1.0)
+        w.say(0, do="poll", number=0)
+        assert w.is_silent(0), "it went on in between: it may ask once in every hook"
+        w.say(0, do="poll", number=0)
+        assert w.answer(0)[1] == [1.0], "it stands still: it is noted, and goes on"
+    assert [(rank, row.number) for rank, row in w.switch.stood_still] == [(0, 0)]
+
+
 GARBAGE = [
     lambda w: w.ends[0].sendall(b"\xff" * 64),
     lambda w: w.ends[0].sendall(struct.pack("<IQ", 4, 0) + b"nope"),
@@ -229,6 +243,7 @@ GARBAGE = [
     lambda w: w.say(0, do="nothing"),
     lambda w: w.say(0, do="wait", number=7),
     lambda w: w.say(0, do="wait", number="7"),
+    lambda w: w.say(0, do="poll", number=7),
     lambda w: w.say(0, do="group", name="0"),
     lambda w: w.issue(0, "all_reduce", floats(1.0), elements=1 << 30, reduce="SUM"),
     lambda w: w.issue(0, "all_reduce", floats(1.0), group="of others", reduce="SUM"),
