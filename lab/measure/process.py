@@ -44,6 +44,17 @@ def kept(call: Callable[[], object]) -> int:
     return after - before if before >= 0 else -1
 
 
+def weigh(ballast_bytes: int) -> None:
+    """Let the process be so much larger for a moment: its high-water mark then tells what it holds now, not then.
+
+    ballast_bytes: more than all that was there for a moment only. Memory that is free is given back first.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+    torch.ones(ballast_bytes // 8, dtype=torch.float64)
+
+
 def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.12) -> int:
     """The least of several looks at bytes that are held; the last is when they are at most `most`, or patience ends.
 

@@ -6,6 +6,9 @@ import itertools
 
 import torch
 
+from lab.judge import never_holds
+from lab.trace import Trace
+
 from . import probes_optimizer as probes
 from . import suspects
 
@@ -68,16 +71,57 @@ def draw_groups(rng, plan, count=3) -> list:
     return groups
 
 
-def steps_as_the_whole(run, plan, kind, world, needs=()) -> None:
-    """Assert that every rank's tensors are after every step, bit for bit, those of the plain optimizer."""
+def steps_as_the_whole(run, plan, kind, world, needs=(), hold=()) -> list[list[dict]]:
+    """Assert that every rank's tensors are after every step, bit for bit, those of the plain optimizer.
+
+    Returns what the switch saw of each step of each rank: "rows", "payloads", and "stood_still", how often the rank
+    waited while answers were kept back. hold: the numbers of steps in which they are.
+    """
     want = run(probes.train, "plain", {**plan, "only": []})
-    ranks = run(probes.train, kind, plan, world=world, replace=[*needs])
-    told = {rank: ranks[rank] for rank in plan.get("only") or range(world)}
+    between = [(f"step {step}", f"step {step} is done") for step in hold]
+    traces = run.trace(probes.train, kind, plan, world=world, replace=[*needs], hold=between)
+    told = {
+        rank: {**traces[rank].values, "rows": [step["rows"] for step in seen(traces[rank], len(plan["steps"]))]}
+        for rank in plan.get("only") or range(world)
+    }
     for rank, got in told.items():
         same_steps(
             f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan,
             lambda step, rank=rank: suspects.of_step(plan, want, told, rank, step),
         )  # fmt: skip
+    return [seen(trace, len(plan["steps"])) for trace in traces] if len(told) == world else []
+
+
+def seen(trace: Trace, steps: int) -> list[dict]:
+    """What the switch carried in each step, and after it until the next."""
+    names = [name for step in range(steps) for name in (f"step {step}", f"step {step} is done")]
+    rows = trace.cut(names)
+    starts = [gate.issued for gate in trace.gates[::2]]
+    told = []
+    for first, last, within, after in zip(
+        starts, [*starts[1:], len(trace.messages)], rows[::2], rows[1::2], strict=True
+    ):
+        still = [row.number for row in trace.stood_still if first <= row.number < last]
+        told.append({"rows": within + after, "payloads": trace.payloads[first:last], "stood_still": len(still)})
+    return told
+
+
+def grows_by_a_share(run, rng, kind, needs=()) -> None:
+    """Assert that a rank has its share of AdamW's state, no gradient of the step before, and no copies of tensors."""
+    world, sizes, seed = 4, [rng.integers(740_000, 780_000) for _ in range(12)], rng.integers(0, 10**6)
+    want = run(probes.large, "plain", sizes, seed, 2)
+    traces = run.trace(probes.large, kind, sizes, seed, 2, world=world, replace=[*needs])
+    little = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=[*needs])
+    copy = 4 * sum(sizes)
+    for rank, (trace, small) in enumerate(zip(traces, little, strict=True)):
+        for i, tensor in enumerate(want):
+            assert torch.equal(trace.values[i], tensor), (
+                f"rank {rank} of {world}: tensor {i} of {sizes[i]:,} elements is not the unsharded optimizer's after 2 "
+                "steps of AdamW"
+            )
+        needs_bytes = int((1 + probes.BALLAST) * copy) + 3 * copy // world
+        what = "what others own of the state, or another copy of parameters or gradients,"
+        never_holds(trace, small, what, copy, needs_bytes, seen=dict)
 
 
 def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
@@ -165,9 +209,3 @@ def sent_bytes(rows, rank, world) -> float:
         }
         total += share.get(row["op"], row["bytes"])
     return total
-
-
-def turns(rows) -> int:
-    """How often a rank waited for a message before it had started the next."""
-    waited = [r for r in rows if r["waited_s"] >= 0]
-    return sum(any(later["issued_s"] > row["waited_s"] for later in rows) for row in waited)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.world.group import ledger
+from lab.world import gates
 
 
 def counted(impl, sizes: list, world: int, method: str, precision: str, activations: int, micro_batches: int) -> dict:
@@ -18,22 +18,19 @@ def counted(impl, sizes: list, world: int, method: str, precision: str, activati
 
 
 def measured(impl, sizes: list) -> dict:
-    """A step with one all-reduce a gradient and torch's ZeroRedundancyOptimizer: moments kept, bytes by kind."""
+    """A step with one all-reduce a gradient and torch's ZeroRedundancyOptimizer: bytes that are kept."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     ps = [nn.Parameter(torch.randn(n)) for n in sizes]
     o = ZeroRedundancyOptimizer(ps, torch.optim.AdamW, lr=0.1)
-    before = len(ledger.rows)
+    gates.mark("step")
     for p in ps:
         p.grad = torch.randn(len(p))
         dist.all_reduce(p.grad)
     o.step()
-    rows = ledger.rows[before:]
     kept = sum(t.nbytes for s in o.optim.state.values() for t in s.values() if t.ndim)
     return {
         "optimizer": kept,
         "gradients": sum(p.grad.nbytes for p in ps),
         "parameters": sum(p.nbytes for p in ps),
-        "all_reduce": sum(r.bytes for r in rows if r.op == "all_reduce"),
-        "broadcast": sum(r.bytes for r in rows if r.op == "broadcast"),
     }

@@ -12,10 +12,11 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from lab.measure.memory import meter
-from lab.measure.process import kept, settled
+from lab.measure.process import settled, weigh
 from lab.raising import raised
-from lab.world.group import ledger
+from lab.world import gates
 
+BALLAST = 2.25  # times all parameters: a step needs their gradients, and to pack what is sent and what comes
 OTHER_RATE = 0.77  # of an optimizer that is to load another's state_dict
 
 SCHEDULERS = {
@@ -85,7 +86,7 @@ def train(impl, kind: str, plan: dict) -> dict:
     o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], group)
     assert isinstance(o, torch.optim.Optimizer), f"a {type(o).__name__} is no torch.optim.Optimizer"
     scheduler = SCHEDULERS[plan.get("scheduler", "none")](o)
-    told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "rows": [], "grad_enabled": True}
+    told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "grad_enabled": True}
 
     def closure(gradients: list) -> float:
         told["calls"] += 1
@@ -93,19 +94,18 @@ def train(impl, kind: str, plan: dict) -> dict:
         fill(ps, gradients)
         return 0.5 + told["calls"]
 
-    for step in plan["steps"]:
+    for number, step in enumerate(plan["steps"]):
         for i in step.get("thaw", []):
             ps[i].requires_grad_(True)
         for added in given(plan, ps, step.get("add", [])):
             o.add_param_group(added)
-        before = len(ledger.rows)
+        gates.mark(f"step {number}")
         if plan.get("closure"):
             returned = o.step(lambda g=step["gradients"]: closure(g))
         else:
             fill(ps, step["gradients"])
             returned = o.step()
-        ours = {p.grad.untyped_storage().data_ptr() for p in ps if p.grad is not None}
-        told["rows"].append([{**r.plain(), "of_gradient": r.storage in ours} for r in ledger.rows[before:]])
+        gates.mark(f"step {number} is done")
         told["returned"].append(returned if returned is None else float(returned))
         told["values"].append([p.detach().clone() for p in ps])
         o.zero_grad(set_to_none=plan.get("set_to_none", True))
@@ -126,18 +126,16 @@ def fill(ps: list, gradients: list) -> None:
 
 
 def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
-    """Bytes that making the optimizer and two steps of it left behind, and what `state` owns up to; elements
-    that a step updated; gradients that are still alive after zero_grad().
+    """Bytes that making the optimizer and two steps of it left behind; elements that a step updated.
 
     most: what is asked for.
     """
     ps = parameters(plan)
     fill(ps, plan["steps"][0]["gradients"])
-    gradients = [p.grad for p in ps if p.grad is not None]
     first = [weakref.ref(p.untyped_storage()) for p in ps]
     updated: list[int] = []
     gc.collect()
-    with meter([*ps, *gradients]) as memory:
+    with meter([*ps, *(p.grad for p in ps if p.grad is not None)]) as memory:
         o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], updated=updated)
         del updated[:]  # what is tried first is no step
         for _ in range(2):
@@ -148,14 +146,7 @@ def held(impl, kind: str, plan: dict, most: float = float("inf")) -> dict:
             return memory.live_bytes - moved_bytes(ps, first)
 
         live = settled(left_behind, most, patience_s=2.0)
-    shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
-    moved = sum(not torch.equal(p, v) for p, v in zip(ps, plan["values"], strict=True))
-    places = [weakref.ref(g.untyped_storage()) for g in gradients]
-    o.zero_grad()
-    gradients.clear()
-    gc.collect()
-    left = sum(place() is not None for place in places)
-    return {"live": live, "shown": shown, "moved": moved, "updated": sum(updated) / 2, "left": left}
+    return {"live": live, "updated": sum(updated) / 2}
 
 
 def moved_bytes(ps: list, first: list) -> int:
@@ -163,26 +154,27 @@ def moved_bytes(ps: list, first: list) -> int:
     return sum(p.nbytes for p, storage in zip(ps, first, strict=True) if storage() is None)
 
 
-def grown(impl, kind: str, sizes: list, name: str, options: dict) -> int:
-    """Bytes by which the process is larger after two steps, in torch or not."""
+def large(impl, kind: str, sizes: list, seed: int, steps: int) -> list[torch.Tensor]:
+    """Steps of AdamW on tensors of these sizes, each step with gradients of its own; `digest` of each tensor.
 
-    def steps(factor: int):
-        ps = [nn.Parameter(torch.ones(factor * size // 100)) for size in sizes]
+    The process is as large at the end, when the gradients are gone, as in a step that keeps a share of the state.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    ps = [nn.Parameter(torch.rand(size, generator=draw)) for size in sizes]
+    o = optimizer(impl, kind, iter(ps), "AdamW", {"lr": 0.1, "amsgrad": True})
+    for _ in range(steps):
         for p in ps:
-            p.grad = torch.ones_like(p)
+            p.grad = torch.rand(p.shape, generator=draw)
+        o.step()
+        o.zero_grad()
+    weigh(int(BALLAST * sum(p.nbytes for p in ps)))
+    return [digest(p.detach()) for p in ps]
 
-        def two_steps():
-            o = optimizer(impl, kind, iter(ps), name, options)
-            for _ in range(2):
-                o.step()
-            return o
 
-        return two_steps
-
-    steps(1)()
-    large = steps(100)
-    dist.barrier()
-    return kept(large)
+def digest(x: torch.Tensor) -> torch.Tensor:
+    """Sums of the bits of 512 float32 numbers each: exact in any order. x: (n,); (ceil(n / 512),)."""
+    bits = x.view(torch.int32)
+    return torch.stack([part.sum() for part in bits.split(512)])
 
 
 def loaded(impl, kind: str, plan: dict, cut: int) -> dict:

@@ -17,8 +17,7 @@ from torch import nn
 
 from lab.measure import clock
 from lab.raising import raised
-from lab.world import child
-from lab.world.group import ledger
+from lab.world import child, gates
 
 from .probes_optimizer import optimizer
 
@@ -90,11 +89,11 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
     """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered]."""
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
-    told: dict = {"losses": [], "extra": [], "files": [], "sent": [], "state": {}, "loaded": [], "saved": []}
+    told: dict = {"losses": [], "extra": [], "files": [], "state": {}, "loaded": [], "saved": []}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
         torch.manual_seed(100 * number + dist.get_rank())  # what is not loaded differs
-        losses, extra, files, sent, loaded, whole = [], None, [], 0, {}, {}
+        losses, extra, files, loaded, whole = [], None, [], {}, {}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
             saved = checkpoint(impl, folder, group)
@@ -103,15 +102,14 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
                 loaded = everything(m, o)
                 scheduler.load_state_dict(extra["scheduler"])
             losses = steps(m, o, scheduler, batches[number])
-            before = len(ledger.rows)
+            gates.mark(f"save {number}")
             saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
-            sent = sum(r.bytes for r in ledger.rows[before:] if r.op not in ("recv", "barrier"))
+            gates.mark(f"save {number} is done")
             files, whole = listing(folder), everything(m, o)
             told["state"] = dict(nn.Module.state_dict(m))
         told["losses"].append(losses)
         told["extra"].append(extra and extra["note"])
         told["files"].append(files)
-        told["sent"].append(sent)
         told["loaded"].append(loaded)
         told["saved"].append(whole)
     return told

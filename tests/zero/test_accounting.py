@@ -128,13 +128,15 @@ def test_zero1_is_what_torchs_sharded_optimizer_keeps_and_sends(run, rng):
     world = 2
     sizes = [rng.integers(2000, 3000), *[rng.integers(10, 900) for _ in range(rng.integers(3, 6))]]
     got = run(probes.counted, sizes, world, "zero1", "float32", 0, 1)
-    ranks = run(probes.measured, sizes, world=world)
+    ranks = run.trace(probes.measured, sizes, world=world)
     for name in ("parameters", "gradients", "optimizer"):
-        most = max(r[name] for r in ranks)
+        most = max(rank.values[name] for rank in ranks)
         measured(f"{name} that torch's sharded optimizer keeps", got[name], most, "bytes")
         assert got[name] == most, (
             f"{name} of {sizes} on {world} ranks: counted {got[name]:,.0f}, measured {most:,} bytes"
         )
-    sent = (world - 1) / world * (2 * ranks[0]["all_reduce"] + ranks[0]["broadcast"])
+    (rows,) = ranks[0].cut(["step"])
+    often = {"all_reduce": 2, "broadcast": 1}
+    sent = (world - 1) / world * sum(often.get(row["op"], 0) * row["bytes"] for row in rows)
     measured("bytes that torch's sharded optimizer sends", got["sent"], sent, "bytes")
     assert abs(got["sent"] - sent) <= 1, f"{world} ranks: counted {got['sent']:,.0f} bytes sent, measured {sent:,.0f}"

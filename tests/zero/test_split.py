@@ -2,9 +2,10 @@
 
 What must be true: after each step every rank has, bit for bit, what the unsharded optimizer has, at 1 to 5 ranks
 (fused: within an ulp a step); every rank's share of the state is the same within 2 %, though one tensor is nearly all
-there is; optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (one that
-outweighs the rest); pieces on every rank, and only the update shared (bytes alive at the dispatcher); gradients copied
-and kept (the same); a list of refused names that lacks some (all of torch that are not elementwise are tried).
+there is; optimizers that do not treat each number by itself are refused. How it would be faked: whole tensors (who sent
+how much, of one that outweighs the rest); pieces on every rank, and only the update shared, or gradients copied and
+kept (by how much the process grew, by the kernel's books); a list of refused names that lacks some (all of torch that
+are not elementwise are tried).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .oracles import (
     draw_groups,
     draw_plan,
     goes_on_from_its_own_state_dict,
+    grows_by_a_share,
     sent_bytes,
     steps_as_the_whole,
 )
@@ -127,28 +129,20 @@ def test_shares_of_the_state_are_equal(run, rng, world):
     values = [rng.normal(s) for s in sizes]
     plan = {**draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=3), "values": values}
     plan["steps"] = [{"gradients": draw_gradients(rng, values)}]
-    total = run(probes.held, "plain", plan)["live"]
-    most = 1.02 * total / world
-    for rank, got in enumerate(run(probes.held, "split", plan, most, world=world, replace=NEEDS)):
-        assert got["moved"] == len(sizes), f"rank {rank}: {got['moved']} of {len(sizes)} tensors moved"
-        assert not got["left"], (
-            f"rank {rank}: {got['left']} gradients are still alive after zero_grad(): the optimizer keeps them, or "
-            "views of them"
+    total, largest = sum(4 * size for size in sizes), 4 * max(sizes)
+    for rank, (told,) in enumerate(steps_as_the_whole(run, plan, "split", world, NEEDS)):
+        own, most = sent_bytes(told["rows"], rank, world) / (world - 1), 1.02 * total / world + 4 * len(sizes)
+        measured(f"sent by rank {rank} of {world}, for each other rank", own, most, "bytes", at_most=True)
+        assert own <= most, (
+            f"rank {rank} of {world} updates {own:,.0f} bytes of tensors, as it sent them to the others; tensors of "
+            f"{sizes} elements have {total:,}, a share {total / world:,.0f}: cut every tensor"
+            + (", also the largest: that was updated whole" if abs(own / largest - 1) < 0.05 else "")
         )
-        measured(f"state that a rank of {world} holds", got["live"], most, "bytes", at_most=True)
-        assert got["live"] <= most, (
-            f"rank {rank} of {world}: {got['live']:,} bytes are alive that two steps of {plan['optimizer']} made for "
-            f"tensors of {sizes} elements; the unsharded state has {total:,}, a share {total / world:,.0f}: "
-            + (
-                "that is the largest tensor's whole: cut every tensor"
-                if abs(got["live"] / (total * max(sizes) / sum(sizes)) - 1) < 0.02
-                else "cut every tensor, and keep neither gradients nor copies"
-            )
-        )
-        assert got["updated"] <= 1.02 * sum(sizes) / world + len(sizes), (
-            f"rank {rank} of {world}: a step of the inner {plan['optimizer']} updates {got['updated']:,.0f} of "
-            f"{sum(sizes):,} elements, a share is {sum(sizes) / world:,.0f}"
-        )
+
+
+@exercise(SPLIT, kind="property")
+def test_the_process_grows_by_one_share_of_the_state(run, rng):
+    grows_by_a_share(run, rng, "split", NEEDS)
 
 
 @exercise(SPLIT, kind="property")
@@ -156,9 +150,9 @@ def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
     plan = draw_even(rng, 20)
     size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
-    ranks = run(probes.train, "split", plan, world=world, replace=NEEDS)
-    for step in range(2):
-        sent = sum(sent_bytes(got["rows"][step], rank, world) for rank, got in enumerate(ranks))
+    ranks = steps_as_the_whole(run, plan, "split", world, NEEDS)
+    for step, told in enumerate(zip(*ranks, strict=True)):
+        sent = sum(sent_bytes(got["rows"], rank, world) for rank, got in enumerate(told))
         most = (world - 1) * (size + 8 * world * len(plan["values"]))  # shares padded by an element a tensor and rank
         measured(f"bytes that {world} ranks send in a step", sent, most, "bytes", at_most=True)
         assert sent <= most, (

@@ -25,8 +25,8 @@ NEEDS = ["zero.zero1"]
 ASKED = {"replace": NEEDS, "shared": True}  # and a folder that all ranks have
 
 
-def draw(rng, counts) -> tuple:
-    width = rng.integers(4, 8)
+def draw(rng, counts, width=0) -> tuple:
+    width = width or rng.integers(4, 8)
     state = {n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 9))
              for n, t in probes.Model(width).state_dict().items()}  # fmt: skip
     state["layers.3.weight"] = state["layers.0.weight"]
@@ -106,10 +106,17 @@ def test_what_does_not_fit_is_refused(run, rng):
 @exercise(STATE_DICT, kind="property")
 def test_files_are_shares_in_safetensors_and_json(run, rng):
     world = 3
-    width, state = 24, None
+    width, state, _ = draw(rng, [], 24)
     batches = [[rng.normal(3, width) for _ in range(2)] for _ in range(2)]
     stages = [[[0, 1, 2], False], [[0, 1, 2], True]]
-    ranks = run(probes.resume, width, "AdamW", OPTIONS["AdamW"], state, batches, stages, world=world, **ASKED)
+    args = width, "AdamW", OPTIONS["AdamW"], state, batches, stages
+    traces = run.trace(probes.resume, *args, world=world, **ASKED)
+    want = run(probes.oracle, *args[:-1])
+    for rank, trace in enumerate(traces):
+        assert trace.values["losses"] == want["losses"], (
+            f"rank {rank}: losses {trace.values['losses']}, without interruption {want['losses']}"
+        )
+    ranks = [trace.values for trace in traces]
     for stage, what in enumerate(("sharded", "gathered")):
         files = ranks[0]["files"][stage]
         odd = [name for name, _, kind in files if kind == "other"]
@@ -129,10 +136,10 @@ def test_files_are_shares_in_safetensors_and_json(run, rng):
         if twice else "each tensor is saved once"
     )  # fmt: skip
     assert max(shares) <= 0.6 * whole, f"shares of {shares} bytes for {whole}: each rank writes what it has"
-    for rank, got in enumerate(ranks):
-        assert got["sent"][0] <= 4096, (
-            f"rank {rank}: a sharded save sent {got['sent'][0]:,} bytes; tensors are written by who has them"
-        )
+    for rank, trace in enumerate(traces):
+        saving = trace.cut([name for stage in range(2) for name in (f"save {stage}", f"save {stage} is done")])[0]
+        sent = sum(row["bytes"] for row in saving if row["op"] not in ("recv", "barrier"))
+        assert sent <= 4096, f"rank {rank}: a sharded save sent {sent:,} bytes; tensors are written by who has them"
 
 
 @exercise(STATE_DICT, kind="property")
