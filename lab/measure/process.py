@@ -10,25 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..world.witness import tell
 from . import clock
-
-
-def grown(call: Callable[[], object]) -> int:
-    """Bytes by which the process grew at most while `call` ran; -1 where that cannot be known: Linux alone tells.
-
-    Run it on something small first, or what is loaded once is counted too.
-    """
-    gc.collect()
-    try:
-        with open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")  # the highest that the resident memory was is forgotten
-    except OSError:
-        return -1
-    before = _resident("VmRSS")
-    call()
-    tell("grown", grown := _resident("VmHWM") - before)
-    return grown
 
 
 def kept(call: Callable[[], object]) -> int:

@@ -52,7 +52,6 @@ class Account:
         self.memory: dict[int, list] = {}  # what each meter said when it ended, in the order of MEMORY
         self.took: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)  # (seconds inside, outside)
         self.starved: list[float] = []  # seconds of b's that were waited for a core
-        self.grown: list[int] = []  # bytes, by lab.measure.process
         self.wrong = ""
         self._begun = 0.0
         self._made: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # (± bytes, elements), by meter
@@ -85,7 +84,7 @@ class Account:
 
     def peaks(self) -> list[int]:
         """Bytes that each meter of memory says were there at most."""
-        return [numbers[0] for numbers in self.memory.values()] + self.grown
+        return [numbers[0] for numbers in self.memory.values()]
 
     # One method a kind of line.
 
@@ -113,9 +112,6 @@ class Account:
                 f"{was[1]} accesses in {was[0]} launches were seen when they happened, {seen[1]} in {seen[0]} at the "
                 "end, or other ones"
             )
-
-    def _on_grown(self, stamp: float, bytes: int) -> None:
-        self.grown.append(max(0, int(bytes)))
 
     def _on_begin(self, stamp: float) -> None:
         self._begun = stamp
