@@ -62,8 +62,10 @@ class Outcome:
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
         must, found = self.attack, []
-        if not must.must_earn - self.undecided - 1e-3 <= self.earned <= must.must_earn + 1e-3:
-            found.append(f"earned {self.earned:.3f}, must earn {must.must_earn:.3f}")
+        least = must.must_earn - self.undecided if must.is_honest else 0.0
+        if not least - 1e-3 <= self.earned <= must.must_earn + 1e-3:
+            most = "" if must.is_honest else "at most "
+            found.append(f"earned {self.earned:.3f}, must earn {most}{must.must_earn:.3f}")
         if bool(self.flags) != must.flagged:
             found.append(f"flags: {', '.join(self.flags) or 'none'}; expected {'some' if must.flagged else 'none'}")
         if must.open:

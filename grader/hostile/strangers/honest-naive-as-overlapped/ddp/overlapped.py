@@ -1,7 +1,0 @@
-"""Naive data parallelism, as it is."""
-
-from .naive import NaiveDDP
-
-
-class OverlappedDDP(NaiveDDP):
-    pass
