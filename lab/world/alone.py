@@ -91,8 +91,14 @@ def _unshare(namespaces: int) -> None:
 
 
 def _mounted_in(folder: str) -> list[str]:
+    """Return the mount points in `folder`, without those inside another."""
     with open("/proc/self/mountinfo") as mounts:
-        return [path for line in mounts if (path := line.split()[4]).startswith(folder) and os.path.isdir(path)]
+        found = sorted(line.split()[4] for line in mounts)
+    outer: list[str] = []
+    for path in found:
+        if path.startswith(folder) and os.path.isdir(path) and not (outer and path.startswith(f"{outer[-1]}/")):
+            outer.append(path)
+    return outer
 
 
 def _stand_for(pid: int) -> NoReturn:

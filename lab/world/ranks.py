@@ -160,6 +160,8 @@ class World:
                     seccomp.install(self.walls.filter)
                 child.shared = alone.SHARED if apart and self.shared else self.shared
                 child.answer(self.job, self.args, number, reply_write, told_write, mine, secret)
+            except OSError as error:
+                os.write(2, f"the rank did not start: {error}\n".encode())
             finally:
                 os._exit(1)
         began_bytes = resident(pid)
