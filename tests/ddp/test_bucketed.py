@@ -35,6 +35,7 @@ from .oracles import (
     trains_as_one,
     trains_model_as_one,
 )
+from .payloads import left_late
 from .suspects_wrappers import by_hook, of_second_backward, sent_between, sent_when
 
 BUCKETED = "ddp.bucketed"
@@ -374,6 +375,11 @@ def test_nothing_is_sent_within_no_sync(run, rng):
             )
             early = [r for r in rows if r["phase"] != "backward"]
             assert not early, f"rank {rank}, step {step}: {len(early)} buckets were sent outside the last backward"
+            late = left_late(told)
+            assert not late, (
+                f"rank {rank}, step {step}: {len(late)} of {len(rows)} buckets were sent when the last backward had "
+                f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it; {sent_when(told)}"
+            )
     batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
     for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
         assert trace.cut(["backward", "finish"])[0], (

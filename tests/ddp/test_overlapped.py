@@ -28,6 +28,7 @@ from .oracles import (
     trains_as_one,
     trains_model_as_one,
 )
+from .payloads import left_late
 from .suspects_wrappers import sent_when
 
 OVERLAPPED = "ddp.overlapped"
@@ -115,6 +116,12 @@ def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes)
             assert not late, (
                 f"{what}: {len(late)} of {len(told['rows'])} all-reduces were issued in {late[0]}, expected all during "
                 f"backward; {sent_when(told)}: register_post_accumulate_grad_hook tells of each gradient"
+            )
+            gone = left_late(told)
+            assert not gone, (
+                f"{what}: {len(gone)} of {len(told['rows'])} all-reduces left when backward had gone on from their "
+                f"layer, the first that of {gone[0][0]['carries'][0]}; {sent_when(told)}: send each gradient in its "
+                "own hook"
             )
 
 
