@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 
 from lab.judge import close, measured
+from lab.world import gates
 
 from . import probes_fsdp, suspects_training
 from .probes_fsdp import DTYPES, Net
@@ -45,8 +46,26 @@ def natural(plan, steps=3, micro=1) -> list:
     return [[list(range(len(plan["hidden"])))] * micro for _ in range(steps)]
 
 
-def whole_batch(plan, state, batches, optim, dtype) -> dict:
-    """One process that sees what all ranks see. dtype: of everything; "bfloat16" and "float16" with float32 masters."""
+def draw_numbers(rng, orders) -> dict[str, list[float]]:
+    """A number for each gate of these steps, exact in every dtype."""
+    names = [
+        f"{step}.{i} {name}" for step, micros in enumerate(orders) for i, order in enumerate(micros) for name in (
+            "embedded", "blocks", *(f"block {b} {what}" for b in {*order} for what in ("begins", "backward", "ends"))
+        )
+    ]  # fmt: skip
+    return {name: [rng.integers(48, 80) / 64] for name in names}
+
+
+def whole_batch(plan, state, batches, optim, dtype, numbers) -> dict:
+    """One process that sees what all ranks see. dtype: of everything; "bfloat16" and "float16" with float32 masters.
+
+    numbers: of the gates.
+    """
+    with gates.answered(numbers):
+        return _whole_batch(plan, state, batches, optim, dtype)
+
+
+def _whole_batch(plan, state, batches, optim, dtype) -> dict:
     m = Net({**plan, "checkpoint": False})
     m.load_state_dict(state)
     mixed = dtype in ("bfloat16", "float16")
@@ -60,12 +79,14 @@ def whole_batch(plan, state, batches, optim, dtype) -> dict:
     for step in range(len(batches[0])):
         optimizer.zero_grad()
         for i in range(len(batches[0][step])):
+            m.begin(f"{step}.{i}")
             for rank, told in zip(batches, losses, strict=True):
                 tokens, targets, order = rank[step][i]
                 value = probes_fsdp.loss(_forward(m, tokens, order, kind), targets)
                 told.append(float(value.detach()))
                 (value / len(rank[step]) / len(batches)).backward()
         optimizer.step()
+        m.begin("")
         with torch.no_grad():
             outs = [_forward(m, rank[step][0][0], rank[step][0][2], kind) for rank in batches]
             evaluated.append([out.double() for out in outs])
@@ -79,24 +100,34 @@ def _forward(m, tokens, order, kind):
     return torch.func.functional_call(m, cast, (tokens, order), tie_weights=True)
 
 
-def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", options=None, reduced=""):
-    """Assert that ranks do what one process does on the whole batch: start, losses, outputs, weights."""
+def trains_as_one(
+    run, rng, expect, kind, plan, orders, world, optim="sgd", options=None, reduced="", hold=()
+) -> list[dict]:
+    """Assert that ranks do what one process does on the whole batch: start, losses, outputs, weights, what they sum.
+
+    Returns what each rank gave, with "seen", what the switch saw of each step. hold: pairs of gates.
+    """
     states = draw_states(rng, plan, world)
     batches = draw_batches(rng, plan, world, orders)
+    numbers = draw_numbers(rng, orders)
     how = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
     args = (plan, states, batches, how)
     if kind == "zero2":
-        ranks = run(probes_fsdp.train2, *args, [], world=world)
+        traces = run.trace(probes_fsdp.train2, *args, [], world=world, gates=numbers, hold=hold)
     else:
-        ranks = run(probes_fsdp.train, kind, options or {}, *args, world=world, replace=NEEDS[kind])
-    want = expect(whole_batch, plan, states[0], batches, how, "float64")
-    plain = expect(whole_batch, plan, states[0], batches, how, reduced)
+        traces = run.trace(
+            probes_fsdp.train, kind, options or {}, *args, world=world, replace=NEEDS[kind], gates=numbers, hold=hold
+        )
+    ranks = [{**trace.values, "seen": seen(trace, orders, kind)} for trace in traces]
+    want = expect(whole_batch, plan, states[0], batches, how, "float64", numbers)
+    plain = expect(whole_batch, plan, states[0], batches, how, reduced, numbers)
     factor = 6 if reduced else 15
 
     @functools.cache
     def explained() -> str:
         small = (options or {}).get("small", 0)
-        return suspects_training.explain(kind, plan, states, batches, how, ranks, small, bool(reduced))
+        with gates.answered(numbers):
+            return suspects_training.explain(kind, plan, states, batches, how, ranks, small, bool(reduced))
 
     def suspects(got):
         return [(explained(), got)] if explained() else []
@@ -150,6 +181,44 @@ def trains_as_one(run, rng, expect, kind, plan, orders, world, optim="sgd", opti
                 cause="expected what one process gets: the mean over ranks of the sum over backwards",
                 suspects=lambda weights=weights: suspects(weights[0]),
             )  # fmt: skip
+    return ranks
+
+
+PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
+
+
+def seen(trace, orders, kind) -> list[dict]:
+    """Of each step: "rows" with their phase, in the order in which they left; "no_grad", those after the step; "asked",
+    how many of the step's rows had left when a gate was asked first, by its name; "stood_still": numbers of rows
+    that were waited for while the switch kept answers back."""
+    marks = [(gate.issued, gate.name) for gate in trace.gates if gate.name.split()[-1] in PHASES - {"backward"}
+             or (gate.name.endswith(" backward") and "block" not in gate.name)]  # fmt: skip
+    after = ("step", "over") if kind == "zero2" else ("finish", "step", "no_grad", "over")
+    names = [
+        [f"{step}.{i} {name}" for i in range(len(micros)) for name in ("forward", "backward")]
+        + [f"{step} {name}" for name in after]
+        for step, micros in enumerate(orders)
+    ]
+    asked, expected = [name for _, name in marks], [name for step in names for name in step]
+    assert asked == expected, f"expected to see {', '.join(expected)}, saw {', '.join(asked) or 'nothing'}"
+    ends, told = [*(issued for issued, _ in marks[1:]), len(trace.messages)], []
+    spans = {name: (first, last) for (first, name), last in zip(marks, ends, strict=True)}
+    for step, own in enumerate(names):
+        first, rows = spans[own[0]][0], {}
+        for name in own:
+            phase = name.split()[-1]
+            rows.setdefault(phase, []).extend(
+                {**row.plain(), "phase": phase} for row in trace.messages[slice(*spans[name])]
+            )
+        issued = {gate.name: gate.issued - first for gate in reversed(trace.gates)}
+        evaluated, _ = rows.pop("no_grad", []), rows.pop("over")
+        every = sorted((row for some in rows.values() for row in some), key=lambda row: row["number"])
+        told.append({
+            "rows": every, "no_grad": evaluated, "payloads": [trace.payloads[row["number"]] for row in every],
+            "asked": {name: n for name, n in issued.items() if name.startswith((f"{step}.", f"{step} "))},
+            "stood_still": {row.number for row in trace.stood_still},
+        })  # fmt: skip
+    return told
 
 
 def averages_its_group(run, rng, kind, options=None):
@@ -247,7 +316,7 @@ def sends_exactly(ranks, want, cause, plan, world, small=0):
         name = f"block {name}" if isinstance(name, int) else name
         names[n] = f"{names[n]} or {name}" if n in names else name
     for rank, got in enumerate(ranks):
-        for step, what in enumerate(got["steps"]):
+        for step, what in enumerate(got["seen"]):
             found = sends(what["rows"])
             measured("messages of a rank in a step", found.total(), want.total())
             more, gone = found - want, want - found
@@ -288,12 +357,13 @@ def _sent_otherwise(more, gone, want, names, plan) -> str:
     return ""
 
 
-def steps_of(run, rng, kind, plan, orders, world, options=None):
-    """What each rank sent, with nothing judged yet."""
-    states, batches = draw_states(rng, plan, world), draw_batches(rng, plan, world, orders)
-    return run(
-        probes_fsdp.train, kind, options or {}, plan, states, batches, ["sgd", 0.05], world=world, replace=NEEDS[kind]
-    )
+def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:
+    """What each rank gave and sent, in a training that came out right."""
+    return trains_as_one(run, rng, _expected, kind, plan, orders, world, "sgd", options, reduced, hold)
+
+
+def _expected(oracle, *args):
+    return oracle(*args)
 
 
 def held_beside(run, kind, options, plan, tokens, world) -> list:

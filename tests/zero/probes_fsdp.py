@@ -13,47 +13,49 @@ from torch.utils.checkpoint import checkpoint
 from lab.measure.memory import Held
 from lab.measure.process import kept, settled
 from lab.raising import raised
-from lab.world import ledger as ledgers
-from lab.world.group import ledger
+from lab.world import gates
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Block(nn.Module):
-    """A residual layer; it notes when it computes, forward and backward."""
+    """A residual layer with gates before and after it, and between its halves in backward."""
 
-    def __init__(self, width: int, hidden: int, double: bool, marks: list, computed: set):
+    def __init__(self, width: int, hidden: int, double: bool, place: int):
         super().__init__()
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
         self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32))
-        self.marks, self.computed, self.place = marks, computed, -1
+        self.place, self.at = place, ""
 
     def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
-        self.mark("forward begins")
-        h = torch.tanh(self.up(x))
-        self.computed |= {str(self.up.weight.dtype), str(h.dtype)}
-        if h.requires_grad:
-            h.register_hook(lambda _: self.mark("backward"))
+        x = _forward(x, self.at, f"block {self.place} begins")
+        h = _backward(torch.tanh(self.up(x)), self.at, f"block {self.place} backward")
         y = x + self.down(h) * gain + self.shift.to(x.dtype)
-        self.mark("forward ends")
-        return {"y": y, "unused": None}
+        return {"y": _forward(y, self.at, f"block {self.place} ends"), "unused": None}
 
-    def mark(self, what: str) -> None:
-        self.marks.append([what, self.place, len(ledger.rows), ledgers._now()])
+
+def _forward(x: torch.Tensor, at: str, name: str) -> torch.Tensor:
+    return gates.in_forward(x, f"{at} {name}") if at else x
+
+
+def _backward(x: torch.Tensor, at: str, name: str) -> torch.Tensor:
+    return gates.in_backward(x, f"{at} {name}") if at else x
 
 
 class Net(nn.Module):
-    """Tokens to logits. plan: width, hidden (of each block), vocabulary; perhaps tied, checkpoint, frozen, double."""
+    """Tokens to logits. plan: width, hidden (of each block), vocabulary; perhaps tied, checkpoint, frozen, double.
+
+    Its gates are named by the step and micro-batch that `begin` has set, as "0.1 embedded", "0.1 block 2 begins",
+    "0.1 block 2 ends", and in backward "0.1 blocks" and "0.1 block 2 backward"; "": no gates.
+    """
 
     def __init__(self, plan: dict):
         super().__init__()
-        width, self.checkpoint, self.marks, self.computed = plan["width"], plan.get("checkpoint", False), [], set()
+        width, self.checkpoint, self.at = plan["width"], plan.get("checkpoint", False), ""
         self.embedding = nn.Embedding(plan["vocabulary"], width)
         self.blocks = nn.ModuleList(
-            Block(width, h, plan.get("double", False), self.marks, self.computed) for h in plan["hidden"]
+            Block(width, h, plan.get("double", False), place) for place, h in enumerate(plan["hidden"])
         )
-        for place, block in enumerate(self.blocks):
-            block.place = place
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, plan["vocabulary"], bias=False)
         if plan.get("tied"):
@@ -63,13 +65,18 @@ class Net(nn.Module):
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
 
+    def begin(self, at: str) -> None:
+        self.at = at
+        for block in self.blocks:
+            block.at = at
+
     def forward(self, tokens: torch.Tensor, order: list) -> torch.Tensor:
         x = self.embedding(tokens)
-        x = x * self.scale.to(x.dtype)
+        x = _forward(x * self.scale.to(x.dtype), self.at, "embedded")
         for i in order:
             block = self.blocks[i]
             x = (checkpoint(block, x, gain=0.5, use_reentrant=False) if self.checkpoint else block(x, gain=0.5))["y"]
-        return self.head(self.norm(x))
+        return self.head(self.norm(_backward(x, self.at, "blocks")))
 
 
 def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -100,37 +107,36 @@ def train(impl, kind: str, options: dict, plan: dict, states: list, batches: lis
     rank = dist.get_rank()
     m = Net(plan)
     m.load_state_dict(states[rank])
-    with ledger.phase("start"):
-        wrapped = wrap(impl, kind, m, **options)
-        start = plain_state(wrapped)
+    wrapped = wrap(impl, kind, m, **options)
+    start = plain_state(wrapped)
     stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
-    told, losses, evaluated = [], [], []
-    for step in batches[rank]:
+    dtypes, losses, evaluated = [], [], []
+    for number, step in enumerate(batches[rank]):
         stepper.zero_grad()
-        del m.marks[:]
-        first = len(ledger.rows)
-        for tokens, targets, order in step:
-            with ledger.phase("forward"):
-                out = loss(wrapped(tokens, order), targets)
-            losses.append(float(out.detach()))
-            (out / len(step)).backward()
-        ended = ledgers._now()
-        with ledger.phase("finish"):
-            wrapped.finish_gradient_synchronization()
-        dtypes = sorted({str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None})
-        with ledger.phase("step"):
-            stepper.step()
-        told.append({"first": first, "last": len(ledger.rows), "ended_s": ended, "dtypes": dtypes,
-                     "marks": [[w, i, n - first, s] for w, i, n, s in m.marks]})  # fmt: skip
-        with torch.no_grad(), ledger.phase("no_grad"):
+        for i, (tokens, targets, order) in enumerate(step):
+            losses.append(backward(wrapped, m, f"{number}.{i}", tokens, targets, order, len(step)))
+        gates.mark(f"{number} finish")
+        wrapped.finish_gradient_synchronization()
+        dtypes.append(sorted({str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None}))
+        gates.mark(f"{number} step")
+        stepper.step()
+        gates.mark(f"{number} no_grad")
+        m.begin("")
+        with torch.no_grad():
             evaluated.append(wrapped(step[0][0], step[0][2]).float())
-    rows = ledger.plain()
-    for step in told:
-        step["rows"] = rows[step["first"] : step["last"]]
-    unused = [r for r in rows if r["phase"] == "no_grad"]
-    return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "steps": told,
-            "no_grad": unused, "computed": sorted(m.computed),
+        gates.mark(f"{number} over")
+    return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
             "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
+
+
+def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
+    """Forward and backward of one micro-batch of `of`; its loss."""
+    m.begin(at)
+    gates.mark(f"{at} forward")
+    out = loss(wrapped(tokens, order), targets)
+    gates.mark(f"{at} backward")
+    (out / of).backward()
+    return float(out.detach())
 
 
 def plain_state(wrapped: Any) -> dict:
@@ -241,29 +247,19 @@ def train2(impl, plan: dict, states: list, batches: list, optim: list, groups: l
         "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
     }
     cls, defaults = kinds[optim[0]]
-    with ledger.phase("start"):
-        zero = impl.zero.zero2.ZeRO2(m, cls, *mine, lr=optim[1], **defaults)
+    zero = impl.zero.zero2.ZeRO2(m, cls, *mine, lr=optim[1], **defaults)
     start = {n: t.clone() for n, t in nn.Module.state_dict(m).items()}
-    told, losses = [], []
-    for step in batches[rank]:
-        first = len(ledger.rows)
-        del m.marks[:]
-        for tokens, targets, order in step:
-            out = loss(m(tokens, order), targets)
-            losses.append(float(out.detach()))
-            (out / len(step)).backward()
-            left = sorted(n for n, p in m.named_parameters() if p.grad is not None)
-        ended = ledgers._now()
-        with ledger.phase("step"):
-            zero.step()
-        last = len(ledger.rows)
-        with ledger.phase("zero_grad"):
-            zero.zero_grad()
-        told.append({"first": first, "last": last, "ended_s": ended, "left": left})
-    rows = ledger.plain()
-    for step in told:
-        step["rows"] = rows[step["first"] : step["last"]]
-    return {"state": dict(nn.Module.state_dict(m)), "start": start, "losses": losses, "steps": told}
+    left, losses = [], []
+    for number, step in enumerate(batches[rank]):
+        for i, (tokens, targets, order) in enumerate(step):
+            losses.append(backward(m, m, f"{number}.{i}", tokens, targets, order, len(step)))
+            kept = sorted(n for n, p in m.named_parameters() if p.grad is not None)
+        left.append(kept)
+        gates.mark(f"{number} step")
+        zero.step()
+        gates.mark(f"{number} over")
+        zero.zero_grad()
+    return {"state": dict(nn.Module.state_dict(m)), "start": start, "losses": losses, "left": left}
 
 
 def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:

@@ -150,6 +150,7 @@ def trained(
         for i in range(len(batches[0][step])):
             uses = []
             for rank, m in enumerate(models):
+                m.begin(f"{step}.{i}")
                 old = weights[rank][{"start": 0, "before": max(step - 1, 0)}.get(how.old, step)]
                 used = {n: (old if meant(n) else weights[rank][step])[n] for n in old}
                 value, gradients = _gradients(m, used, batches[rank][step][i], tied)

@@ -11,6 +11,7 @@ masters (steps too small for them); autocast (forbidden, and its messages are fl
 from __future__ import annotations
 
 import pytest
+import torch
 
 from lab.judge import measured
 from lab.pytest_plugin import exercise
@@ -28,6 +29,7 @@ from .oracles_fsdp import (
     survives_fp16,
     trains_as_one,
 )
+from .probes_fsdp import DTYPES
 
 MIXED = "zero.fsdp_mixed"
 
@@ -59,19 +61,21 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
 def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
     plan, world = draw_plan(rng), rng.integers(2, 3)
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
-    ranks = steps_of(run, rng, "mixed", plan, natural(plan, 2), world, options)
+    rough = "bfloat16" if "bfloat16" in (dtype, reduce) else dtype
+    ranks = steps_of(run, rng, "mixed", plan, natural(plan, 2), world, options, reduced=rough)
     sends_exactly(
         ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
         plan, world,
     )  # fmt: skip
     for rank, got in enumerate(ranks):
-        assert got["computed"] == [f"torch.{dtype}"], (
-            f"rank {rank}: a layer's weights and what it computes are {got['computed']}, expected torch.{dtype} alone"
-        )
-        for step in got["steps"]:
-            assert step["dtypes"] == ["torch.float32"], (
-                f"rank {rank}: the shards' gradients are {step['dtypes']}, expected float32, as the masters are"
+        for out in got["evaluated"]:
+            assert torch.equal(out, out.to(DTYPES[dtype]).float()), (
+                f"rank {rank}: what the last layer computes are no numbers of {dtype}: its weights and inputs are to be"
+            )
+        for dtypes in got["dtypes"]:
+            assert dtypes == ["torch.float32"], (
+                f"rank {rank}: the shards' gradients are {dtypes}, expected float32, as the masters are"
             )
 
 
