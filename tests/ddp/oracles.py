@@ -332,7 +332,7 @@ def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float)
     """Assert how much sooner a step ends than with one all-reduce a parameter after backward, on a link.
 
     Its seconds follow from what left when: the switch saw that, and the cost function knows the rest. Of the gain that
-    sending `together` layers at a time would bring, 0.9 is asked for, on a logarithmic scale.
+    sending `together` layers at a time would bring, 0.85 is asked for, on a logarithmic scale.
     """
     width, plan, states = draw_chain(rng, 2, layers=layers)
     plan[:] = [[6, "float32"]] * layers
@@ -355,10 +355,10 @@ def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float)
     for step in range(len(orders)):
         took = gated.seconds([gated.events(got["steps"][step]) for got in ranks], link, layer_s)
         measured("a step against naive, on a link", naive_s / took, naive_s / ideal_s)
-        assert naive_s / took >= (naive_s / ideal_s) ** 0.9, (
+        assert naive_s / took >= (naive_s / ideal_s) ** 0.85, (
             f"communication is not hidden behind backward: in the order in which rank 0's messages left, a step of "
             f"{layers} layers, {1e3 * layer_s:g} ms each, ends {naive_s / took:.2f} times as soon as with the naive "
             f"wrapper (2 ranks, {1e3 * link.alpha_s:g} ms and {link.bytes_per_s:.3g} B/s a message); one message for "
             f"{together} layer{'s' * (together > 1)} makes it {naive_s / ideal_s:.2f} times, and at least "
-            f"{(naive_s / ideal_s) ** 0.9:.2f} times are asked for"
+            f"{(naive_s / ideal_s) ** 0.85:.2f} times are asked for"
         )
