@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from lab.judge import close, measured
+from lab.judge import close, measured, never_holds
 from lab.world import gates
 
 from . import probes_fsdp, suspects_training
@@ -181,7 +181,41 @@ def trains_as_one(
                 cause="expected what one process gets: the mean over ranks of the sum over backwards",
                 suspects=lambda weights=weights: suspects(weights[0]),
             )  # fmt: skip
+    if not reduced and len(orders[0]) == 1 and not any(plan.get(flag) for flag in ("tied", "frozen", "double")):
+        for rank, got in enumerate(ranks):
+            own = _own_gradients(plan, states[0], batches[rank][0][0], numbers, kind == "zero2")
+            _scatters(f"rank {rank} of {world}", got["seen"][0], own, world)
     return ranks
+
+
+def _own_gradients(plan, state, batch, numbers, by_parameter) -> list[torch.Tensor]:
+    """Of one rank's first micro-batch, in float64: of each parameter, or of each layer."""
+    m = Net({**plan, "checkpoint": False})
+    m.load_state_dict(state)
+    m.double().begin("0.0")
+    with gates.answered(numbers):
+        probes_fsdp.loss(m(batch[0], batch[2]), batch[1]).backward()
+    layers = [[p] for p in m.parameters()] if by_parameter else [
+        [*layer.parameters()] for layer in (m.embedding, *m.blocks, m.norm, m.head)
+    ]  # fmt: skip
+    every = [[p.grad for p in layer if p.grad is not None] for layer in layers]
+    return [torch.cat([g.flatten() for g in some]) for some in every if some]
+
+
+def _scatters(who, step, own, world) -> None:
+    """Assert that what a rank hands in to be summed is its own gradients, padded, divided by W or not, in any order."""
+    for row, payload in zip(step["rows"], step["payloads"], strict=True):
+        if row["op"] != "reduce_scatter" or payload is None:
+            continue
+        sent = payload.double().sort().values
+        alike = []
+        for gradient in own:
+            if -(-gradient.numel() // world) * world == sent.numel():
+                padded = torch.cat([gradient, gradient.new_zeros(sent.numel() - gradient.numel())]).sort().values
+                alike += [padded / world, padded]
+        assert any((sent - one).abs().max() <= 1e-4 * one.abs().max() for one in alike), (
+            f"{who}: a reduce-scatter of {sent.numel()} elements in {row['phase']} holds no gradient of this rank"
+        )
 
 
 PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
@@ -364,6 +398,49 @@ def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold
 
 def _expected(oracle, *args):
     return oracle(*args)
+
+
+MOMENTS = {  # shares of all parameters that may be there at each, beside a few layers; and what would be too much
+    "forward": (1, "all layers whole, as they are or for autograd: gather each for its own forward, and free it,"),
+    "backward": (2, "all layers or their whole gradients: free each layer's when it is done,"),
+    "gradients": (2, "whole gradients, all layers, or copies, in torch or not: keep this rank's part alone,"),
+}
+
+
+def holds_a_part(run, rng, kind, moment, options=None) -> None:
+    """Assert that a rank has no more at that moment than its part, and layers that are at work; the kernel decides."""
+    world, seed, width, blocks = 4, rng.integers(0, 10**6), 256, 16
+    plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
+    tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
+    whole = 4 * parts(plan, world)[2]
+    small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
+    ballast = 3 * whole // 2  # the net is whole when it is made, and cut from then on
+    traces = run.trace(
+        probes_fsdp.weighed, kind, options or {}, plan, seed, tokens, moment, ballast, world=world, replace=NEEDS[kind]
+    )
+    (little,) = run.trace(probes_fsdp.weighed, kind, options or {}, small, seed, tokens, moment, 1 << 12, world=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        m = Net(plan)
+    order = list(range(blocks))
+    optimizer = probes_fsdp.optimizer("sgd", m.parameters(), 0.1)
+    losses = []
+    for own in tokens:
+        value = probes_fsdp.loss(m(own, order), torch.zeros(()))
+        losses.append(float(value.detach()))
+        (value / world).backward()
+    optimizer.step()
+    shares, what = MOMENTS[moment]
+    for rank, trace in enumerate(traces):
+        who = f"rank {rank} of {world}"
+        assert abs(trace.values["loss"] - losses[rank]) <= 1e-4 * losses[rank], (
+            f"{who}: the loss is {trace.values['loss']:.7g}, expected {losses[rank]:.7g}"
+        )
+        for name, tensor in m.state_dict().items():
+            off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
+            assert off <= 1e-3, f"{who}: {name} after a step of SGD is off by {float(off):.3g}, summed over its rows"
+        needs_bytes = ballast + shares * whole // world
+        never_holds(trace, little, what, whole, needs_bytes, seen=dict)
 
 
 def held_beside(run, kind, options, plan, tokens, world) -> list:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.measure.memory import Held
-from lab.measure.process import kept, settled
+from lab.measure.process import settled, weigh
 from lab.raising import raised
 from lab.world import gates
 
@@ -184,55 +184,51 @@ def at_rest(memory: Held) -> int:
 
 
 def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> dict:
-    """Bytes held in the second step: at rest, at most in forward, between, at most in backward, and with gradients.
-
-    Also what the units' `full` have of it, and the same of the first step.
-    """
+    """Bytes held in the second step: at rest, at most in forward, between, at most in backward, and with gradients."""
     told = {}
-
-    def full() -> int:
-        return sum(unit.full.untyped_storage().nbytes() for unit in getattr(wrapped, "units", []))
-
     order = list(range(len(plan["hidden"])))
     with Held() as memory:
         wrapped = wrap(impl, kind, Net(plan), **options)
         for _ in range(2):
-            told.update({f"first {name}": told[name] for name in ("between", "gradients") if name in told})
             for parameter in wrapped.parameters():
                 parameter.grad = None
             told["rest"] = at_rest(memory)
-            told["full at rest"] = full()
             memory.restart()
             out = wrapped(tokens, order).sum()
             told["forward"], told["between"] = memory.peak, at_rest(memory)
-            told["full between"] = full()
             memory.restart()
             out.backward()
             told["backward"] = memory.peak
             del out
             wrapped.finish_gradient_synchronization()
             told["gradients"] = at_rest(memory)
-            memory.restart()
-            with torch.no_grad():
-                wrapped(tokens, order)
-            told["no_grad"] = memory.peak
     return told
 
 
-def grown(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> int:
-    """Bytes by which the process is larger after a step of a sharded net, its gradients forgotten, in torch or not."""
+def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
+    """A step of SGD, and the process at its largest at one moment of it: in the last block's "forward", in the first
+    block's "backward", or after the step, with "gradients".
 
-    def step(plan: dict):
-        wrapped = wrap(impl, kind, Net(plan), **options)
-        wrapped(tokens, list(range(len(plan["hidden"])))).sum().backward()
-        wrapped.finish_gradient_synchronization()
-        for parameter in wrapped.parameters():
-            parameter.grad = None
-        return wrapped
+    tokens: of each rank. Returns the loss, and the sums over rows of each tensor of the state.
+    """
+    torch.manual_seed(seed)
+    m = Net(plan)
+    wrapped = wrap(impl, kind, m, **options)
 
-    step({**plan, "width": 8, "hidden": [16] * len(plan["hidden"])})
-    dist.barrier()
-    return kept(lambda: step(plan))
+    def at(now: str) -> None:
+        if now == moment:
+            weigh(ballast)
+
+    m.blocks[-1].down.register_forward_pre_hook(lambda *_: at("forward"))
+    m.blocks[0].down.register_forward_pre_hook(lambda _, x: x[0].register_hook(lambda _: at("backward")) and None)
+    out = loss(wrapped(tokens[dist.get_rank()], list(range(len(plan["hidden"])))), torch.zeros(()))
+    value = float(out.detach())
+    out.backward()
+    wrapped.finish_gradient_synchronization()
+    optimizer("sgd", wrapped.parameters(), 0.1).step()
+    del out
+    at("gradients")
+    return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}
 
 
 def train2(impl, plan: dict, states: list, batches: list, optim: list, groups: list) -> dict:

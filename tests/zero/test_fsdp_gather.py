@@ -1,12 +1,11 @@
 """Layers that each rank keeps a part of.
 
 What must be true: training is that of one process on the whole batch, whatever is tied, frozen, used twice, resting,
-accumulated or checkpointed; each rank holds its part and no more, between forward and backward too, and at most two
-whole layers at once; each use of a layer is gathered twice and reduce-scattered once. How it would be faked: a replica
-with all-reduces (bytes, and the ledger); weights gathered once and kept, or kept by autograd (bytes held, measured by
-every storage's size after every operator, and by how much the process grows); the embedding, the largest of all, left
-whole (bytes); gradients reduced and kept whole (bytes); old weights, gathered before the step and used after it
-(outputs under no_grad).
+accumulated or checkpointed; each rank holds its part and no more, between forward and backward too, and few whole
+layers at once; each use of a layer is gathered twice and reduce-scattered once. How it would be faked: a replica with
+all-reduces, the embedding left whole (what the switch carried); all layers gathered at once (gates); weights gathered
+once and kept, kept by autograd, or outside of torch, gradients reduced and kept whole (how large the process was at
+each moment, by the kernel's books); old weights, gathered before the step and used after it (outputs under no_grad).
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from collections import Counter
 
 import pytest
 
-from lab.judge import measured
 from lab.pytest_plugin import exercise
 
 from . import probes_fsdp
 from .oracles_fsdp import (
-    BLOCK,
+    MOMENTS,
     averages_its_group,
-    big_plan,
     draw_plan,
+    holds_a_part,
     messages,
     natural,
     parts,
@@ -94,7 +92,15 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
         "is small is all-reduced in finish_gradient_synchronization()", plan, world, 20,
     )  # fmt: skip
     cut, whole, _ = parts(plan, world, 20)
+    before = {name: i + 1 for i, (name, _) in enumerate(cut)}  # layers that are needed by then
     for rank, got in enumerate(ranks):
+        for step, seen in enumerate(got["seen"]):
+            for block in range(len(plan["hidden"])):
+                count, most = seen["asked"][f"{step}.0 block {block} begins"], before[block] + 1
+                assert count <= most, (
+                    f"rank {rank}, step {step}: when block {block} began, {count} layers had been gathered, expected "
+                    f"{most} at most: gather each before its own forward"
+                )
         want = sum(n for _, n in cut) + whole
         assert got["elements"] == want, (
             f"rank {rank} of {world}: parameters() has {got['elements']} elements, expected {want}: a W-th of each "
@@ -108,70 +114,6 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
 
 
 @exercise(GATHER, kind="property")
-def test_each_rank_holds_its_part_and_at_most_two_whole_layers(run, rng):
-    plan, fewer, world = big_plan(rng, 6), big_plan(rng, 2), 3
-    tokens = rng.tokens(1, vocabulary=128)
-    total = 4 * parts(plan, world)[2]
-    more = run(probes_fsdp.held, "gather", {}, plan, tokens, world=world)
-    less = run(probes_fsdp.held, "gather", {}, fewer, tokens, world=world)
-    for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
-        who = f"rank {rank} of {world}, {total} bytes of parameters, {BLOCK} in a layer"
-        slack = BLOCK // 3  # activations, norms, padding
-        for moment, allowed, why in [
-            ("rest", total / world, "a W-th, and what is small"),
-            ("between", total / world, "what autograd keeps are views of storages that are empty until backward"),
-            ("forward", total / world + 2 * BLOCK, "a W-th and two whole layers"),
-            ("no_grad", 2 * total / world + 2 * BLOCK, "a W-th of parameters and of gradients, and two whole layers"),
-            ("gradients", 2 * total / world, "a W-th of parameters and of gradients"),
-        ]:
-            measured(f"held by a rank of {world}: {moment}", got[moment], allowed + slack, "bytes", at_most=True)
-            assert got[moment] <= allowed + slack, (
-                f"{who}: {got[moment]} bytes held ({moment}), at most {allowed + slack:.0f} expected: "
-                f"{why}{held_by(moment, got, total, world)}"
-            )
-        growth, further = got["backward"] - smaller["backward"], len(plan["hidden"]) - len(fewer["hidden"])
-        expected = 2 * further * BLOCK / world
-        assert growth <= expected + 1.25 * BLOCK, (  # a message that has arrived may still hold its layer
-            f"{who}: with {further} layers more, backward holds {growth} bytes more, expected {expected:.0f}, its part "
-            "of parameters and gradients: free each layer's weights and whole gradient when it is done"
-        )
-
-
-def held_by(moment, got, total, world) -> str:
-    """What may hold it, by what else was measured; "" if unknown."""
-    whole = 0.5 * total  # where there is more than half of it too much, there is all of it
-    if moment == "rest" and got["full at rest"] > whole:
-        return (
-            "; units' `full` still have their storage: empty it when a layer is done, after forward and after backward"
-        )
-    if moment == "rest" and got["first between"] > total / world + whole:
-        return (
-            "; every `full` is empty, and it was there after the first forward, which leaves a copy of whole layers "
-            "somewhere else: in the unit, or in what autograd keeps"
-        )
-    if moment == "rest" and got["first gradients"] > 2 * total / world + whole:
-        return "; it came with the first backward: are whole gradients kept when their part has been reduced?"
-    if moment == "between" and got["full between"] > whole:
-        return "; units' `full` still have their storage: free a layer after its forward"
-    if moment == "between" and got["between"] > total / world + whole:
-        return (
-            "; every `full` is empty, autograd holds others: let `full` be the same all along, and resize its storage"
-        )
-    if moment in ("forward", "no_grad"):
-        beside = got[moment] - (1 + (moment == "no_grad")) * total / world
-        if beside > 0.9 * total:
-            return "; all layers were whole at once: gather each before its own forward, and free it after it"
-        return f"; beside its part that is {beside / BLOCK:.1f} layers whole at once"
-    return ""
-
-
-@exercise(GATHER, kind="property")
-def test_the_process_grows_by_its_part(run, rng):
-    world, plan = 4, {"width": 256, "hidden": [512] * 8, "vocabulary": 512}
-    whole = 4 * parts(plan, world)[2]
-    most = 1.1 * whole  # a part, and some layers that Gloo and the allocator keep; a copy would make it 1.5
-    for rank, got in enumerate(run(probes_fsdp.grown, "gather", {}, plan, rng.tokens(1, vocabulary=512), world=world)):
-        assert got <= most, (
-            f"rank {rank} of {world}: after a step the process has grown by {got:,} bytes; parameters are {whole:,}, a "
-            f"part {whole // world:,}: what is kept outside of torch is memory too"
-        )
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_each_rank_holds_its_part_and_layers_at_work(run, rng, moment):
+    holds_a_part(run, rng, "gather", moment)

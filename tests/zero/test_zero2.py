@@ -2,8 +2,9 @@
 
 What must be true: training is that of one process on the whole batch; a gradient is reduce-scattered during backward
 and dropped, so that backward's peak does not grow by whole gradients; state and gradients at rest are a W-th. How it
-would be faked: all-reduces (the ledger); gradients kept until step() (phases, `.grad`, bytes); state of everything
-(bytes); waiting in each hook (when the wait began); parameters brought back by broadcasts, or not at all.
+would be faked: all-reduces (what the switch carried, and whether a payload is the rank's own gradient); gradients kept
+until step() (gates, `.grad`, bytes); state of everything (bytes); waiting in each hook (the switch keeps answers back,
+and who waits stands still); parameters brought back by broadcasts, or not at all. Bytes are still metered inside.
 """
 
 from __future__ import annotations
