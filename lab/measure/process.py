@@ -6,24 +6,10 @@ import contextlib
 import ctypes
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
 from . import clock
-
-
-def kept(call: Callable[[], object]) -> int:
-    """Bytes by which the process and its children are larger after `call` than before, as long as its value lives.
-
-    Memory that is free is given back first, and what is mapped from files does not count. -1 where that cannot be
-    known: Linux with glibc tells. Run it on something small first, or what is made once is counted too.
-    """
-    before = _anonymous()
-    value = call()
-    after = settled(_anonymous)
-    del value
-    return after - before if before >= 0 else -1
 
 
 def weigh(ballast_bytes: int) -> None:
@@ -47,23 +33,6 @@ def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.1
         clock.sleep(0.003)
         least = min(least, held())
     return least
-
-
-def _anonymous() -> int:
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        return sum(_resident("RssAnon", pid) + _resident("RssShmem", pid) for pid in _family("self"))
-    except (AttributeError, OSError, StopIteration):
-        return -1
-
-
-def _family(pid: str) -> Iterator[str]:
-    """The process and all that it has started."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from _family(child)
 
 
 def _resident(name: str, pid: str = "self") -> int:
