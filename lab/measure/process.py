@@ -35,11 +35,6 @@ def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.1
     return least
 
 
-def _resident(name: str, pid: str = "self") -> int:
-    with open(f"/proc/{pid}/status") as status:
-        return next(1024 * int(line.split()[1]) for line in status if line.startswith(name))
-
-
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
     """Inside, torch.empty gives NaN, not what happens to lie there."""
