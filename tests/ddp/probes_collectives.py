@@ -50,6 +50,23 @@ def metered(impl, op: str, cases: list) -> list:
     return told
 
 
+def large(impl, elements: int, seed: int) -> list:
+    """Sum large tensors around the ring; returns the sums of blocks of the result. Each rank makes its own tensor."""
+    tensor = whole_numbers(elements, seed, dist.get_rank())
+    impl.ddp.ring_all_reduce.ring_all_reduce(tensor)
+    return blocks(tensor)
+
+
+def whole_numbers(elements: int, seed: int, rank: int) -> torch.Tensor:
+    """Small enough for exact sums over a few ranks, and different on each."""
+    return torch.arange(elements, dtype=torch.float32).remainder_(1009 + 2 * rank).add_(seed)
+
+
+def blocks(tensor: torch.Tensor) -> list:
+    """The sum of each 65,536 elements: a copy of the tensor would be memory that the caller measures."""
+    return [float(part.double().sum()) for part in tensor.split(1 << 16)]
+
+
 @contextlib.contextmanager
 def noting(note: Callable[[str], object]) -> Iterator[None]:
     """Call `note` with what is sent, whenever something is."""
