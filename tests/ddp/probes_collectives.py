@@ -64,7 +64,7 @@ def whole_numbers(elements: int, seed: int, rank: int) -> torch.Tensor:
 
 def blocks(tensor: torch.Tensor) -> list:
     """The sum of each 65,536 elements: a copy of the tensor would be memory that the caller measures."""
-    return [float(part.double().sum()) for part in tensor.split(1 << 16)]
+    return [float(part.double().sum()) for part in tensor.detach().split(1 << 16)]
 
 
 @contextlib.contextmanager

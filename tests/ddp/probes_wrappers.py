@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.measure.memory import meter
 from lab.world import gates
 from lab.world import ledger as ledgers
 from lab.world.group import ledger
 
 from .probes import wrap
-from .probes_collectives import noting
+from .probes_collectives import blocks, noting
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -158,21 +156,37 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, 
     return {"gradients": gradients, "state": dict(nn.Module.state_dict(m)), "steps": told}
 
 
-def kept(impl, kind: str, options: dict, width: int, plan: list, states: list, batches: list) -> dict:
-    """Bytes made by steps that are alive when each is done and gradients are None again; and of all gradients."""
-    rank, alive = dist.get_rank(), []
-    m = Chain(width, plan)
-    m.load_state_dict(states[rank])
+def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float) -> list:
+    """Train a chain of two large layers, made here, and return the sums of blocks of its parameters."""
+    m = large(hidden, seed)
     wrapped = wrap(impl, kind, m, **options)
-    given = [t for ((x, y, _),) in batches[rank] for t in (x, y)]
-    with meter([*given, *m.parameters()]) as memory:
-        for ((x, y, order),) in batches[rank]:
-            ((wrapped(x, order) - y) ** 2).mean().backward()
-            wrapped.finish_gradient_synchronization()
-            wrapped.zero_grad(set_to_none=True)
-            gc.collect()
-            alive.append(memory.live_bytes)
-    return {"alive": alive, "gradients": sum(p.nbytes for p in m.parameters() if p.requires_grad)}
+    for step in range(steps):
+        wrapped.zero_grad(set_to_none=True)
+        x, y = batch(seed, step, dist.get_rank())
+        ((wrapped(x, [0, 1], f"{step}.0") - y) ** 2).mean().backward()
+        wrapped.finish_gradient_synchronization()
+        descend(m, lr)
+    return [blocks(p) for p in m.parameters()]
+
+
+def large(hidden: int, seed: int) -> Chain:
+    m, drawn = Chain(4, [[hidden, "float32"]] * 2), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in m.parameters():
+            p.normal_(0.0, p.shape[0] ** -0.5, generator=drawn)
+    return m
+
+
+def batch(seed: int, step: int, rank: int) -> torch.Tensor:
+    """x and y: 2, rows, features."""
+    return torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1000 * seed + 10 * step + rank))
+
+
+def descend(m: nn.Module, lr: float) -> None:
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.grad is not None:
+                p.sub_(p.grad.mul_(lr))
 
 
 def buffers(impl, kind: str, width: int, states: list, inputs: list) -> dict:
