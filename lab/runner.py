@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace_
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +131,7 @@ class Runner:
         if link is not None and (type(link) is not Link or not world):
             raise ValueError(f"link: expected a lab.world.cluster.Link, and world=n ranks to join, got {link!r}")
         self._still_worth_it(exercise)
-        job = self.job(probe, world, triton, device, replace, timeout, forbidden)
-        job = replace_(job, shared=shared or network == "gloo", network=network)
+        job = self.job(probe, world, triton, device, replace, timeout, forbidden, shared, network)
         packed, start = wire.pack(args), time.monotonic()
         try:
             header, blobs, switch, readings = self._ask(
@@ -181,12 +179,16 @@ class Runner:
         replace: dict[str, str] | None = None,
         timeout: float | None = None,
         forbidden: Sequence[str] = (),
+        shared: bool = False,
+        network: str = "switch",
     ) -> Job:
         """The request as the zygote gets it. Raises ValueError for an option it does not know."""
         if triton not in ("interpret", "native") or device not in ("real", "simulated"):
             raise ValueError(
                 f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}"
             )
+        if network not in ("switch", "gloo"):
+            raise ValueError(f"network is 'switch' or 'gloo'; got {network!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         return Job(
@@ -198,6 +200,8 @@ class Runner:
             list(forbidden),
             timeout or self.timeout_s,
             seed,
+            shared or network == "gloo",
+            network,
         )
 
     def _ask(
