@@ -1,10 +1,10 @@
 """What can be seen of a probe from outside of its box, beside what its instruments told: where they part is a flag.
 
-Messages need none of it: the switch carried them (lab/world/switch.py). Memory and seconds are measured inside the
-process, so what it tells of them may be a story; what the kernel counts of the box is none, nor is the zygote's clock.
-Each bound was measured on the reference, the variants and the stand-ins, with busy cores. What is smaller than a bound
-is not seen. A flag never changes a grade: what is wrong fails by its test. But a race that was won while an instrument
-is contradicted decides nothing: it is inconclusive, as on cores too busy to say.
+The switch carries all messages, so they need no second reading (lab/world/switch.py). Some instruments still measure
+memory and seconds inside the graded process, which could forge them. It can forge neither the kernel's count for the
+whole sandbox nor the zygote's clock. We measured each bound on the reference, the variants and the stand-ins, with busy
+cores; a smaller difference raises no flag. A flag never changes a grade. A race won while an instrument is contradicted
+is inconclusive, as on busy cores.
 """
 
 from __future__ import annotations
