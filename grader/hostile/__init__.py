@@ -3,8 +3,7 @@
 They are data, `grader/hostile/*.toml`: a name, the technique (one of techniques.toml), the exercise it attacks, why it
 is plausible, what it must earn, whether a flag must be raised. What is handed in are `files`, or edits on a copy of the
 reference as mutants have them, or both; or an archive that a function of `archives` writes. grader/hostility.py grades
-them. `strangers/` holds attacks by an author who had not seen the tests: a folder each, with attack.toml and the files
-that replace those of the reference.
+them. `strangers.toml` holds attacks by an author who had not seen the tests.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from . import archives
 
 HERE = Path(__file__).parent
 HONEST = "honest"  # the technique of what is none
-_KEYS = {"name", "technique", "exercise", "why", "must_earn", "flagged", "needs", "open", "files", "edit", "archive",
-         "on_reference"}  # fmt: skip
+_KEYS = {"name", "technique", "exercise", "why", "must_earn", "flagged", "needs", "open", "files", "edit", "archive"}
 
 
 class HostileError(ValueError):
@@ -42,7 +40,6 @@ class Attack:
     files: dict[str, str] = field(default_factory=dict)  # by path
     edits: tuple[tuple[str, str, str], ...] = ()  # (file, old, new) on a copy of the reference
     archive: str = ""  # a function of grader.hostile.archives
-    on_reference: bool = False  # whether `files` replace files of the reference
 
     @property
     def is_honest(self) -> bool:
@@ -53,7 +50,7 @@ class Attack:
         if self.archive:
             return getattr(archives, self.archive)(folder, self.name)
         path = folder / self.name
-        if self.edits or not self.files or self.on_reference:
+        if self.edits or not self.files:
             mutants.apply(mutants.Edited(self.name, self.exercise, self.why, "assertion", self.edits), folder)
         for file, text in self.files.items():
             (path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -73,11 +70,6 @@ def read() -> list[Attack]:
         for path in sorted(HERE.glob("*.toml")) if path.name != "techniques.toml"
         for table in tomllib.loads(path.read_text(encoding="utf-8"))["attack"]
     ]  # fmt: skip
-    for path in sorted(HERE.glob("strangers/*/attack.toml")):
-        folder = path.parent
-        files = {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in folder.rglob("*.py")}
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        found.append(_attack(folder.name, {**table, "name": folder.name, "files": files, "on_reference": True}))
     if twice := _first_twice(a.name.casefold() for a in found):
         raise HostileError(f"two attacks are named {twice}: names are unique")
     return found
