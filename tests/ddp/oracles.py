@@ -274,10 +274,9 @@ def keeps_nothing(run, rng, kind, options=None):
         run.trace(probes_wrappers.many, kind, options or {}, hidden, n, seed, lr, world=world, replace=_needs(kind),
                   gates=numbers) for n in (1, steps)
     )  # fmt: skip
-    m = probes_wrappers.large(hidden, seed)
     with gates.answered(numbers):
-        want, plain = (_learnt(m, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
-    gradients = sum(p.nbytes for p in m.parameters() if p.requires_grad)
+        want, plain = (_learnt(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
+    gradients = sum(p.nbytes for p in probes_wrappers.large(hidden, seed).parameters() if p.requires_grad)
     for rank, trace in enumerate(last):
         for got, exact, rough in zip(trace.values, want, plain, strict=True):
             close(
@@ -296,8 +295,9 @@ def keeps_nothing(run, rng, kind, options=None):
         )
 
 
-def _learnt(m, dtype, steps: int, seed: int, lr: float, world: int) -> list:
-    m = probes_wrappers.large(len(m.layers[0].b), seed).to(dtype)
+def _learnt(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, world: int) -> list:
+    """The sums of blocks of parameters that one process learns on the whole batch."""
+    m = probes_wrappers.large(hidden, seed).to(dtype)
     for step in range(steps):
         x, y = (torch.cat([probes_wrappers.batch(seed, step, r)[i] for r in range(world)]).to(dtype) for i in (0, 1))
         m.zero_grad()
