@@ -46,7 +46,7 @@ test: env sandbox
 	$(PY) -m pytest tests/kit -n 2 --dist loadfile --no-loadscope-reorder
 
 stages: env
-	$(PY) -m pytest tests --impl reference
+	$(PY) -m pytest tests --impl reference --profile full
 
 checks: lint
 	$(PY) -m grader stubs --check
@@ -67,6 +67,7 @@ lint: env
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check -q .
 	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 mutants: env
 	$(PY) -m grader mutants --thorough

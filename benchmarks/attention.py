@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.assignment import ROOT
-from lab.impl import load
+from lab.course.assignment import ROOT
+from lab.solution.impl import load
 
 from .results import FOLDER, write
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from .overhead import seconds
 from .results import write

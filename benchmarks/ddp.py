@@ -15,9 +15,9 @@ import statistics
 import subprocess
 import sys
 
-from lab.assignment import ROOT
-from lab.runner import Room, Runner
-from lab.world.cluster import Link
+from lab.cluster.costs import Link
+from lab.course.assignment import ROOT
+from lab.harness.runner import Executor, Runner
 
 from .probes_ddp import VARIANTS, steps
 from .results import write
@@ -72,7 +72,7 @@ def throttled(mbit: int, ranks: int, rounds: int) -> list[dict]:
 
 def measure(ranks: int, link: Link | None, rounds: int) -> list[dict]:
     """A row a variant."""
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     try:
         said = runner.run(steps, rounds, world=ranks, link=link, timeout=1800.0)
     finally:

@@ -16,12 +16,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
+from lab.dryrun.accounts import Account, Step
+from lab.dryrun.rank import dry, real
+from lab.harness.runner import Executor, Runner
 from lab.model.models import MODELS
 from lab.model.transformer import Config
-from lab.runner import Room, Runner
-from lab.world.accounts import Account, Step
-from lab.world.dryrun import dry, real
 
 from .probes_dryrun import cost
 from .results import write
@@ -43,7 +43,7 @@ def main() -> None:
     asked.add_argument("--meshes", type=int, default=0, help="so many of them only, drawn; 0: all")
     asked.add_argument("--print", action="store_true", help="keep nothing")
     options = asked.parse_args()
-    runner = Runner(Room(ROOT / options.impl))
+    runner = Runner(Executor(ROOT / options.impl))
     try:
         steps = list(cases())
         if options.meshes:

@@ -22,8 +22,8 @@ from grader.graded import Flag, Graded, Run
 from grader.policy import Decision, read
 from grader.report.html import submission_page, write_reports
 from grader.sandbox import available
-from lab.assignment import ROOT, default
-from lab.scoring import Result
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import Result
 
 from . import browser
 from .results import earlier, write

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import statistics
 
-from lab.assignment import ROOT
-from lab.runner import Room, Runner
-from lab.world.cluster import Link
+from lab.cluster.costs import Link
+from lab.course.assignment import ROOT
+from lab.harness.runner import Executor, Runner
 
 from .probes_mesh import VARIANTS, bytes_of, same, seconds
 from .results import write
@@ -48,7 +48,7 @@ def main() -> None:
 
 def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
     """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     try:
         if not held:
             losses = runner.run(same, axis, ranks, 3, world=ranks, timeout=600.0)[0]

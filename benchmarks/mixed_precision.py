@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lab.assignment import ROOT
-from lab.impl import load
+from lab.course.assignment import ROOT
 from lab.model.transformer import SIZES, Transformer
+from lab.solution.impl import load
 
 from .results import write
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from grader.judge import SandboxRoom, run_tests
+from grader.judge import SandboxExecutor, run_tests
 from grader.sandbox import Sandbox, available
-from lab.assignment import ROOT, default
-from lab.runner import Room, Runner
+from lab.course.assignment import ROOT, default
+from lab.harness.runner import Executor, Runner
 from tests.benchmarking.probes import busy_host  # almost empty, and a box has it
 
 from . import probes
@@ -48,7 +48,7 @@ def row(what: str, value: float, unit: str, goal: str, reached: bool, spread: st
 
 def probe_overhead() -> list[dict]:
     """Milliseconds from asking for an empty probe to having its answer."""
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     rows = []
     for world, goal_ms in ((None, 20), (4, 80)):
         runner.run(probes.nothing, world=world)
@@ -63,7 +63,7 @@ def probe_overhead() -> list[dict]:
 
 def student_runs() -> list[dict]:
     """pytest runs, from the shell's point of view."""
-    command = [sys.executable, "-m", "pytest", "tests"]
+    command = [sys.executable, "-m", "pytest", "tests", "--profile", "full"]
     tour = [a for id in default().profiles["tour"] for a in ("--exercise", id)]
     solved = [*command, "--impl", "reference", *tour]
     reference = [seconds(lambda: subprocess.run(solved, cwd=ROOT, capture_output=True)) for _ in range(3)]
@@ -97,7 +97,7 @@ def sandbox_overhead(rounds: int) -> list[dict]:
     starts: list[float] = []
     pairs: dict[str, list[tuple[float, float]]] = {stage: [] for stage in stages}
     with tempfile.TemporaryDirectory() as cache, Sandbox("bubblewrap", ROOT / "reference", ROOT) as box:
-        rooms = (SandboxRoom(box, ROOT / "reference"), Room(ROOT / "reference"))
+        rooms = (SandboxExecutor(box, ROOT / "reference"), Executor(ROOT / "reference"))
         for number in range(rounds + 1):
             for stage, ids in stages.items():
                 spent = []

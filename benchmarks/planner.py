@@ -1,6 +1,6 @@
 """What the planner's prices are worth: predicted against published, run by run: `python -m benchmarks.planner`.
 
-One set of constants for all (lab/world/hardware.toml). One of them is calibrated, layer_share, on times of a single
+One set of constants for all (lab/cluster/hardware.toml). One of them is calibrated, layer_share, on times of a single
 layer, which are none of the runs below. One rule for what a source does not tell, as micro-batch and chunks: the best
 that fits. Beside it stands what knows no mesh at all: the constant that is best in hindsight.
 """
@@ -18,12 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lab.world import steps
-from lab.world.events import Block
-from lab.world.hardware import Cluster, cluster
-from lab.world.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, gpt, unfit
-from lab.world.layers import Layers
-from lab.world.simulator import closed
+from lab.cluster import steps
+from lab.cluster.events import Block
+from lab.cluster.hardware import Cluster, cluster
+from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, gpt, unfit
+from lab.cluster.layers import Layers
+from lab.cluster.simulator import closed
 from reference.mesh.planner import MOST_CHUNKS, MOST_SEQUENCES, Tools, planner
 
 from .results import write

@@ -7,7 +7,7 @@ import resource
 import time
 from typing import Any
 
-from lab.world.dryrun import dry
+from lab.dryrun.rank import dry
 
 
 def cost(impl: Any, step: dict, rank: int) -> dict[str, float]:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.cluster.costs import Link, sent_bytes
 from lab.measure.memory import Held
 from lab.model.transformer import Config, Transformer
-from lab.world.cluster import Link, sent_bytes
-from lab.world.group import ledger
+from lab.ranks.group import ledger
 
 CONFIG = Config(layers=6, width=512, heads=8, kv_heads=8, hidden=1408, vocabulary=512, context=64)  # 20 M parameters
 RATE = 1e-4

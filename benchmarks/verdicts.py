@@ -16,8 +16,8 @@ from pathlib import Path
 from grader.batch import commit
 from grader.judge import run_tests
 from grader.mutants import apply, read
-from lab.assignment import ROOT, default
-from lab.runner import Room, Runner
+from lab.course.assignment import ROOT, default
+from lab.harness.runner import Executor, Runner
 
 from .results import earlier, write
 
@@ -46,7 +46,7 @@ def main() -> None:
     burners = [multiprocessing.Process(target=busy, daemon=True) for _ in range(options.burners)]
     for burner in burners:
         burner.start()
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for stage in stages:
@@ -59,7 +59,7 @@ def main() -> None:
                 for place, (name, impl, asked) in enumerate(judged):
                     if place and (place + seed) % options.share:
                         continue
-                    runner.room = Room(impl)
+                    runner.executor = Executor(impl)
                     runner.forget()
                     results = run_tests(runner, asked, f"secret-{seed}", Path(folder) / "expected")
                     verdicts += len(asked)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import statistics
 
-from lab.assignment import ROOT
-from lab.runner import Room, Runner
-from lab.world.cluster import Link
+from lab.cluster.costs import Link
+from lab.course.assignment import ROOT
+from lab.harness.runner import Executor, Runner
 
 from .probes_zero import KINDS, bytes_of, seconds
 from .results import write
@@ -47,7 +47,7 @@ def main() -> None:
 
 def measure(kind: str, ranks: int, link: Link | None, rounds: int, held: dict[str, dict[str, str]]) -> list[dict]:
     """A row a variant. held: bytes of each, which no link changes; filled where it is empty."""
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     try:
         times = slowest(runner.run(seconds, kind, rounds, world=ranks, link=link, timeout=1800.0))
         for name in times if not held else ():

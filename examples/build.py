@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 HERE = Path(__file__).parent
 BENCHMARK, TILED, NAIVE = "benchmarking/benchmark.py", "flash_attention/tiled_forward.py", "ddp/naive.py"

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from lab.assignment import KINDS, ROOT, needed
-from lab.scoring import Result
-from lab.world.framing import FORGED
+from lab.course.assignment import KINDS, ROOT, needed
+from lab.course.scoring import Result
+from lab.solution.framing import FORGED
 
 from . import cs336
 from .graded import Flag, Graded
 from .sandbox.cgroups import owner_tag, sweep
-from .schedulers import Cluster
 from .submissions import Submission, SubmissionError, Unpacked, hash_of, unpack
 
 
@@ -49,19 +48,13 @@ def grade_all(
     jobs: int,
     done: Callable[[Graded], None],
     before: Mapping[str, Graded] | None = None,
-    cluster: Cluster | None = None,
 ) -> Iterator[tuple[Submission, str]]:
     """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged.
 
     before: by name, what was graded earlier; of it only what `judged` marks is judged again. A worker that dies takes
-    no other submission with it: those that were in its hands are tried once more, each alone. cluster: by its jobs,
-    and whole submissions only.
+    no other submission with it: those that were in its hands are tried once more, each alone. `cluster.grade_on` does
+    the same by a cluster's jobs.
     """
-    if cluster:
-        from .cluster import grade_on
-
-        yield from grade_on(cluster, submissions, settings, jobs, done)
-        return
     before = before or {}
     sweep()
     try:
@@ -122,13 +115,13 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
 
     before: as graded earlier: kept, but for what it marks to be judged again and what depends on how that went.
     """
-    from lab.runner import Runner
+    from lab.harness.runner import Runner
 
-    from . import evidence, written
-    from .judge import SandboxRoom, judge
+    from . import written
+    from .judge import SandboxExecutor, judge
     from .sandbox import Sandbox
 
-    start, seen = time.monotonic(), list[Flag]()
+    start = time.monotonic()
     if not submission.path.exists():
         raise FileNotFoundError(f"expected it at {submission.path}, it is gone; put it back and go on")
     with tempfile.TemporaryDirectory(prefix=owner_tag()) as folder:
@@ -140,10 +133,10 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
         if before and (before.status == "refused" or before.hash != hash):
             before = None  # other code than then: nothing of it can be kept
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
-            runner = Runner(SandboxRoom(box, unpacked.root), limit_s=settings.limit_s)
+            allowed = cs336.allowed(unpacked.edition)
+            runner = Runner(SandboxExecutor(box, unpacked.root), limit_s=settings.limit_s, allowed=allowed)
             try:
                 runner.warm()
-                runner.observe = evidence.observer(seen)
 
                 def judged(ids: Collection[str]) -> list[Result]:
                     return judge(runner, ids, settings.seed, Path(settings.cache), unpacked.edition)
@@ -152,11 +145,11 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
-        seen += _borrowed(unpacked)
+        flags = [*_flags(results, unpacked.edition), *_borrowed(unpacked)]
         answers, unread = written.judge(unpacked.root, settings.questions)
         graded = Graded(
             submission.name, str(submission.path), hash, notes=[*notes, *unread], results=results,
-            seconds=time.monotonic() - start, flags=_flags(results, seen), answers=answers,
+            seconds=time.monotonic() - start, flags=flags, answers=answers,
         )  # fmt: skip
         return _kept(before, graded) if before else graded
 
@@ -181,7 +174,7 @@ def _passes(results: Collection[Result], id: str) -> bool:
 def _kept(before: Graded, graded: Graded) -> Graded:
     """What was graded earlier, with the exercises in its place that were judged now."""
     anew = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
-    stale = list(_of_results([r for r in before.results if r.exercise in anew]))
+    stale = list(_flags([r for r in before.results if r.exercise in anew]))
     graded.results = [*(r for r in before.results if r.exercise not in anew), *graded.results]
     graded.flags = list(dict.fromkeys([*(f for f in before.flags if f not in stale), *graded.flags]))
     graded.notes = list(dict.fromkeys([*before.notes, *graded.notes]))
@@ -190,31 +183,33 @@ def _kept(before: Graded, graded: Graded) -> Graded:
     return graded
 
 
-def _flags(results: list, seen: list[Flag]) -> list[Flag]:
-    """Evidence for a person: a flag never changes a grade. Of what was seen from outside, one a kind and exercise."""
-    first = {(f.kind, f.detail.partition(":")[0]): f for f in reversed(seen)}
-    return [*_of_results(results), *reversed(first.values())]
+def _flags(results: list, edition: str = "") -> Iterator[Flag]:
+    """Evidence for a person: a flag never changes a grade. One a kind and exercise: its other tests say the same.
 
-
-def _of_results(results: list) -> Iterator[Flag]:
-    forged = set()
+    edition: of a CS336 fork, which was written for other tests: it is flagged for what it forges, and nothing else.
+    """
+    told = set()
     for r in [r for r in results if r.kind in KINDS]:  # what is advisory asks for more than was promised
-        if r.reason == "forbidden":
-            yield Flag("forbidden call", f"{r.id}: {r.message}")
-        elif r.reason == "forged":
-            if r.exercise not in forged:  # mostly all of its tests say the same
-                yield Flag("moved its own measurements", f"{r.id}: {r.message}")
-            forged.add(r.exercise)
-        elif r.reason == "crashed":
-            yield Flag("ended its process", f"{r.id}: {r.message}")
-        elif r.reason == "refused" and FORGED in r.message:
-            yield Flag("forged answer", f"{r.id}: {r.message}")
-        elif r.outcome == "failed" and r.public == "passed":
-            yield Flag("fits the public inputs only", f"{r.id}: {r.message}")
+        kind = _KINDS_OF_FLAGS.get(r.reason, "")
+        if r.reason == "refused" and FORGED in r.message:
+            kind = "forged answer"
+        elif not kind and r.outcome == "failed" and r.public == "passed" and r.reason != "hung":
+            kind = "fits the public inputs only"
+        if edition and kind not in _FORGERY:
+            continue
+        if kind and (kind, r.exercise) not in told:
+            told.add((kind, r.exercise))
+            yield Flag(kind, f"{r.id}: {r.message}")
+
+
+_KINDS_OF_FLAGS = {  # by the reason of a failure
+    "forbidden": "forbidden call", "forged": "moved its own measurements", "crashed": "ended its process",
+}  # fmt: skip
+_FORGERY = ("forged answer", "moved its own measurements")
 
 
 def _borrowed(unpacked: Unpacked) -> Iterator[Flag]:
-    """Of a CS336 fork, whose files lie behind the bridge, what `lab.forbidden` would have found in a stage's."""
+    """Forbidden names in a CS336 fork, whose files lie behind the bridge, where the search by stage does not look."""
     for line in cs336.borrowed(unpacked.root) if unpacked.edition else ():
         yield Flag("reads the instruments", line)
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from lab.assignment import Assignment, AssignmentError, default
-from lab.files import sweep_halves
-from lab.questions import default as questions
-from lab.scoring import ExerciseScore
+from lab.course.assignment import Assignment, AssignmentError, default
+from lab.course.questions import default as questions
+from lab.course.scoring import ExerciseScore
+from lab.harness.files import sweep_halves
 
 from . import decide, tools
 from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
@@ -26,6 +26,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 def main() -> None:
     from .gradebook import GradebookError
     from .hostile import HostileError
+    from .people import PeopleError
     from .policy import PolicyError
     from .rubric import RubricError
     from .sandbox import SandboxError
@@ -36,8 +37,8 @@ def main() -> None:
     try:
         app()
     except (
-        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, PolicyError, RubricError, SandboxError,
-        SubmissionError, StubError,
+        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, PeopleError, PolicyError, RubricError,
+        SandboxError, SubmissionError, StubError,
     ) as error:  # fmt: skip
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -62,7 +63,7 @@ def grade(
     ] = None,
 ) -> None:
     """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
-    from . import batch, fingerprint, layouts, schedulers, submissions
+    from . import batch, fingerprint, layouts, received, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
 
@@ -70,7 +71,10 @@ def grade(
     ids_of(assignment, profile)
     if layout not in layouts.LAYOUTS:
         raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
-    found = submissions.find(paths, lambda line: say(line, err))
+    found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
+    for listed in sorted({s.path.parent / received.METADATA for s in found}):
+        if listed.is_file():
+            say(f"{listed} says whose they are and when they came; then take it with: grader people", err)
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, of_all = layouts.of_class(found, layout, profile)
@@ -123,9 +127,9 @@ def grade(
             run = next(r for r in book.runs() if r.id == run_id)
             print(json.dumps(plain(run, book.graded(run_id), assignment, ids), indent=1))
         else:
-            _table(book.graded(run_id), assignment, ids)
+            _show(book.graded(run_id), assignment, ids)
             out.print(f"report: {written}", highlight=False, soft_wrap=True)
-        _end(problems)
+        _end(problems, bool(_refused(book.graded(run_id))))
 
 
 @app.command()
@@ -184,11 +188,15 @@ def regrade(
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
         out.print(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}", highlight=False, soft_wrap=True)
-        _end(problems)
+        refused = [line for line in _refused(book.graded(run_id)) if line.partition(":")[0] in why]
+        for line in refused:
+            say(f"refused: {line}")
+        _end(problems, bool(refused))
 
 
 for command in (
     decide.adjust, decide.exclude, decide.extend, decide.late, decide.withdraw, decide.decisions, decide.canvas,
+    decide.feedback, decide.people,
     tools.stubs, tools.mutants, tools.hostile, tools.doctor, tools.release, tools.gradescope, tools.bridge,
     tools.leaderboard, tools.similarity,
 ):  # fmt: skip
@@ -224,6 +232,7 @@ def _judge(
     Ctrl-C ends the grader: `how` says how to go on.
     """
     from . import batch
+    from .cluster import grade_on
     from .progress import grading
 
     have = book.graded(run_id)
@@ -237,7 +246,11 @@ def _judge(
                 book.record(run_id, graded)
                 tell(graded.name)
 
-            for submission, why in batch.grade_all(todo, settings, jobs, record, have if again else None, cluster):
+            if cluster:
+                judged = grade_on(cluster, todo, settings, jobs, record)  # whole submissions only
+            else:
+                judged = batch.grade_all(todo, settings, jobs, record, have if again else None)
+            for submission, why in judged:
                 problems.append(f"{submission.name}: {why}")
     except KeyboardInterrupt:
         done = len(found) - len(_undone(found, book.graded(run_id)))
@@ -251,39 +264,68 @@ def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
     return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
 
 
-def _end(problems: list[str]) -> None:
+def _end(problems: list[str], refused: bool = False) -> None:
+    """End with exit status 1 if a submission was refused or could not be judged."""
     for problem in problems:
         err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(1 if problems else 0)
+    sys.exit(1 if problems or refused else 0)
 
 
-def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:
-    """Points by submission and exercise."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("submission")
+def _refused(graded: dict[str, Any]) -> list[str]:
+    """A line for each submission that could not be unpacked: its name and the reason."""
+    return [f"{name}: {g.message}" for name, g in graded.items() if g.status == "refused"]
+
+
+def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:
+    """Points by submission: a column per exercise where the terminal is wide enough, else per stage."""
+    by_exercise = {id.replace(".", ".\n"): [id] for id in ids}
+    by_stage: dict[str, list[str]] = {}
     for id in ids:
-        table.add_column(id.replace(".", ".\n"), justify="right")
-    table.add_column("points", justify="right")
-    table.add_column("not run", justify="right")
-    undecided = 0.0
+        by_stage.setdefault(assignment.exercises[id].stage, []).append(id)
+    table = _table(graded, assignment, ids, by_exercise)
+    if out.measure(table, options=out.options.update(width=10_000)).maximum > out.width:
+        short = {_heading(stage, assignment, of): of for stage, of in by_stage.items()}
+        table = _table(graded, assignment, ids, short)
+    out.print(table)
+    scores = [s for g in graded.values() if g.status != "refused" for s in g.grade(assignment, ids).scores]
+    if any(s.inconclusive for s in scores):
+        out.print("? timed, but inconclusive on this machine: neither earned nor lost")
+    for line in _refused(graded):
+        say(f"refused: {line}")
+
+
+def _heading(stage: str, assignment: Assignment, ids: list[str]) -> str:
+    """A stage's name on narrow lines, and its points."""
+    name = stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")
+    return f"{name}\nof {points(sum(assignment.exercises[id].points for id in ids))}"
+
+
+def _table(
+    graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], columns: dict[str, list[str]]
+) -> Table:
+    """columns: by heading, the exercises whose points it adds up. Only a submission's name may be wrapped."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("submission", overflow="fold", vertical="bottom")
+    for heading in (*columns, "points", "not\nrun"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, g in graded.items():
         if g.status == "refused":
-            table.add_row(shown(name), *["–"] * len(ids), "refused", "")
+            table.add_row(shown(name), *["–"] * len(columns), "refused", "")
             continue
         grade = g.grade(assignment, ids)
         scores = {s.exercise.id: s for s in grade.scores}
-        cells = [_mark(scores.get(id)) for id in ids]
-        own = sum(s.inconclusive for s in grade.scores)
+        cells = [_mark([scores[id] for id in of if id in scores]) for of in columns.values()]
+        own = any(s.inconclusive for s in grade.scores)
         away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
         table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)
-        undecided += own
-    out.print(table)
-    if undecided:
-        out.print("? timed, but inconclusive on this machine: neither earned nor lost")
+    return table
 
 
-def _mark(s: ExerciseScore | None) -> str:
-    """An exercise's points in a cell; None: it is excluded."""
-    if s is None:
+def _mark(scores: list[ExerciseScore]) -> str:
+    """The points of some exercises in a cell; none of them: they are excluded."""
+    if not scores:
         return "⊘"
-    return f"{points(s.earned)}/{points(s.possible)}" if s.possible else "?" if s.inconclusive else "–"
+    if any(s.possible for s in scores):
+        earned = points(sum(s.earned for s in scores))
+        return f"{earned}/{points(scores[0].possible)}" if len(scores) == 1 else earned
+    return "?" if any(s.inconclusive for s in scores) else "–"

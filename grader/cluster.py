@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from lab.assignment import default
-from lab.files import write_whole
+from lab.course.assignment import default
+from lab.harness.files import write_whole
 
 from .batch import Settings, grade_one, settle
 from .graded import Graded

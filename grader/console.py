@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lab.assignment import Assignment
+from lab.course.assignment import Assignment
 
 from .report import one_line
 
@@ -86,7 +86,7 @@ def ids_of(assignment: Assignment, profile: str) -> tuple[str, ...]:
 
 
 def write_pages(book: Gradebook, run_id: int, folder: Path, assignment: Assignment, ids: tuple[str, ...]) -> Path:
-    """Pages, results.json a submission, and the CSV; returns the class page."""
+    """Write the pages, a results.json per submission and the CSV files; return the class page."""
     from .report import exports, html
 
     run = next(r for r in book.runs() if r.id == run_id)
@@ -95,7 +95,10 @@ def write_pages(book: Gradebook, run_id: int, folder: Path, assignment: Assignme
         say(f"{waiting} are shown as they were: they wait to be judged again; say: grader regrade", err)
     with writing(folder):
         index = html.write_reports(folder / "report", graded, assignment, run, ids)
-        exports.write_exports(folder, graded, assignment, ids)
+        try:
+            exports.write_exports(folder, graded, assignment, ids)
+        except ValueError as error:
+            raise Wrong(f"{folder / 'canvas.csv'}: {error}; remove it, and say grader canvas again") from None
     return index
 
 

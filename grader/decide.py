@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import getpass
 import json
 from dataclasses import asdict
@@ -12,11 +13,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from lab.assignment import default
-from lab.files import write_whole
+from lab.course.assignment import default
+from lab.harness.files import write_whole
 
+from . import people as people_csv
 from . import policy as p
 from .console import Out, Wrong, err, known, latest, out, say, text_of, write_pages, writing
+from .graded import Graded
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -78,9 +81,16 @@ def late(
         rows = p.read_times(text_of(times, "--import"), assignment, rules) if times and rules else []
         there = book.graded(run.id)
         taken = [("submitted", name, stage, when) for name, stage, when in rows if name in there]
+        stand = {(d.kind, d.name, d.exercise, d.value) for d in p.standing(book.decisions())}
+        if again := [row for row in taken if row in stand]:
+            taken = [row for row in taken if row not in stand]
+            say(f"{len(again)} of {len(rows)} times are in the gradebook already, and stay as they are", err)
+        if policy and ("policy", "", "", text) in stand:
+            say(f"{policy} is in the gradebook already, and stays as it is", err)
+            policy = None
         if policy:
             book.decide("policy", "", "", text, policy.name, _who(by))
-        if times:
+        if times and taken:
             book.decide_all(taken, times.name, _who(by))
         if strangers := [name for name, _, _ in rows if name not in there]:
             say(f"{len(strangers)} not in the gradebook, left out: {', '.join(strangers[:5])}", err)
@@ -88,7 +98,7 @@ def late(
             for x in g.grade(assignment, ids).lates:
                 cost = f"{x.percent:g} % of {', '.join(x.stages)}" if x.percent else "no points"
                 say(f"{name}: {x.days} days late, {x.free} of them free: {cost}")
-        say("grader report writes the pages anew")
+        write_pages(book, run.id, out_folder, assignment, ids)
 
 
 def withdraw(
@@ -98,12 +108,13 @@ def withdraw(
     out_folder: Out = Path("out"),
 ) -> None:
     """Take a decision back; both stay in the gradebook."""
-    with latest(out_folder) as (book, _, _):
+    with latest(out_folder) as (book, run, ids):
         name = next((d.name for d in p.standing(book.decisions()) if d.number == number), None)
         if name is None:
             raise Wrong(f"expected the number of a decision that stands, got {number}; see: grader decisions")
         book.decide("withdraw", name, "", number, _reason(why), _who(by))
-        say(f"withdrawn: {number}; grader report writes the pages anew")
+        say(f"withdrawn: {number}")
+        write_pages(book, run.id, out_folder, default(), ids)
 
 
 def decisions(
@@ -122,7 +133,7 @@ def decisions(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("", "when (UTC)", "who", "what", "submission", "exercise", "value", "why"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("", "when (UTC)"))
     for d in made:
         value = d.value if d.kind != "policy" else f"{len(str(d.value))} characters"
         cells = (d.number, d.made, d.by, d.kind, d.name, d.exercise, value, d.why)
@@ -144,17 +155,59 @@ def canvas(
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
     try:
-        text, left_out = exports.canvas(text_of(roster, "ROSTER"), column, graded, default(), ids)
+        text, left_out = exports.canvas(
+            text_of(roster, "ROSTER"), column, graded, default(), ids, people_csv.ids_of(out_folder)
+        )
     except ValueError as error:
         raise Wrong(f"ROSTER: {error}") from None
     with writing(out_folder):
         write_whole(out_folder / "canvas.csv", text)
     for line in left_out:
         say(f"{line}; it is not in canvas.csv", err)
+    if missing := [row[0] for row in csv.reader(text.splitlines()) if not row[-1]]:
+        say(f"{len(missing)} on the roster have no points in it: {'; '.join(missing)}", err)
     unmarked = sum(written.totals(written.score(g))[2] for g in graded.values())
     if unmarked:
         say(f"{unmarked:g} points of prose are not marked yet, and count nothing in it", err)
-    say(f"wrote {out_folder / 'canvas.csv'}: final points, and of written questions")
+    say(f"wrote {out_folder / 'canvas.csv'}: each submission's share of what counts for it, in points of the column")
+
+
+def people(
+    listed: Annotated[Path, typer.Argument(help="Gradescope's submission_metadata.yml or Classroom's grades.csv.")],
+    out_folder: Out = Path("out"),
+) -> None:
+    """Write people.csv: whose each submission is, groups too, and when it came; `canvas` and `late` take it."""
+    rows = people_csv.from_list(listed)
+    with latest(out_folder, write=False) as (book, run, _):
+        there = book.graded(run.id)
+    with writing(out_folder):
+        people_csv.write(out_folder, rows)
+    handed_in = {row["submission"] for row in rows}
+    for what, names in (
+        ("listed, but not graded", handed_in - set(there)),
+        ("graded, but not listed", set(there) - handed_in),
+    ):
+        if names:
+            say(f"{len(names)} {what}: {', '.join(sorted(names))}", err)
+    say(f"wrote {out_folder / people_csv.NAME}: {len(rows)} students of {len(handed_in)} submissions")
+
+
+def feedback(
+    to: Annotated[Path, typer.Argument(help="A new folder: in it, a folder per submission.")],
+    hints: Annotated[int, typer.Option(min=0, max=3, help="How many hints a page may show for a failed exercise.")] = 1,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Write what goes back to each student: report.html, and comment.md for a pull request."""
+    from .report import feedback as pages
+
+    if to.exists():
+        raise Wrong(f"TO: expected a new folder, {to} is there; remove it or name another")
+    with latest(out_folder, write=False) as (book, run, ids):
+        graded = book.graded(run.id)
+    with writing(to):
+        for g in graded.values():
+            pages.write(to, g, default(), run, ids, hints)
+    say(f"wrote {to}: report.html and comment.md of {len(graded)} submissions")
 
 
 rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")
@@ -167,14 +220,14 @@ def rubric_export(
     out_folder: Out = Path("out"),
 ) -> None:
     """Write a sheet to mark: fill in points and comments, and import it."""
-    from . import rubric as sheets
+    from . import rubric
 
     if sheet.exists():  # it may hold marks that nobody has imported
         raise Wrong(f"{sheet}: expected a new file, found one; import it, then remove it or name another")
     with latest(out_folder, write=False) as (book, run, _):
         graded = book.graded(run.id)
     try:
-        count = sheets.export(sheet, graded)
+        count = rubric.export(sheet, graded)
     except OSError as error:
         raise Wrong(f"{sheet}: expected a place for a file: {error.strerror}") from None
     out.print(f"wrote {sheet}: {count} criteria to mark", highlight=False, soft_wrap=True)
@@ -187,12 +240,12 @@ def rubric_import(
     by: By = None,
 ) -> None:
     """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
-    from . import rubric as sheets
+    from . import rubric
 
     if not (out_folder / "gradebook.sqlite").exists():
         raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
     with latest(out_folder) as (book, run, ids):
-        marks = sheets.read(sheet, book.graded(run.id), _who(by))
+        marks = rubric.read(sheet, book.graded(run.id), _who(by))
         book.mark(marks)
         written = write_pages(book, run.id, out_folder, default(), ids)
     out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
@@ -205,11 +258,27 @@ def _decide(
     with latest(folder) as (book, run, ids):
         known([name], book.graded(run.id), "NAME")
         known([e for e in exercises if e], ids, "--exercise")
+        if kind == "adjust" and exercises[0] and float(value) > 0:
+            _fits(book.graded(run.id)[name], exercises[0], float(value))
         numbers = book.decide_all([(kind, name, e, value) for e in exercises], _reason(why), _who(by))
         g = book.graded(run.id)[name].grade(default(), ids)
         parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
         say(f"decision {', '.join(map(str, numbers))}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
-        say("grader report writes the pages anew")
+        if g.final > g.possible:
+            say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
+        write_pages(book, run.id, folder, default(), ids)
+
+
+def _fits(graded: Graded, exercise: str, value: float) -> None:
+    """Refuse an adjustment that gives an exercise more points than it has."""
+    (score,) = graded.scores(default(), [exercise])
+    by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
+    room = score.exercise.points - score.earned - by_hand
+    if value > room + 1e-9:
+        raise Wrong(
+            f"--points: expected at most {max(0.0, room):.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
+            f"got {value:g}; leave --exercise out to give a bonus"
+        )
 
 
 def _reason(why: str) -> str:

@@ -1,4 +1,4 @@
-"""What a machine lacks for grading, and what to do about it: `grader doctor`. What students need too: `lab.doctor`."""
+"""`grader doctor`: what a machine lacks for grading, and what to do about it; `lab.commands.doctor` has the rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from lab import doctor
-from lab.doctor import Finding, output
-from lab.world import seccomp
+from lab.commands import doctor
+from lab.commands.doctor import Finding, output
+from lab.ranks import seccomp
 
 from . import schedulers
 from .sandbox import Limits, available, cgroups

@@ -14,14 +14,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lab import forbidden
-from lab.assignment import ROOT, Exercise, default, needed
-from lab.listing import some
-from lab.marks import marks
+from lab.course.assignment import ROOT, Exercise, default, needed
+from lab.course.listing import some
+from lab.harness.test_index import marks
+from lab.solution import forbidden
 
-_CORE = ("tests/conftest.py", "lab/pytest_plugin.py", "lab/world/zygote.py")  # have a hand in every result
-_WRITTEN = ("questions.toml", "lab/questions.py", "grader/written.py", "grader/truths.py")
-_SHOWS = ("lab/cli.py", "lab/progress.py", "lab/status.py", "lab/summary.py")  # what comes after the results
+_CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # have a hand in every result
+_WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
+_SHOWS = (
+    "lab/commands/cli.py",
+    "lab/harness/progress.py",
+    "lab/commands/status.py",
+    "lab/harness/summary.py",
+)  # what comes after the results
 _ENTRY = "its entry in assignment.toml"
 
 

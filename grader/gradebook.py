@@ -1,7 +1,7 @@
 """The gradebook: one SQLite file that holds every run, every submission and what every test said of it.
 
 A submission is written in one transaction: a grader that dies (Ctrl-C, crash, kill -9) leaves it whole
-or absent. What tests said is the truth; points are computed from it by `lab.scoring` each time. The totals in
+or absent. What tests said is the truth; points are computed from it by `lab.course.scoring` each time. The totals in
 the table `submission` are for people who open the file by hand. Evidence (`flag`) never changes a grade. What
 people decide (`decision`) stands beside the results and survives every regrade: see `grader.policy`.
 """
@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import Assignment, default
-from lab.scoring import Result, totals
+from lab.course.assignment import Assignment, default
+from lab.course.scoring import Result, totals
 
 from . import policy
 from .database import Database, GradebookError

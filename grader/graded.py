@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lab.assignment import Assignment
-from lab.scoring import ExerciseScore, Result, score
+from lab.course.assignment import Assignment
+from lab.course.scoring import ExerciseScore, Result, score
 
 from .policy import Decision, Grade, Policy, grade
 

@@ -1,8 +1,8 @@
 """Grades the hostile corpus as a class is graded: each attack with an honest neighbour in the same batch and book.
 
-An attack is as it must be when it earns what it must and no more, its flags are as expected, some evidence is told,
-it ends within the limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it,
-earns everything and is not flagged. Honest submissions are held to the same, and are each other's neighbours.
+An attack is as it must be when it earns no more than its honest code, with a reason for what it lost, ends within the
+limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it, earns everything and
+is not flagged. Honest submissions are held to the same, and are each other's neighbours.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from lab.assignment import ROOT, default
-from lab.scoring import score, totals
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import score, totals
 
 from . import batch, fingerprint
 from .gradebook import Gradebook
@@ -66,8 +66,8 @@ class Outcome:
         if not least - 1e-3 <= self.earned <= must.must_earn + 1e-3:
             most = "" if must.is_honest else "at most "
             found.append(f"earned {self.earned:.3f}, must earn {most}{must.must_earn:.3f}")
-        if bool(self.flags) != must.flagged:
-            found.append(f"flags: {', '.join(self.flags) or 'none'}; expected {'some' if must.flagged else 'none'}")
+        if self.flags and must.is_honest:
+            found.append(f"flags: {', '.join(self.flags)}; expected none")
         if must.open:
             found = [] if found or self.undecided else ["it is as it must be: remove `open`"]
         if must.must_earn < 1 and not self.evidence:
@@ -94,7 +94,7 @@ class Outcome:
         must = self.attack
         return {
             "technique": must.technique, "exercise": must.exercise, "earned": round(self.earned, 4),
-            "must_earn": must.must_earn, "flagged": bool(self.flags), "must_be_flagged": must.flagged,
+            "must_earn": must.must_earn, "flagged": bool(self.flags),
             "evidence": self.evidence, "neighbour_unharmed": not self.neighbour, "left_behind": self.left,
             "seconds": round(self.seconds, 1), "open": must.open, "not_run": self.not_run, "wrong": self.wrong,
         }  # fmt: skip

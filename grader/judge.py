@@ -1,6 +1,6 @@
 """Runs the tests against one implementation and returns what they said. Trusted: only probes run elsewhere.
 
-The tests are the students' own. What differs is the room their probes run in, and the seed: a secret one, so that a
+The tests are the students' own. What differs is where their probes run, and the seed: a secret one, so that a
 solution that fits the public inputs only is found out. What fails on it is run on the public seed too.
 """
 
@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from lab.assignment import ROOT, default
-from lab.pytest_plugin import OWNED, RESULTS, RUNNER
-from lab.runner import Runner
-from lab.scoring import Result
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import Result
+from lab.harness import mistakes
+from lab.harness.runner import Runner
+from lab.harness.verdicts import OWNED, RESULTS, RUNNER
 
 from . import cs336
 from .sandbox import Sandbox, cgroups
 
-PUBLIC = "public"
 # Told alike by every seed: no second run is needed to know.
 SEEDLESS = ("unwritten", "import", "forbidden")
 
@@ -32,8 +32,8 @@ class KitError(RuntimeError):
     """The tests themselves failed; no grade comes of it."""
 
 
-class SandboxRoom:
-    """The grader's room: the zygote is in a box, and sees the submission at another path than we do."""
+class SandboxExecutor:
+    """The grader's executor: the zygote is in a box, and sees the submission at another path than we do."""
 
     def __init__(self, box: Sandbox, source: Path):
         self.box, self.source = box, source
@@ -44,9 +44,6 @@ class SandboxRoom:
 
     def note(self, text: str) -> None:
         cgroups.note(self.box.notes, text)
-
-    def observing(self, process: Any) -> Any:
-        return self.box.observing(process)
 
     def said(self, process: Any) -> str:
         return self.box.stderr(process)
@@ -65,10 +62,17 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
     results = run_tests(runner, ids, secret, cache, only=asked, more=more)
     # What a clock says differs from run to run, not from seed to seed.
     again = {r.id for r in results if r.outcome == "failed" and r.reason not in SEEDLESS and r.kind != "timing"}
-    if again and secret != PUBLIC:
-        public = {r.id: r.outcome for r in run_tests(runner, ids, PUBLIC, cache, only=again, more=more)}
-        results = [replace(r, public=public.get(r.id, "")) if r.id in again else r for r in results]
+    if again and secret != mistakes.PUBLIC:
+        public = {r.id: r for r in run_tests(runner, ids, mistakes.PUBLIC, cache, only=again, more=more)}
+        results = [_with(r, public[r.id]) if r.id in public else r for r in results]
     return cs336.settled(results, edition) if edition else results
+
+
+def _with(secret: Result, public: Result) -> Result:
+    """A result on the secret seed, with what became of the same test on the public one, whose mistakes are known."""
+    known = mistakes.cause(public.message)
+    message = f"{known}\n{mistakes.without(secret.message)}" if known else secret.message
+    return replace(secret, public=public.outcome, message=message)
 
 
 def run_tests(
@@ -90,7 +94,7 @@ def run_tests(
     folders = [str(f) for f in (*more, *(ROOT / "tests" / s for s in stages)) if f.is_dir()]
     asked = [a for id in ids for a in ("--exercise", id)]
     arguments = [
-        *folders, *asked, "--seed", seed, "--impl", str(runner.room.source), "--expect-cache", str(cache),
+        *folders, *asked, "--seed", seed, "--impl", str(runner.executor.source), "--expect-cache", str(cache),
         "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider",
         *(["-x"] if first_failure else []),
     ]  # fmt: skip
@@ -101,7 +105,7 @@ def run_tests(
         code = pytest.main(arguments, plugins=[session])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise KitError(f"the tests did not run ({code!r}): {said.getvalue()[-2000:]}")
-    if broken := next((r for r in session.results if r.reason == "kit"), None):  # the room was lost
+    if broken := next((r for r in session.results if r.reason == "kit"), None):  # the executor was lost
         raise KitError(f"{broken.id} is broken: {broken.message}")
     return list(session.results)
 

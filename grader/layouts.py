@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import default
-from lab.listing import some
+from lab.course.assignment import default
+from lab.course.listing import some
 
 from . import cs336
 from .archives import SUFFIXES, Member, SubmissionError, UnpackLimits, open_source
@@ -38,7 +38,8 @@ def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
     Auto: a fork has tests/adapters.py. Where files of our exercises are, too, it is one only with its packages beside
     them.
     """
-    fork, ours = cs336.root_of(members), _stage_root(members)
+    forks, ours = cs336.roots(members), _stage_root(members)
+    fork = forks[0] if len(forks) == 1 else None
     if layout == "auto":
         files = {"/".join(m.parts) for m in members if m.kind == "file"}
         begun = ours is not None and any("/".join((*ours, file)) in files for file in _files())
@@ -47,14 +48,24 @@ def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
         layout = "cs336" if fork is not None and (not begun or (fork == ours and packed)) else "stages"
     adapters = "/".join(cs336.ADAPTERS)
     if layout == "stages":
+        if ours is None and len(forks) > 1:
+            raise SubmissionError(_several(name, forks))
         if ours is None:
             apart = "; it is a CS336 fork: grade forks by themselves" if fork is not None else ""
             raise SubmissionError(nothing_found(name, sorted({m.parts[0] for m in members if m.parts})) + apart)
         told = f"{adapters} is there, too: graded by its stage folders, and not as a CS336 fork"
         return Root(ours, False, (told,) if fork is not None else ())
+    if len(forks) > 1:
+        raise SubmissionError(_several(name, forks))
     if fork is None:
         raise SubmissionError(f"{name}: expected a CS336 fork, it has no {adapters}")
     return Root(fork, True)
+
+
+def _several(name: str, forks: Sequence[tuple[str, ...]]) -> str:
+    """The line for a folder of forks where one was expected."""
+    inside = _some(["/".join(root) for root in forks])
+    return f"{name}: expected one CS336 fork, got a folder of {len(forks)} ({inside}); run grader grade …/{name}"
 
 
 def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:

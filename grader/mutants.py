@@ -1,7 +1,8 @@
 """Mutants and variants keep the tests honest: wrong copies of the reference must fail, unusual right ones must pass.
 
-Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`: a name, the exercise, why it is
-plausible, and replacements on a copy of the reference, each of which matches exactly once.
+Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
+wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
+file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Each `old` matches exactly once.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import ROOT, default
-from lab.scoring import Result, score, totals
+from lab.course.assignment import ROOT, Exercise, default
+from lab.course.scoring import Result, score, totals
+from lab.harness import mistakes
 
-HOW = {"assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",)}
+HOW = {
+    "assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",),
+    "wrong address": ("assertion", "raised"),  # inside the tensor by chance, or outside
+}  # fmt: skip
 
 
 class MutantError(ValueError):
@@ -31,7 +36,7 @@ class Edited:
 
     name: str
     exercise: str
-    why: str
+    why: str  # of a mutant: what is wrong, as a clause after "This is what comes out when"
     how: str  # a key of HOW: what must kill it
     edits: tuple[tuple[str, str, str], ...]  # (file, old, new)
 
@@ -41,20 +46,39 @@ def read(kind: str, stage: str) -> list[Edited]:
     path = ROOT / "grader" / f"{kind}s" / f"{stage}.toml"
     if not path.is_file():
         return []
-    tables = tomllib.loads(path.read_text(encoding="utf-8")).get(kind, [])
-    found = []
-    for t in tables:
-        unknown = set(t) - {"name", "exercise", "why", "how", "edit"}
-        # A [[mutant]] line that is lost in a merge makes the next one's keys part of the edit before it.
-        unknown |= {key for e in t.get("edit", []) for key in set(e) - {"file", "old", "new"}}
-        how = t.get("how", "assertion")
-        if unknown or how not in HOW or t["exercise"] not in default().exercises or not t.get("edit"):
-            raise MutantError(f"{path.name}: {t.get('name')}: unknown keys {sorted(unknown)}, or wrong how or exercise")
-        edits = tuple((e["file"], e["old"], e["new"]) for e in t["edit"])
-        found.append(Edited(t["name"], t["exercise"], t["why"], how, edits))
+    key, known = {"mutant": "when", "variant": "why"}[kind], default().exercises
+    found = [
+        _edited(f"{path.name}: [{exercise}.{name}]", name, known.get(f"{stage}.{exercise}"), key, table)
+        for exercise, named in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for name, table in named.items()
+    ]
     if len({e.name for e in found}) != len(found):
         raise MutantError(f"{path.name}: two of one name")
     return found
+
+
+def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
+    """One table. Raises MutantError."""
+    if exercise is None:
+        raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
+    wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "edits"})
+    how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
+    if wrong or how not in HOW or not edits:
+        raise MutantError(
+            f"{where}: expected {key}, old and new (or edits = [[old, new], …]), perhaps file, and how as one of "
+            f"{', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
+        )
+    return Edited(name, exercise.id, table[key], how, edits)
+
+
+def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ...]:
+    """(file, old, new) of each edit of a table; none where one is malformed. file: where they are by default."""
+    edits = table.get("edits", [])
+    if "old" in table:
+        edits = [[table.get("file", file), table["old"], table.get("new")]]
+    if any(len(e) not in (2, 3) or None in e for e in edits):
+        return ()
+    return tuple((*[file][: 3 - len(e)], *e) for e in edits)
 
 
 def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
@@ -89,14 +113,14 @@ def check(
 
     sample: one mutant and variant a stage, and no reference, which `pytest tests --impl reference` runs.
     """
-    from lab.runner import Room, Runner
+    from lab.harness.runner import Executor, Runner
 
     asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in asked.items() if ids]
     found = {(k, s): [e for e in read(k, s) if e.exercise in asked[s]] for k in ("mutant", "variant") for s in stages}
     picked = {(k, s): _pick(edits, sample, s) for (k, s), edits in found.items()}
     bar = progress.add_task("checking", total=sum(map(len, picked.values())) + (1 if sample else 2) * len(stages))
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     outcome = {}
     try:
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -109,6 +133,31 @@ def check(
     finally:
         runner.close()
     return outcome
+
+
+def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> dict[str, int]:
+    """Write down by which messages mutants are known (lab.harness.mistakes); returns how many of each stage's are."""
+    from lab.harness.runner import Executor, Runner
+
+    found = {s: [m for m in read("mutant", s) if not only or m.exercise in only] for s in stages}
+    bar = progress.add_task("recording", total=sum(map(len, found.values())))
+    runner, counts = Runner(Executor(ROOT / "reference")), {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            bench = _Bench(runner, Path(folder), mistakes.PUBLIC, False, lambda: progress.update(bar, advance=1))
+            for stage, mutants in found.items():
+                progress.update(bar, description=stage)
+                before = mistakes.read(stage)
+                mistakes.read.cache_clear()
+                after = bench.known(mutants)
+                names = {m.name for m in read("mutant", stage)}
+                when = {n: w for n, w in (before["when"] | after["when"]).items() if n in names}
+                tests = dict(sorted((before["tests"] | after["tests"]).items()))
+                mistakes.write(stage, when, tests)
+                counts[stage] = len({n for of_test in after["tests"].values() for *_, ns in of_test for n in ns})
+    finally:
+        runner.close()
+    return counts
 
 
 def fine(o: dict) -> bool:
@@ -134,11 +183,11 @@ class _Bench:
         self.told: dict[str, str] = {}  # by mutant: what the first failing test said, as a student would read it
 
     def results(self, impl: Path, ids: list[str], first_failure: bool = False) -> list[Result]:
-        from lab.runner import Room
+        from lab.harness.runner import Executor
 
         from .judge import run_tests
 
-        self.runner.room = Room(impl)
+        self.runner.executor = Executor(impl)
         self.runner.forget()
         return run_tests(self.runner, ids, self.seed, self.cache, first_failure=first_failure)
 
@@ -152,6 +201,22 @@ class _Bench:
             "mutants": {"killed": len(mutants) - len(survived), "survived": survived, "told": told},
             "variants": {"passed": len(variants) - len(failed), "failed": failed},
         }
+
+    def known(self, mutants: list[Edited]) -> dict[str, dict]:
+        """The mutants' clauses, and for each test of their exercises the messages by which they are known."""
+        tests: dict[str, list[list]] = {}
+        for mutant in mutants:
+            self.tick()
+            for result in self.results(apply(mutant, self.folder), [mutant.exercise]):
+                seen = tests.setdefault(result.id, [])
+                if result.outcome == "failed" and result.reason == "assertion" and result.kind != "timing":
+                    words, numbers = mistakes.fingerprint(mistakes.without(result.message))
+                    alike = next((e for e in seen if e[:2] == [words, numbers]), None)
+                    if alike:
+                        alike[2].append(mutant.name)
+                    else:
+                        seen.append([words, numbers, [mutant.name]])
+        return {"when": {m.name: m.why for m in mutants}, "tests": tests}
 
     def reference(self, ids: list[str]) -> dict[str, float]:
         return dict(zip(("reference", "possible"), self.points(ROOT / "reference", ids), strict=True))
@@ -174,6 +239,10 @@ class _Bench:
         self.told[mutant.name] = f"{fails[0].id}: {fails[0].message}"
         if fails[0].reason not in HOW[mutant.how]:
             return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
+        recorded = mistakes.read(default().exercises[mutant.exercise].stage)["when"]
+        said = fails[0].message if self.seed == mistakes.PUBLIC and fails[0].reason == "assertion" else mutant.why
+        if mutant.name in recorded and recorded[mutant.name] not in said:
+            return f"{mutant.name}: its message does not name it: grader mutants --record --exercise {mutant.exercise}"
         if self.thorough:
             known = default().exercises
             others = [e for e in default().of_stage(known[mutant.exercise].stage) if e.id != mutant.exercise]

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from lab.assignment import Assignment
-from lab.scoring import ExerciseScore, totals
+from lab.course.assignment import Assignment
+from lab.course.scoring import ExerciseScore, totals
 
-from .sheets import Sheet, SheetError
+from . import people
+from .csv_io import Sheet, SheetError
 
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # of these the last one counts
@@ -186,6 +187,8 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
         if not {"submission", "submitted"} <= set(sheet.headings):
             came = ", ".join(sheet.headings) or "nothing"
             raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {came[:200]}")
+        if strange := [h for h in sheet.headings if h not in (*people.COLUMNS, "stage")]:
+            raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {strange[0]!r}")
         for line, row in sheet:
             name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
             if stage not in stages:
@@ -199,7 +202,7 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
             rows.append((name, stage, time.isoformat()))
     except SheetError as error:
         raise PolicyError(f"--import: {error}") from None
-    return rows
+    return list(dict.fromkeys(rows))  # people.csv has a row per student of a group
 
 
 def _time(text: str, policy: Policy) -> datetime:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from lab.assignment import Assignment
-from lab.listing import some
+from lab.course.assignment import Assignment
+from lab.course.listing import some
 
 from . import fingerprint
 from .graded import Graded, Run

@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lab.files import write_whole
+from lab.harness.files import write_whole
 
+from .csv_io import Sheet, SheetError
 from .graded import Graded, Mark
 from .report import labels, one_line, plain
 from .report.exports import disarmed
-from .sheets import Sheet, SheetError
 from .written import QuestionScore, score, text_id
 
 COLUMNS = ["name", "question", "criterion", "points possible", "points", "comment", "marked", "what it asks", "answer"]

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 from .graded import Run
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy
 from copydetect import CodeFingerprint, compare_files
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from . import cs336, mutants, submissions
 from .submissions import Submission, SubmissionError

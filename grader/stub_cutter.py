@@ -13,7 +13,7 @@ import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
 from grader.stub_names import assigned, is_private
-from lab.assignment import Assignment
+from lab.course.assignment import Assignment
 
 WIDTH = 120
 SCAFFOLD = "# <a solution was cut here, the rest stays>"  # stands above the line that raises until the end

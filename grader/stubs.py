@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grader.stub_cutter import SCAFFOLD, Cutter, raising
 from grader.stub_names import Function, assigned, decorators, line_of_use, used
-from lab.assignment import Assignment, default
+from lab.course.assignment import Assignment, default
 
 RERUN = "run python -m grader stubs"
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from grader import archives, cs336, layouts
+from grader import archives, cs336, layouts, received
 from grader.archives import SUFFIXES, Member, SubmissionError, UnpackLimits
 from grader.layouts import ignored, is_archive
-from lab.listing import some
+from lab.course.listing import some
 
 __all__ = ["Submission", "SubmissionError", "UnpackLimits", "Unpacked", "find", "hash_of", "unpack"]
 
@@ -42,15 +42,20 @@ class Unpacked:
     edition: str = ""  # of a CS336 fork: which year's
 
 
-def find(paths: list[Path], tell: Callable[[str], None] = lambda line: None) -> list[Submission]:
+def find(
+    paths: list[Path], tell: Callable[[str], None] = lambda line: None, into: Path | None = None
+) -> list[Submission]:
     """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
 
     A folder that `layouts.is_one` takes for one submission is one; of any other, each sub-folder and each archive is.
-    tell(line): where that is in doubt, and whose names had to be changed.
+    tell(line): where that is in doubt, and whose names had to be changed. into: where the archive of a whole class is
+    opened; without it, such an archive counts as one submission.
     """
     found: list[Path] = []
     for given in paths:
         path = _resolved(given)
+        if into and path.is_file() and is_archive(path) and received.is_class(path):
+            path = received.unpack(path, into, tell)
         one, doubt = layouts.is_one(path) if path.is_dir() else (False, "")
         if doubt:
             tell(doubt)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, say, shown, writing
 
@@ -48,6 +48,9 @@ def mutants(
     thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
     seed: Annotated[str, typer.Option(help="What inputs are drawn from.")] = "public",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what each mutant was told.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Instead, write down the messages by which mutants are known.")
+    ] = False,
 ) -> None:
     """Check the tests: every mutant of the reference must die, every variant must live."""
     from . import mutants as m
@@ -59,6 +62,10 @@ def mutants(
     with _progress(as_json) as progress:
         stages = [name for name in stage or known if not only or name in {e.stage for e in only}]
         ids = [e.id for e in only]
+        if record:
+            for name, count in m.record(stages, progress, ids).items():
+                out.print(f"{name}: {count} mutants are known by their messages")
+            return
         outcome = m.check(stages, progress, sample=sample, thorough=thorough, seed=seed, only=ids)
     if as_json:
         print(json.dumps(outcome, indent=1))
@@ -111,7 +118,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
 ) -> None:
     """Look what this machine lacks for grading, and say what to do about it; exit 1 only where it cannot grade."""
-    from lab.doctor import tell
+    from lab.commands.doctor import tell
 
     from . import doctor as d
 

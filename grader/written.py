@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import answers
-from lab.answers import Given
-from lab.assignment import ROOT, AssignmentError
-from lab.questions import Question, default
+from lab.commands import answers
+from lab.commands.answers import Given
+from lab.course.assignment import ROOT, AssignmentError
+from lab.course.questions import Question, default
 
 from .graded import Answer, Graded, Mark
 
@@ -39,7 +39,7 @@ OUTCOMES = {
     "prose": "marked by a person",
     "unjudged": "could not be judged on this machine",
 }
-BEGIN, END = "<!-- from questions.toml, by `grader stubs` -->", "<!-- end -->"
+BEGIN, END = "<!-- questions -->", "<!-- end -->"
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ def _judged(g: Given) -> Answer:
         return Answer(q.id, "", "missing")
     if q.kind == "prose":
         return Answer(q.id, g.shown, "prose")
-    from lab.runner import ProbeFailed, RoomLost
+    from lab.harness.runner import ExecutorLost, ProbeFailed
 
-    from .truths import truth  # which imports torch: nobody waits for it who answered nothing
+    from .answer_key import truth  # which imports torch: nobody waits for it who answered nothing
 
     try:
         want = truth(q.id)
-    except (ProbeFailed, RoomLost) as error:  # no reference to measure here, or the machine is too busy
+    except (ProbeFailed, ExecutorLost) as error:  # no reference to measure here, or the machine is too busy
         return Answer(q.id, g.shown, "unjudged", 0.0, str(error).partition("\n")[0])
     if q.kind == "choice":
         right = g.value == want

@@ -55,10 +55,10 @@ def is_call(link: str) -> bool:
 
 
 def value(link: str) -> str:
-    """Of a call such as lab.train.learning_rate(…), as it is shown."""
+    """Of a call such as lab.train.loop.learning_rate(…), as it is shown."""
     import lab.model.data
     import lab.model.scaling
-    import lab.train
+    import lab.train.loop
 
     told = eval(link, {"lab": lab})  # ours: terms.tsv is part of the kit
     return f"({', '.join(f'{n:.3g}' for n in told)})" if isinstance(told, tuple) else str(told)

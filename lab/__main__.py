@@ -1,5 +1,5 @@
 """`python -m lab`."""
 
-from .cli import main
+from .commands.cli import main
 
 main()

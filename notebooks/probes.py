@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.cluster.costs import sent_bytes
 from lab.measure.memory import Held
 from lab.model.data import batch, packed
 from lab.model.data import texts as read
 from lab.model.transformer import SIZES, Config, Transformer
-from lab.world.cluster import sent_bytes
-from lab.world.group import ledger
+from lab.ranks.group import ledger
 
 STAGES = ("none", "zero1", "zero2", "zero3")
 
@@ -66,7 +66,7 @@ def mesh_run(impl: Any, degrees: dict, plan: dict, steps: int, texts: str) -> di
     parallel, compose = impl.mesh.parallel, impl.mesh.compose
     torch.manual_seed(0)
     mesh = impl.mesh.mesh.Mesh(**degrees)
-    own = compose.parallelize(parallel.mixture(Transformer(SMALL), EXPERTS), mesh, parallel.Plan(**plan))
+    own = compose.parallelize(parallel.to_moe(Transformer(SMALL), EXPERTS), mesh, parallel.Plan(**plan))
     optimizer = torch.optim.AdamW(own.parameters(), lr=3e-3)
     loads: dict[str, list[int]] = {}
     for name, module in own.named_modules():

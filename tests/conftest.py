@@ -1,3 +1,3 @@
-"""Fixtures come from lab.pytest_plugin."""
+"""Fixtures come from lab.harness.pytest_plugin."""
 
-pytest_plugins = ["lab.pytest_plugin"]
+pytest_plugins = ["lab.harness.pytest_plugin"]

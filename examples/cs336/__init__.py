@@ -15,7 +15,8 @@ HERE = Path(__file__).parent
 
 
 def listed() -> list[dict[str, Any]]:
-    """The forks of forks.toml: name, year, why, edit: [{file, old, new}], add: {file: text}, points, not_run."""
+    """The forks of forks.toml: name, year, why, move: {folder: where to}, edit: [{file, old, new}], add: {file: text},
+    points, not_run."""
     return tomllib.loads((HERE / "forks.toml").read_text(encoding="utf-8"))["fork"]
 
 
@@ -23,6 +24,10 @@ def build(fork: dict[str, Any], folder: Path) -> Path:
     """Write one fork to the new folder `folder`; each edit must match exactly once."""
     for part in ("common", str(fork["year"])):
         shutil.copytree(HERE / part, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for old, new in fork.get("move", {}).items():
+        if new:
+            shutil.copytree(folder / old, folder / new)
+        shutil.rmtree(folder / old)
     for edit in fork.get("edit", []):
         file = folder / edit["file"]
         text = file.read_text(encoding="utf-8")

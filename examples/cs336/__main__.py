@@ -14,7 +14,7 @@ from grader import batch, cs336, layouts
 from grader.graded import Graded
 from grader.sandbox import available
 from grader.submissions import Submission
-from lab.assignment import default
+from lab.course.assignment import default
 
 from . import build, listed
 
@@ -51,8 +51,10 @@ def differences(fork: dict[str, Any], graded: Graded, ids: tuple[str, ...] | lis
         id, most = points.exercise.id, points.exercise.points
         counted = [r for r in graded.results if r.exercise == id and r.kind != cs336.ADVISORY]
         lacks = fork.get("not_run", {}).get(id, "")
-        want = 0.0 if lacks else most * fork.get("points", {}).get(id, 1.0)
-        as_said = not lacks or (points.not_run == most and all(r.reason.startswith(lacks) for r in counted))
+        want = most * fork.get("points", {}).get(id, 0.0 if lacks else 1.0)
+        not_run = most - want if lacks else 0.0
+        reasons = {r.reason for r in counted if r.outcome == "not_run"}
+        as_said = abs(points.not_run - not_run) < 1e-2 and all(lacks and r.startswith(lacks) for r in reasons)
         if abs(points.earned - want) > 1e-2 or not as_said:
             why = "; ".join(f"{r.id}: {r.outcome}, {r.reason}, {r.message}" for r in counted if r.outcome != "passed")
             wanted = f"{want:g} {lacks}".strip()

@@ -8,6 +8,7 @@ machine lacks (a GPU, a package) is not run, and never wrong.
 from __future__ import annotations
 
 import ast
+import contextlib
 import fnmatch
 import functools
 import re
@@ -19,53 +20,49 @@ from pathlib import Path
 from typing import Any
 
 from grader.archives import Member, UnpackLimits
-from lab import forbidden
-from lab.assignment import ROOT
-from lab.scoring import Result
-from lab.source import Unreadable, parsed
+from lab.course.assignment import ROOT
+from lab.course.scoring import Result
+from lab.solution import forbidden
+from lab.solution.source import Unreadable, parsed
 
 HERE = Path(__file__).parent
 BRIDGE = HERE / "bridge"
 ADAPTERS = ("tests", "adapters.py")
-ADVISORY = "advisory"  # a kind of test that lab.scoring does not count
+ADVISORY = "advisory"  # a kind of test that lab.course.scoring does not count
 TESTS = ROOT / "tests" / "cs336"
 _PACKAGES = ("cs336_systems", "cs336_basics")
 _DATA = (".json", ".toml", ".txt", ".yaml", ".yml")
 _NOT_THEIRS = ("lab", "venv", "env", "build", "dist", "wandb")
 _NEEDS_CUDA = re.compile(
-    "not compiled with CUDA|No CUDA GPUs|Found no NVIDIA|0 active drivers|NVTX functions not installed"
-    "|needs? (a GPU|CUDA)|requires? (a GPU|CUDA)|no NVIDIA driver|libcuda",
+    r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA|0 active drivers|NVTX functions not installed"
+    r"|dummy base class|(needs?|requires?|expect(s|ed)?|must be|only)\b.{0,30}\b(GPUs?|CUDA)\b|no NVIDIA driver|libcuda"
+    r"|\b(GPU|CUDA)\b.{0,30}\b(required|needed|expected|only|(un|not )available)",
     re.IGNORECASE,
 )
 _NEEDS_PYTHON = re.compile(r"RuntimeError: needs Python 3\.\d+")
 _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
-def root_of(members: Sequence[Member]) -> tuple[str, ...] | None:
-    """The folder that has tests/adapters.py, the highest one; None where there is none, up to three levels down.
-
-    None also where several are as high: that is a folder of forks, and no fork.
-    """
+def roots(members: Sequence[Member]) -> list[tuple[str, ...]]:
+    """The highest folders that have tests/adapters.py, up to three levels down. Several are a folder of forks."""
     found = {m.parts[:-2] for m in members if m.kind == "file" and m.parts[-2:] == ADAPTERS and len(m.parts) <= 5}
-    highest = [root for root in found if len(root) == min(map(len, found))]
-    return highest[0] if len(highest) == 1 else None
+    return sorted(root for root in found if len(root) == min(map(len, found)))
 
 
 def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
-    """Where a file goes that lies at `where` below the root; () if it is left out.
+    """Where a file goes that lies at `where` below the root: there, too, or nowhere, ().
 
-    All code but tests and what bears a name of the bridge's, and in its packages text that is data, within the limits.
+    Code is taken, but for tests and for names of the bridge's; text that is data is taken in the course's packages,
+    within the limits. The package cs336_basics may lie in any folder: bridge/fork.py finds it.
     """
-    if len(where) > 2 and where[0] == "cs336-basics" and where[1] in _PACKAGES:
-        where = where[1:]
     if where == ("pyproject.toml",):
         return where
     if where[-1].endswith(_DATA):
-        return where if where[0] in _PACKAGES and member.size <= limits.file_bytes else ()
-    if not where[-1].endswith(".py") or where[-1] == "conftest.py" or not where[0].removesuffix(".py").isidentifier():
+        return where if {*_PACKAGES} & {*where[:-1]} and member.size <= limits.file_bytes else ()
+    if not where[-1].endswith(".py") or where[-1] == "conftest.py":
         return ()
     ours = where[0] in _NOT_THEIRS or (BRIDGE / where[0]).exists()
-    return () if ours or (where[0] == "tests" and len(where) > 2) else where
+    return () if ours or ("tests" in where[:-1] and (where[0] != "tests" or len(where) > 2)) else where
 
 
 def edition(adapters: bytes) -> str:
@@ -108,15 +105,25 @@ def profiles() -> dict[str, dict[str, Any]]:
     return tomllib.loads((HERE / "profiles.toml").read_text(encoding="utf-8"))
 
 
-def settled(results: Iterable[Result], edition: str) -> list[Result]:
-    """Results as that course has them: what asks more is advisory, what the machine lacks is not run.
+def allowed(edition: str) -> list[str]:
+    """Names that our exercises forbid and that course does not; none where it is no fork's edition."""
+    return profiles()[edition].get("allowed", []) if edition else []
 
-    Of an exercise, all or nothing: where some of what counts passes, what asks for a GPU is a path of the fork's own,
-    and would be an excuse wherever it cannot cope.
+
+def settled(results: Iterable[Result], edition: str) -> list[Result]:
+    """Results as that course has them: tests that ask more are advisory, and tests that lack something are not run.
+
+    Of an adapter, all or nothing: where some of its tests that count pass, a test that asks for a GPU took a path of
+    the fork's own, which would be an excuse wherever the fork cannot cope.
     """
     asked, results = Asked(edition), list(results)
-    works = {r.exercise for r in results if r.outcome == "passed" and asked.counts(r.id)}
-    return [_settled(r, asked.counts(r.id), r.exercise in works) for r in results]
+    works = {_adapter(r) for r in results if r.outcome == "passed" and asked.counts(r.id)}
+    return [_settled(r, asked.counts(r.id), _adapter(r) in works) for r in results]
+
+
+def _adapter(r: Result) -> tuple[str, bool]:
+    """Which adapter a test reaches. An exercise has one, but for backward: there the tests of Triton's say so."""
+    return r.exercise, "triton" in r.test.rpartition("::")[2]
 
 
 def _settled(r: Result, counts: bool, works: bool) -> Result:
@@ -129,15 +136,12 @@ def _settled(r: Result, counts: bool, works: bool) -> Result:
 
 
 def borrowed(root: Path) -> list[str]:
-    """Where a fork names the kit's instruments: no honest one knows of them."""
-    files = sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))
-    found = set()
-    for file in files:
-        try:
-            found |= {*forbidden.find(root, file, ())}
-        except Unreadable as error:
-            found.add(error.msg)
-    return sorted(found)
+    """Where a fork names the kit's instruments: no honest one knows of them. gc, inspect and sys are anyone's."""
+    found = set[str]()
+    for path in root.rglob("*.py"):
+        with contextlib.suppress(Unreadable):  # too long, say: no evidence of anything
+            found |= {*forbidden.find(root, path.relative_to(root).as_posix(), ())}
+    return sorted(line for line in found if line.rpartition(": ")[2].startswith("lab."))
 
 
 def own(root: Path) -> list[str]:
@@ -152,6 +156,8 @@ def _lacks(message: str) -> str:
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"
     if found := _NEEDS_PYTHON.search(message):
         return f"{found[0].partition(': ')[2]}, as its pyproject.toml says; grade it with that"
-    if (found := _NO_PACKAGE.search(message)) and (package := found[1].partition(".")[0]) not in (*_PACKAGES, "tests"):
+    if (found := _NO_PACKAGE.search(message)) and found[1] == "cs336_basics":
+        return "needs package cs336_basics, which the fork does not hold; hand it in with the fork"
+    if found and (package := found[1].partition(".")[0]) not in (*_PACKAGES, "tests"):
         return f"needs package {package}, which is not installed here"
     return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grader.batch import new_seed
 from grader.release import below, read, write_zip
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 from .harness import failed
 

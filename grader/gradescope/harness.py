@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 
 def main(root: Path) -> None:
@@ -25,7 +25,7 @@ def main(root: Path) -> None:
     except BaseException:  # whatever it is, it is the grader's
         told = failed()
         traceback.print_exc(file=sys.stdout)
-    from lab.files import write_whole
+    from lab.harness.files import write_whole
 
     write_whole(results, json.dumps(told, indent=1) + "\n")
 
@@ -37,7 +37,7 @@ def grade(root: Path) -> dict[str, Any]:
     from grader.report import exports
     from grader.report.leaderboard import entries
     from grader.submissions import Submission
-    from lab.questions import default as questions
+    from lab.course.questions import default as questions
 
     settings = json.loads((ROOT / "settings.json").read_text(encoding="utf-8"))
     profile = settings["profile"]

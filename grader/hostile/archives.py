@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 EXERCISE = "benchmarking/straggler.py"
 _MIB = 1 << 20

@@ -17,7 +17,7 @@ import tomlkit
 
 from grader import stubs
 from grader.submissions import AT_THE_ROOT
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from .leaks import Leak, Solutions
 
@@ -27,7 +27,8 @@ HERE = Path(__file__).parent
 NAME = "shardlings"  # the folder that everything unpacks into
 LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
 _WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
-_TEXT = ("", ".py", ".md", ".toml", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")  # searched
+# Searched for lines of a solution.
+_TEXT = ("", ".py", ".md", ".toml", ".json", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")
 _KINDS = (*_TEXT, ".svg", ".png")  # and pictures
 _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from lab.assignment import KINDS, Assignment, Exercise
-from lab.scoring import ExerciseScore, score
+from lab.course.assignment import KINDS, Assignment, Exercise
+from lab.course.scoring import ExerciseScore, score
 
 from .. import written
 from ..graded import Graded
@@ -20,7 +20,7 @@ from .summary import SYMBOLS, decisions, readable, state
 # States that look alike, but for their symbol: each change of it is an element, of which a large class has thousands.
 _DRAWN = {
     "passed": "passed", "partly": "failed", "failed": "failed", "not_run": "not_run", "inconclusive": "not_run",
-    "excluded": "not_run",
+    "excluded": "not_run", "not_attempted": "not_run",
 }  # fmt: skip
 
 
@@ -74,9 +74,10 @@ class ExerciseStatistics:
     """How a class did on one exercise."""
 
     exercise: Exercise
-    ran: int
+    ran: int  # submissions that tried it
     passed: int
-    share: float | None  # mean share of the possible points
+    share: float | None  # mean share of the possible points, of those
+    not_attempted: int
     not_run: int
     missed: str  # the test that most submissions fail
     missed_by: int
@@ -155,18 +156,22 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
 def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> list[ExerciseStatistics]:
     missed: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
-        counted = [r for r in row.graded.results if r.kind in KINDS]
-        for exercise, test in {(r.exercise, r.test) for r in counted if r.outcome == "failed"}:
+        failed = [
+            r for r in row.graded.results if r.kind in KINDS and r.outcome == "failed" and r.reason != "unwritten"
+        ]
+        for exercise, test in {(r.exercise, r.test) for r in failed}:
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):
         column = [
             row.scores[i] for row in rows if row.graded.status == "graded" and s.exercise.id not in row.grade.excluded
         ]
-        ran = [c for c in column if c.possible > 0]
+        ran = [c for c in column if c.possible > 0 and c.attempted]
+        idle = sum(not c.attempted for c in column)
         share = statistics.fmean(c.earned / c.possible for c in ran) if ran else None
         top = max(missed[s.exercise.id].items(), key=lambda item: (item[1], item[0]), default=("", 0))
         passed = sum(c.passed for c in ran)
         name = readable(one_line(top[0], 300))
-        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, len(column) - len(ran), name, top[1]))
+        away = len(column) - len(ran) - idle
+        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, away, name, top[1]))
     return found

@@ -6,40 +6,47 @@ Everything from a submission is plain text here too; cells that a spreadsheet wo
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import Assignment
-from lab.files import write_whole
-from lab.scoring import ExerciseScore, KindScore, Result
+from lab.course.assignment import Assignment
+from lab.course.scoring import ExerciseScore, KindScore, Result
+from lab.harness.files import write_whole
 
-from .. import written
+from .. import people, written
 from ..cs336 import ADVISORY
+from ..csv_io import Sheet
 from ..graded import Graded, Run
 from ..policy import Grade
-from ..sheets import Sheet
 from . import labels, one_line, page_name, plain, points
 from .summary import REASONS, decisions, readable
 
 MESSAGE_LIMIT = 4000  # characters of one message
 OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
+POSSIBLE = "Points Possible"  # in the column Student: the row that says what each column is worth
+_IDS = ("SIS Login ID", "SIS User ID", "ID")
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 _FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE included, look twice
 
 
 def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
-    """Gradescope's results.json: a test for each exercise and kind, and each written question; they add up.
+    """Gradescope's results.json: a test for each exercise and kind, and each written question.
+
+    The score is the share of the points that count, times the points of the profile: Gradescope's total is the same
+    for everybody, so points that were not run or are excluded must not be lost in it.
 
     Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
     Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
     """
+    ids = list(ids)
     grade = graded.grade(assignment, ids)
     scores = grade.scores
     if graded.status == "refused":
@@ -50,10 +57,17 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
         tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
         tests += [_answer(s, len(scores) + i) for i, s in enumerate(written.score(graded), 1)]
     tests += _beside(graded, grade)
+    got, counts, worth = standing(graded, assignment, ids)
+    notes = [one_line(note, 300) for note in graded.notes[:20]]
+    if counts != worth:
+        away = "the rest was not run, is excluded or is not marked yet"
+        notes.insert(
+            0, f"{points(got)} of the {points(counts)} points that count so far, as a share of {worth:g}; {away}."
+        )
     return {
-        "score": round(max(0.0, math.fsum(t["score"] for t in tests)), 4),
+        "score": round(worth * got / counts, 4) if counts else 0.0,
         "execution_time": round(graded.seconds, 3),
-        "output": "\n".join(one_line(note, 300) for note in graded.notes[:20]),
+        "output": "\n".join(notes),
         "output_format": "text",
         "test_output_format": "text",
         "test_name_format": "text",
@@ -63,13 +77,30 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
     }
 
 
+def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:
+    """(points, points that count for this submission, points of the profile), code and written part together.
+
+    Points that were not run, are excluded, or that nobody has marked yet do not count. All points of a refused
+    submission do, except those of excluded exercises.
+    """
+    scores = graded.scores(assignment, ids)
+    grade = graded.grade(assignment, [s.exercise.id for s in scores])
+    earned, possible, unmarked = written.totals(written.score(graded))
+    of_code = grade.possible
+    if graded.status == "refused":
+        of_code = math.fsum(s.exercise.points for s in grade.scores)
+    worth = math.fsum(s.exercise.points for s in scores) + possible + unmarked
+    return grade.final + earned, of_code + possible, worth
+
+
 def evidence(graded: Graded) -> str:
     """Flags as text for instructors' eyes; "" if there are none."""
     return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
 
 
 def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> list[list[str | float]]:
-    """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell.
+    """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell, one whose stub
+    is untouched the words "not attempted".
 
     What is inconclusive is a part of what was not run; final = earned + adjusted − late. The written part is in three
     columns of its own: points, those possible so far, and those of prose that nobody has marked yet.
@@ -83,7 +114,7 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         g = graded[name]
         grade = g.grade(assignment, ids)
-        of = {s.exercise.id: _number(s.earned) if s.possible > 0 else "" for s in grade.scores}
+        of = {s.exercise.id: _cell(s) for s in grade.scores}
         cells = [of.get(id, "excluded") for id in exercises]
         head = [disarmed(shown[name]), g.status]
         undecided = sum(s.inconclusive for s in grade.scores)
@@ -91,6 +122,12 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
         numbers = [_number(value) for value in (*parts, *written.totals(written.score(g)))]
         rows.append([*head, *numbers, *cells, len(g.flags), disarmed(one_line(g.message, 500))])
     return rows
+
+
+def _cell(s: ExerciseScore) -> float | str:
+    if not s.attempted:
+        return "not attempted"
+    return _number(s.earned) if s.possible > 0 else ""
 
 
 def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
@@ -112,37 +149,62 @@ def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids:
 
 
 def canvas(
-    roster: str, column: str, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]
+    roster: str,
+    column: str,
+    graded: Mapping[str, Graded],
+    assignment: Assignment,
+    ids: Iterable[str],
+    whose: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[str, list[str]]:
     """(CSV to import into Canvas, a line for each submission that is left out).
 
-    roster: Canvas' own export; of it come the columns that say who is who. column: the assignment as Canvas heads it,
-    "Shardlings (1234)". Points are final ones and those of written questions, as Gradescope gets them. A submission is
-    a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of several the
-    latest counts. One without a submission gets an empty cell, which changes nothing. Raises ValueError.
+    roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
+    its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
+    gets these points times the share of the points that count for the submission, written ones among them. A
+    submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
+    several the latest counts. A student without a submission gets an empty cell, which changes nothing.
+    whose: by submission, logins and ids of its students, where its name does not say. Raises ValueError.
     """
     ids, table = list(ids), Sheet(roster)
-    people = [name for name in CANVAS if name in table.headings]
-    if not {"Student", "ID"} <= set(people):
+    who = [name for name in CANVAS if name in table.headings]
+    if not {"Student", "ID"} <= set(who):
         came = ", ".join(table.headings)[:200] or "nothing"
         raise ValueError(f"expected Canvas' export with columns Student and ID, got {came}")
+    if column not in table.headings:
+        near = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
+        raise ValueError(f"expected a column {column!r}, got {', '.join(near)}; create the assignment, export again")
+    students = [student for _, student in table]
+    of_column = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
+    try:
+        worth = float(of_column[column])
+    except ValueError:
+        worth = math.nan
+    if not 0 < worth < math.inf:
+        raise ValueError(f"expected the points of {column!r} in the row {POSSIBLE}, got {of_column[column]!r}; "
+                         "give the assignment points in Canvas, export again")  # fmt: skip
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in sorted(graded, key=_attempt):
-        for key in _owner_keys(name):
+        told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
+        for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
-    rows, left_out = [[*people, disarmed(column)]], dict.fromkeys(graded, "belongs to nobody on the roster")
-    for _, student in table:
-        keys = [(key, student.get(key, "").casefold()) for key in ("SIS Login ID", "SIS User ID", "ID")]
+    rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
+    left_out = dict.fromkeys(graded, "belongs to nobody on the roster")
+    for student in students:
+        if not student["ID"]:  # the row of points possible
+            continue
+        keys = [(key, student.get(key, "").casefold()) for key in _IDS]
         names = next((owners[key] for key in keys if key[1] and key in owners), [])
         for name in names:
             left_out[name] = f"an earlier one than {names[-1]}"
-        final = ""
+        cell = ""
         if names:
+            got, counts, _ = standing(graded[names[-1]], assignment, ids)
             left_out.pop(names[-1], None)
-            g = graded[names[-1]]
-            final = str(_number(g.grade(assignment, ids).final + written.totals(written.score(g))[0]))
-        if final or student["ID"]:  # not the row of points possible
-            rows.append([*(disarmed(one_line(student[key], 300)) for key in people), final])
+            if counts:
+                cell = str(_number(worth * got / counts))
+            else:
+                left_out[names[-1]] = "nothing of it counts, so its cell stays empty"
+        rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue(), [f"{name}: {why}" for name, why in left_out.items()]
@@ -188,6 +250,7 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
                 "possible": _number(s.possible),
                 "not_run": _number(s.not_run),
                 "inconclusive": _number(s.inconclusive),
+                "attempted": s.attempted,
                 "excluded": s.exercise.id in grade.excluded,
                 "tests": [_test(r) for r in of[s.exercise.id]],
             }
@@ -237,7 +300,8 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
         of_kind = [r for r in results if r.exercise == name and r.kind == k.kind]
         nothing_ran = not k.passed and not k.failed
         word = "inconclusive" if k.inconclusive > 0 else "not run"
-        title = f"{name}: {k.kind}" + (f" ({word})" if nothing_ran else "")
+        word = word if nothing_ran else "" if s.attempted else "not attempted"
+        title = f"{name}: {k.kind}" + (f" ({word})" if word else "")
         counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
         entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
     if of_kind := [r for r in results if r.exercise == name and r.kind == ADVISORY]:
@@ -316,10 +380,14 @@ def _number(value: float) -> float:
 
 
 def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
-    """grades.csv, and gradescope/<name>.json for each submission."""
+    """grades.csv, gradescope/<name>.json for each submission, and canvas.csv anew where `grader canvas` wrote one."""
     ids = list(ids)
     write_csv(folder / "grades.csv", graded, assignment, ids)
     for name, one in graded.items():
         path = folder / "gradescope" / f"{page_name(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(gradescope(one, assignment, ids), indent=1) + "\n")
+    before = folder / "canvas.csv"  # says who is who, as the roster did
+    if before.is_file():
+        text = before.read_text(encoding="utf-8-sig")
+        write_whole(before, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.ids_of(folder))[0])

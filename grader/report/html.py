@@ -17,8 +17,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from lab.assignment import Assignment
-from lab.files import write_whole
+from lab.course.assignment import ASKS, Assignment
+from lab.harness.files import write_whole
 
 from .. import cs336
 from ..graded import Graded, Run
@@ -32,8 +32,8 @@ PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission pr
 _LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limits(100, 0, 1, tests=False))
 
 
-def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Iterable[str]) -> str:
-    """The student's page: points, what failed and how to see it, hints. At most PAGE_LIMIT bytes."""
+def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Iterable[str], hints: int = 3) -> str:
+    """The student's page: points, what failed and how to see it, so many hints. At most PAGE_LIMIT bytes."""
     ids = list(ids)
     grade = graded.grade(assignment, ids)
     page = ""
@@ -53,6 +53,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             exercises=exercise_views(grade.scores, graded.results, limits),
             adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
             limits=limits,
+            hints=hints,
         )
         if len(page.encode()) <= PAGE_LIMIT:
             break
@@ -92,7 +93,7 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(points=points, signed=signed, percent=percent, seconds=seconds)
-    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=OUTCOMES)
+    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=OUTCOMES, kinds=ASKS)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

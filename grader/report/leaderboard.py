@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import Assignment
-from lab.files import write_whole
-from lab.scoring import totals
+from lab.course.assignment import Assignment
+from lab.course.scoring import totals
+from lab.harness.files import write_whole
 
+from ..csv_io import Sheet, SheetError
 from ..graded import Graded, Run
-from ..sheets import Sheet, SheetError
 from . import labels, one_line
 from .html import _render
 
-_RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.measure.compare.Comparison says it
+_RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.harness.compare.Comparison says it
 
 
 class NamesError(ValueError):

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lab.assignment import Assignment
-from lab.files import write_whole
+from lab.course.assignment import Assignment
+from lab.harness.files import write_whole
 
 from ..similarity import FilePair, Pair
 from . import labels, one_line, plain

@@ -7,20 +7,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from lab.assignment import KINDS, Exercise
-from lab.scoring import ExerciseScore, Result, of_function
+from lab.course.assignment import KINDS, Exercise
+from lab.course.scoring import ExerciseScore, Result, of_function
 
 from .. import written
 from ..graded import Graded
 from ..policy import Decision, Grade
 from . import one_line, plain
 
-# lab.scoring.REASONS for a reader
+# lab.course.scoring.REASONS for a reader
 REASONS = {
     "assertion": "wrong result",
     "raised": "raised an error",
     "import": "could not be imported",
-    "unwritten": "not written yet",
+    "unwritten": "not attempted",
     "forbidden": "calls what would be the answer itself",
     "forged": "moved its own measurements",
     "crashed": "the process died",
@@ -28,7 +28,10 @@ REASONS = {
     "refused": "returned what cannot be read",
     "kit": "a fault of the kit, not yours: tell the instructor",
 }
-SYMBOLS = {"passed": "✓", "failed": "✗", "partly": "◐", "not_run": "–", "inconclusive": "?", "excluded": "⊘"}
+SYMBOLS = {
+    "passed": "✓", "failed": "✗", "partly": "◐", "not_attempted": "·", "not_run": "–", "inconclusive": "?",
+    "excluded": "⊘",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ def _what(d: Decision) -> str:
 def state(s: ExerciseScore) -> str:
     if s.passed:
         return "passed"
+    if not s.attempted:
+        return "not_attempted"
     if not any(k.passed or k.failed for k in s.kinds):
         return "inconclusive" if s.inconclusive else "not_run"
     return "partly" if s.earned > 0 else "failed"
@@ -185,7 +190,7 @@ def readable(test: str) -> str:
 
 def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseView:
     counted = [r for r in results if r.kind in KINDS]
-    failures = _failures(counted, limits)
+    failures = _failures(counted, limits) if s.attempted else []
     skipped, undecided = (_reasons(counted, outcome, limits) for outcome in ("not_run", "inconclusive"))
     beyond: dict[str, str] = {}
     for r in results:

@@ -1,14 +1,13 @@
 """The box around a student's process: what runs inside sees its submission, `lab` and the probes, and nothing else.
 
 with Sandbox(choose(None), submission, kit) as sandbox:
-    zygote = sandbox.popen(["-m", "lab.world.zygote"], env={"OMP_NUM_THREADS": "1"})
+    zygote = sandbox.popen(["-m", "lab.ranks.zygote"], env={"OMP_NUM_THREADS": "1"})
     ...                     # talk over zygote.stdin and zygote.stdout
     sandbox.kill(zygote)
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import shutil
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from grader.sandbox import bubblewrap, fallback
@@ -96,23 +94,6 @@ class Sandbox:
                 f"expected {self.isolation} to start {self.python}, it ended: {said}; run: grader doctor"
             )
         return box.process
-
-    @contextlib.contextmanager
-    def observing(self, process: subprocess.Popen[bytes]) -> Iterator[dict[str, int]]:
-        """What the box of `process` did within the block, by the kernel's books, which nothing inside can write.
-
-        memory_bytes: by how much the whole box, with
-        what lies in /tmp and /dev/shm, grew at most. What this machine cannot tell is missing.
-        """
-        box, found = self._boxes.get(process), dict[str, int]()
-        group = getattr(box, "group", None)
-        used = -1
-        with contextlib.suppress(OSError, AttributeError):
-            used, _ = group.memory(restart=True)  # type: ignore[union-attr]
-        yield found
-        with contextlib.suppress(OSError):  # it may have ended
-            if used >= 0:
-                found["memory_bytes"] = group.memory()[1] - used  # type: ignore[union-attr]
 
     def stderr(self, process: subprocess.Popen[bytes]) -> str:
         """The last 64 KiB that came on standard error; for people to read, never evidence."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from grader.sandbox.cgroups import ControlGroup, note
 from grader.sandbox.limits import Identity, Limits, SandboxError, limited
-from lab.world import seccomp
+from lab.ranks import seccomp
 
 KIT = "/kit"  # lab/ and tests/ as seen from inside
 SUBMISSION = "/kit/impl"

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from grader.sandbox.limits import Limits
 
@@ -28,7 +27,6 @@ class ControlGroup:
     def __init__(self, limits: Limits, notes: list[str]):
         """Create and limit what can be; what cannot is recorded in `notes`."""
         self.folders: list[Path] = []
-        self._peak: IO[str] | None = None
         pids, memory = (
             str(limits.processes + 8),
             str(limits.memory_bytes),
@@ -74,34 +72,11 @@ class ControlGroup:
         script = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo $$ >"$1" || exit 125; shift; n=$((n-1)); done; exec "$@"'
         return ["/bin/sh", "-c", script, "sh", str(len(files)), *files, *command]
 
-    def memory(self, restart: bool = False) -> tuple[int, int]:
-        """(bytes in use now, the most at once since the last restart), of all members and their files in memory.
-
-        Raises OSError where the kernel keeps no such peak, or will not forget it (cgroup v2 before Linux 6.12).
-        """
-        for folder in self.folders:
-            for usage, peak in _MEMORY:
-                if (folder / peak).is_file():
-                    if self._peak is None:
-                        self._peak = open(folder / peak, "r+")  # noqa: SIM115 (v2 forgets for this descriptor alone)
-                    if restart:
-                        self._peak.write("0")
-                        self._peak.flush()
-                    self._peak.seek(0)
-                    return int((folder / usage).read_text()), int(self._peak.read())
-        raise FileNotFoundError("no memory cgroup")
-
     def end(self) -> None:
         """Kill every member and remove the folders."""
-        if self._peak is not None:
-            self._peak.close()
-            self._peak = None
         for folder in self.folders:
             _end_cgroup(folder)
         self.folders = []
-
-
-_MEMORY = (("memory.usage_in_bytes", "memory.max_usage_in_bytes"), ("memory.current", "memory.peak"))  # v1, v2
 
 
 def note(notes: list[str], text: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 from .cards import refreshed
 from .stage import EDITIONS, stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from lab.assignment import KINDS, ROOT, Exercise, default
-from lab.marks import marks
+from lab.course.assignment import KINDS, ROOT, Exercise, default
+from lab.harness.test_index import marks
 
 CARD = re.compile(r"(?m)^```\{exercise\} (\S+)\n(?:[^`].*\n)*```$")
 
@@ -38,6 +38,16 @@ def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
     split = default().split
     whole = sum(split[kind] for kind, names in of_kind.items() if names)
     return {kind: (e.points * (split[kind] / whole if whole else 1), names) for kind, names in of_kind.items() if names}
+
+
+def forbidden(e: Exercise) -> tuple[str, list[str]]:
+    """What an exercise forbids, said once a group: (the first of its stage that forbids most of it, what it adds)."""
+    before = [o for o in default().of_stage(e.stage)[: default().of_stage(e.stage).index(e)] if o.forbidden]
+    like = [o for o in before if set(o.forbidden) <= set(e.forbidden) and not forbidden(o)[0]]
+    if not like:
+        return "", list(e.forbidden)
+    first = max(like, key=lambda o: len(o.forbidden))
+    return first.id, [name for name in e.forbidden if name not in first.forbidden]
 
 
 def counted(number: float, word: str) -> str:

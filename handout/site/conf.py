@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.assignment import default
+from lab.course.assignment import default
 
 project = default().title
 author = ""

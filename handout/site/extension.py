@@ -1,4 +1,8 @@
-"""The site's two additions to Sphinx: an exercise's card, and mathematics as MathML, which browsers draw themselves."""
+"""The site's additions to Sphinx: an exercise's card and box, captions, and mathematics as MathML.
+
+Chapters are read on code hosts too. So a figure is an image, and below it a paragraph that begins with **Figure 1.**;
+an exercise is a section with a card. The site makes a figure with a caption of the one, a box of the other.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ import re
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from lab.assignment import Assignment, AssignmentError, Exercise, default
+from lab.course.assignment import Assignment, AssignmentError, Exercise, default
 
 from . import cards
 from .stage import anchor, code_of
 
 
 class Card(SphinxDirective):
-    """What an exercise is worth and wants, what judges it, and its interface or, with the solutions, its code.
+    """What an exercise is worth and wants; below its text what judges it, and its interface or its solution.
 
     The body is the line that a code host shows; it must be what assignment.toml says.
     """
@@ -35,14 +40,15 @@ class Card(SphinxDirective):
         edition = self.config.edition
         box = nodes.container(classes=["exercise-card"])
         box += self.parse_text_to_nodes(_facts(e))
-        box += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
+        more = nodes.container(classes=["exercise-more"])
+        more += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
         title = "Solution" if edition == "solutions" else "Interface"
         code = nodes.literal_block(text := code_of(e.file, edition), text, language="python")
         shown = nodes.container(ids=[anchor(e.id)], names=[anchor(e.id)])
         self.state.document.note_explicit_target(shown)
         shown += _folded(f"{title}: {e.file}", [code], unfolded=edition == "student")
-        box += shown
-        return [box]
+        more += shown
+        return [box, more]
 
 
 def _facts(e: Exercise) -> str:
@@ -54,8 +60,11 @@ def _facts(e: Exercise) -> str:
         f"{cards.counted(e.points, 'point')} · {cards.counted(e.hours, 'hour')} · "
         f"difficulty {stars} ({e.difficulty} of 5) · on {where}",
         f"Builds on: {', '.join(needs) or 'no other exercise'}.",
-        f"Forbidden: {', '.join(f'`{name}`' for name in e.forbidden) or 'nothing of its own'}.",
     ]
+    first, more = cards.forbidden(e)
+    if first:  # the first of a group says in its text what all forbid
+        forbidden = [f"what [`{first}`]({_heading(default(), first)}) forbids", *(f"`{name}`" for name in more)]
+        rows.append(f"Forbidden: {', '.join(forbidden)}.")
     return "\n\n".join(rows)
 
 
@@ -77,6 +86,28 @@ def _folded(title: str, inside: list[nodes.Node], unfolded: bool = False) -> lis
     opened = " open" if unfolded else ""
     head = f"<details{opened}><summary>{html.escape(title)}</summary>"
     return [nodes.raw("", head, format="html"), *inside, nodes.raw("", "</details>", format="html")]
+
+
+class Captions(SphinxTransform):
+    """A paragraph "Figure 1. …" below an image becomes its caption; an exercise's section becomes its box."""
+
+    default_priority = 500
+
+    def apply(self, **kwargs: object) -> None:
+        for image in list(self.document.findall(nodes.image)):
+            paragraph, below = image.parent, image.parent.next_node(descend=False, siblings=True)
+            if isinstance(below, nodes.paragraph) and below.astext().startswith("Figure "):
+                below.parent.remove(below)
+                number = nodes.make_id(below.astext().partition(".")[0])
+                figure = nodes.figure("", image, nodes.caption("", "", *below.children), ids=[number])
+                paragraph.replace_self(figure)
+        for more in list(
+            self.document.findall(lambda n: "exercise-more" in getattr(n, "attributes", {}).get("classes", []))
+        ):
+            section = more.parent
+            section.remove(more)
+            section += more
+            section["classes"].append("exercise")
 
 
 def mathml(latex: str, display: str) -> str:
@@ -101,5 +132,6 @@ def displayed_math(self, node: nodes.math_block) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("edition", "student", "env")
     app.add_directive("exercise", Card)
+    app.add_transform(Captions)
     app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(displayed_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

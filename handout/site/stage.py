@@ -11,7 +11,7 @@ import re
 import shutil
 from pathlib import Path, PurePosixPath
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from .interface import interface
 

@@ -22,19 +22,13 @@ from collections import deque
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
+from . import streams
+from .patches import patched
+from .placement import PlacementMode
 from .roofline import A100, Device, RooflineMode
+from .streams import Stream, current
 
-CUDA = torch.device("cuda", 0)
-_installed: SimulatedGPU | None = None
-
-
-def current() -> SimulatedGPU:
-    """The installed device. Raises RuntimeError when there is none."""
-    if _installed is None:
-        raise RuntimeError('no simulated GPU is installed: run the probe with device="simulated"')
-    return _installed
+__all__ = ["SimulatedGPU", "current"]
 
 
 class SimulatedGPU:
@@ -111,26 +105,21 @@ class SimulatedGPU:
         Code that binds a clock when it is imported (`from time import perf_counter`) binds a virtual one
         then.
         """
-        global _installed
-        if _installed is not None:
+        if streams.installed is not None:
             raise RuntimeError("a simulated GPU is installed already: uninstall it first")
-        from .patches import patched  # they import this module
-        from .placement import PlacementMode
-
         with ExitStack() as undo:
             placement = PlacementMode(self)
             undo.enter_context(patched(self, placement))
             undo.enter_context(RooflineMode(self))
             undo.enter_context(placement)
             self._undo = undo.pop_all()
-        _installed = self
+        streams.installed = self
         return self
 
     def uninstall(self) -> None:
         """Give the process its own clocks and devices back. Does nothing if this device is not installed."""
-        global _installed
         if self._undo is not None:
-            _installed, undo, self._undo = None, self._undo, None
+            streams.installed, undo, self._undo = None, self._undo, None
             undo.close()
 
     def __enter__(self) -> SimulatedGPU:
@@ -138,91 +127,3 @@ class SimulatedGPU:
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
-
-
-class Stream:
-    """torch.cuda.Stream: work on one stream runs in order; streams run beside each other."""
-
-    def __init__(self, device: Any = None, priority: int = 0, *, gpu: SimulatedGPU | None = None, **_: Any):
-        self.gpu = gpu or current()
-        self.tail = 0.0  # when the last piece of work queued here ends
-        self.stream_id = self.cuda_stream = len(self.gpu.streams)
-        self.device, self.priority = CUDA, priority
-        self._outer: list[Stream] = []
-        self.gpu.streams.append(self)
-
-    def synchronize(self) -> None:
-        self.gpu.calls.append("Stream.synchronize")
-        self.gpu.wait_until(self.tail)
-
-    def query(self) -> bool:
-        self.gpu.spend(self.gpu.call_s)
-        return self.tail <= self.gpu.now
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def wait_event(self, event: Event) -> None:
-        self.gpu.spend(self.gpu.call_s)
-        if event.time is not None:
-            self.tail = max(self.tail, event.time)
-
-    def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event(gpu=self.gpu)
-        event.record(self)
-        return event
-
-    def __enter__(self) -> Stream:
-        self._outer.append(self.gpu.stream)
-        self.gpu.stream = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gpu.stream = self._outer.pop()
-
-
-class Event:
-    """torch.cuda.Event: a mark in a stream, reached when all work queued before it is done."""
-
-    def __init__(
-        self,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        *,
-        gpu: SimulatedGPU | None = None,
-        **_: Any,
-    ):
-        self.gpu = gpu or current()
-        self.enable_timing = enable_timing
-        self.time: float | None = None  # when the stream reaches it; None: not recorded
-        self.device = CUDA
-
-    def record(self, stream: Stream | None = None) -> None:
-        self.gpu.calls.append("Event.record")
-        self.time = max(self.gpu.now, (stream or self.gpu.stream).tail)
-        self.gpu.spend(self.gpu.call_s)
-
-    def wait(self, stream: Stream | None = None) -> None:
-        (stream or self.gpu.stream).wait_event(self)
-
-    def query(self) -> bool:
-        self.gpu.spend(self.gpu.call_s)
-        return self.time is None or self.time <= self.gpu.now
-
-    def synchronize(self) -> None:
-        self.gpu.calls.append("Event.synchronize")
-        self.gpu.wait_until(self.time or 0.0)
-
-    def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to the other. Raises RuntimeError, as CUDA does, if one is not done."""
-        self.gpu.calls.append("Event.elapsed_time")
-        if not (self.enable_timing and end_event.enable_timing):
-            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
-        if self.time is None or end_event.time is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        if max(self.time, end_event.time) > self.gpu.now:
-            raise RuntimeError("CUDA error: device not ready (synchronize before reading the elapsed time)")
-        return (end_event.time - self.time) * 1e3

@@ -1,4 +1,4 @@
-"""Triton's interpreter, made to do once a launch what it does at every call of a device function."""
+"""Makes Triton's interpreter faster: work of every call of a device function is done once per launch."""
 
 from __future__ import annotations
 

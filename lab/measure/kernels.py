@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: what they load and store in the interpreter, and what they compile to for one.
+"""Triton kernels without a GPU: their loads and stores in the interpreter, and the machine code they compile to.
 
 with watching() as seen:  # in a process that interprets
     o = attention(q, k, v)
@@ -14,15 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import itertools
 import re
 import subprocess
 import tempfile
-import zlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,13 +27,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..world.witness import tell
-
 # Tensor cores, and the copy engine, as they read in PTX.
 INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
-
-
-_watches = itertools.count()
 
 
 class OutOfBounds(IndexError):
@@ -146,8 +137,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
 
-    seen, number = Watch(keep), next(_watches)
-    told = [0, 0, 0]  # launches, accesses and their checksum, as they happen
+    seen = Watch(keep)
     builder = interpreter.interpreter_builder
     real = {name: getattr(builder, name) for name in _MEMORY}
     interpret, launch = interpreter.GridExecutor.__call__, JITFunction.run
@@ -156,19 +146,15 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         outer, seen.storages = seen.storages, _storages((*args, *kwargs.values()))
         function = getattr(self.fn, "__wrapped__", self.fn)
         seen.launches.append(Launch(self.fn.__name__, digest(function), _grid(self.grid, {**kwargs})))
-        told[0] += 1
         with _disable_current_modes():
             try:
                 return interpret(self, *args, **kwargs)
             finally:
                 seen.storages = outer
-                tell("launched", number, *told)
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if not warmup:
             seen.launches.append(Launch(self.fn.__name__, digest(self.fn), _grid(grid, kwargs)))
-            told[0] += 1
-            tell("launched", number, *told)
         with _disable_current_modes():
             return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
 
@@ -178,8 +164,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         def access(*args: Any, **kwargs: Any) -> Any:
             pointers = args[1] if name == "create_atomic_rmw" else args[0]
             mask = {"create_masked_load": 1, "create_masked_store": 2, "create_atomic_rmw": 3}.get(name)
-            if kept := _note(seen, builder, kind, pointers.data, args[mask].data if mask else None):
-                told[1:] = told[1] + 1, _checksum(kept, told[2])
+            _note(seen, builder, kind, pointers.data, args[mask].data if mask else None)
             return real[name](*args, **kwargs)
 
         return access
@@ -191,7 +176,6 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         _Operators(seen.operators),
     ):
         yield seen
-    tell("watched", number, len(seen.launches), len(seen.accesses), _checksum(seen.accesses))
 
 
 _MEMORY = {
@@ -200,32 +184,25 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def _checksum(accesses: list[Access], start: int = 0) -> int:
-    for a in accesses:
-        start = zlib.crc32(a.addresses.tobytes(), zlib.crc32(repr((a.launch, a.program, a.kind)).encode(), start))
-    return start
-
-
-def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> list[Access]:
-    """Keep the access if accesses are kept; those that were."""
+def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> None:
+    """Raise OutOfBounds where it leaves the tensors; keep the access if accesses are kept."""
     chosen = pointers if mask is None else pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
     if kind == "atomic":
         seen.atomics += 1
     if not chosen.size:
-        return []
+        return
     low, high = int(chosen.min()), int(chosen.max())
     if not any(first <= low and high <= last for first, last in seen.storages) and not _each_inside(
         chosen, seen.storages
     ):
         raise OutOfBounds(
             f"program {builder.grid_idx} of {seen.launches[-1].kernel}: a {kind} leaves the tensors that the kernel "
-            f"was given; mask what lies beyond their edges{_along(pointers, mask, seen.storages)}"
+            f"was given; mask what lies beyond their edges, and use each tensor's own strides"
+            f"{_along(pointers, mask, seen.storages)}"
         )
-    if not seen.keep:
-        return []
-    access = Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, np.unique(chosen.astype(np.uint64)))
-    seen.accesses.append(access)
-    return [access]
+    if seen.keep:
+        addresses = np.unique(chosen.astype(np.uint64))
+        seen.accesses.append(Access(len(seen.launches) - 1, tuple(builder.grid_idx), kind, addresses))
 
 
 def _along(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
@@ -290,10 +267,12 @@ class Kernel:
     source: str  # the digest of its text
     program: str  # the digest of what Triton made of it, the same for both 16-bit dtypes
     warps: int
-    registers: int  # a thread
-    spilled_bytes: int
+    registers: int  # per thread
+    spilled_bytes: int  # per thread: the stack, where a Triton kernel keeps nothing else
     shared_bytes: int
     instructions: dict[str, int]  # by the names of INSTRUCTIONS
+    keywords: dict[str, Any]  # of the launch: BLOCK_M, num_stages and the others
+    cubin: bytes
 
 
 class _Driver:
@@ -334,7 +313,7 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         with _disable_current_modes():
             compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
-        kernels.append(_kernel(self.fn, compiled, arch))
+        kernels.append(_kernel(self.fn, compiled, kwargs))
         return compiled
 
     def first_configuration(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -353,27 +332,27 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
         active._active = before
 
 
-def _kernel(function: Any, compiled: Any, arch: int) -> Kernel:
-    from triton import knobs
-
-    ptx = compiled.asm["ptx"]
-    tools = knobs.nvidia
-    tool = getattr(tools, "ptxas_blackwell", tools.ptxas) if arch >= 100 else tools.ptxas
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        target = f"-arch=sm_{arch}{'a' if arch >= 90 else ''}"
-        said = subprocess.run([tool.path, "-v", target, str(file), "-o", f"{file}.o"], capture_output=True, text=True)
-    if said.returncode:
-        raise RuntimeError(f"ptxas refuses {function.__name__} for sm_{arch}: {said.stderr.strip()[:500]}")
-    numbers: Counter[str] = Counter()
-    for name, pattern in (("registers", r"Used (\d+) registers"), ("spilled", r"(\d+) bytes spill (?:stores|loads)")):
-        numbers[name] = max(map(int, re.findall(pattern, said.stderr)), default=0)
+def _kernel(function: Any, compiled: Any, launch: dict[str, Any]) -> Kernel:
+    cubin, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
+    used = re.search(r"REG:(\d+) STACK:(\d+)", read_cubin(cubin, "--dump-resource-usage"))
+    if used is None:
+        raise RuntimeError(f"expected the registers of {function.__name__} from cuobjdump, got none: reinstall Triton")
     return Kernel(
         function.__name__, digest(function), _program(compiled.asm["ttir"]), compiled.metadata.num_warps,
-        numbers["registers"], numbers["spilled"], compiled.metadata.shared,
-        {name: ptx.count(text) for name, text in INSTRUCTIONS.items()},
+        int(used[1]), int(used[2]), compiled.metadata.shared,
+        {name: ptx.count(text) for name, text in INSTRUCTIONS.items()}, {**launch}, cubin,
     )  # fmt: skip
+
+
+def read_cubin(cubin: bytes, what: str) -> str:
+    """What cuobjdump prints of the machine code that Triton made, with the flags that Triton gives to ptxas."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([knobs.nvidia.cuobjdump.path, what, file.name], capture_output=True, text=True)
+    return run.stdout
 
 
 def _program(ttir: str) -> str:

@@ -1,9 +1,8 @@
-"""What a computation allocates and keeps, read off torch's dispatcher: exact on any machine, no GPU needed."""
+"""Memory that a computation allocates and keeps, read off torch's dispatcher: exact on any machine."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import weakref
 from collections import Counter
@@ -16,8 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from ..world.witness import LARGE, MEMORY, tell
-from . import clock
+from . import clock, streams
 
 
 @dataclass
@@ -54,13 +52,10 @@ class Memory:
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
-_meters = itertools.count()
-
-
 @contextlib.contextmanager
 def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
     """Meter everything torch does inside. inputs: tensors that exist already and are not charged."""
-    memory, number = Memory(), next(_meters)
+    memory = Memory()
     saved: dict[int, weakref.ref] = {}  # by weakref: to hold them would keep alive what backward frees
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,13 +63,11 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
         if storage._cdata not in saved:
             _know(saved, storage)
             memory.saved_bytes += storage.nbytes()
-            tell("saved", number, storage.nbytes())
         memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
         return tensor
 
-    with _Meter(memory, inputs, number), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with _Meter(memory, inputs), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield memory
-    tell("memory", number, *(getattr(memory, name) for name in MEMORY))
 
 
 @contextlib.contextmanager
@@ -83,7 +76,7 @@ def record(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
     There only peak_bytes, live_bytes and events are filled, when the block is left.
     """
-    if not torch.cuda.is_available() or _simulated():
+    if not torch.cuda.is_available() or streams.installed is not None:
         with meter(inputs) as memory:
             yield memory
         return
@@ -120,16 +113,10 @@ class _Phases(Memory):
                 self._change(phase, -size)
 
 
-def _simulated() -> bool:
-    from . import device
-
-    return device._installed is not None
-
-
 class _Meter(TorchDispatchMode):
-    def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor], number: int):
+    def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor]):
         super().__init__()
-        self.memory, self.number, self.counter = memory, number, Counter[str]()
+        self.memory, self.counter = memory, Counter[str]()
         self.known: dict[int, weakref.ref] = {}
         for tensor in inputs:
             _know(self.known, tensor.untyped_storage())
@@ -156,14 +143,10 @@ class _Meter(TorchDispatchMode):
         def freed(_: Any) -> None:
             self.known.pop(key, None)
             memory._change(phase, -size)
-            if size >= LARGE:
-                tell("made", self.number, -size, 0)
 
         self.known[key] = weakref.ref(storage, freed)
         memory._change(phase, size)
         elements = size // tensor.element_size()
-        if size >= LARGE:
-            tell("made", self.number, size, elements)
         if elements > memory.largest_elements:
             memory.largest_elements, memory.largest_op = elements, op
             memory.largest_shape, memory.largest_line = list(tensor.shape), _line()

@@ -1,4 +1,4 @@
-"""What a simulated GPU puts in the place of clocks and of CUDA, and takes back: one table a module.
+"""The clocks and CUDA functions that a simulated GPU replaces: one table per module.
 
 Code that was imported before keeps the clocks it bound by name, `lab.measure.clock` among it.
 """
@@ -16,7 +16,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack
 
-from .device import CUDA, Event, Stream
+from ..solution.forbidden import ForbiddenCall
+from .streams import CUDA, Event, Stream
 
 if TYPE_CHECKING:
     from .device import SimulatedGPU
@@ -28,7 +29,10 @@ _REAL_TIMER = timeit.default_timer
 
 @contextmanager
 def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
-    """Within the block, clocks and torch.cuda are those of `gpu`; afterwards everything is as it was."""
+    """Within the block, clocks and torch.cuda are those of `gpu`; afterwards everything is as it was.
+
+    Raises ForbiddenCall if the code inside has replaced some of them: what it measured then says nothing.
+    """
     had_cuda = torch.cuda.is_available()
     saved = []
     try:
@@ -37,7 +41,10 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
                 there = vars(place) if isinstance(place, type) else {name: getattr(place, name, _MISSING)}
                 saved.append((place, name, there.get(name, _MISSING)))
                 setattr(place, name, value)
+        patches = [(place, name, getattr(place, name)) for place, name, _ in saved]
         yield
+        if replaced := [name for place, name, value in patches if getattr(place, name, None) is not value]:
+            raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
     finally:
         for place, name, value in reversed(saved):
             if value is _MISSING:

@@ -1,4 +1,4 @@
-"""Lets a program believe in "cuda" tensors: redirects them to the CPU and marks their storage.
+"""Lets a program use "cuda" tensors: redirects them to the CPU and marks their storage.
 
 Covered: device arguments of every torch function, `with torch.device("cuda")`, `torch.set_default_device`;
 `.cuda()`, `.to()`, `.cpu()` of tensors and modules; `.device`, `.is_cuda`, `.is_cpu`, `.get_device()`. Reads
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from .device import CUDA
 from .roofline import holds, mark, placing, tensor_bytes
+from .streams import CUDA
 
 if TYPE_CHECKING:
     from .device import SimulatedGPU

@@ -1,4 +1,4 @@
-"""Memory as the operating system sees it: by whatever library, in whatever thread; and memory that nobody wrote."""
+"""Memory as the operating system sees it, for any library and thread."""
 
 from __future__ import annotations
 

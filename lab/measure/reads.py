@@ -1,4 +1,4 @@
-"""What the host reads of tensors, and so waits for on a GPU: seen on a CPU too, where nobody has to wait."""
+"""Finds where the host reads a tensor's value, and so would wait for a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a torch operator costs on a device: the roofline, max(FLOPs / peak, bytes / bandwidth).
+"""The cost of a torch operator on a device: the roofline, max(FLOPs / peak, bytes / bandwidth).
 
 FLOPs are those of matrix products, convolutions and attention, by torch.utils.flop_counter (a multiply-add is
 2; causal attention counts half). Bytes are all inputs read once and all outputs written once; a view moves

@@ -1,4 +1,4 @@
-"""What a step computes and holds, kernel by kernel and storage by storage, of real tensors or of such without data.
+"""Counts what a step computes and holds, per kernel and per storage, on real tensors or without data.
 
 Tensors on the meta device have shapes and no numbers. Most of their operators are written in Python, and take longer
 than the arithmetic of a small model would: what an operator made of the same shapes before is remembered, and made
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..world.events import KINDS
-from ..world.prices import FUSED
+from ..cluster.events import KINDS
+from ..cluster.prices import FUSED
 from .roofline import is_free, operator_bytes, operator_dtype, operator_flops
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ class NeedsData(RuntimeError):
 
 
 class Kernel(NamedTuple):
-    """One kernel, as lab.world.events.Compute has it."""
+    """One kernel, as lab.cluster.events.Compute has it."""
 
     flops: float
     bytes: float
@@ -169,7 +169,7 @@ class Tally(TorchDispatchMode):
                 raise
             raise NeedsData(
                 f"{_line()}this asks for a tensor's numbers (.item(), .tolist(), bool(…), a mask as index), and "
-                "in a dry run it has none: lab.world.host(tensor, balanced=…) reads them, and there gives `balanced`"
+                "in a dry run it has none: lab.dryrun.host(tensor, balanced=…) reads them, and there gives `balanced`"
             ) from None  # fmt: skip
         outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         kernel = _kernel(func, args, kwargs, out, inputs, outputs)

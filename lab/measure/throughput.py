@@ -1,4 +1,4 @@
-"""What a training run was like: tokens a second, utilisation (MFU), memory."""
+"""Throughput of a training run: tokens per second, utilization (MFU), memory."""
 
 from __future__ import annotations
 

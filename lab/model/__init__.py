@@ -1,1 +1,1 @@
-"""A transformer of today and its data, small enough for a laptop: what every stage times, splits and accounts for."""
+"""A small modern transformer and its data, which every stage times, splits and accounts for."""

@@ -1,4 +1,4 @@
-"""What a small model is trained on: bytes of text, in batches that are the same on any mesh and after any restart.
+"""Training data for a small model: bytes of text, in batches that are the same on any mesh and after any restart.
 
 A byte is a token, so there is no tokenizer to train, and the vocabulary is 256. Documents are *packed*: one after the
 other, with a byte of 0 between them, so that no position of a sequence is padding. A batch is a function of seed and

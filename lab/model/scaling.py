@@ -1,4 +1,4 @@
-"""How large a model a given amount of compute should train, and on how much text."""
+"""Scaling laws: how large a model to train with a given amount of compute, and on how much text."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..world.simulator import Bar
+from ..cluster.simulator import Bar
 from . import COLOURS, HATCHES, Picture
 from .timeline import MESSAGE, Span
 
@@ -75,7 +75,7 @@ def scaling(axes: Any, gpus: Sequence[int], curves: Mapping[str, Sequence[float]
 
 
 def spans(timeline: Mapping[int, Sequence[Bar]]) -> list[list[Span]]:
-    """What `lab.world.simulator.play` wrote down, a list a stage, for `lab.plots.timeline`."""
+    """What `lab.cluster.simulator.play` wrote down, a list a stage, for `lab.plots.timeline`."""
     return [
         [Span(_PHASES.get(bar.kind, MESSAGE), bar.name, bar.start_s, bar.end_s) for bar in bars]
         for bars in timeline.values()

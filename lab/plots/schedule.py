@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..world.schedule import KINDS, Simulation
+from ..cluster.schedule import KINDS, Simulation
 from . import COLOURS, HATCHES, Picture
 
 _NAMES = ("blue", "orange", "green", "yellow")  # forward and backward of chunk 0, 1; then again
@@ -12,7 +12,7 @@ _LOOKS = [(COLOURS[name], hatch) for name, hatch in zip(_NAMES, HATCHES, strict=
 
 
 def schedule(axes: Any, simulation: Simulation, title: str, legend: bool = True, end: float | None = None) -> Picture:
-    """Draw what `lab.world.schedule.check` played on matplotlib axes, from 0 to `end` (default: its length)."""
+    """Draw what `lab.cluster.schedule.check` played on matplotlib axes, from 0 to `end` (default: its length)."""
     ranks, length = simulation.ranks, simulation.length
     numbered = sum(map(len, ranks)) <= 600
     for rank, actions in enumerate(ranks):

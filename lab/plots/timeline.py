@@ -1,4 +1,4 @@
-"""What each rank did when: rows of bars in a picture, and a trace for Perfetto (https://ui.perfetto.dev).
+"""Timelines: a row of bars per rank in a picture, and a trace for Perfetto (https://ui.perfetto.dev).
 
 A rank's upper bar is its compute, the lower one its messages: where the lower one has nothing above it, the rank waits.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..world.ledger import readable
+from ..ranks.ledger import readable
 from . import COLOURS, HATCHES, Picture
 
 MESSAGE = "message"

@@ -1,4 +1,4 @@
-"""Stand-ins: no point is lost twice. Where a needed exercise does not pass, one from here takes its place.
+"""Stand-ins, so that no point is lost twice: where a prerequisite does not pass, one of these takes its place.
 
 `lab/standins/<stage>.py` has one function for each exercise that others build on, named as the exercise is: it takes
 the student's executed module and returns what replaces the object there. It is torch's own where torch has one; where

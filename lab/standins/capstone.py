@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .ddp import naive
+
 
 def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
     """torch's DistributedDataParallel, which has synchronized when backward returns."""
@@ -21,6 +23,16 @@ def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
 
         def finish_gradient_synchronization(self) -> None:
             pass
+
+    return Replica
+
+
+def ddp_bucketed_dry(module: ModuleType) -> type[nn.Module]:
+    """As `ddp.naive`'s: torch's asks for numbers, and in a dry run there are none."""
+
+    class Replica(naive(module)):  # type: ignore[misc]
+        def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Any = None):
+            super().__init__(module, group)
 
     return Replica
 

@@ -6,7 +6,7 @@
 # %%
 from collections import Counter
 from lab.plots.timeline import Span, spans, timelines
-from lab.world.cluster import Link
+from lab.cluster.costs import Link
 from tests.ddp import probes_timeline as probes
 
 sizes = {"layers": 3, "width": 96, "heads": 4, "kv_heads": 4, "hidden": 256, "context": 64}

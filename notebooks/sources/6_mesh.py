@@ -24,7 +24,7 @@ if groups:
 # Four stages, eight micro-batches; a backward takes as long as two forwards. White is waiting.
 
 # %%
-from lab.world.schedule import Action, check
+from lab.cluster.schedule import Action, check
 
 actions = ask(probes.schedules, 4, 8, 2)
 if actions:

@@ -6,13 +6,13 @@
 
 # %%
 from lab.plots import planning as draw
-from lab.world import steps
-from lab.world.events import Block, Collective
-from lab.world.hardware import cluster
-from lab.world.jobs import MODELS, Job, Plan, unfit
-from lab.world.layers import Layers
-from lab.world.prices import collective_s
-from lab.world.simulator import closed
+from lab.cluster import steps
+from lab.cluster.events import Block, Collective
+from lab.cluster.hardware import cluster
+from lab.cluster.jobs import MODELS, Job, Plan, unfit
+from lab.cluster.layers import Layers
+from lab.cluster.prices import collective_s
+from lab.cluster.simulator import closed
 
 llama = MODELS["70b"]
 job_of = lambda gpus, sequences: Job(llama, sequences, 4096, cluster("dgx-h100", gpus))

@@ -11,8 +11,8 @@ os.chdir(ROOT)
 sys.path.insert(0, str(ROOT))
 
 import matplotlib.pyplot as plt
-from lab.runner import ProbeFailed, Room, Runner
-runner = Runner(Room(ROOT / IMPL))
+from lab.harness.runner import Executor, ProbeFailed, Runner
+runner = Runner(Executor(ROOT / IMPL))
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe-Ito
 
 def ask(probe, *args, **options):

@@ -19,7 +19,7 @@ def benchmark_model(
     warmup: int = 5,
     steps: int = 20,
 ) -> Timing:
-    """Time `model` where it is, on random tokens and targets (batch, context), by `benchmark`.
+    """Time `model` by `benchmark`, on its device and in its own mode, on random tokens and targets (batch, context).
 
     mode: what one measured step is. "forward": the loss, `model.loss(tokens, targets)`, without autograd.
     "forward_backward": the loss and its gradients. "step": gradients to None, the loss, its gradients, and a step of

@@ -19,7 +19,7 @@ def attention_backward_dq(
     contiguous, and delta (batch, heads, queries), float32: Σ_d do·o, for the other kernel. The scores are computed
     again, tile by tile; nothing of queries × keys is stored, nothing is added atomically, and two runs are equal to
     the last bit.
-    Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 4 and 14 to 16.
+    Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 4 and 10 to 15.
     """
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1:3]
@@ -44,7 +44,7 @@ def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
         return (32, 32, 4, 1) if width <= 128 else (16, 32, 4, 1)
     if width > 128:
         return 64, 32, 8, 1
-    return (128, 64, 8, 2) if architecture() >= 90 else (64, 64, 8, 2)
+    return (128, 64, 8, 3) if architecture() >= 90 else (64, 64, 8, 2)
 
 
 @triton.jit

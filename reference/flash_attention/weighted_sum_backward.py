@@ -30,14 +30,14 @@ def weighted_sum_gradients(
 ):  # fmt: skip
     """A program a tile of columns: it alone adds up what its columns of dweight are."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    w = tl.load(weight + offs_n * stride_weight, mask=offs_n < columns, other=0.0).to(tl.float32)
+    w = tl.load(weight + offs_n.to(tl.int64) * stride_weight, mask=offs_n < columns, other=0.0).to(tl.float32)
     acc = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, rows, BLOCK_M):
         offs_m = start + tl.arange(0, BLOCK_M)
         inside = (offs_m < rows)[:, None] & (offs_n < columns)[None, :]
         pointers = x + offs_m[:, None].to(tl.int64) * stride_row + offs_n[None, :].to(tl.int64) * stride_column
         tile = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_N)
-        g = tl.load(dy + offs_m * stride_dy, mask=offs_m < rows, other=0.0).to(tl.float32)
+        g = tl.load(dy + offs_m.to(tl.int64) * stride_dy, mask=offs_m < rows, other=0.0).to(tl.float32)
         acc += tl.sum(tile * g[:, None], 0)
         out = dx + offs_m[:, None].to(tl.int64) * columns + offs_n[None, :]
         tl.store(out, (g[:, None] * w[None, :]).to(dx.dtype.element_ty), mask=inside)

@@ -36,6 +36,6 @@ def weighted_sum_kernel(
         inside = (offs_m < rows)[:, None] & (offs_n < columns)[None, :]
         pointers = x + offs_m[:, None].to(tl.int64) * stride_row + offs_n[None, :].to(tl.int64) * stride_column
         tile = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_N)
-        w = tl.load(weight + offs_n * stride_weight, mask=offs_n < columns, other=0.0).to(tl.float32)
+        w = tl.load(weight + offs_n.to(tl.int64) * stride_weight, mask=offs_n < columns, other=0.0).to(tl.float32)
         acc += tl.sum(tile * w[None, :], 1)
     tl.store(y + offs_m, acc.to(y.dtype.element_ty), mask=offs_m < rows)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lab.dryrun import host
 from lab.model.transformer import Transformer
-from lab.world import host
 
 from .execute import execute
 from .fsdp_axis import FSDPAxis, uniform_layers
@@ -99,7 +99,8 @@ def train_step(
     meaned over micro-batches. Gradients of earlier steps are dropped first; afterwards .grad is the gradient of that,
     in every parameter of every rank. clip: called with `parallel` when they are complete, before optimizer.step().
 
-    Returns the mean cross entropy of the whole batch before the step, the same on every rank; read by `lab.world.host`.
+    Returns the mean cross entropy of the whole batch before the step, the same on every rank, read by
+    `lab.dryrun.host`.
     Raises ValueError where the share does not divide into micro-batches.
     """
     mesh, plan = parallel.mesh, parallel.plan

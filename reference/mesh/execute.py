@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.world.schedule import Action
+from lab.cluster.schedule import Action
 
 
 def execute(
@@ -30,10 +30,12 @@ def execute(
     both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
 
     By sends and receives between neighbours alone, in the order of the actions: what an action made, of any strides, is
-    sent before the next begins, and nobody waits for its own send. At the end the first and the last rank send each
-    other the tied gradient, directly and once. What backward no longer needs is dropped: input, output and graph of a
-    micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
-    Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
+    sent before the next begins, and nobody waits for its own send. A message is dropped once it has been received; on
+    Gloo, where a send looks incomplete until somebody waits for it, once its gradient has come. At the end the first
+    and the last rank send each other the tied gradient, directly and once. What backward no longer needs is dropped:
+    input, output and graph of a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021,
+    "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al.
+    2019, "Megatron-LM".
     """
     micro_batches = len({action.micro_batch for action in actions})
     messages = _Messages(len(chunks), micro_batches, like, group)
@@ -68,7 +70,7 @@ class _Messages:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.last = self.world * chunks - 1
         self.micro_batches, self.like, self.group = micro_batches, like, group
-        self.sent: list[tuple[dist.Work, Tensor]] = []
+        self.sent: dict[int, tuple[dist.Work, Tensor]] = {}  # by tag
         self.kept: dict[int, Tensor] = {}  # by tag: from this rank to itself
 
     def stage(self, action: Action) -> int:
@@ -95,16 +97,24 @@ class _Messages:
             arriving = torch.empty_like(self.like)
             ops.append(dist.P2POp(dist.irecv, arriving, group=self.group, tag=tag, group_peer=source % self.world))
         works = dist.batch_isend_irecv(ops) if ops else []
-        self.sent = [(work, tensor) for work, tensor in self.sent if not work.is_completed()]
+        self.sent = {tag: (work, tensor) for tag, (work, tensor) in self.sent.items() if not work.is_completed()}
         if ops and ops[0].op is dist.isend:
-            self.sent.append((works[0], ops[0].tensor))
+            self.sent[ops[0].tag] = works[0], ops[0].tensor
         if arriving is not None:
             works[-1].wait()
+        if arriving is not None and following is not None and following.kind == "backward":
+            self._answered(Action("forward", following.micro_batch, following.chunk))
         return arriving
+
+    def _answered(self, done: Action) -> None:
+        """The stage that this forward sent to has received it: Gloo says that a send is complete only to who waits."""
+        work, _ = self.sent.pop(self._tag(done, self.stage(done) + 1), (None, None))
+        if work is not None:
+            work.wait()
 
     def finish(self) -> None:
         """Wait until all that was sent has been received."""
-        for work, _ in self.sent:
+        for work, _ in self.sent.values():
             work.wait()
 
     def _tag(self, action: Action, to: int) -> int:

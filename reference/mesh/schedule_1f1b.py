@@ -1,6 +1,6 @@
 """The schedule that frees memory as soon as it can: one forward, one backward."""
 
-from lab.world.schedule import Action
+from lab.cluster.schedule import Action
 
 
 def schedule_1f1b(rank: int, stages: int, micro_batches: int) -> list[Action]:

@@ -26,6 +26,7 @@ class Offload:
         self.parameters = {p.untyped_storage().data_ptr() for layer in self.layers for p in layer.parameters()}
         self.sent: list[list[weakref.ref[_Sent]]] = [[] for _ in self.layers]  # autograd alone keeps them alive
         self.running: int | None = None
+        self.reached = -1  # the layer that backward has come to
         self.stream = torch.cuda.Stream() if torch.cuda.is_available() else None
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -62,11 +63,20 @@ class Offload:
     def _unpack(self, packed: "Tensor | _Sent") -> Tensor:
         if isinstance(packed, Tensor):
             return packed
+        if packed.layer > self.reached:  # another backward begins
+            for sent in self._alive(*range(len(self.layers))):
+                sent.used = False
+        self.reached = packed.layer
         for layer in (packed.layer, packed.layer - 1):
-            for reference in self.sent[layer] if layer >= 0 else ():
-                if (sent := reference()) is not None:
+            for sent in self._alive(layer):
+                if not sent.used:
                     sent.fetch()
         return packed.arrived()
+
+    def _alive(self, *layers: int) -> list["_Sent"]:
+        """All that these layers sent and a graph still keeps."""
+        references = [reference for layer in layers if layer >= 0 for reference in self.sent[layer]]
+        return [sent for reference in references if (sent := reference()) is not None]
 
 
 class _Sent:
@@ -75,6 +85,7 @@ class _Sent:
     def __init__(self, tensor: Tensor, layer: int, stream: torch.cuda.Stream | None):
         self.layer, self.device, self.stream = layer, tensor.device, stream
         self.back: Tensor | None = None
+        self.used = False  # by the backward that runs
         self.host = torch.empty_like(tensor, device="cpu", pin_memory=stream is not None)
         if stream is not None:
             # Before the block: inside it the current stream is this one, and would wait for itself.
@@ -92,9 +103,11 @@ class _Sent:
             self.event = self.stream.record_event() if self.stream is not None else None
 
     def arrived(self) -> Tensor:
-        """The tensor, once what is computed from now on may read it."""
-        assert self.back is not None
+        """The tensor, once what is computed from now on may read it. From here on it is the caller's alone."""
+        self.fetch()
+        back, self.back, self.used = self.back, None, True
+        assert back is not None
         if self.event is not None:
             torch.cuda.current_stream(self.device).wait_event(self.event)
-            self.back.record_stream(torch.cuda.current_stream(self.device))
-        return self.back
+            back.record_stream(torch.cuda.current_stream(self.device))
+        return back

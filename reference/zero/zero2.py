@@ -14,7 +14,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 @provided
-class Cut:
+class FlatShard:
     """A parameter whose storage is `full`, (W·n,), padded with zeros; `shard`, (n,), is this rank's part of it.
 
     Both are the same memory: what the optimizer does to `shard` is done to the parameter.
@@ -57,9 +57,9 @@ class ZeRO2:
         self.group = group
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), group_src=0, group=group)
-        self.cuts = [Cut(p, group) for p in module.parameters() if p.requires_grad]
+        self.cuts = [FlatShard(p, group) for p in module.parameters() if p.requires_grad]
         self.optimizer = optimizer_cls([cut.shard for cut in self.cuts], **defaults)
-        self._reducing: tuple[Cut, Tensor, Tensor, dist.Work] | None = None
+        self._reducing: tuple[FlatShard, Tensor, Tensor, dist.Work] | None = None
         for cut in self.cuts:
             cut.parameter.register_post_accumulate_grad_hook(lambda _, cut=cut: self._reduce(cut))
 
@@ -76,7 +76,7 @@ class ZeRO2:
         self._finish_reducing()
         self.optimizer.zero_grad()
 
-    def _reduce(self, cut: Cut) -> None:
+    def _reduce(self, cut: FlatShard) -> None:
         gradient, cut.parameter.grad = cut.parameter.grad, None
         assert gradient is not None
         padding = cut.full.numel() - gradient.numel()

@@ -16,7 +16,7 @@ def benchmark_model(
     warmup: int = 5,
     steps: int = 20,
 ) -> Timing:
-    """Time `model` where it is, on random tokens and targets (batch, context), by `benchmark`.
+    """Time `model` by `benchmark`, on its device and in its own mode, on random tokens and targets (batch, context).
 
     mode: what one measured step is. "forward": the loss, `model.loss(tokens, targets)`, without autograd.
     "forward_backward": the loss and its gradients. "step": gradients to None, the loss, its gradients, and a step of
@@ -28,5 +28,5 @@ def benchmark_model(
     context of less than 1 or beyond the model's.
     """
     raise NotImplementedError(
-        "benchmarking.benchmark_model: Time `model` where it is, on random tokens and targets (batch, context), by …"
+        "benchmarking.benchmark_model: Time `model` by `benchmark`, on its device and in its own mode, on random …"
     )

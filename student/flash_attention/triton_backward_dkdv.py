@@ -15,7 +15,7 @@ def attention_backward_dkdv(
     like k and v, contiguous: each sums over the query heads of its group. The transposed scores k qᵀ are computed
     directly, so that no tile is transposed in registers; nothing of queries × keys is stored, nothing is added
     atomically, and two runs are equal to the last bit.
-    Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 6 to 13.
+    Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 6 to 18.
     """
     raise NotImplementedError("flash_attention.triton_backward_dkdv: (dk, dv), in one kernel launch")
 

@@ -15,7 +15,7 @@ def attention_backward_dq(
     contiguous, and delta (batch, heads, queries), float32: Σ_d do·o, for the other kernel. The scores are computed
     again, tile by tile; nothing of queries × keys is stored, nothing is added atomically, and two runs are equal to
     the last bit.
-    Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 4 and 14 to 16.
+    Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 4 and 10 to 15.
     """
     raise NotImplementedError(
         "flash_attention.triton_backward_dq: (dq, delta), from what forward was given, what it returned, and the …"

@@ -66,7 +66,8 @@ def train_step(
     meaned over micro-batches. Gradients of earlier steps are dropped first; afterwards .grad is the gradient of that,
     in every parameter of every rank. clip: called with `parallel` when they are complete, before optimizer.step().
 
-    Returns the mean cross entropy of the whole batch before the step, the same on every rank; read by `lab.world.host`.
+    Returns the mean cross entropy of the whole batch before the step, the same on every rank, read by
+    `lab.dryrun.host`.
     Raises ValueError where the share does not divide into micro-batches.
     """
     raise NotImplementedError(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.dryrun import even
 from lab.provided import provided
-from lab.world import even
 
 
 @provided
@@ -46,7 +46,7 @@ def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | N
     the rows, one all-to-all of one row for each choice that was not dropped; in backward one more, of a gradient for
     each row that arrived. Rows leave ordered by expert, then by assignment; they are handed over ordered by expert,
     then by the rank they came from, then as they left: the same bits every time. A rank may send nothing, and an expert
-    may be given nothing. Counts are read once, by `lab.world.host`, which a dry run gives `balanced` ones.
+    may be given nothing. Counts are read once, by `lab.dryrun.host`, which a dry run gives `balanced` ones.
 
     Raises ValueError unless E divides n.
     Source: Lepikhin et al. 2020, "GShard"; dropless: Gale et al. 2022, "MegaBlocks".

@@ -6,7 +6,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.world.schedule import Action
+from lab.cluster.schedule import Action
 
 
 def execute(
@@ -29,10 +29,12 @@ def execute(
     both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
 
     By sends and receives between neighbours alone, in the order of the actions: what an action made, of any strides, is
-    sent before the next begins, and nobody waits for its own send. At the end the first and the last rank send each
-    other the tied gradient, directly and once. What backward no longer needs is dropped: input, output and graph of a
-    micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021, "Efficient Large-Scale
-    Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al. 2019, "Megatron-LM".
+    sent before the next begins, and nobody waits for its own send. A message is dropped once it has been received; on
+    Gloo, where a send looks incomplete until somebody waits for it, once its gradient has come. At the end the first
+    and the last rank send each other the tied gradient, directly and once. What backward no longer needs is dropped:
+    input, output and graph of a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021,
+    "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al.
+    2019, "Megatron-LM".
     """
     raise NotImplementedError(
         "mesh.execute: Do this rank's actions of any schedule, and return the mean loss on the last rank of `group`, …"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from lab.cluster.schedule import Action
 from lab.model.transformer import Config, Transformer
 from lab.provided import provided
-from lab.world.schedule import Action
 
 from .attach import attach
 from .fsdp_axis import FSDPAxis
@@ -160,7 +160,7 @@ def share(batch: Tensor, mesh: Mesh) -> Tensor:
 
 
 @provided
-def mixture(model: Transformer, experts: int, k: int = 2, factor: float | None = None) -> Transformer:
+def to_moe(model: Transformer, experts: int, k: int = 2, factor: float | None = None) -> Transformer:
     """`model` whose every SwiGLU has been replaced by a mixture of experts, all of them in this process."""
     for block in model.blocks:
         block.mlp = MoE(model.config, experts, k, factor=factor)

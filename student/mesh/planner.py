@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from lab.cluster import steps
+from lab.cluster.jobs import Job, Plan, unfit
 from lab.provided import provided
-from lab.world import steps
-from lab.world.jobs import Job, Plan, unfit
 
 MOST_SEQUENCES = 16  # of a micro-batch
 MOST_CHUNKS = 8  # of a rank
@@ -62,7 +62,7 @@ def planner(job: Job, keep: int = 5, tools: Tools = Tools()) -> list[Choice]:
 def binds(job: Job, choice: Choice, tools: Tools = Tools()) -> dict[str, float]:
     """Share of the step that twice as much of each resource would save: what saves most is what binds.
 
-    By name, of all in lab.world.hardware.RESOURCES. Of all but memory: the same plan on a cluster that is
+    By name, of all in lab.cluster.hardware.RESOURCES. Of all but memory: the same plan on a cluster that is
     `job.cluster.faster(resource)`. With twice the memory another plan may be the fastest: the best of the planner's on
     that cluster. 0 where nothing is saved.
     """

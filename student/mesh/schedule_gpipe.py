@@ -1,6 +1,6 @@
 """The first pipeline schedule: everything forward, then everything back."""
 
-from lab.world.schedule import Action
+from lab.cluster.schedule import Action
 
 
 def schedule_gpipe(rank: int, stages: int, micro_batches: int) -> list[Action]:

@@ -1,6 +1,6 @@
 """A smaller bubble for more messages: each rank has several chunks of the model, and takes turns."""
 
-from lab.world.schedule import Action
+from lab.cluster.schedule import Action
 
 
 def schedule_interleaved(rank: int, stages: int, micro_batches: int, chunks: int) -> list[Action]:

@@ -14,7 +14,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 @provided
-class Cut:
+class FlatShard:
     """A parameter whose storage is `full`, (W·n,), padded with zeros; `shard`, (n,), is this rank's part of it.
 
     Both are the same memory: what the optimizer does to `shard` is done to the parameter.

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from lab.harness.raising import raised
 from lab.measure import clock
 from lab.measure.device import current
-from lab.raising import raised
 
 
 def timed_steps(

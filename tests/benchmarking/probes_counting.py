@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
-from lab.raising import without_models
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}

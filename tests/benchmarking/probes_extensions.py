@@ -11,22 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.harness.raising import raised
+from lab.solution.wire import PerRank
 
 
-def straggler(impl: Any, samples: list[list[float]], members: list[int]) -> dict:
+def straggler(impl: Any, samples: PerRank, members: list[int]) -> dict:
     """Each rank has its own samples; `members` make the group that is asked, the world where it is empty."""
     group = dist.new_group(members) if members else None
     rank = dist.get_rank()
     if members and rank not in members:
         return {}
-    before = len(ledger.rows)
     found = impl.benchmarking.straggler.find_straggler(samples[rank], group)
-    rows = [[row.op, row.bytes] for row in ledger.rows[before:]]
     return {
         "rank": int(found.rank), "slowdown": float(found.slowdown), "waiting_s": [float(w) for w in found.waiting_s],
-        "rows": rows,
     }  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.harness.raising import raised
 from lab.measure.device import current
 from lab.measure.roofline import holds
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised
 
 
 class Watched(Transformer):
@@ -30,6 +30,8 @@ class Watched(Transformer):
             "devices": [tokens.device.type, targets.device.type],
             "sum": [int(tokens.sum()), int(targets.sum())],
             "different": [int(t.unique().numel()) for t in (tokens, targets)],
+            "same": torch.equal(tokens, targets),
+            "training": self.training,
             "grad": torch.is_grad_enabled(),
             "leftover": sum(p.grad is not None and bool(p.grad.any()) for p in parameters),
             "moved": moved,
@@ -37,15 +39,17 @@ class Watched(Transformer):
         return super().loss(tokens, targets)
 
 
-def watched(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> dict:
-    """What the model noticed, and the number of samples."""
-    model = Watched(Config(**sizes))
+def watched(
+    impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, training: bool
+) -> dict:
+    """What the model noticed, and the number of samples. training: the mode that the model is handed over in."""
+    model = Watched(Config(**sizes)).train(training)
     model.watch()
     timing = impl.benchmarking.benchmark_model.benchmark_model(
         model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps
     )
     left = sum(p.grad is not None for p in model.parameters())
-    return {"calls": model.calls, "samples": len(timing.samples), "left": left}
+    return {"calls": model.calls, "samples": len(timing.samples), "left": left, "training": model.training}
 
 
 def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:

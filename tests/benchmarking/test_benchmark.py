@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_model as probes
 
@@ -70,7 +70,13 @@ def test_tokens_are_where_the_model_is(run, rng):
 def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
     sizes, batch, context = draw(rng)
     warmup, steps = rng.integers(1, 3), rng.integers(2, 4)
-    got = run(probes.watched, sizes, batch, context, mode, warmup, steps, replace=[BENCHMARK])
+    training = rng.choice([True, False])
+    got = run(probes.watched, sizes, batch, context, mode, warmup, steps, training, replace=[BENCHMARK])
+    assert {*(call["training"] for call in got["calls"]), got["training"]} == {training}, (
+        f"model.training was {training}, then {[call['training'] for call in got['calls']]} in the steps and "
+        f"{got['training']} at the end: its mode is the caller's"
+    )
+    assert not any(call["same"] for call in got["calls"]), "targets are equal to the tokens: draw both"
     assert len(got["calls"]) == warmup + steps, f"{len(got['calls'])} losses, expected {warmup} + {steps}"
     assert got["samples"] == steps, f"{got['samples']} samples, expected {steps}"
     for call in got["calls"]:
@@ -99,7 +105,8 @@ def test_what_makes_no_sense_is_refused_before_any_step(run, rng):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_does_what_its_mode_says(run, rng, mode):
     sizes, batch, context = draw(rng)
-    got = run(probes.watched, sizes, batch, context, mode, 2, 3, replace=[BENCHMARK])
+    training = rng.choice([True, False])
+    got = run(probes.watched, sizes, batch, context, mode, 2, 3, training, replace=[BENCHMARK])
     for i, call in enumerate(got["calls"]):
         assert call["grad"] is (mode != "forward"), f"{mode}, step {i}: autograd is {'on' if call['grad'] else 'off'}"
         assert call["leftover"] == 0, f"{mode}, step {i} begins with {call['leftover']} gradients of the one before"

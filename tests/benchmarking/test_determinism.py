@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_extensions as probes
 

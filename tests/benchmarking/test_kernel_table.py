@@ -13,8 +13,8 @@ from collections import defaultdict
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_profile as probes
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_counting as probes
 from .test_flops import CASES, NAMES, PATIENCE_S, WITHIN, draw

@@ -11,8 +11,8 @@ import statistics
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_extensions as probes
 
@@ -88,8 +88,10 @@ def test_a_group_is_asked_about_itself(run, rng):
 
 @exercise(STRAGGLER, kind="property")
 def test_each_rank_sends_one_number(run, rng):
-    for rank, got in enumerate(run(probes.straggler, draw(rng, 3), [], world=3)):
-        sent = sum(size for _, size in got["rows"])
-        assert len(got["rows"]) == 1, f"rank {rank} issued {got['rows']}: one collective is enough"
+    samples = draw(rng, 3)
+    for rank, trace in enumerate(run.trace(probes.straggler, samples, [], world=3)):
+        check(trace.values, expected(samples), f"rank {rank}")
+        rows, sent = [(row.op, row.bytes) for row in trace.messages], sum(row.bytes for row in trace.messages)
+        assert len(rows) == 1, f"rank {rank} issued {rows}: one collective is enough"
         measured("bytes that a rank hands over", sent, 3 * 8, "bytes", at_most=True)
         assert sent <= 3 * 8, f"rank {rank} handed over {sent} bytes: a rank's typical step is one float64"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.kernels import watching
 from lab.measure.memory import Held
-from lab.world.group import ledger
+from lab.ranks.group import ledger
+from lab.solution.wire import PerRank
 
 from ..zero.probes_fsdp import at_rest
 
@@ -19,20 +21,72 @@ def function(impl, kind: str):
     return stage.tiled_forward.TiledAttention if kind == "pytorch" else stage.attention.FlashAttention
 
 
-def attend(impl, kind: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool) -> dict:
-    """o, what was saved for backward, and the kernels and operators of forward."""
+def attend(impl, kind: str, cases: list, is_causal: bool) -> list:
+    """Of each case (q, k, v, do): o, tensors saved for backward, and the kernels and operators of forward."""
+    return [_attended(function(impl, kind).apply, *case[:3], is_causal) for case in cases]
+
+
+def _attended(apply, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
     q, k, v = (x.requires_grad_() for x in (q, k, v))
-    apply = function(impl, kind).apply
     with watching() as seen:
         o = apply(q, k, v, is_causal)
-    return {"o": o.detach(), "saved": list(o.grad_fn.saved_tensors), "operators": sorted(set(seen.operators)),
-            "kernels": [launch.kernel for launch in seen.launches]}  # fmt: skip
+    return {"o": o.detach(), "saved": kept(o), "operators": sorted(set(seen.operators)),
+            "grids": [list(launch.grid) for launch in seen.launches]}  # fmt: skip
 
 
-def gradients(impl, kind: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool) -> dict:
+def kept(o: Tensor) -> list[Tensor]:
+    """Tensors saved for backward, whatever views of o came after the function."""
+    node = o.grad_fn
+    while node is not None and not hasattr(node, "saved_tensors") and node.next_functions:
+        node = node.next_functions[0][0]
+    return [t for t in getattr(node, "saved_tensors", ()) if isinstance(t, Tensor)]
+
+
+def gradients(impl, kind: str, cases: list, is_causal: bool, layout: str = "contiguous") -> list:
+    """Of each case (q, k, v, do): dq, dk and dv. layout: how do lies in memory."""
+    return [_gradients(function(impl, kind).apply, *case, is_causal, layout) for case in cases]
+
+
+def _gradients(apply, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, layout: str) -> dict:
     q, k, v = (x.requires_grad_() for x in (q, k, v))
-    function(impl, kind).apply(q, k, v, is_causal).backward(do)
+    with watching():  # a kernel that leaves its tensors is to be told of, and not to bring the process down
+        apply(q, k, v, is_causal).backward(laid(do, layout))
     return {"dq": q.grad, "dk": k.grad, "dv": v.grad}
+
+
+def laid(x: Tensor, layout: str) -> Tensor:
+    """The same values, as a transpose or as a part of a larger tensor; expanded: its first number everywhere."""
+    if layout == "expanded":
+        return x.flatten()[0].expand_as(x)
+    if layout == "transposed":
+        return x.mT.contiguous().mT
+    if layout == "strided":
+        return torch.stack([x, torch.full_like(x, float("nan"))], -1)[..., 0]
+    return x
+
+
+class Shapes(TorchDispatchMode):
+    """Notes the shapes of all that torch computes: products, sums, exponentials, but no views and no copies."""
+
+    def __init__(self, names: list):
+        super().__init__()
+        self.names, self.seen = names, set[tuple[int, ...]]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.__name__.partition(".")[0].rstrip("_") in self.names and isinstance(out, Tensor):
+            self.seen.add(tuple(out.shape))
+        return out
+
+
+def computed(impl, q: Tensor, k: Tensor, v: Tensor, names: list) -> dict:
+    """o of the PyTorch version, and the shapes of what operators of these names gave."""
+    with Shapes([name.rstrip("_") for name in names]) as shapes:
+        o = function(impl, "pytorch").apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), False)
+    return {"o": o.detach(), "shapes": sorted(shapes.seen)}
+
+
+RESTING: set[int] = set()  # layers of Toy that forward leaves out, on all ranks: its models take one argument
 
 
 class Toy(nn.Module):
@@ -46,8 +100,8 @@ class Toy(nn.Module):
             self.layers[3].weight = self.layers[1].weight
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
+        for i, layer in enumerate(self.layers):
+            x = x if i in RESTING else torch.tanh(layer(x))
         return x * self.scale
 
 
@@ -57,15 +111,24 @@ def wrapped(impl, kind: str, module: nn.Module, megabytes: float) -> nn.Module:
     return impl.ddp.bucketed.BucketedDDP(module, int(megabytes * (1 << 20)))
 
 
-def train(impl, kind: str, tied: bool, states: list, shares: list, lr: float, megabytes: float) -> dict:
-    """The state after steps on this rank's shares, and what was sent, by phase. shares: [rank][step] -> (x, y)."""
+def train(
+    impl, kind: str, tied: bool, states: PerRank, shares: PerRank, lr: float, megabytes: float, resting: list
+) -> dict:
+    """The state after steps on this rank's shares, and what was sent, by phase. shares: [rank][step] -> (x, y).
+
+    resting: of each step, the layers that have no part in it. The parameters are those that the wrapper has, as in the
+    course's own tests: it may have copied the model.
+    """
     rank = dist.get_rank()
-    m = Toy(shares[0][0][0].shape[1], tied)
+    m = Toy(shares[rank][0][0].shape[1], tied)
     m.load_state_dict(states[rank])
     with ledger.phase("start"):
         model = wrapped(impl, kind, m, megabytes)
-    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr)
-    for x, y in shares[rank]:
+    ps = [*model.parameters()] or [*m.parameters()]
+    optimizer = torch.optim.SGD([p for p in ps if p.requires_grad], lr=lr)
+    for (x, y), layers in zip(shares[rank], resting, strict=True):
+        RESTING.clear()
+        RESTING.update(layers)
         optimizer.zero_grad()
         with ledger.phase("forward"):
             out = model(x)
@@ -73,7 +136,8 @@ def train(impl, kind: str, tied: bool, states: list, shares: list, lr: float, me
         with ledger.phase("finish"):
             model.finish_gradient_synchronization()
         optimizer.step()
-    return {"state": dict(nn.Module.state_dict(m)), "rows": ledger.plain()}
+    names = [name for name, _ in m.named_parameters()]
+    return {"state": dict(zip(names, (p.detach() for p in ps), strict=True)), "rows": ledger.plain()}
 
 
 class Tokens(nn.Module):
@@ -94,7 +158,7 @@ class Tokens(nn.Module):
         return self.head(x)
 
 
-def train_sharded(impl, sizes: list, state: dict, batches: list, lr: float, dtype: str) -> dict:
+def train_sharded(impl, sizes: list, state: dict, batches: PerRank, lr: float, dtype: str) -> dict:
     """The whole state after steps on this rank's batches, [rank][step] -> (tokens, targets), and what was sent."""
     m = Tokens(*sizes)
     m.load_state_dict(state)

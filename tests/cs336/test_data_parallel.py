@@ -1,7 +1,9 @@
 """Data parallelism as CS336 asks for it: parameters start as rank 0's, gradients are means, and leave during backward.
 
-Buffers, groups, resting layers and accumulation are not asked for. How it would be faked: the module comes back as it
-was (ranks start elsewhere, on other shares); the mean is missing; all is sent after backward, or waited for in it.
+The course wraps "an arbitrary module", so a layer may rest for a step, on all ranks alike: its parameters then have no
+gradient, and all others are averaged as ever. Buffers, groups, accumulation and layers that rest on one rank alone are
+not asked for. How it would be faked: the module comes back as it was (ranks start elsewhere, on other shares); the mean
+is missing; all is sent after backward, or waited for in it.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.judge import close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes
 
 KINDS = {"overlapped": "ddp.overlapped", "bucketed": "ddp.bucketed"}
 STEPS = 3
+AWAKE: list[list[int]] = [[]] * STEPS  # no layer rests in any step
 
 
 def draw(rng, world, tied):
@@ -31,7 +34,7 @@ def draw(rng, world, tied):
     return states, shares
 
 
-def oracle(tied, state, shares, lr, dtype) -> dict:
+def oracle(tied, state, shares, lr, resting, dtype) -> dict:
     """One process on the whole batch."""
     kind = {"float64": torch.float64, "float32": torch.float32}[dtype]
     m = probes.Toy(shares[0][0][0].shape[1], tied)
@@ -40,23 +43,26 @@ def oracle(tied, state, shares, lr, dtype) -> dict:
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr)
     for step in range(len(shares[0])):
         x, y = (torch.cat([rank[step][i] for rank in shares]).to(kind) for i in (0, 1))
+        probes.RESTING.clear()
+        probes.RESTING.update(resting[step])
         optimizer.zero_grad()
         ((m(x) - y) ** 2).mean().backward()
         optimizer.step()
-    return dict(m.state_dict())
+    return {name: p.detach() for name, p in m.named_parameters()}
 
 
-def trains_as_one(run, rng, expect, kind, tied):
-    states, shares = draw(rng, 2, tied)
+def trains_as_one(run, rng, expect, kind, tied=False, resting=AWAKE, megabytes=1e-4, world=2):
+    states, shares = draw(rng, world, tied)
     lr = rng.uniform(0.05, 0.2)
-    ranks = run(probes.train, kind, tied, states, shares, lr, 1e-4, world=2)
-    want, plain = (expect(oracle, tied, states[0], shares, lr, d) for d in ("float64", "float32"))
+    ranks = run(probes.train, kind, tied, states, shares, lr, megabytes, resting, world=world)
+    want, plain = (expect(oracle, tied, states[0], shares, lr, resting, d) for d in ("float64", "float32"))
+    cause = "parameters start as rank 0's, and gradients are means over ranks"
+    if resting is not AWAKE:
+        cause = f"layers that rest in steps 0 to {STEPS - 1}: {resting}; all others' gradients are means, as ever"
     for rank, got in enumerate(ranks):
         for name, tensor in want.items():
-            close(
-                got["state"][name], tensor, plain[name], f"rank {rank} of 2, {name} after {STEPS} steps", factor=15,
-                cause="parameters start as rank 0's, and gradients are means over ranks",
-            )  # fmt: skip
+            what = f"rank {rank} of {world}, {name} after {STEPS} steps"
+            close(got["state"][name], tensor, plain[name], what, factor=15, cause=cause)
 
 
 @exercise("ddp.overlapped", kind="numerics")
@@ -71,10 +77,28 @@ def test_buckets_train_as_one(run, rng, expect, tied):
     trains_as_one(run, rng, expect, "bucketed", tied)
 
 
+@exercise("ddp.overlapped", kind="numerics")
+def test_gradients_sent_as_they_come_when_a_layer_rests(run, rng, expect):
+    trains_as_one(run, rng, expect, "overlapped", resting=rests(rng))
+
+
+@exercise("ddp.bucketed", kind="numerics")
+def test_buckets_when_a_layer_rests(run, rng, expect):
+    """In one bucket, which never fills up, and in many."""
+    for megabytes in (1, 1e-4):
+        trains_as_one(run, rng, expect, "bucketed", resting=rests(rng), megabytes=megabytes)
+
+
+def rests(rng) -> list:
+    """Of each step, the layers that rest in it: one in the second step, another in the third."""
+    first, second = rng.shuffled(range(4))[:2]
+    return [[], [first], [second]]
+
+
 def sums(run, rng, kind, megabytes) -> list:
     """Of each rank, how many messages each phase began in all steps."""
     states, shares = draw(rng, 2, False)
-    ranks = run(probes.train, kind, False, states, shares, 0.1, megabytes, world=2)
+    ranks = run(probes.train, kind, False, states, shares, 0.1, megabytes, AWAKE, world=2)
     sent = ("all_reduce", "reduce_scatter")
     return [Counter(r["phase"] for r in got["rows"] if r["op"] in sent and r["phase"] != "start") for got in ranks]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from lab.judge import close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes
 

@@ -1,7 +1,9 @@
-"""The sharded optimizer as CS336 asks for it: steps of the whole one, a share of its state, groups that are added.
+"""The sharded optimizer as CS336 asks for it: steps of the whole one, a share of its state, groups of any kind.
 
-Schedulers, closures, frozen tensors and even shares of uneven tensors are not asked for. How it would be faked: the
-plain optimizer on every rank (the bytes that two steps leave behind, and the elements that are updated).
+Schedulers, closures, frozen tensors, even shares of uneven tensors and names in `param_groups` are not asked for. How
+it would be faked: the plain optimizer on every rank (the bytes that two steps leave behind, and the elements that are
+updated). How it goes wrong: it is one tensor a rank at least, or one learning rate for all; only a rank's own gradients
+are cleared, so the others grow from step to step.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 
 from ..zero import probes_optimizer as probes
 from ..zero.oracles import draw_gradients
@@ -26,14 +28,17 @@ def draw(rng, steps=3, shapes=None) -> dict:
 
 
 def steps_as_the_whole(run, plan, world):
+    """What each rank did, in steps that are those of the whole optimizer."""
     want = run(probes.train, "plain", plan)
-    for rank, got in enumerate(run(probes.train, "zero1", plan, world=world)):
+    ranks = run(probes.train, "zero1", plan, world=world)
+    for rank, got in enumerate(ranks):
         for step, tensors in enumerate(want["values"]):
             for i, tensor in enumerate(tensors):
                 assert torch.allclose(got["values"][step][i], tensor, rtol=1e-5, atol=1e-6), (
                     f"rank {rank} of {world}: tensor {i} of shape {tuple(tensor.shape)} differs after step {step} by "
                     f"{(got['values'][step][i] - tensor).abs().max():.2g}: its owner updates it, and sends it to all"
                 )
+    return ranks
 
 
 @exercise(ZERO1, kind="numerics")
@@ -50,6 +55,39 @@ def test_a_group_that_is_added_in_training(run, rng):
     for i in [*every][3:]:
         plan["steps"][0]["gradients"][i] = None
     steps_as_the_whole(run, plan, 2)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_groups_have_learning_rates_of_their_own(run, rng):
+    plan = draw(rng)
+    every = [*range(len(plan["values"]))]
+    plan["groups"] = [{"params": every[:2], "lr": 0.01}, {"params": every[2:], "weight_decay": 0.0}]
+    steps_as_the_whole(run, plan, 2)
+
+
+@exercise(ZERO1, kind="numerics")
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_fewer_tensors_than_ranks(run, rng, tensors):
+    steps_as_the_whole(run, draw(rng, shapes=[(rng.integers(2, 9), 3) for _ in range(tensors)]), tensors + 1)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_a_tensor_without_a_gradient_in_one_step(run, rng):
+    plan = draw(rng)
+    for i in (0, len(plan["values"]) - 1):
+        plan["steps"][1]["gradients"][i] = None
+    steps_as_the_whole(run, plan, 2)
+
+
+@exercise(ZERO1, kind="numerics")
+def test_zero_grad_clears_the_gradient_of_every_tensor(run, rng):
+    for rank, got in enumerate(steps_as_the_whole(run, draw(rng), 2)):
+        for step, left in enumerate(got["kept"]):
+            grown = [i for i, most in enumerate(left) if most > 0]
+            assert not grown, (
+                f"rank {rank} of 2: after zero_grad() in step {step}, tensors {grown} of {len(left)} have a gradient: "
+                "clear those of tensors that other ranks own, too, or the next backward adds to them"
+            )
 
 
 @exercise(ZERO1, kind="property")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lab.world import gates
+from lab.ranks import gates
 
 from . import probes_wrappers
 from .probes_wrappers import DTYPES

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lab.judge import harmless, measured
+from lab.harness.judge import harmless, measured, never_holds
 
 from . import probes_collectives
 
@@ -156,30 +156,34 @@ def sends(rows, what) -> list:
     return [r for r in rows if r["op"] == "send"]
 
 
-def held(run, op, cases, largest, peak, room) -> None:
-    """Assert what a call with one case makes: at most a storage so large, and so many elements at once. room: why."""
-    world = len(cases)
-    for rank, (got,) in enumerate(run(probes_collectives.metered, op, cases, world=world)):
-        measured("largest storage that a call makes", got["largest"], largest, "elements", at_most=True)
-        assert got["largest"] <= largest, (
-            f"rank {rank} of {world}: {got['op']} made a storage of {got['largest']} elements, expected {room}, "
-            "whatever W is"
-        )
-        measured("held at once beside what was given", got["peak"], peak, "elements", at_most=True)
-        assert got["peak"] <= peak, (
-            f"rank {rank} of {world}: {got['peak']} elements were held at once beside what was given, in storages of "
-            f"{got['largest']} at most; expected {room}, whatever W is{growing(got['held'])}"
-        )
+def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
+    """Assert that a call whose result is right never holds `what`. The kernel decides.
+
+    elements: of a tensor or part; up to a tenth more are drawn. needs, forbidden: in as many elements.
+    """
+    n, seed = rng.integers(elements, elements * 11 // 10), rng.integers(1, 99)
+    cases = [probes_collectives.drawn(op, n, seed, rank, world) for rank in range(world)]
+    small = run.trace(probes_collectives.large, op, 64, seed, world=world)
+    for rank, trace in enumerate(run.trace(probes_collectives.large, op, n, seed, world=world)):
+        right = trace.values == [total for t in wanted(op, cases, rank) for total in probes_collectives.blocks(t)]
+        assert right, f"rank {rank} of {world}: with {n} elements, the result is off"
+
+        def seen(rank: int = rank) -> dict:
+            return run(probes_collectives.metered, op, n, seed, world=world)[rank]
+
+        never_holds(trace, small[rank], f"rank {rank} of {world}: {what}", forbidden * 4 * n, needs * 4 * n, seen)
 
 
-@harmless
-def growing(held: list[int]) -> str:
-    """What was held when each message left."""
-    if len(held) < 2:
-        return ""
-    told = ", ".join(map(str, held))
-    more = all(a < b for a, b in itertools.pairwise(held))
-    return f"; when its messages left {told} were held{': each step keeps what the last one made' if more else ''}"
+def wanted(op, cases, rank) -> list[torch.Tensor]:
+    """The tensors that a rank should have after the call, in the order of its results."""
+    if op == "all_to_all":
+        return [case["inputs"][rank] for case in cases]
+    if op == "ring_all_gather":
+        return [torch.cat([case["part"] for case in cases])]
+    if op == "broadcast":
+        return [cases[cases[0]["src"]]["tensor"]]
+    total = sum(case["tensor"] for case in cases)
+    return [total.chunk(len(cases))[rank] if op == "ring_reduce_scatter" else total]
 
 
 def to_one_neighbour(told, members, what, counts) -> None:

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 import torch
 
-from lab import gated
-from lab.judge import close, measured
-from lab.world import gates
-from lab.world.cluster import Link
+from lab.cluster.costs import Link
+from lab.harness import gated
+from lab.harness.judge import close, measured
+from lab.ranks import gates
 
-from . import probes, probes_collectives, probes_wrappers, suspects_wrappers
+from . import probes, probes_collectives, probes_wrappers
 from .chains import draw_batches, draw_chain, own_gradients, whole_batch
 from .payloads import SUMS, carries_own
 
@@ -87,7 +87,7 @@ def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, optio
 
 
 def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=lambda oracle, *args: oracle(*args)):
-    """(what each rank did, with what lab.gated.steps tells of its steps, the oracle's training, the plain one's).
+    """(what each rank did, with what gated.steps records of its steps, the oracle's training, the plain one's).
 
     Gradients are judged here: nothing is said of a run in which they are wrong.
     """
@@ -106,34 +106,23 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
     ranks = []
     for rank, trace in enumerate(traces):
         got = trace.values
-        steps = [
-            {**inside, **seen}
-            for inside, seen in zip(got["steps"], seen_of(trace, orders, rank, want, plain), strict=True)
-        ]
+        steps = seen_of(trace, orders, rank, want, plain)
         ranks.append({**got, "steps": steps})
-        for step, told in enumerate(steps):
-            used = {i for order in orders[step] for i in order}
-            more = {"lr": lr, "set_to_none": set_to_none, "used": [i in used for i in range(len(plan))]}
-
-            def others(name: str, rank: int = rank, step: int = step, told: dict = {**told, **more}):  # noqa: B006
-                return suspects_wrappers.of_gradient(name, chain, batches, rank, step, told, numbers)
-
+        for step in range(len(steps)):
             one_step(
-                f"rank {rank} of {world}, step {step}", got["gradients"][: step + 1], want["gradients"][step],
-                plain["gradients"][step], orders[step], world, others,
+                f"rank {rank} of {world}, step {step}", got["gradients"][step], want["gradients"][step],
+                plain["gradients"][step], orders[step],
             )  # fmt: skip
     return ranks, want, plain
 
 
-def one_step(what, steps, want, plain, order, world, others):
-    """Assert that the last of these gradients are those of one process: means, and None where there is none."""
-    got = steps[-1]
+def one_step(what, got, want, plain, order):
+    """Assert that gradients are those of one process. Each is a mean, or None for a parameter without gradient."""
     for name, tensor in want.items():
         if tensor is None:
             assert got[name] is None, (
-                f"{what}: {name} got no gradient on any rank (layers used: {order}), but .grad is not None: "
-                f"{suspects_wrappers.of_leftover(name, steps, world) or 'it is there'}; momentum and weight decay "
-                "would move the parameter"
+                f"{what}: {name} got no gradient on any rank (layers used: {order}), but .grad is not None: momentum "
+                "and weight decay would move the parameter"
             )
             continue
         assert got[name] is not None, f"{what}: .grad of {name} is None, expected a mean (layers used: {order})"
@@ -147,7 +136,6 @@ def one_step(what, steps, want, plain, order, world, others):
         close(
             got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{alone}", factor=15,
             cause="expected the mean over ranks of all that backward accumulated",
-            suspects=lambda name=name: others(name),
         )  # fmt: skip
 
 
@@ -157,7 +145,7 @@ def trains_model_as_one(run, rng, expect, kind, world):
 
 
 def train_model(run, kind, width, depth, states, shares, rng, expect=lambda oracle, *args: oracle(*args)) -> list:
-    """What each rank did in each step, as lab.gated tells it: of a training that has given what it should."""
+    """What each rank did in each step, as lab.harness.gated tells it: of a training that has given what it should."""
     world, steps = len(states), len(shares[0])
     lr, orders = rng.uniform(0.05, 0.2), [[[0]]] * steps
     numbers = gated.draw(rng, orders, width)
@@ -194,7 +182,7 @@ def train_model(run, kind, width, depth, states, shares, rng, expect=lambda orac
 
 
 def seen_of(trace, orders, rank, want, plain) -> list:
-    """Of each step what lab.gated.steps finds, and this rank's "own" gradients, exact and plain."""
+    """Of each step what lab.harness.gated.steps finds, and this rank's "own" gradients, exact and plain."""
     return [{**seen, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
             for step, seen in enumerate(gated.steps(trace, orders))]  # fmt: skip
 
@@ -317,9 +305,8 @@ def not_waited_in_backward(what, step):
     )
     early = [i for i in mine if i in step["stood_still"]]
     assert not early, (
-        f"{what}: {len(early)} of {len(mine)} messages were waited for while backward was going on"
-        f"{suspects_wrappers.waits(step, early)}: backward stands still meanwhile; wait in "
-        "finish_gradient_synchronization() alone"
+        f"{what}: {len(early)} of {len(mine)} messages were waited for while backward was going on: backward stands "
+        "still meanwhile; wait in finish_gradient_synchronization() alone"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lab.listing import some
+from lab.course.listing import some
 
 NEAR = 1e-2  # of the largest value: deep chains amplify rounding, and only what arrives is compared exactly
 SUMS = ("all_reduce", "reduce_scatter")  # what begins a sum over ranks
@@ -79,3 +79,12 @@ def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tupl
         for at in near.nonzero().flatten().tolist() if free[at : at + len(values)].all()
     ]  # fmt: skip
     return min((error for error in errors if error[0] <= allowed), default=None)
+
+
+def sent_when(told: dict) -> str:
+    """In which part of a step its sums were sent."""
+    phases = [row["phase"] for row in told["rows"] if row["op"] in SUMS]
+    if not phases:
+        return "nothing was sent in this step"
+    during = phases.count("backward")
+    return f"of {len(phases)} sums of this step {during} were sent during backward, {len(phases) - during} outside"

@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.raising import raised
-from lab.world import gates
+from lab.harness.raising import raised
+from lab.ranks import gates
+from lab.solution.wire import PerRank
 
 
 class Model(nn.Module):
@@ -53,7 +54,7 @@ def wrap(impl, kind: str, m: nn.Module, group=None, **options):
     return made(m, group=group, **options) if group is not None else made(m, **options)
 
 
-def start(impl, kind: str, width: int, depth: int, states: list) -> dict:
+def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
     """The state right after wrapping, and the buffer that is not in it; each rank brings its own."""
     m = model(width, depth, states[dist.get_rank()])
     m.passing.fill_(dist.get_rank() + 1)
@@ -61,7 +62,7 @@ def start(impl, kind: str, width: int, depth: int, states: list) -> dict:
     return {"state": dict(nn.Module.state_dict(m)), "passing": m.passing}
 
 
-def train(impl, kind: str, width: int, depth: int, states: list, shares: list, lr: float) -> dict:
+def train(impl, kind: str, width: int, depth: int, states: PerRank, shares: PerRank, lr: float) -> dict:
     """Train on this rank's share of each batch. shares: [rank][step] -> (x, y)."""
     rank = dist.get_rank()
     m = model(width, depth, states[rank])
@@ -79,7 +80,7 @@ def train(impl, kind: str, width: int, depth: int, states: list, shares: list, l
     return {"state": dict(nn.Module.state_dict(m)), "outputs": outputs, "without_gradient": none}
 
 
-def gradients(impl, kind: str, values: list, groups: list) -> dict:
+def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
     """Average given gradients; with groups ([[ranks], …]) the wrapper gets the one this rank is in."""
     rank = dist.get_rank()
     m = Given(values[rank], rank)
@@ -95,7 +96,7 @@ def gradients(impl, kind: str, values: list, groups: list) -> dict:
     return {"gradients": [p.grad for p in m.weights], "start": sorted(set(start))}
 
 
-def twice(impl, kind: str, values: list, options: dict) -> dict:
+def twice(impl, kind: str, values: PerRank, options: dict) -> dict:
     """Two backwards before one synchronization, with nothing said of it: what is raised, or the gradients."""
     m = Given(values[dist.get_rank()], 0)
     m.unused = nn.Parameter(torch.zeros(2))  # its bucket does not fill up

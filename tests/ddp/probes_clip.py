@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.measure.reads import reads
-from lab.raising import raised
-from lab.world import gates
+from lab.ranks import gates
+from lab.solution.wire import PerRank
 
 
 def clip(impl, cases: list) -> list:
@@ -15,7 +16,7 @@ def clip(impl, cases: list) -> list:
     return [_clipped(impl, case["max_norm"], case["gradients"], None, {}, case.get("given", "list")) for case in cases]
 
 
-def clip_sharded(impl, cases: list, groups: list) -> list:
+def clip_sharded(impl, cases: PerRank, groups: list) -> list:
     """case: [rank] -> max_norm, gradients, sharded, "given" as. groups: [[ranks], …]; [] for the world's default."""
     rank = dist.get_rank()
     options = group_of(rank, groups)
@@ -80,7 +81,7 @@ def refused(impl, limits: list) -> list:
     return [raised(lambda limit=limit: function(_parameters([torch.ones(2)]), limit)) for limit in limits]
 
 
-def count(impl, cases: list, groups: list) -> list:
+def count(impl, cases: PerRank, groups: list) -> list:
     """case: [rank] -> targets (a list), and ignore_index or None for the default; perhaps the shape that each is
     expanded to, without taking its room."""
     rank = dist.get_rank()

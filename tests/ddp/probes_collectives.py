@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from lab.measure.memory import meter
-from lab.world import gates
-from lab.world.group import ledger
+from lab.ranks import gates
+from lab.ranks.group import ledger
+from lab.solution.wire import PerRank
 
 
-def collect(impl, op: str, cases: list, members: list) -> list:
+def collect(impl, op: str, cases: PerRank, members: list) -> list:
     """cases: [rank][case], with tensors of this rank. members: the group's global ranks; [] for the world's default."""
     rank = dist.get_rank()
     options = {"group": dist.new_group(members)} if members else {}
@@ -28,33 +29,37 @@ def collect(impl, op: str, cases: list, members: list) -> list:
     return told
 
 
-def metered(impl, op: str, cases: list) -> list:
-    """The storages that each call makes, in elements of its tensors; and what is held as each message leaves."""
-    told = []
-    for case in cases[dist.get_rank()]:
-        tensors, call = prepared(impl, op, case)
-        flat = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
-        size, held = flat[0].element_size(), []
-        with meter(flat) as memory:
-
-            def note(op: str, memory=memory, size=size, held=held) -> None:
-                if op == "send":
-                    held.append(memory.live_bytes // size)
-
-            with noting(note):
-                call({})
-        told.append({
-            "largest": memory.largest_elements, "op": memory.largest_op, "peak": memory.peak_bytes // size,
-            "held": held,
-        })  # fmt: skip
-    return told
+def large(impl, op: str, elements: int, seed: int) -> list:
+    """One call with large tensors, which each rank makes itself; returns the sums of blocks of the result."""
+    tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
+    call({})
+    return [total for tensor in results(tensors) for total in blocks(tensor)]
 
 
-def large(impl, elements: int, seed: int) -> list:
-    """Sum large tensors around the ring; returns the sums of blocks of the result. Each rank makes its own tensor."""
-    tensor = whole_numbers(elements, seed, dist.get_rank())
-    impl.ddp.ring_all_reduce.ring_all_reduce(tensor)
-    return blocks(tensor)
+def metered(impl, op: str, elements: int, seed: int) -> dict:
+    """The same under a meter, which says what was made where."""
+    tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
+    with meter(t for v in tensors.values() for t in (v if isinstance(v, list) else [v])) as memory:
+        call({})
+    return memory.plain()
+
+
+def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
+    """A case with tensors, or parts, of so many elements."""
+    if op == "all_to_all":
+        parts = [whole_numbers(elements, seed + place, rank) for place in range(world)]
+        return {"inputs": parts, "shapes": [[elements]] * world}
+    if op == "ring_all_gather":
+        return {"part": whole_numbers(elements, seed, rank), "shape": [world * elements]}
+    if op == "ring_reduce_scatter":
+        return {"tensor": whole_numbers(world * elements, seed, rank), "shape": [elements]}
+    return {"tensor": whole_numbers(elements, seed, rank), "src": 1}
+
+
+def results(tensors: dict) -> list:
+    """Where the call wrote."""
+    written = tensors.get("outputs") or tensors.get("output", tensors.get("tensor"))
+    return written if isinstance(written, list) else [written]
 
 
 def whole_numbers(elements: int, seed: int, rank: int) -> torch.Tensor:
@@ -87,18 +92,18 @@ def prepared(impl, op: str, case: dict):
     """The tensors of a case, by name, and a function that makes the call with them; what is to be written is rubbish
     before."""
     if op == "ring_all_reduce":
-        t = case["tensor"].clone()
+        t = case["tensor"]
         return {"tensor": t}, lambda o: impl.ddp.ring_all_reduce.ring_all_reduce(t, **o)
     if op == "ring_reduce_scatter":
-        t, out = case["tensor"].clone(), rubbish(case["shape"], case["tensor"].dtype)
+        t, out = case["tensor"], rubbish(case["shape"], case["tensor"].dtype)
         return {"output": out, "tensor": t}, lambda o: impl.ddp.ring_reduce_scatter.ring_reduce_scatter(out, t, **o)
     if op == "ring_all_gather":
-        part, out = case["part"].clone(), rubbish(case["shape"], case["part"].dtype)
+        part, out = case["part"], rubbish(case["shape"], case["part"].dtype)
         return {"output": out, "part": part}, lambda o: impl.ddp.ring_all_gather.ring_all_gather(out, part, **o)
     if op == "broadcast":
-        t, src = case["tensor"].clone(), case["src"]
+        t, src = case["tensor"], case["src"]
         return {"tensor": t}, lambda o: impl.ddp.broadcast.broadcast(t, **({"src": src} if src else {}), **o)
-    ins = [t.clone() for t in case["inputs"]]
+    ins = case["inputs"]
     outs = [rubbish(shape, ins[0].dtype) for shape in case["shapes"]]
     tensors = {"outputs": outs, "inputs": ins}
 

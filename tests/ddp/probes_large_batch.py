@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.measure.reads import reads
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks.group import ledger
+from lab.solution.wire import PerRank
 
 from .probes_clip import group_of
 
@@ -68,7 +69,7 @@ def refused(impl, kind: str, options: list) -> list:
     return [raised(lambda o=o: _built(impl, kind, weights, [], {"lr": 0.1, **o})) for o in options]
 
 
-def noise(impl, options: dict, values: list, groups: list) -> list:
+def noise(impl, options: dict, values: PerRank, groups: list) -> list:
     """values: [rank][step][parameter], None: none. The mean over ranks is taken here."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
@@ -93,7 +94,7 @@ def noise(impl, options: dict, values: list, groups: list) -> list:
     return told
 
 
-def train(impl, samples: int, points: list, start: torch.Tensor) -> dict:
+def train(impl, samples: int, points: PerRank, start: torch.Tensor) -> dict:
     """Gradients of ½‖w − x‖², the mean over this rank's samples; w is two parameters. points: [rank] (n, dim)."""
     made = impl.ddp.noise_scale.NoiseScale(samples)
     half = len(start) // 2

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from lab.measure import clock
 from lab.model.transformer import Config, Transformer
-from lab.world.group import ledger
+from lab.ranks.group import ledger
 
 from .probes import wrap
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.world import gates
-from lab.world import ledger as ledgers
-from lab.world.group import ledger
+from lab.ranks import gates
+from lab.ranks.group import ledger
+from lab.solution.wire import PerRank
 
 from .probes import wrap
 from .probes_collectives import blocks, noting
@@ -20,19 +20,22 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Layer(nn.Module):
-    """A residual layer. Backward reaches its parameters in the reverse of the order they are registered in."""
+    """A residual layer. Backward reaches its parameters in the reverse of the order they are registered in.
+
+    That order is not the alphabet's: a wrapper that sorts names shows.
+    """
 
     def __init__(self, width: int, hidden: int, dtype: str):
         super().__init__()
         kind = DTYPES[dtype]
-        self.a = nn.Parameter(torch.zeros(width, hidden, dtype=kind))
-        self.b = nn.Parameter(torch.zeros(hidden, width, dtype=kind))
+        self.up = nn.Parameter(torch.zeros(width, hidden, dtype=kind))
+        self.down = nn.Parameter(torch.zeros(hidden, width, dtype=kind))
         self.frozen = nn.Parameter(torch.zeros(width, dtype=kind), requires_grad=False)
-        self.shift = nn.Parameter(torch.zeros(width, dtype=kind))
+        self.add = nn.Parameter(torch.zeros(width, dtype=kind))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = x.to(self.a.dtype) + self.frozen
-        return x + (torch.tanh(h @ self.a) @ self.b + self.shift).to(x.dtype)
+        h = x.to(self.up.dtype) + self.frozen
+        return x + (torch.tanh(h @ self.up) @ self.down + self.add).to(x.dtype)
 
 
 class Chain(nn.Module):
@@ -43,7 +46,7 @@ class Chain(nn.Module):
         self.layers = nn.ModuleList(Layer(width, hidden, dtype) for hidden, dtype in plan)
 
     def forward(self, x: torch.Tensor, order: list, at: str = "") -> torch.Tensor:
-        """at: the step and micro-batch that its gates are named by, as lab.gated has them; "" without gates."""
+        """at: the step and micro-batch that its gates are named by, as lab.harness.gated has them; "" without gates."""
         if at:
             x = gates.in_backward(gates.in_forward(x, f"{at} begins"), f"{at} ends")
         for i in order:
@@ -69,34 +72,6 @@ class Running(nn.Module):
         return out
 
 
-class Watched:
-    """What is sent, and in which gradient's hook: hooks of a parameter run in the order they are registered in, so that
-    one before and one after wrapping enclose the wrapper's."""
-
-    def __init__(self, m: nn.Module):
-        """m: is not wrapped yet."""
-        self.hooks: list = []  # [parameter, rows before, rows after, when entered, when left], of one backward
-        for name, p in m.named_parameters():
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(lambda _, name=name: self._enter(name))
-
-    def wrapped(self, m: nn.Module) -> None:
-        """m: is wrapped now."""
-        for p in m.parameters():
-            if p.requires_grad:
-                p.register_post_accumulate_grad_hook(self._leave)
-
-    def _enter(self, name: str) -> None:
-        self.hooks.append([name, len(ledger.rows), len(ledger.rows), ledgers._now(), 0.0])
-
-    def _leave(self, _: torch.Tensor) -> None:
-        if self.hooks:
-            self.hooks[-1][2], self.hooks[-1][4] = len(ledger.rows), ledgers._now()
-
-
-NOTHING_UNDER_WAY = ": hooks count no gradient within no_sync(), so nothing is under way after it"
-
-
 @contextlib.contextmanager
 def noted(where: str) -> Iterator[None]:
     """Let an error say in which backward it was raised."""
@@ -108,52 +83,28 @@ def noted(where: str) -> Iterator[None]:
         raise
 
 
-def told_of(steps: list, step: int, i: int, sent: int) -> str:
-    """Which backward this is, and what came before it. sent: messages of the step so far."""
-    micro = len(steps[step])
-    if i:
-        within = ", within no_sync()" if i < micro - 1 else ", the one after no_sync()"
-        before = "backward before it" if i == 1 else f"{i} before it"
-        under = f"the {before}, within no_sync(), had sent {sent or 'no'} messages"
-        return f"in step {step}, backward {i + 1} of {micro}{within}; {under}{'' if sent else NOTHING_UNDER_WAY}"
-    if not step or micro > 1:
-        return f"in step {step}, backward 1 of {micro}"
-    used = sorted({layer for *_, order in steps[step - 1] for layer in order})
-    return f"in step {step}, its only backward; step {step - 1}, of layers {used}, had been finished"
-
-
-def steps(impl, kind: str, options: dict, width: int, plan: list, states: list, batches: list, lr: float,
+def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRank, batches: PerRank, lr: float,
           set_to_none: bool) -> dict:  # fmt: skip
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
     step are under no_sync()."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
-    watched = Watched(m)
     wrapped = wrap(impl, kind, m, **options)
-    watched.wrapped(m)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    gradients, told = [], []
+    gradients = []
     for number, step in enumerate(batches[rank]):
         optimizer.zero_grad(set_to_none=set_to_none)
-        first = len(ledger.rows)
         for i, (x, y, order) in enumerate(step):
             last = i == len(step) - 1
             with contextlib.nullcontext() if last else wrapped.no_sync():
-                watched.hooks.clear()
                 out = wrapped(x.requires_grad_(), order, f"{number}.{i}")
-                with noted(told_of(batches[rank], number, i, len(ledger.rows) - first)):
+                with noted(f"in step {number}, backward {i + 1} of {len(step)}"):
                     (((out - y) ** 2).mean() / len(step)).backward()
-        hooks = [[name, a - first, b - first, *times] for name, a, b, *times in watched.hooks]
         wrapped.finish_gradient_synchronization()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
-        told.append({"hooks": hooks})
-        there = {row.storage for row in ledger.rows[first:]}
-        present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
-        told[-1]["present"] = len(present)
-        told[-1]["outside"] = [n for n, g in present if g.untyped_storage().data_ptr() not in there]
         optimizer.step()
-    return {"gradients": gradients, "state": dict(nn.Module.state_dict(m)), "steps": told}
+    return {"gradients": gradients, "state": dict(nn.Module.state_dict(m))}
 
 
 def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float) -> list:
@@ -189,7 +140,7 @@ def descend(m: nn.Module, lr: float) -> None:
                 p.sub_(p.grad.mul_(lr))
 
 
-def buffers(impl, kind: str, width: int, states: list, inputs: list) -> dict:
+def buffers(impl, kind: str, width: int, states: PerRank, inputs: PerRank) -> dict:
     """Forward in training mode, each rank's buffers its own, then in evaluation mode. inputs: [rank][call] -> x."""
     rank = dist.get_rank()
     m = Running(width)
@@ -214,7 +165,7 @@ def refused(impl, limits: list) -> dict:
     return {"told": told}
 
 
-def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> dict:
+def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank) -> dict:
     """A step after no_sync() was left by an exception."""
     rank = dist.get_rank()
     m = Chain(width, plan)
@@ -230,7 +181,7 @@ def left_by_error(impl, width: int, plan: list, states: list, batch: list) -> di
     return {}
 
 
-def storages(impl, width: int, plan: list, states: list, batches: list, set_to_none: bool) -> dict:
+def storages(impl, width: int, plan: list, states: PerRank, batches: PerRank, set_to_none: bool) -> dict:
     """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]; the
     addresses of what was sent, by dtype; and those of all gradients as each message left."""
     rank = dist.get_rank()

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 
 import pytest
 
-from lab.judge import measured
-from lab.listing import inputs
-from lab.pytest_plugin import exercise
+from lab.course.listing import inputs
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_cost as probes
-from . import suspects_cost, suspects_step
 
 ACCOUNTING = "ddp.accounting"
 VARIANTS = ["naive", "flat", "overlapped", "bucketed"]
@@ -104,8 +102,7 @@ def check(run, cases: list[dict], cause: str = "") -> None:
             measured(f"{name} of a drawn step, {case['options']['variant']}", 1e3 * got[name], 1e3 * value, "ms")
             assert abs(got[name] - value) <= slack, (
                 f"{name}: expected {value:.9g}, got {got[name]:.9g}: "
-                f"{cause or ISSUED[case['options']['variant']]}{suspects_step.of_step(cases, told, name)}"
-                f"{inputs(case)}"
+                f"{cause or ISSUED[case['options']['variant']]}{inputs(case)}"
             )
 
 
@@ -166,10 +163,6 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
     for case in cases[:5]:
         case["sizes"] = [case["sizes"][0]] * len(case["sizes"])  # many sizes give the same buckets
     told = run(probes.best, cases)
-
-    def because(rule: str = "") -> str:
-        return suspects_cost.of_best(cases, [n for n, _ in told], bucketed_s) or rule
-
     for case, (got, kind) in zip(cases, told, strict=True):
         sizes = case["sizes"]
         tried = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
@@ -179,17 +172,14 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
         found = bucketed_s(case, got) if got >= 1 else math.inf
         best = min(steps, key=steps.get)
         assert found <= shortest * (1 + 2 * RELATIVE), (
-            f"a step with buckets of {got} bytes takes {found:.9g} s, with {best}"
-            f"{suspects_cost.neighbours(case, best)} {shortest:.9g}"
-            f"{because()}"
-            f"{inputs(case)}"
+            f"a step with buckets of {got} bytes takes {found:.9g} s, with {best} {shortest:.9g}{inputs(case)}"
         )
         smaller = [s for s in tried if s < got and steps[s] <= shortest * (1 + RELATIVE / 2)]
         assert not smaller, (
-            f"{got} bytes, but {min(smaller)} give as short a step{because(': of several the smallest')}{inputs(case)}"
+            f"{got} bytes, but {min(smaller)} give as short a step: of several the smallest{inputs(case)}"
         )
         assert got in tried, (
-            f"{got} bytes, but buckets are the same with fewer{because(': 1, or a sum of neighbours')}{inputs(case)}"
+            f"{got} bytes, but buckets are the same with fewer: 1, or a sum of neighbours{inputs(case)}"
         )
 
 
@@ -214,11 +204,10 @@ def test_limits_are_where_communication_is_just_hidden(run, rng):
         cases.append(case)
     cases[0]["alpha_s"] = cases[0]["backward_s"]  # the latencies alone outlast it
     told = run(probes.limits, cases)
-    worlds = [got["world"] for got in told]
-    for i, (case, got) in enumerate(zip(cases, told, strict=True)):
+    for case, got in zip(cases, told, strict=True):
         judge_samples(case, got["samples"])
         judge_bandwidth(case, got["bytes_per_s"])
-        judge_world(case, got["world"], lambda i=i: suspects_cost.of_world(cases, worlds, i))
+        judge_world(case, got["world"])
 
 
 def judge_samples(case: dict, samples: int) -> None:
@@ -251,7 +240,7 @@ def judge_bandwidth(case: dict, least: float) -> None:
     )
 
 
-def judge_world(case: dict, most: int, because: Callable[[], str]) -> None:
+def judge_world(case: dict, most: int) -> None:
     def spare(world: int) -> float:
         """Backward over communication, of the same global batch."""
         needed = 2 * (world - 1) * (case["alpha_s"] + case["bytes"] / world / case["bytes_per_s"])
@@ -259,13 +248,11 @@ def judge_world(case: dict, most: int, because: Callable[[], str]) -> None:
 
     assert most >= 1, f"{most} ranks at most, but one has nothing to wait for{inputs(case)}"
     assert spare(most) >= 1 - RELATIVE, (
-        f"with {most} ranks backward takes {spare(most):.6g} times as long as communication: not hidden"
-        f"{because()}"
-        f"{inputs(case)}"
+        f"with {most} ranks backward takes {spare(most):.6g} times as long as communication: not hidden{inputs(case)}"
     )
     assert spare(most + 1) <= 1 + RELATIVE, (
         f"{most} ranks at most, but with {most + 1} communication is hidden too: backward takes "
-        f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all{because()}"
+        f"{spare(most + 1):.6g} times as long; the global batch is samples · world, shared by all"
         f"{inputs(case)}"
     )
 

@@ -13,8 +13,8 @@ from collections import Counter
 
 import pytest
 
-from lab.judge import harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_wrappers
 from .oracles import (

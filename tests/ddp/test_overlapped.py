@@ -13,8 +13,8 @@ from collections import Counter
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_wrappers
 from .oracles import (
@@ -28,8 +28,7 @@ from .oracles import (
     trains_as_one,
     trains_model_as_one,
 )
-from .payloads import left_late
-from .suspects_wrappers import sent_when
+from .payloads import left_late, sent_when
 
 OVERLAPPED = "ddp.overlapped"
 

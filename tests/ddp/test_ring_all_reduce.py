@@ -11,10 +11,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import measured, never_holds
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
-from . import probes_collectives
 from .collectives import (
     SUMMED,
     by_hand,
@@ -22,7 +21,7 @@ from .collectives import (
     draw_lengths,
     draw_members,
     draw_values,
-    held,
+    has_room,
     messages,
     same_sum,
     sends,
@@ -129,14 +128,4 @@ def test_short_tensors_are_not_padded(run, rng):
 
 @exercise(RING, kind="property")
 def test_there_is_room_for_one_chunk(run, rng):
-    n, seed, world = rng.integers(15_000_000, 16_000_000), rng.integers(1, 99), 4
-    total = sum(probes_collectives.whole_numbers(n, seed, rank) for rank in range(world))
-    small = run.trace(probes_collectives.large, 64, seed, world=world)
-    for rank, trace in enumerate(run.trace(probes_collectives.large, n, seed, world=world)):
-        assert trace.values == probes_collectives.blocks(total), f"rank {rank}: the sum of {n} elements is off"
-        never_holds(
-            trace, small[rank], f"rank {rank} of {world}: a second tensor", 4 * n, needs=4 * n + n, seen=dict
-        )  # fmt: skip
-    n = rng.integers(400, 900)
-    chunk = -(-n // 5)
-    held(run, "ring_all_reduce", draw(rng, 5, [[n]], [torch.float32]), chunk + 1, 2 * (chunk + 1), f"a chunk, {chunk}")
+    has_room(run, rng, "ring_all_reduce", 15_000_000, 1.25, 1, "a second tensor")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 _NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?"
 _LEFT_OUT = (".git", ".venv", "__pycache__", ".cache", "out", "build", ".*_cache", "*.egg-info")

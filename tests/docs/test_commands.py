@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from . import pages
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 from ..kit import toy
 
@@ -28,7 +28,7 @@ def kit(tmp_path_factory) -> Path:
     (kit / "lab" / "explanations" / "toys.md").write_text("## toys.add\nOne more.\n\nSource: Peano 1889.\n")
     told = "\n\n@exercise(NAME, kind='property')\ndef test_told(run):\n    measured('sum', 2, 3, at_most=True)\n"
     text = (kit / "tests" / "toys" / "test_add.py").read_text()
-    (kit / "tests" / "toys" / "test_add.py").write_text(f"from lab.judge import measured\n{text}{told}")
+    (kit / "tests" / "toys" / "test_add.py").write_text(f"from lab.harness.judge import measured\n{text}{told}")
     return kit
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_is_interrupted_is_not_remembered_as_passed(kit):
     write(kit, **toy.RIGHT)
     slow = kit / "tests" / "toys" / "test_slow.py"
     slow.write_text(
-        "import time\nfrom lab.pytest_plugin import exercise\n\n\n@exercise('toys.apart', kind='property')\n"
+        "import time\nfrom lab.harness.pytest_plugin import exercise\n\n\n@exercise('toys.apart', kind='property')\n"
         "def test_slow(run):\n    raise KeyboardInterrupt\n"
     )
     (kit / ".cache" / "progress.json").unlink(missing_ok=True)

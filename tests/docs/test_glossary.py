@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from handout.make_glossary import is_call, terms
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 LINKS = dict.fromkeys(t.link for t in terms() if t.depth == "runs" and not is_call(t.link))
 EXERCISES = [link for link in LINKS if link in default().exercises]

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from grader import release
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 BOOKS = sorted(p.stem for p in (ROOT / "notebooks").glob("*.ipynb"))
 RUN = """

@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.browser import chromium
 from grader import release
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 from .reader import Reader
 

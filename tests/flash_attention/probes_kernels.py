@@ -11,30 +11,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.harness.callers import changes
+from lab.harness.raising import raised
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
-from lab.raising import raised
 
-LAYOUTS = ["heads inside", "columns first", "every other row", "broadcast", "odd offset"]
-
-
-def lay(x: Tensor, layout: str) -> Tensor:
-    """The same values, laid out otherwise. "broadcast": those of the first row, or head, or batch entry, everywhere."""
-    if layout == "heads inside":
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "columns first":
-        return x.mT.contiguous().mT
-    if layout == "every other row":
-        wide = x.new_full((*x.shape[:-2], 2 * x.shape[-2], x.shape[-1] + 3), float("nan"))
-        wide[..., ::2, : x.shape[-1]] = x
-        return wide[..., ::2, : x.shape[-1]]
-    if layout == "broadcast":
-        return x[:1, :1].expand_as(x)
-    if layout == "odd offset":
-        flat = x.new_full((x.numel() + 1,), float("nan"))
-        flat[1:] = x.flatten()
-        return flat[1:].view(x.shape)
-    return x
+from .probes_layouts import all_laid
 
 
 def place(where: str, *tensors: Tensor) -> list[Tensor]:
@@ -49,19 +31,21 @@ def seen_of(seen: Watch) -> dict:
     }
 
 
-def forward(
-    impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layout: str, where: str, keep: bool = False
-) -> dict:
+def _laid(where: str, given: dict, names: str, layouts: dict) -> dict[str, Tensor]:
+    wanted = names.split()
+    return all_laid(dict(zip(wanted, place(where, *(given[n] for n in wanted)), strict=True)), layouts)
+
+
+def forward(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
     """o and lse of the fused kernel, and what was launched; keep: and what was loaded and stored."""
-    q, k, v = (lay(x, layout) for x in place(where, q, k, v))
-    before = [x.clone() for x in (q, k, v)]
+    laid = _laid(where, given, "q k v", layouts)
+    changed = changes(**laid)
     call = impl.flash_attention.triton_forward.attention_forward
     with poisoned(), watching(keep=keep) as seen:
-        o, lse = call(q, k, v, is_causal)
-    changed = [n for n, x, was in zip("qkv", (q, k, v), before, strict=True) if not torch.equal(x, was)]
+        o, lse = call(*laid.values(), is_causal)
     contiguous = o.is_contiguous() and lse.is_contiguous()
-    found = {"o": o.cpu(), "lse": lse.cpu(), **seen_of(seen), "changed": changed, "contiguous": contiguous}
-    return found | (_touched(impl, seen, k, o, lse) if keep else {})
+    found = {"o": o.cpu(), "lse": lse.cpu(), **seen_of(seen), "changed": changed(), "contiguous": contiguous}
+    return found | (_touched(impl, seen, laid["k"], o, lse) if keep else {})
 
 
 def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
@@ -80,30 +64,30 @@ def refused(impl: Any, shapes: list, dtypes: list) -> str:
     return raised(lambda: impl.flash_attention.triton_forward.attention_forward(*tensors))
 
 
-def backward_dq(impl: Any, given: dict, is_causal: bool, layout: str, where: str, keep: bool = False) -> dict:
+def backward_dq(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
     """dq and delta, twice; keep: and what was loaded and stored."""
-    q, k, v, o, do = (lay(x, layout) for x in place(where, *(given[n] for n in ("q", "k", "v", "o", "do"))))
-    (lse,) = place(where, given["lse"])
+    laid = _laid(where, given, "q k v o lse do", layouts)
+    changed = changes(**laid)
     call = impl.flash_attention.triton_backward_dq.attention_backward_dq
     with poisoned(), watching(keep=keep) as seen:
-        dq, delta = call(q, k, v, o, lse, do, is_causal)
-    again = call(q, k, v, o, lse, do, is_causal)
+        dq, delta = call(*laid.values(), is_causal)
+    again = call(*laid.values(), is_causal)
     same = torch.equal(dq, again[0]) and torch.equal(delta, again[1])
-    found = {"dq": dq.cpu(), "delta": delta.cpu(), "same": same, **seen_of(seen)}
-    return found | (_touched(impl, seen, k, dq, delta) if keep else {})
+    found = {"dq": dq.cpu(), "delta": delta.cpu(), "same": same, "changed": changed(), **seen_of(seen)}
+    return found | (_touched(impl, seen, laid["k"], dq, delta) if keep else {})
 
 
-def backward_dkdv(impl: Any, given: dict, is_causal: bool, layout: str, where: str, keep: bool = False) -> dict:
+def backward_dkdv(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
     """dk and dv, twice; keep: and what was loaded and stored."""
-    q, k, v, do = (lay(x, layout) for x in place(where, *(given[n] for n in ("q", "k", "v", "do"))))
-    lse, delta = place(where, given["lse"], given["delta"])
+    laid = _laid(where, given, "q k v lse do delta", layouts)
+    changed = changes(**laid)
     call = impl.flash_attention.triton_backward_dkdv.attention_backward_dkdv
     with poisoned(), watching(keep=keep) as seen:
-        dk, dv = call(q, k, v, lse, do, delta, is_causal)
-    again = call(q, k, v, lse, do, delta, is_causal)
+        dk, dv = call(*laid.values(), is_causal)
+    again = call(*laid.values(), is_causal)
     same = torch.equal(dk, again[0]) and torch.equal(dv, again[1])
-    found = {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, **seen_of(seen)}
-    return found | (_touched(impl, seen, q, dv, dk) if keep else {})
+    found = {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, "changed": changed(), **seen_of(seen)}
+    return found | (_touched(impl, seen, laid["q"], dv, dk) if keep else {})
 
 
 def raced_addresses(impl: Any, given: dict, is_causal: bool, kernel: str) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lab.measure.compare import interleaved
+from lab.harness.compare import interleaved
 
 
 def raced(

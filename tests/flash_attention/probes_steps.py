@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from lab.harness.callers import changes, gradients
+from lab.harness.raising import raised
 from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
 from lab.measure.process import poisoned
-from lab.raising import raised
 
-from .probes import _lay
+from .probes_layouts import all_laid
 
 # ---- weighted sums ----
 
@@ -17,13 +18,15 @@ from .probes import _lay
 def weighted_sums(impl, cases: list[dict]) -> list:
     """y, or {dx, dweight} where a case has dy, of each case; memory that was not written is NaN.
 
-    A case: x, weight, perhaps dy, and layout: how the three lie in memory when they arrive.
+    A case: x, weight, perhaps dy, and layouts: how these lie in memory when they arrive.
     """
     results = []
     for case in cases:
+        arguments = _arguments(case)
+        changed = changes(**arguments)
         with poisoned(), watching():
-            out = _weighted_sum(impl, *_arguments(case))
-        results.append({"dx": out[0], "dweight": out[1]} if "dy" in case else out)
+            out = _weighted_sum(impl, *arguments.values())
+        results.append({**({"dx": out[0], "dweight": out[1]} if "dy" in case else {"y": out}), "changed": changed()})
     return results
 
 
@@ -32,11 +35,12 @@ def weighted_sum_kernels(impl, case: dict) -> dict:
     arguments = _arguments(case)
     with poisoned():
         with watching(keep=True) as seen:
-            out = _weighted_sum(impl, *arguments)
-        again = _weighted_sum(impl, *arguments)
+            out = _weighted_sum(impl, *arguments.values())
+        again = _weighted_sum(impl, *arguments.values())
     out, again = (o if isinstance(o, tuple) else (o,) for o in (out, again))
     read, written = seen.touched("load"), seen.touched("store", "atomic")
-    of = {name: [set(addresses(t).flatten().tolist()) for t in ts] for name, ts in (("in", arguments), ("out", out))}
+    tensors = {"in": arguments.values(), "out": out}
+    of = {name: [set(addresses(t).flatten().tolist()) for t in ts] for name, ts in tensors.items()}
     return {
         "launches": [launch.kernel for launch in seen.launches],
         "operators": seen.operators,
@@ -62,28 +66,8 @@ def _weighted_sum(impl, x, weight, dy=None):
     return impl.flash_attention.weighted_sum_backward.weighted_sum_backward(x, weight, dy)
 
 
-def _arguments(case: dict) -> list[torch.Tensor]:
-    return [laid(case[name], case["layout"]) for name in ("x", "weight", "dy") if name in case]
-
-
-def laid(t: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values, laid out otherwise; a layout that a vector cannot have leaves it as it is."""
-    if layout == "weight alone":
-        return laid(t, "strided") if t.ndim == 1 else t
-    if layout == "transposed":
-        return t.mT.contiguous().mT if t.ndim > 1 else t
-    if layout == "strided":
-        wide = torch.full([3 * n + 2 for n in t.shape], float("nan"), dtype=t.dtype)
-        inner = wide[tuple(slice(1 + d, 1 + d + (3 - d) * n, 3 - d) for d, n in enumerate(t.shape))]
-        return inner.copy_(t)
-    if layout == "rows apart":  # of x only: columns lie side by side
-        wide = torch.full((*t.shape[:-1], t.shape[-1] + 5), float("nan"), dtype=t.dtype)
-        return wide[..., : t.shape[-1]].copy_(t)
-    if layout == "broadcast rows":
-        return t[:1].expand_as(t)
-    if layout == "broadcast columns":
-        return t[..., :1].expand_as(t)
-    return t
+def _arguments(case: dict) -> dict[str, torch.Tensor]:
+    return all_laid({name: case[name] for name in ("x", "weight", "dy") if name in case}, case["layouts"])
 
 
 # ---- online softmax ----
@@ -127,16 +111,12 @@ def softmax_of_nothing(impl) -> list[str]:
 # ---- tiled backward ----
 
 
-def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layout="contiguous") -> dict:
-    """dq, dk, dv; layout: how all but lse lie in memory. changed: an argument was modified."""
-    arguments = [_lay(t, layout) for t in (q, k, v, o)] + [lse, _lay(do, layout)]
-    if layout == "constant":  # as a sum's gradient comes: one number, broadcast
-        arguments[-1] = do.flatten()[0].expand(do.shape)
-    before = [t.clone() for t in arguments]
-    got = impl.flash_attention.tiled_backward.tiled_backward(*arguments, is_causal)
-    names = ("q", "k", "v", "o", "lse", "do")
-    changed = [n for n, t, b in zip(names, arguments, before, strict=True) if not torch.equal(t, b)]
-    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "changed": changed}
+def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layouts: dict) -> dict:
+    """dq, dk, dv; layouts: how arguments lie in memory. changed: arguments that were modified."""
+    laid = all_laid({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, layouts)
+    changed = changes(**laid)
+    got = impl.flash_attention.tiled_backward.tiled_backward(*laid.values(), is_causal)
+    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "changed": changed()}
 
 
 def backward_memory(impl, q, k, v, o, lse, do, is_causal) -> dict:
@@ -174,22 +154,24 @@ def costs(impl, cases: list[dict]) -> list[dict]:
 
 
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
-    """Loss and gradients of each case: x, weight, targets, chunk (None: the default), incoming gradient, how often the
-    loss is computed before backward begins, and whether x and weight need a gradient. changed: arguments that were
-    modified, as they are now."""
+    """Loss and gradients of each case: x, weight, targets, layouts, chunk (None: the default), incoming gradient, how
+    often the loss is computed before backward begins, whether backward runs twice, and whether x and weight need a
+    gradient. changed: arguments that were modified, as they are now; again: what a second backward gave."""
     found = []
     for case in cases:
-        x, weight, targets = case["x"].clone(), case["weight"].clone(), case["targets"].clone()
-        x.requires_grad_(case.get("needs", (True, True))[0])
-        weight.requires_grad_(case.get("needs", (True, True))[1])
+        laid = all_laid({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
+        laid = {n: t.detach() for n, t in laid.items()}
+        for name, needs in zip(("x", "weight"), case.get("needs", (True, True)), strict=True):
+            laid[name].requires_grad_(needs)
+        changed = changes(**laid)
         chunk = () if case["chunk"] is None else (case["chunk"],)
-        losses = [_fused(impl, x, weight, targets, *chunk) for _ in range(case.get("times", 1))]
-        loss = losses[-1]
-        torch.autograd.backward(losses, [torch.full_like(loss, case["dloss"])] * len(losses))
-        given = {"x": x, "weight": weight, "targets": targets}
+        losses = [_fused(impl, *laid.values(), *chunk) for _ in range(case.get("times", 1))]
+        loss, wanted = losses[-1], {f"d{n}": t for n, t in laid.items() if t.requires_grad}
+        given = [torch.full_like(loss, case["dloss"])] * len(losses)
+        grads, again = gradients(losses, wanted, given, case["twice"])
         found.append({
-            "loss": loss, "dx": x.grad, "dweight": weight.grad,
-            "changed": {n: t.detach() for n, t in given.items() if not torch.equal(t, case[n])},
+            "loss": loss, "dx": None, "dweight": None, **grads, "again": again,
+            "changed": {n: laid[n].detach() for n in changed()},
         })  # fmt: skip
     return found
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.judge import measured
-from lab.listing import inputs
-from lab.pytest_plugin import exercise
+from lab.course.listing import inputs
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_steps as probes
-from .suspects_accounting import KERNELS, PASSES, PRODUCTS, flops, moved, of_costs
+from .costs import KERNELS, PASSES, PRODUCTS, flops, moved
 
 ACCOUNTING = "flash_attention.accounting"
 
@@ -35,7 +35,7 @@ def draw(rng, algorithm: str, direction: str, is_causal: bool = False) -> dict:
 
 
 def check(run, cases: list[dict], cause: str = "") -> None:
-    """cause: what is told where no wrong reading gives the numbers of all cases."""
+    """cause: what to say where a number is off; else what is counted."""
     found = run(probes.costs, cases)
     for case, got in zip(cases, found, strict=True):
         want = counted(case)
@@ -43,9 +43,7 @@ def check(run, cases: list[dict], cause: str = "") -> None:
             assert isinstance(got[name], int), f"{name} is a {type(got[name]).__name__}, expected int"
             measured(f"{name}, {case['algorithm']}, {case['direction']}", got[name], want[name])
             assert got[name] == want[name], (
-                f"{name}: expected {want[name]:,}, got {got[name]:,}: "
-                f"{of_costs(name, cases, [each[name] for each in found], case) or cause or listed(name, case)}"
-                f"{inputs(case)}"
+                f"{name}: expected {want[name]:,}, got {got[name]:,}: {cause or listed(name, case)}{inputs(case)}"
             )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
 from .oracles import needs_triton

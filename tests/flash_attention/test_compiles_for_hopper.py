@@ -14,12 +14,11 @@ import math
 
 import pytest
 
-from lab.judge import close, harmless
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close, harmless
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from .oracles import ALLOWED, WHERE, attention, draw, given_to_backward, gradients, needs_triton
-from .suspects import of_backward, of_forward
+from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"
 COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
@@ -34,15 +33,12 @@ def test_gradients_through_autograd(run, rng, expect, is_causal, where):
     q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16)
     got = run(probes.autograd, q, k, v, do, is_causal, "qkv", where, triton=where)
     o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", "float32"))
-    close(got["o"], o, plain, "o", factor=6, dims="batch, head, query, dim",
-          suspects=lambda: of_forward("o", q, k, v, is_causal))  # fmt: skip
-    given = given_to_backward(expect, q, k, v, do, is_causal)
+    close(got["o"], o, plain, "o", factor=6, dims="batch, head, query, dim")
     want, yardstick = (expect(gradients, q, k, v, do, is_causal, dtype) for dtype in ("float64", "float32"))
     for name in ("dq", "dk", "dv"):
         close(
             got[name], want[name], yardstick[name], f"{name} through autograd", factor=8,
             dims=f"batch, head, {'query' if name == 'dq' else 'key'}, dim",
-            suspects=lambda name=name: of_backward(name, given, is_causal),
         )  # fmt: skip
 
 

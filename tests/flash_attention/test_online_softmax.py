@@ -14,12 +14,11 @@ import math
 import pytest
 import torch
 
-from lab.judge import close, never_holds
-from lab.pytest_plugin import exercise
-from lab.trace import Trace
+from lab.harness.judge import close, never_holds
+from lab.harness.pytest_plugin import exercise
+from lab.harness.trace import Trace
 
 from . import probes_steps as probes
-from .suspects_steps import of_statistics
 
 ONLINE = "flash_attention.online_softmax"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -81,7 +80,6 @@ def judge(x: torch.Tensor, split: list[int], got: dict) -> None:
         close(
             got[name][~masked], want[name][~masked], yardstick[name][~masked], f"{name} {what}",
             factor=10.0 if len(split) > 20 else 3.0,  # of errors of hundreds of sums in another order
-            suspects=lambda name=name: of_statistics(name, x[~masked], split),
         )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import decide, timed
-from lab.measure.compare import compare
-from lab.pytest_plugin import exercise
+from lab.harness.compare import compare
+from lab.harness.judge import decide, timed
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_speed as probes
 from .oracles import needs_triton
@@ -27,8 +27,10 @@ pytestmark = [
 
 def race(run, rng, direction: str, is_causal: bool, bar: float) -> None:
     def more():
-        told = run(probes.raced, direction, is_causal, 12, rng.integers(0, 10**6), triton="native", timeout=120.0)
-        return timed([told], least_s=0.0, allowed=2.0)  # twice as far off as the peer is
+        traces = run.trace(
+            probes.raced, direction, is_causal, 12, rng.integers(0, 10**6), triton="native", timeout=120.0
+        )
+        return timed(traces, least_s=0.0, allowed=2.0)  # twice as far off as the peer is
 
     decide(
         compare(more, bar, pairs=(12, 96)),

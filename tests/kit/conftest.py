@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.runner import Room, Runner
+from lab.harness.runner import Executor, Runner
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Runs probes against an implementation that is empty until a test points the room elsewhere."""
-    r = Runner(Room(tmp_path_factory.mktemp("impl")))
+    """Runs probes against an implementation that is empty until a test points the executor elsewhere."""
+    r = Runner(Executor(tmp_path_factory.mktemp("impl")))
     yield r
     r.close()

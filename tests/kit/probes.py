@@ -12,12 +12,18 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from lab.world.group import ledger
+from lab.cluster.schedule import Action
+from lab.ranks.group import ledger
 
 
 def echo(impl, *values):
     """The same values back."""
     return list(values)
+
+
+def environment(impl) -> list[str]:
+    """The names of all environment variables."""
+    return sorted(os.environ)
 
 
 def counter(impl) -> int:
@@ -115,6 +121,15 @@ def misbehave(impl, how: str):
                 continue
         os._exit(0)
     return "fine"
+
+
+def work(impl, core: int, seconds: float) -> float:
+    """Compute for so many seconds on one core, however long it takes to get them. Returns how long it took."""
+    os.sched_setaffinity(0, {core})
+    start = time.monotonic()
+    while time.thread_time() < seconds:
+        pass
+    return time.monotonic() - start
 
 
 def say(impl, what: str):
@@ -281,3 +296,21 @@ def claim(impl, reason: str, knowing: bool = True) -> None:
         except OSError:
             continue
     os._exit(0)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def pipelined(impl, schedule, micro_batches, elements):
+    """The mean loss of micro-batches of ones that are doubled on rank 0 and tripled on rank 1."""
+    rank, x = dist.get_rank(), torch.ones(elements)
+    actions = [Action(*action) for action in schedule[rank]]
+    chunks, given = [Scale(2.0 + rank)], [x] * micro_batches
+    loss = impl.mesh.execute.execute(actions, chunks, given, given, lambda output, _: output.mean(), x)
+    return None if loss is None else float(loss)

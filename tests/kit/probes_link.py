@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.harness.raising import raised
+from lab.ranks.group import ledger
 
 METHODS = {  # of a ProcessGroup, with the class of their options
     "broadcast": "BroadcastOptions", "allreduce": "AllreduceOptions",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
 
-from grader.judge import SandboxRoom
+from grader.judge import SandboxExecutor
 from grader.sandbox import Sandbox, available
-from lab.assignment import ROOT
-from lab.room import Room
-from lab.runner import Runner
+from lab.course.assignment import ROOT
+from lab.harness.executor import Executor
+from lab.harness.runner import Runner
 
 from . import probes_apart as probes
 
@@ -28,7 +29,7 @@ def boxed():
     if why := available()["bubblewrap"]:
         pytest.skip(why)
     with Sandbox("bubblewrap", IMPL, ROOT) as box:
-        runner = Runner(SandboxRoom(box, IMPL))
+        runner = Runner(SandboxExecutor(box, IMPL))
         yield runner
         notes = list(box.notes)
         runner.close()
@@ -37,7 +38,7 @@ def boxed():
 
 @pytest.fixture(scope="module")
 def plain():
-    runner = Runner(Room(IMPL))
+    runner = Runner(Executor(IMPL))
     yield runner
     runner.close()
 
@@ -65,6 +66,14 @@ def test_the_spies_find_each_other_without_a_box(plain, way):
 def test_ranks_share_no_descriptor(boxed):
     first, second = boxed.run(probes.descriptors, world=2)
     assert not [place for place in first if place in second and _is_own(place)], (first, second)
+
+
+def test_no_rank_holds_the_arguments_of_another(plain):
+    """Not in any list, frame or page: the zygote, whose memory they are forked with, never had them."""
+    prefix, ends = secrets.token_hex(8), [secrets.token_hex(8) for _ in range(3)]
+    for rank, (given, found) in enumerate(plain.run(probes.kept, [prefix + end for end in ends], prefix, world=3)):
+        assert given == [prefix + ends[rank] if r == rank else None for r in range(3)]
+        assert found == [ends[rank]], f"rank {rank}: expected its own alone, {found} of {ends}"
 
 
 def test_a_rank_cannot_widen_its_box(boxed):

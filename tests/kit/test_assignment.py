@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.assignment import KINDS, ROOT, AssignmentError, load
-from lab.scoring import OUTCOMES, Result, score, totals
+from lab.course.assignment import KINDS, ROOT, AssignmentError, load
+from lab.course.scoring import OUTCOMES, Result, score, totals
 
 REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
 

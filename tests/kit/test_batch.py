@@ -20,14 +20,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from grader import batch, fingerprint, regrade
+from grader import batch, cli, fingerprint, regrade
 from grader.cli import app
 from grader.gradebook import Gradebook, Graded
 from grader.progress import grading
 from grader.sandbox import available
 from grader.submissions import Submission
-from lab.assignment import default
-from lab.scoring import Result
+from lab.course.assignment import default
+from lab.course.scoring import Result
 
 from . import toy
 
@@ -232,7 +232,7 @@ def test_regrade_says_what_and_why_then_judges_that_alone(tmp_path, monkeypatch)
         book.record(run, Graded("ada", str(tmp_path / "ada"), results=passed))
     judged = []
 
-    def grade_all(submissions, settings, jobs, done, before, cluster):
+    def grade_all(submissions, settings, jobs, done, before):
         for s in submissions:
             judged.append((s.name, [id for id, earlier in before[s.name].judged.items() if earlier is None]))
             done(
@@ -255,12 +255,35 @@ def test_regrade_says_what_and_why_then_judges_that_alone(tmp_path, monkeypatch)
     assert judged[1:] == [("ada", [ids[0]])]
 
 
+@pytest.mark.parametrize(("width", "by_exercise"), [(80, False), (2000, True)])
+def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypatch, capsys, width, by_exercise):
+    terminal = Console(file=io.StringIO(), width=width)
+    monkeypatch.setattr(cli, "out", terminal)
+    assignment = default()
+    ids = assignment.profiles["full"]
+    name = "a-long-name-" * 5
+    passed = [Result(id, "numerics", f"t::test_{i % 3}", "", "passed") for i, id in enumerate(ids)]
+    failed = [Result(id, "property", f"t::test_p{i % 3}", "", "failed") for i, id in enumerate(ids)]
+    bad = Graded("zed", status="refused", message="zed.zip: expected a zip archive; zip it anew")
+    graded = {name: Graded(name, results=[*passed, *failed]), "zed": bad}
+    cli._show(graded, assignment, ids)
+    table = terminal.file.getvalue()
+    assert max(map(len, table.splitlines())) <= width
+    assert "…" not in table
+    rows = [line.split()[0] for line in table.splitlines() if "long" in line or "name" in line]
+    assert "".join(rows).startswith(name)
+    grade = graded[name].grade(assignment, ids)
+    assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
+    assert ("naive" in table) == by_exercise
+    assert capsys.readouterr().out == "refused: zed: zed.zip: expected a zip archive; zip it anew\n"
+
+
 @pytest.fixture
 def light(tmp_path, monkeypatch):
     """grade(*arguments) with a judge that takes no time; [(name, layout)] of what it judged."""
     judged = []
 
-    def grade_all(submissions, settings, jobs, done, before, cluster):
+    def grade_all(submissions, settings, jobs, done, before):
         for s in submissions:
             judged.append((s.name, s.layout))
             done(Graded(s.name, str(s.path), results=[Result("ddp.naive", "numerics", "t::a", "", "passed")]))
@@ -296,6 +319,20 @@ def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
     again = run("grade", tmp_path / "late", *tour, "--resume")
     assert again.exit_code == 0, again.output
     assert len(judged) == 4, "nothing was left to do"
+
+
+def test_who_is_refused_makes_the_command_fail(tmp_path, light, monkeypatch):
+    run, _ = light
+
+    def refuse(submissions, settings, jobs, done, before):
+        for s in submissions:
+            done(Graded(s.name, str(s.path), status="refused", message=f"{s.name}: cannot be read"))
+        yield from ()
+
+    monkeypatch.setattr(batch, "grade_all", refuse)
+    done = run("grade", tmp_path / "class", "--profile", "tour", "--isolation", ISOLATION)
+    assert done.exit_code == 1, done.output
+    assert "refused: bob: bob: cannot be read" in done.output
 
 
 @pytest.mark.parametrize("other", [["--profile", "core"], ["--seed", "1"], ["--layout", "cs336"], []])
@@ -356,11 +393,11 @@ def test_what_an_exercise_rests_on_is_told_apart(monkeypatch):
         assert affected("tests/cs336/test_attention.py") == {
             f"flash_attention.{n}" for n in ("tiled_forward", "tiled_backward", "triton_forward")
         }
-        assert affected("lab/world/child.py") == set(default().exercises)
+        assert affected("lab/ranks/child.py") == set(default().exercises)
         some = affected("lab/measure/kernels.py")
         assert "flash_attention.triton_forward" in some
         assert "ddp.naive" not in some
-        assert affected("lab/summary.py") == set(), "what only shows results decides none"
+        assert affected("lab/harness/summary.py") == set(), "what only shows results decides none"
         assert fingerprint.changes("ddp.naive", {**then, "exercises": {}}) == "it is new in the assignment"
         assert fingerprint.changes("ddp.naive", {}) == "no note was kept of what it rests on"
     finally:

@@ -10,10 +10,10 @@ import shutil
 import pytest
 
 from grader.judge import run_tests
-from lab.assignment import ROOT, default
-from lab.forbidden import reachable
-from lab.runner import Room, Runner
-from lab.scoring import score
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import score
+from lab.harness.runner import Executor, Runner
+from lab.solution.forbidden import reachable
 
 
 def dependents(id: str) -> list[str]:
@@ -45,7 +45,7 @@ CASES = [id for id in default().exercises if asked_of(id)]
 
 @pytest.fixture(scope="module")
 def runner():
-    r = Runner(Room(ROOT / "reference"))
+    r = Runner(Executor(ROOT / "reference"))
     yield r
     r.close()
 
@@ -66,7 +66,7 @@ def full_points_without(runner, tmp_path, blank: list[str], asked: list[str]) ->
     for id in blank:
         file = default().exercise(id).file
         shutil.copy(ROOT / "student" / file, copy / file)
-    runner.room = Room(copy)
+    runner.executor = Executor(copy)
     runner.forget()
     results = run_tests(runner, asked, "public", ROOT / ".cache" / "expect")  # where the stages' own run keeps it
     assert {r.exercise for r in results} == set(asked)

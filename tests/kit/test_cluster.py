@@ -28,8 +28,8 @@ from grader.gradebook import Gradebook
 from grader.graded import Flag, Graded, Run
 from grader.schedulers import ENDED, Cluster, ClusterError
 from grader.submissions import Submission
-from lab.files import sweep_halves, write_whole
-from lab.scoring import Result
+from lab.course.scoring import Result
+from lab.harness.files import sweep_halves, write_whole
 
 from . import toy_class as toy
 

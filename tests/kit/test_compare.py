@@ -19,13 +19,14 @@ import pytest
 from grader import judge
 from grader.gradebook import Gradebook
 from grader.graded import Graded
-from lab.assignment import ROOT, default
-from lab.judge import Inconclusive, bars, decide, never_holds, timed
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import score
+from lab.harness.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
+from lab.harness.judge import Inconclusive, bars, decide, never_holds, timed
+from lab.harness.runner import Executor, Runner
+from lab.harness.trace import NOISE_BYTES, Trace
 from lab.measure import clock
-from lab.measure.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
-from lab.runner import Room, Runner
-from lab.scoring import score
-from lab.trace import NOISE_BYTES, Trace
+from lab.ranks.switch import Gate
 
 # ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
 
@@ -217,14 +218,23 @@ def test_who_waits_for_a_core_is_not_called_slow():
     """2.4 times as fast, were the cores not taken; and one that takes turns, on the same machine, is still slower."""
     overlapped = compare(lambda: (180.0, 190.0, 115.0), 1.15)
     assert (overlapped.verdict, overlapped.starved) == ("inconclusive", True)
+    assert overlapped.low < overlapped.bar < overlapped.high, "an interval below the bar is a fail, or is not shown"
     assert str(overlapped).endswith("asked for 1.15 times; the machine was busy with something else")
     assert compare(lambda: (180.0, 290.0, 115.0), 1.15).verdict == "slower"
     assert compare(lambda: ([180.0] * 4, [290.0] * 4, [300.0] * 4), 1.15).verdict == "inconclusive", (
         "no time is below 0"
     )
     assert compare(lambda: (180.0, 100.0, 90.0), 1.15).verdict == "faster", "points are for what was measured"
-    (a_s, b_s, starved_s) = timed([([0.5], [0.4], [0.25], 0.0), ([0.5], [0.3], [0.25], 0.0)], least_s=0.1)
+    ranks = [Trace(([0.5], [b_s], [0.25], 0.0), -1, 0.0) for b_s in (0.4, 0.3)]
+    (a_s, b_s, starved_s) = timed(ranks, least_s=0.1)
     assert (a_s, b_s, starved_s) == ([0.5], [0.4], pytest.approx([0.301])), "it takes what it sleeps, whoever starves"
+
+
+def test_where_there_is_a_switch_its_clock_counts():
+    gates = [Gate(name, 0, at) for name, at in (("b begins", 1.0), ("b ends", 1.5), ("a begins", 3.0), ("a ends", 5.0))]
+    assert timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates)], least_s=0.1)[:2] == ([2.0], [0.5])
+    with pytest.raises(AssertionError, match="lies in another"):
+        timed([Trace(([9.0], [0.1], [0.0], 0.0), -1, 0.0, gates=gates[1:3])], least_s=0.1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count")
@@ -263,9 +273,9 @@ def test_a_decision_passes_fails_or_stays_open_and_says_why():
 
 TIMED = """
 import pytest
-from lab.judge import decide
-from lab.measure.compare import compare
-from lab.pytest_plugin import exercise
+from lab.harness.judge import decide
+from lab.harness.compare import compare
+from lab.harness.pytest_plugin import exercise
 
 @exercise("ddp.naive", kind="numerics")
 def test_right(): pass
@@ -325,7 +335,7 @@ def test_what_would_not_count_is_not_timed(course):
 
 def test_the_grader_takes_and_gives_no_points(course, monkeypatch):
     monkeypatch.setattr(judge, "ROOT", course)
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     try:
         results = judge.judge(runner, ["ddp.naive", "ddp.flat"], "s3cret", course / "expected")
     finally:
@@ -362,8 +372,8 @@ def test_the_kernel_decides_what_was_held_and_a_meter_explains():
     held(2 * NOISE_BYTES + (1 << 20))  # half of it, and what is needed
     with pytest.raises(AssertionError, match=r"a matrix takes 34 MB.*\(9, 9\), made by aten.bmm.default in tiles.py:4"):
         held(3 * NOISE_BYTES)
-    with pytest.raises(AssertionError, match=r"needs 1.0 MB$"):
-        held(3 * NOISE_BYTES, seen=dict)
+    with pytest.raises(AssertionError, match=r"needs 1.0 MB$"):  # a meter that fails explains nothing, and that is all
+        held(3 * NOISE_BYTES, dict)
     with pytest.raises(ValueError, match="four times the noise"):
         never_holds(small, small, "a matrix", forbidden - 1, 0, lambda: told)
     with pytest.raises(pytest.skip.Exception):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from lab import compiled
-from lab.room import Room
+from lab.harness.executor import Executor
+from lab.solution import compiled
 
 from . import probes
 
@@ -29,8 +29,8 @@ def run(path) -> dict:
 def test_a_second_rank_compiles_nothing(runner, tmp_path):
     (tmp_path / "ddp").mkdir()
     file = tmp_path / "ddp" / "naive.py"
-    file.write_text("from lab import compiled\ndef step():\n    return [len(compiled.missed), 1]\n")
-    runner.room = Room(tmp_path)
+    file.write_text("from lab.solution import compiled\ndef step():\n    return [len(compiled.missed), 1]\n")
+    runner.executor = Executor(tmp_path)
     runner.forget()
     assert [runner.run(probes.call, world=2), runner.run(probes.call)] == [[[1, 1], [1, 1]], [0, 1]]
     file.write_text(file.read_text().replace(", 1]", ", 2]"))  # as long as before

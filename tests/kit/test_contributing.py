@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 from tests.docs import pages
 
 PAGE = ROOT / "CONTRIBUTING.md"

@@ -17,15 +17,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.planner import best, published
-from lab.assignment import ROOT
+from lab.cluster import steps
+from lab.cluster.costs import ring_cost, sent_bytes
+from lab.cluster.events import Block, Collective, Compute, Memory, Recv, Send, Wait, flat
+from lab.cluster.hardware import RESOURCES, TABLE, cluster
+from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, Recipe, gpt, of_config, unfit
+from lab.cluster.prices import collective_s, compute_s, group_s, matmul_s
+from lab.cluster.simulator import SimulationError, closed, play
+from lab.course.assignment import ROOT
 from lab.model.transformer import Config
-from lab.world import steps
-from lab.world.cluster import ring_cost, sent_bytes
-from lab.world.events import Block, Collective, Compute, Memory, Recv, Send, Wait, flat
-from lab.world.hardware import RESOURCES, TABLE, cluster
-from lab.world.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, Recipe, gpt, of_config, unfit
-from lab.world.prices import collective_s, compute_s, group_s, matmul_s
-from lab.world.simulator import SimulationError, closed, play
 from reference.mesh.accounting import Degrees, Workload, accounting
 from reference.mesh.planner import Tools, planner
 

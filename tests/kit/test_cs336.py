@@ -10,15 +10,15 @@ import pytest
 
 from examples.cs336 import build, listed
 from examples.cs336.__main__ import differences
-from grader import cs336, layouts
+from grader import batch, cs336, layouts
 from grader.graded import Graded, Run
-from grader.judge import SandboxRoom, run_tests
+from grader.judge import SandboxExecutor, run_tests
 from grader.report import exports, html
 from grader.sandbox import Sandbox, available
 from grader.submissions import Submission, SubmissionError, UnpackLimits, find, unpack
-from lab.assignment import ROOT, default
-from lab.runner import Runner
-from lab.scoring import Result, score
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import Result, score
+from lab.harness.runner import Executor, ProbeFailed, Runner
 
 FORKS = {fork["name"]: fork for fork in listed()}
 FILES = {
@@ -42,7 +42,7 @@ FILES = {
 }
 TAKEN = {
     "tests/adapters.py", "tests/common.py", "cs336_systems/deep/flash.py", "cs336_systems/sizes.json",
-    "cs336_basics/model.py", "utils.py", "notes/run.py",
+    "cs336-basics/cs336_basics/model.py", "utils.py", "notes/run.py",
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_pat
     assert unpacked(ours, tmp_path / "1").edition == ""
     assert not (unpacked(fork, tmp_path / "2", "stages").root / "tests").exists()
     a_fork(tmp_path / "class" / "cyd")
-    with pytest.raises(SubmissionError, match="expected a folder with one of"):
+    with pytest.raises(SubmissionError, match=r"class: .* a folder of 2 \(ada, cyd\); run grader grade …/class$"):
         unpacked(tmp_path / "class", tmp_path / "4")
     with pytest.raises(SubmissionError, match=r"bob: expected a CS336 fork, it has no tests/adapters.py"):
         unpacked(ours, tmp_path / "3", "cs336")
@@ -211,6 +211,12 @@ def test_what_asks_more_is_shown_and_worth_nothing():
         ("RuntimeError: 0 active drivers ([]). There should only be one.", "raised", "needs CUDA"),
         ("ddp/overlapped.py does not load: ModuleNotFoundError: No module named 'einx.op'", "import", "package einx"),
         ("rank 1: ModuleNotFoundError: No module named 'cs336_systems.ddp'", "import", ""),
+        ("does not load: ModuleNotFoundError: No module named 'cs336_basics'", "import", "package cs336_basics"),
+        ("ModuleNotFoundError: No module named 'cs336_basics.layers'", "raised", ""),
+        ("AssertionError: expected CUDA tensors", "raised", "needs CUDA"),
+        ("AssertionError: Q must be a CUDA tensor", "raised", "needs CUDA"),
+        ("RuntimeError: Tried to instantiate dummy base class _CudaStreamBase", "raised", "needs CUDA"),
+        ("ValueError: only float32 is supported", "raised", ""),
         ("RuntimeError: shapes do not match", "raised", ""),
         ("o is not close: Torch not compiled with CUDA enabled", "assertion", ""),
     ],
@@ -238,13 +244,61 @@ def test_what_the_machine_lacks_is_no_excuse_where_other_tests_run():
     assert got.outcome == "not_run"
 
 
+def test_what_lacks_a_gpu_is_told_adapter_by_adapter():
+    """Backward has two adapters: where the PyTorch version works, the Triton version may still want a GPU."""
+    lacks = {"outcome": "failed", "reason": "raised", "message": "AssertionError: expected CUDA tensors"}
+    results = [
+        Result("flash_attention.tiled_backward", "numerics", f"tests/cs336/test_attention.py::{name}", "", **how)
+        for name, how in (
+            ("test_the_pytorch_versions_gradients", {"outcome": "passed"}),
+            ("test_the_pytorch_version_takes_any_gradient_of_its_output", lacks),
+            ("test_the_triton_versions_gradients", lacks),
+        )
+    ]
+    assert [r.outcome for r in cs336.settled(results, "cs336-2026")] == ["passed", "failed", "not_run"]
+
+
+def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(tmp_path):
+    class Busy(Runner):
+        def warm(self, triton="interpret"):
+            return None
+
+        def trace(self, *args, **options):
+            raise ProbeFailed("busy", "the machine was busy")
+
+    runner = Busy(Executor(ROOT / "reference"))
+    results = run_tests(runner, ["zero.zero1"], "00", tmp_path, Counted("cs336-2026"), more=[cs336.TESTS])
+    assert {(r.outcome, r.reason) for r in results} == {("inconclusive", "the machine was busy")}
+    (points,) = score(default(), cs336.settled(results, "cs336-2026"), ["zero.zero1"])
+    assert points.not_run == points.inconclusive == points.exercise.points
+    assert not list(batch._flags(results)), "nor of a submission of ours"
+
+
+def test_no_honest_fork_is_flagged():
+    """Its author never saw our public inputs, and a time-out is no evidence of anything."""
+    test = "cs336/test_data_parallel.py::test_gradients_sent_as_they_come_train_as_one"
+    reasons = ("hung", "assertion", "crashed", "forbidden")
+    results = [
+        result(test.replace("train", reason), "failed", reason=reason, message="m", public="passed")
+        for reason in reasons
+    ]
+    assert not list(batch._flags(results, "cs336-2025"))
+    assert [flag.kind for flag in batch._flags(results)] == [
+        "fits the public inputs only", "ended its process", "forbidden call",
+    ]  # fmt: skip
+    assert not list(batch._flags(results[:1])), "nor is a submission of ours for a time-out"
+    forged = result(test, "failed", reason="forged", message="other messages")
+    assert [flag.kind for flag in batch._flags([forged], "cs336-2025")] == ["moved its own measurements"]
+
+
 def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
     right = unpacked(build(FORKS["right-2026"], tmp_path / "right"), tmp_path / "1")
     assert not cs336.borrowed(right.root)
     spy = build(FORKS["right-2026"], tmp_path / "spy")
-    (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.world.group import ledger\n")
+    (spy / "cs336_systems" / "ddp.py").write_text("def look():\n    from lab.ranks.group import ledger\n")
+    (spy / "bench.py").write_text("import gc\nimport inspect\n\nprint(gc.get_objects(), inspect.stack())\n")
     told = cs336.borrowed(unpacked(spy, tmp_path / "2").root)
-    assert told == ["cs336_systems/ddp.py:2: lab.world.group.ledger"]
+    assert told == ["cs336_systems/ddp.py:2: lab.ranks.group.ledger"]
 
 
 def test_every_pattern_names_a_test_and_every_profile_its_exercises():
@@ -264,8 +318,15 @@ SOME = {
     "subtly-wrong": ["ddp.overlapped", "zero.zero1"],
     "implements-nothing": ["ddp.bucketed"],
     "odd": ["flash_attention.tiled_forward", "flash_attention.triton_forward"],
-    "needs-more": ["flash_attention.triton_forward", "zero.fsdp_gather"],
+    "needs-more": ["flash_attention.triton_forward", "flash_attention.tiled_backward", "zero.fsdp_gather"],
     "half-done": ["zero.zero1"],
+    "plain-wrappers": ["ddp.overlapped", "zero.zero1"],
+    "basics-elsewhere": ["zero.fsdp_gather", "zero.fsdp_mixed"],
+    "empty-submodule": ["zero.zero1", "zero.fsdp_gather"],
+    "for-a-gpu": ["flash_attention.triton_forward", "flash_attention.tiled_backward"],
+    "tiles-of-64": ["flash_attention.tiled_forward", "flash_attention.triton_forward"],
+    "one-rate": ["zero.zero1"],
+    "as-it-lies": ["flash_attention.tiled_backward", "ddp.bucketed"],
 }
 
 
@@ -283,7 +344,7 @@ def test_an_example_earns_what_it_must(tmp_path, name):
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
     isolation, cache = "process" if available()["bubblewrap"] else "bubblewrap", tmp_path / "expected"
     with Sandbox(isolation, got.root, ROOT) as box:
-        runner = Runner(SandboxRoom(box, got.root))
+        runner = Runner(SandboxExecutor(box, got.root), allowed=cs336.allowed(got.edition))
         try:
             results = run_tests(runner, ids, "public", cache, Counted(got.edition), more=[cs336.TESTS])
         finally:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from grader import cli, console, schedulers
 from grader import doctor as grader_doctor
-from lab import doctor
-from lab.doctor import Finding
+from lab.commands import doctor
+from lab.commands.doctor import Finding
 
 GOOD = {"torch": "2.13.0+cpu", "triton": "3.7.1", "numpy": "2.4.6"}
 

@@ -7,6 +7,7 @@ to disagree, and one that waits for ever to wait.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,19 +16,20 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from grader.mutants import Edited, apply, read
-from lab.assignment import ROOT, AssignmentError
-from lab.cli import app
-from lab.dryrun import COLUMNS, fits, table
+from lab.cluster import steps
+from lab.cluster.events import KINDS
+from lab.cluster.hardware import cluster
+from lab.cluster.jobs import Job, Plan, Recipe, of_config
+from lab.cluster.simulator import play
+from lab.commands.cli import app
+from lab.commands.dryrun import COLUMNS, fits, table
+from lab.course.assignment import ROOT, AssignmentError
+from lab.dryrun import even, host
+from lab.dryrun.accounts import Account, Step, matched
+from lab.dryrun.rank import dry, real
+from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
-from lab.runner import ProbeFailed, Room, Runner
-from lab.world import even, host, steps
-from lab.world.accounts import Account, Step, matched
-from lab.world.dryrun import dry, real
-from lab.world.events import KINDS
-from lab.world.hardware import cluster
-from lab.world.jobs import Job, Plan, Recipe, of_config
-from lab.world.simulator import play
 from reference.mesh.accounting import Degrees, Workload, accounting
 
 CONFIG = Config(layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocabulary=40, context=16)
@@ -36,7 +38,7 @@ FACTS = ("op", "bytes", "elements", "dtype", "group", "phase", "rank", "peer")
 
 @pytest.fixture(scope="module")
 def runner():
-    r = Runner(Room(ROOT / "reference"))
+    r = Runner(Executor(ROOT / "reference"))
     yield r
     r.close()
 
@@ -141,10 +143,10 @@ KNOWN = {mutant.name: mutant for mutant in read("mutant", "mesh")}
 @pytest.fixture
 def edited(runner, tmp_path, request):
     """The runner, turned to the reference with one place changed, or to a mutant of the grader's."""
-    name, room = request.param, runner.room
-    runner.room = Room(apply(KNOWN.get(name) or Edited(name, "", "", "", (EDITS[name],)), tmp_path))
+    name, room = request.param, runner.executor
+    runner.executor = Executor(apply(KNOWN.get(name) or Edited(name, "", "", "", (EDITS[name],)), tmp_path))
     yield runner
-    runner.room = room
+    runner.executor = room
 
 
 @pytest.mark.parametrize("edited", ["sends-more"], indirect=True)
@@ -188,7 +190,7 @@ def test_a_deadlock_of_tags_names_them(edited):
 
 @pytest.mark.parametrize("edited", ["asks-for-numbers"], indirect=True)
 def test_who_asks_for_numbers_is_told_of_the_door(edited):
-    with pytest.raises(ProbeFailed, match=r"mesh\.compose, line \d+: .*lab\.world\.host\(tensor, balanced=…\)"):
+    with pytest.raises(ProbeFailed, match=r"mesh\.compose, line \d+: .*lab\.dryrun\.host\(tensor, balanced=…\)"):
         account(edited, Step(CONFIG, {}), 0)
 
 
@@ -266,7 +268,11 @@ def test_models_have_the_parameters_they_are_named_for():
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["--mesh", "data=2", "--impl", "student"], "is not written yet, and a step needs it; --impl reference"),
+        (
+            ["--mesh", "data=2,tensor=2", "--impl", "student"],
+            "lab dryrun --mesh data=4 runs without it, --impl reference",
+        ),
+        (["--mesh", "data=2", "--fsdp", "--impl", "student"], "expected mesh.compose to be written for an axis beyond"),
         (["--mesh", "data=2", "--picture", "step.xyz"], "picture: expected a name that ends in .png, .pdf, .svg, got"),
         (["--mesh", "data=2", "--schedule", "foo"], "schedule: expected gpipe, 1f1b or interleaved"),
     ],
@@ -276,3 +282,20 @@ def test_what_cannot_be_run_is_told_in_one_line(asked, told, tmp_path):
     assert isinstance(done.exception, AssignmentError)
     assert told in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+def test_on_a_fresh_tree_stand_ins_take_a_step_of_data_parallelism_and_this_is_told(tmp_path):
+    done = CliRunner().invoke(app, ["dryrun", "--mesh", "data=2", "--picture", str(tmp_path / "step.png")])
+    assert done.exit_code == 0, done.exception
+    assert "not written yet, so a stand-in takes its place: ddp.bucketed, zero.zero1" in done.stdout
+    assert "sent along data" in done.stdout
+
+
+def test_what_a_replica_sends_is_each_gradient_once_and_each_parameter_once(runner):
+    (one,) = accounts(runner, Step(CONFIG, {"data": 2}, replicated=True))
+    size = 4 * parameters(CONFIG)
+    sent: Counter[str] = Counter()
+    for row in one.rows:
+        sent[row["op"]] += row["bytes"]
+    assert sent["all_reduce"] == size
+    assert size <= sent["broadcast"] < 1.01 * size, "parts of the optimizer's are padded to one length"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.assignment import ROOT
-from lab.rng import Rng
-from lab.room import Room
-from lab.runner import Runner
+from lab.course.assignment import ROOT
+from lab.harness.executor import Executor
+from lab.harness.rng import Rng
+from lab.harness.runner import Runner
 from tests.ddp import probes as ddp
 from tests.ddp.oracles import draw
 from tests.mesh.compose import bare, draw_model
+from tests.mesh.schedules import one_forward_one_backward
 from tests.zero import probes_state as zero
 
+from . import probes
 from . import probes_checkpoint as mesh
 
 RNG = Rng("public", "gloo")
@@ -21,7 +23,7 @@ RNG = Rng("public", "gloo")
 
 @pytest.fixture(scope="module")
 def runner():
-    r = Runner(Room(ROOT / "reference"))
+    r = Runner(Executor(ROOT / "reference"))
     yield r
     r.close()
 
@@ -61,3 +63,14 @@ def test_a_mesh(runner):
     meshes = [[{"data": 2, "pipe": 2}, {}, 2]]
     for gloo, switch in zip(*on_both(runner, mesh.moved, model, state, meshes, tokens, world=4), strict=True):
         assert gloo == pytest.approx(switch, rel=1e-5)
+
+
+def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
+    """Gloo's sends look incomplete until somebody waits for them."""
+    elements, grew = 500_000, {}
+    for micro_batches in (4, 16):
+        args = one_forward_one_backward(2, micro_batches), micro_batches, elements
+        first, last = runner.trace(probes.pipelined, *args, world=2, network="gloo")
+        assert last.values == pytest.approx(6.0)
+        grew[micro_batches] = first.peak_bytes
+    assert grew[16] - grew[4] < 4 * 4 * elements, f"bytes of the first rank by micro-batches: {grew}"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from handout.make_glossary import PAGE, is_call, page, terms
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 
 def anchors(page: str) -> set[str]:

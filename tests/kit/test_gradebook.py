@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grader.gradebook import FORMAT, Flag, Gradebook, GradebookError, Graded
-from lab.assignment import ROOT, default
-from lab.scoring import Result
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import Result
 
 RUN = {"seed": "0123abcd", "profile": "tour", "isolation": "bubblewrap", "assignment": "f" * 64}
 
@@ -124,7 +124,7 @@ def test_megabytes_are_cut_and_counted(path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from grader.gradebook import Gradebook, Graded
-from lab.scoring import Result
+from lab.course.scoring import Result
 class Deadly(list):
     def __iter__(self):  # the transaction reads results one by one
         for i, r in enumerate(list.__iter__(self)):

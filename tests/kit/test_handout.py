@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 import re
+import subprocess
+import sys
 
 import pytest
+from markdown_it import MarkdownIt
 
-from lab.assignment import ROOT, default
-from lab.questions import default as questions
+from lab.course.assignment import ROOT, default
+from lab.course.questions import default as questions
 
 CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
@@ -49,6 +53,51 @@ def test_a_chapter_has_its_exercise_its_file_and_what_is_forbidden(exercise):
     assert f"student/{exercise.file}" in text
     for name in exercise.forbidden:
         assert f"`{name}`" in text, f"{name} is forbidden in {exercise.id}, and its chapter does not say so"
+
+
+PARTS = ["Goal", "Write", "Steps", "What is measured"]
+NAMES = [*(s.name for s in default().stages), "planning"]
+CHAPTER_TEXTS = {name: (ROOT / "handout" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
+
+
+@pytest.mark.parametrize("chapter", [c for c, text in CHAPTER_TEXTS.items() if "**Goal.**" in text])
+def test_the_exercises_of_a_chapter_have_one_form(chapter):
+    for section in CHAPTER_TEXTS[chapter].split("\n## Exercise ")[1:]:
+        heads = re.findall(r"(?m)^\*\*([A-Z][\w ]+?)\.?\*\*", section.partition("\n## ")[0])
+        assert [h for h in heads if h in PARTS] == PARTS, section.partition("\n")[0]
+
+
+@pytest.mark.parametrize("chapter", [c for c, text in CHAPTER_TEXTS.items() if "**Figure 1.**" in text])
+def test_figures_are_numbered_as_they_appear_and_each_has_a_caption(chapter):
+    text = CHAPTER_TEXTS[chapter]
+    numbers = [int(n) for n in re.findall(r"(?m)^\*\*Figure (\d+)\.\*\* \S", text)]
+    assert numbers == [*range(1, 1 + len(numbers))]
+    assert len(numbers) >= 6
+    captioned = re.findall(r"!\[[^\]]+\]\(images/\w+\.svg\)\n\n\*\*Figure \d", text)
+    assert len(captioned) == len(numbers) == text.count("](images/")
+    assert {int(n) for n in re.findall(r"Figure (\d+)", text)} == set(numbers)
+
+
+@pytest.mark.parametrize("chapter", [c for c, text in CHAPTER_TEXTS.items() if "```pycon" in text])
+def test_sessions_print_what_the_chapter_says(chapter):
+    fences = [t for t in MarkdownIt().parse(CHAPTER_TEXTS[chapter]) if t.type == "fence" and t.info == "pycon"]
+    session = "\n".join(t.content for t in fences)
+    said: list[str] = []
+    test = doctest.DocTestParser().get_doctest(session, {}, chapter, f"{chapter}.md", 0)
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert test.examples
+    assert not said, "".join(said)
+
+
+def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
+    drawn = ROOT / "handout" / "images" / "draw.py"
+    subprocess.run([sys.executable, str(drawn), "--out", str(tmp_path)], check=True, cwd=ROOT)
+    made = sorted(tmp_path.glob("*.svg"))
+    assert len(made) > 20
+    stale = [
+        p.name for p in made if (drawn.parent / p.name).read_text(encoding="utf-8") != p.read_text(encoding="utf-8")
+    ]
+    assert not stale, "run python handout/images/draw.py"
 
 
 def test_a_source_has_one_year_and_it_is_arxivs():

@@ -15,12 +15,12 @@ from grader import batch, hostile, hostility, mutants
 from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
-from lab.assignment import ROOT, default
-from lab.inline import InlineRunner
-from lab.runner import ProbeFailed, Room, Runner
-from lab.scoring import Result
-from lab.world import operators
-from lab.world.framing import FORGED
+from lab.course.assignment import ROOT, default
+from lab.course.scoring import Result
+from lab.harness.inline import InlineRunner
+from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.ranks import operators
+from lab.solution.framing import FORGED
 from tests.flash_attention import probes_speed
 
 from . import probes
@@ -56,11 +56,11 @@ def test_every_edit_matches_the_reference_of_today(attack):
      ({"archive": "none"}, "either"), ({"nmae": "x"}, "unknown keys")],
 )  # fmt: skip
 def test_an_entry_that_is_wrong_is_named(change, message):
-    entry = {"name": "x", "technique": "pickle", "exercise": "ddp.naive", "why": "y", "must_earn": 0.0}
-    entry |= {"flagged": False, "files": {"ddp/naive.py": ""}}
-    hostile._attack("some.toml", entry)
+    entry = {"technique": "pickle", "exercise": "ddp.naive", "why": "y", "must_earn": 0.0}
+    entry |= {"files": {"ddp/naive.py": ""}}
+    hostile._attack("some.toml", "x", entry)
     with pytest.raises(hostile.HostileError, match=message):
-        hostile._attack("some.toml", {**entry, **change})
+        hostile._attack("some.toml", "x", {**entry, **change})
 
 
 def test_the_honest_are_every_exercise_and_every_variant():
@@ -106,7 +106,7 @@ def sample() -> list[hostile.Attack]:
     """One of each kind, of those that are quick; drawn anew when the corpus changes."""
     draw, quick = random.Random(len(CORPUS)), [a for a in CORPUS if a.technique not in SLOW and not a.open]
     small = [a for a in quick if a.exercise == hostility.NEIGHBOUR]
-    kinds = (lambda a: a.archive, lambda a: a.flagged, lambda a: a.must_earn == 1)
+    kinds = (lambda a: a.archive, lambda a: 0 < a.must_earn < 1, lambda a: a.must_earn == 1)
     chosen: list[hostile.Attack] = []
     for of_kind in kinds:
         chosen.append(draw.choice([a for a in small if of_kind(a) and a not in chosen]))
@@ -124,7 +124,7 @@ def test_a_sample_earns_what_it_must_and_harms_nobody(tmp_path):
 
 def outcome(**fields) -> Outcome:
     """One that is as it must be, but for these fields."""
-    attack = hostile.Attack("a", "pickle", "ddp.naive", "why", 0.0, True, files={"ddp/naive.py": ""})
+    attack = hostile.Attack("a", "pickle", "ddp.naive", "why", 0.0, files={"ddp/naive.py": ""})
     return replace(Outcome(attack, 0.0, ["forbidden call"], "line 3"), **fields)
 
 
@@ -135,7 +135,7 @@ def test_an_outcome_as_it_must_be_is_not_wrong():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"earned": 0.1}, {"flags": []}, {"evidence": ""}, {"neighbour": "earned 0 of 3"}, {"left": ["process 7 (sh)"]},
+    [{"earned": 0.1}, {"evidence": ""}, {"neighbour": "earned 0 of 3"}, {"left": ["process 7 (sh)"]},
      {"seconds": 1e4}, {"broken": "the attack could not be judged"}],
     ids=lambda fields: next(iter(fields)),
 )  # fmt: skip
@@ -182,10 +182,10 @@ def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
 def test_what_passes_raises_no_flag_and_so_no_variant_does():
     """Variants and the reference pass every test, as `grader mutants` sees to."""
     passed = Result("ddp.naive", "numerics", "t", "", "passed")
-    assert not batch._flags([passed, replace(passed, outcome="not_run", reason="no GPU")], [])
+    assert not [*batch._flags([passed, replace(passed, outcome="not_run", reason="no GPU")])]
     for reason, message in (("forbidden", "x"), ("crashed", "x"), ("refused", FORGED)):
-        assert len(batch._flags([replace(passed, outcome="failed", reason=reason, message=message)], [])) == 1
-    assert not batch._flags([replace(passed, outcome="failed", reason="assertion")], []), "wrong is not dishonest"
+        assert len([*batch._flags([replace(passed, outcome="failed", reason=reason, message=message)])]) == 1
+    assert not [*batch._flags([replace(passed, outcome="failed", reason="assertion")])], "wrong is not dishonest"
 
 
 HONEST = """
@@ -231,35 +231,6 @@ def step():
         file.write(b"kept")
     return Point(1, 2).x + Named(3).x + Data(4).x + Colour.RED.value + functools.reduce(int.__add__, [1, 2])
 """
-DISHONEST = {
-    "frames": "import sys; sys._getframe(1)",
-    "inspect": "import inspect; inspect.stack()",
-    "traceback": "import traceback; next(traceback.walk_stack(None))[0].f_back",
-    "logging": "import logging; logging.currentframe()",
-    "traceback's text": "import traceback as t; t.StackSummary.extract(t.walk_stack(None), capture_locals=True)",
-    "text of names": "import numpy; numpy.bmat('samples')",
-    "names to compile": "from torch import _jit_internal as j; j.createResolutionCallbackFromFrame(1)",
-    "a signal's frame": "import signal; signal.signal(signal.SIGALRM, lambda number, frame: frame.f_back)",
-    "modes": "import torch; torch.utils._python_dispatch._disable_current_modes().__enter__()",
-    "heap": "import gc; gc.get_objects()",
-    "programs": "import subprocess; subprocess.run(['true'])",
-    "a library's programs": "from torch.utils import collect_env; collect_env.run('true')",
-    "memory": "import ctypes; ctypes.string_at(id(None), 8)",
-    "itself": "open('/proc/self/mem', 'r+b')",
-    "itself, with slashes": "open('//proc/self/mem', 'r+b')",
-    "itself, by the way": "import os; os.open('/dev/../proc/./self/mem', os.O_RDWR)",
-    "itself, in bytes": "import os; os.open(b'/proc/self/mem', os.O_RDWR)",
-    "itself, by a path": "import pathlib; pathlib.Path('/', '/proc/self/mem').open('r+b')",
-    "itself, from a folder": "import os; os.open('proc/self/mem', os.O_RDWR, dir_fd=os.open('/', os.O_RDONLY))",
-    "itself, from where one is": "import os; os.chdir('/proc/self'); open('mem', 'r+b')",
-    "itself, by a link": "import os; os.symlink('/proc/self', '/tmp/' + str(os.getpid()))",
-    "the folder": "import os; os.open('/proc', os.O_RDONLY)",
-    "an open file": "open('/dev/fd/1', 'w')",
-    "network": "import socket; socket.create_connection(('127.0.0.1', 1))",
-    "source": "eval('1 + 1')",
-    "patch": "import torch; torch.equal = lambda a, b: True",
-    "caught": "import gc\n    try: gc.get_objects()\n    except BaseException: pass",
-}
 
 
 @pytest.fixture
@@ -269,7 +240,7 @@ def solution(runner, tmp_path):
     def write(code: str) -> Runner:
         (tmp_path / "ddp").mkdir(exist_ok=True)
         (tmp_path / "ddp" / "naive.py").write_text(code)
-        runner.room, runner.limit_s = Room(tmp_path), math.inf
+        runner.executor, runner.limit_s = Executor(tmp_path), math.inf
         runner.forget()
         return runner
 
@@ -280,13 +251,6 @@ def test_what_an_honest_solution_may_use_is_not_refused(solution):
     assert solution(HONEST).run(probes.call) == 12
 
 
-def test_what_is_no_business_of_a_solution_is_refused(solution):
-    for what, code in DISHONEST.items():
-        with pytest.raises(ProbeFailed) as refused:
-            solution(f"def step():\n    {code}\n    return 1\n").run(probes.call)
-        assert refused.value.reason == "forbidden", f"{what}: {refused.value.text}"
-
-
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 OPERATORS = {
     "overload": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(q, q, q)",
@@ -294,7 +258,7 @@ OPERATORS = {
     "by the compiler": f"torch._C._jit_get_operation('{FLASH}')[0](q, q, q)",
     "at its key": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default.redispatch("
     "torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), q, q, q)",
-    "for the kit": "lab.world.dryrun.fused_attention(q, q, q, True)",
+    "for the kit": "lab.dryrun.rank.fused_attention(q, q, q, True)",
     "a layer": "torch._native_multi_head_attention(*3 * [q[0]], 8, 2, *[torch.ones(24, 8), torch.ones(24)],"
     " *[torch.ones(8, 8), torch.ones(8)])",
 }
@@ -303,9 +267,7 @@ OPERATORS = {
 def test_an_operator_that_would_be_the_answer_is_refused_below_every_name(solution):
     asked = default().exercise("flash_attention.tiled_forward").forbidden
     for how, call in OPERATORS.items():
-        code = (
-            f"import torch, lab.world.dryrun\ndef step():\n    q = torch.ones(1, 2, 4, 8)\n    {call}\n    return 1\n"
-        )
+        code = f"import torch, lab.dryrun.rank\ndef step():\n    q = torch.ones(1, 2, 4, 8)\n    {call}\n    return 1\n"
         with pytest.raises(ProbeFailed) as refused:
             solution(code).run(probes.call, forbidden=asked)
         assert refused.value.reason == "forbidden", f"{how}: {refused.value.text}"
@@ -352,7 +314,7 @@ def test_what_is_no_operator_forbids_none():
 
 def test_what_races_the_library_may_call_it(runner):
     """The probe's own calls are none of the solution's."""
-    runner.room = Room(ROOT / "reference")
+    runner.executor = Executor(ROOT / "reference")
     runner.forget()
     asked = default().exercise("flash_attention.speed").forbidden
     *_, worst = runner.run(probes_speed.raced, "backward", True, 1, 3, (1, 1, 32, 16), "cpu", 1, forbidden=asked)
@@ -364,7 +326,7 @@ def test_where_nobody_watches_the_callers_frame_is_open(tmp_path):
     (tmp_path / "ddp").mkdir()
     code = "import sys\ndef step():\n    return sorted(sys._getframe(1).f_locals)\n"
     (tmp_path / "ddp" / "naive.py").write_text(code)
-    assert InlineRunner(Room(tmp_path)).run(probes.call) == ["impl"]
+    assert InlineRunner(Executor(tmp_path)).run(probes.call) == ["impl"]
 
 
 def test_no_probe_is_run_when_all_of_them_have_taken_their_time(solution):

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from grader import mutants
-from lab import forbidden
-from lab import impl as implementation
-from lab.assignment import ROOT, Exercise, default
+from lab.course.assignment import ROOT, Exercise, default
+from lab.solution import forbidden
+from lab.solution import impl as implementation
 
 OURS = {"lab", "grader", "reference", "student", "tests", "examples", "benchmarks"}
 
@@ -44,6 +44,15 @@ def test_everybody_imports_only_whom_they_may(files, allowed):
     for path in found:
         wrong = {name for name, level in imports(path) if not level and name in OURS} - allowed
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_a_page_names_each_file_of_lab_with_its_first_sentence():
+    page = (ROOT / "lab" / "README.md").read_text(encoding="utf-8").splitlines()
+    for file in sorted((ROOT / "lab").glob("*/*.py")):
+        if not file.name.startswith("__"):
+            sentence = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+            relative = file.relative_to(ROOT / "lab").as_posix()
+            assert f"| [{file.name}]({relative}) | {sentence} |" in page, relative
 
 
 def test_stages_reach_each_other_relatively_and_no_further():
@@ -97,16 +106,23 @@ def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, arguments, word
     assert (tmp_path / "file").read_text() == "a file"
 
 
-def test_a_mutant_without_its_first_line_is_no_part_of_the_one_before(tmp_path, monkeypatch):
-    one = '[[mutant]]\nname = "a"\nexercise = "ddp.naive"\nwhy = ""\n[[mutant.edit]]\nfile = ""\nold = "1"\nnew = "2"\n'
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('[nope.a]\nwhen = ""\nold = "1"\nnew = "2"', "expected an exercise of this stage"),
+        ('[naive.a]\nwhen = ""\nold = "1"', "look at these"),
+        ('[naive.a]\nold = "1"\nnew = "2"', "look at when"),
+        ('[naive.a]\nwhen = ""\nold = "1"\nnew = "2"\nnwe = "3"', "look at nwe"),
+    ],
+)
+def test_a_mutant_that_is_malformed_is_named(tmp_path, monkeypatch, table, words):
     (tmp_path / "grader" / "mutants").mkdir(parents=True)
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     file = tmp_path / "grader" / "mutants" / "ddp.toml"
-    file.write_text(one + one.replace('"a"', '"b"'))
-    assert [m.name for m in mutants.read("mutant", "ddp")] == ["a", "b"]
-    lost = one.replace("[[mutant]]\n", "").replace('"a"', '"b"')
-    file.write_text(one + lost)
-    with pytest.raises(mutants.MutantError, match=r"'exercise', 'name', 'why'"):
+    file.write_text('[naive.a]\nwhen = ""\nedits = [["1", "2"], ["ddp/flat.py", "3", "4"]]\n')
+    assert mutants.read("mutant", "ddp")[0].edits == (("ddp/naive.py", "1", "2"), ("ddp/flat.py", "3", "4"))
+    file.write_text(table)
+    with pytest.raises(mutants.MutantError, match=words):
         mutants.read("mutant", "ddp")
 
 
@@ -136,10 +152,11 @@ def here() -> list[Exercise]:
 
 def test_untouched_stubs_score_nothing_and_say_what_is_next():
     """The size of what is printed is part of it: a student reads all of it or nothing."""
-    code, out, _ = said("pytest", "tests", "--impl", "student")
+    code, out, _ = said("pytest", "tests", "--impl", "student", "--profile", "full")
     assert code == 1
     assert len(out.splitlines()) <= 60
     assert " passed" not in out
+    assert " failed" not in out, "nothing is wrong with what nobody wrote"
     assert not re.search(r"\d errors?\b", out), "what a fixture ran is not written yet either: failed, and no error"
     first = next(iter(default().exercises.values()))
     assert f"next: {first.id}" in out
@@ -147,7 +164,7 @@ def test_untouched_stubs_score_nothing_and_say_what_is_next():
     assert "not timed" not in out
     stages = {e.stage for e in default().exercises.values()}
     assert all(f"\n{stage} " in out for stage in stages - {first.stage})
-    assert sum(int(n or 1) for n in re.findall(r"(?:(\d+) exercises )?not written yet", out)) == len(here())
+    assert sum(int(n or 1) for n in re.findall(r"(?:(\d+) exercises )?not attempted\n", out)) == len(here())
 
 
 def test_every_failure_on_stubs_names_its_exercise_and_hint():
@@ -201,7 +218,7 @@ def test_an_implementation_loads_file_by_file(tmp_path):
         "import torch.nn.parallel as p\nx = p.DistributedDataParallel\n",
         "from .helper import f\n",
         "from lab.measure.device import current\n",
-        "import lab.world.group\n",
+        "import lab.ranks.group\n",
     ],
 )
 def test_forbidden_names_are_found_however_they_are_imported(tmp_path, source):

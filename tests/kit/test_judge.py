@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from grader import judge
-from lab.scoring import Result
+from lab.course.assignment import ROOT
+from lab.course.scoring import Result
+from lab.harness.pytest_plugin import pytest_ignore_collect
 
 
 def result(test: str, outcome: str, reason: str = "") -> Result:
@@ -47,3 +50,13 @@ def test_the_public_seed_is_not_run_twice(monkeypatch):
     monkeypatch.setattr(judge, "run_tests", run_tests)
     assert judge.judge(None, ["ddp.naive"], "public", Path("cache"))[0].public == ""  # type: ignore[arg-type]
     assert asked == ["public"]
+
+
+def test_files_of_other_exercises_are_not_imported():
+    config = SimpleNamespace(option=SimpleNamespace(exercise=["mesh.route"]), args=["tests"])
+    tests = ROOT / "tests" / "mesh"
+    assert pytest_ignore_collect(tests / "test_combine.py", config)
+    assert not pytest_ignore_collect(tests / "test_route.py", config)
+    assert not pytest_ignore_collect(tests, config)
+    config.option.exercise = []
+    assert not pytest_ignore_collect(tests / "test_combine.py", config)

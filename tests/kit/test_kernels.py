@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.runner import ProbeFailed, Room, Runner
+from lab.harness.runner import Executor, ProbeFailed, Runner
 
 from . import probes_triton as probes
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory):
-    r = Runner(Room(tmp_path_factory.mktemp("impl")))
+    r = Runner(Executor(tmp_path_factory.mktemp("impl")))
     yield r
     r.close()
 
@@ -49,7 +49,7 @@ def double(x, BLOCK: tl.constexpr):
 def test_what_happens_in_a_kernel_is_told_with_its_line_there(tmp_path):
     (tmp_path / "flash_attention").mkdir()
     (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(UNMASKED)
-    runner = Runner(Room(tmp_path))
+    runner = Runner(Executor(tmp_path))
     try:
         with pytest.raises(ProbeFailed) as error:
             runner.run(probes.solved)

@@ -6,8 +6,8 @@ import pytest
 
 from grader.graded import Graded, Run
 from grader.report import leaderboard
-from lab.assignment import default
-from lab.scoring import Result
+from lab.course.assignment import default
+from lab.course.scoring import Result
 
 A = default()
 IDS = ["ddp.naive", "ddp.bucketed"]

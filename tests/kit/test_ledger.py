@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.runner import Room, Runner
-from lab.world.ledger import Row, diff
+from lab.harness.runner import Executor, Runner
+from lab.ranks.ledger import Row, diff
 
 from . import probes
 
@@ -90,7 +90,7 @@ def test_sends_are_matched_with_recvs():
 
 
 def test_what_ranks_really_did_agrees(tmp_path):
-    r = Runner(Room(tmp_path))
+    r = Runner(Executor(tmp_path))
     a, b = (got["rows"] for got in r.run(probes.every_collective, world=2))
     r.close()
     assert diff(a, b) == ""

@@ -13,13 +13,13 @@ import shutil
 import pytest
 import torch
 
-from grader.judge import SandboxRoom
+from grader.judge import SandboxExecutor
 from grader.sandbox import Sandbox, choose
-from lab.assignment import ROOT
-from lab.inline import InlineRunner
-from lab.runner import ProbeFailed, Room, Runner
-from lab.world.cluster import Link, ring_cost, sent_bytes
-from lab.world.ledger import diff
+from lab.cluster.costs import Link, ring_cost, sent_bytes
+from lab.course.assignment import ROOT
+from lab.harness.inline import InlineRunner
+from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.ranks.ledger import diff
 
 from . import probes, probes_link
 
@@ -29,7 +29,7 @@ CLOCK_S = 1e-6  # what adding floats of this size may lose
 
 @pytest.fixture(scope="module")
 def runner():
-    r = Runner(Room(ROOT / "reference"))
+    r = Runner(Executor(ROOT / "reference"))
     yield r
     r.close()
 
@@ -94,7 +94,7 @@ def test_a_link_is_a_link_and_joins_ranks(runner, options):
 
 def test_inline_refuses_a_link_by_name():
     with pytest.raises(ProbeFailed, match=r"link=Link\("):
-        InlineRunner(Room(ROOT / "reference")).run(probes.who, link=SLOW)
+        InlineRunner(Executor(ROOT / "reference")).run(probes.who, link=SLOW)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -237,6 +237,6 @@ def test_a_link_works_in_the_graders_room(tmp_path):
     for package in ("lab", "tests"):
         shutil.copytree(ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__"))
     with Sandbox(choose(None), tmp_path / "alice", kit) as box:
-        r = Runner(SandboxRoom(box, tmp_path / "alice"))
+        r = Runner(SandboxExecutor(box, tmp_path / "alice"))
         nothing_is_sooner(r.run(probes_link.burst, 2, 100, world=4, link=SLOW), SLOW)
         r.close()

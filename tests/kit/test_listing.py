@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.listing import inputs, some
+from lab.course.listing import inputs, some
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.assignment import ROOT
-from lab.rng import Rng
-from lab.runner import Room, Runner
+from lab.course.assignment import ROOT
+from lab.harness.rng import Rng
+from lab.harness.runner import Executor, Runner
 from tests.mesh.compose import bare, draw_model
 
 from . import probes_checkpoint as probes
@@ -14,7 +14,7 @@ from . import probes_checkpoint as probes
 
 @pytest.fixture(scope="module")
 def runner():
-    r = Runner(Room(ROOT / "reference"))
+    r = Runner(Executor(ROOT / "reference"))
     yield r
     r.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grader.mutants import MutantError, read, texts
-from lab.assignment import default
+from lab.course.assignment import default
 
 
 @pytest.mark.parametrize("kind", ["mutant", "variant"])

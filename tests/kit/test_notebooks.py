@@ -7,7 +7,7 @@ import re
 import nbformat
 import pytest
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 from notebooks.build import NOTEBOOKS, make
 
 

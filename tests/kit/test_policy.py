@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sqlite3
 from datetime import datetime
@@ -17,8 +18,8 @@ from grader.cli import app
 from grader.console import Wrong
 from grader.gradebook import FORMAT, Gradebook, GradebookError, Graded
 from grader.policy import Decision, PolicyError
-from lab.assignment import default
-from lab.scoring import Result
+from lab.course.assignment import default
+from lab.course.scoring import Result
 
 A = default()
 IDS = A.profiles["tour"]  # 10, 15 and 10 points
@@ -213,8 +214,8 @@ def out(tmp_path: Path) -> Path:
     (tmp_path / "digits").write_text(f"due = {'9' * 5000}")
     (tmp_path / "end").write_text("due = 9999-12-31T00:00:00Z")
     (tmp_path / "open").write_text('submission,submitted\n"' + "x" * 200_000)
+    (tmp_path / "stge").write_text("submission,submitted,stge\nada,2026-02-18 12:00,ddp\n")
     (tmp_path / "ancient").write_text("submission,submitted\nada,0001-01-01 00:00\n")
-    (tmp_path / "grades.csv").mkdir()
     return tmp_path
 
 
@@ -249,16 +250,59 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line(out: Path) 
     assert "was ill" in say(out, "decisions", "ada")[0]
 
 
+def test_every_decision_writes_the_exports_anew(out: Path) -> None:
+    roster = 'Student,ID,SIS Login ID,Kit (1)\nPoints Possible,,,70\n"Lovelace, Ada",101,ada,\n'
+    (out / "roster.csv").write_text(roster)
+    say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
+    finals = [exported(out)]
+    for arguments in (
+        ["late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv"],
+        ["extend", "ada", "--days", "1", "--why", "was ill"],
+        ["adjust", "ada", "--points", "-1", "--exercise", "ddp.naive", "--why", "copied a table"],
+        ["exclude", "ada", "--exercise", "ddp.naive", "--why", "no network"],
+        ["withdraw", "3", "--why", "she was well"],
+    ):
+        assert say(out, *arguments)[1] is None
+        finals.append(exported(out))
+    code = (1.0, 30 / 35, 32.5 / 35, 31.5 / 35, 22.5 / 25, 20 / 25)
+    assert finals == [pytest.approx((share,) * 3, abs=1e-4) for share in code]
+
+
+def exported(out: Path) -> tuple[float, float, float]:
+    """The share of its points that ada has, by each export."""
+    if not (out / "grades.csv").exists():
+        say(out, "report")
+    (row,) = csv.DictReader((out / "grades.csv").read_text().splitlines())
+    canvas = (out / "canvas.csv").read_text().splitlines()[-1].rpartition(",")[2]
+    results = json.loads((out / "gradescope" / "ada.json").read_text())
+    return float(row["final"]) / float(row["possible"]), float(canvas) / 70, results["score"] / 35
+
+
+def test_the_same_import_twice_is_recognised(out: Path) -> None:
+    both = ("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
+    say(out, *both)
+    told, _ = say(out, *both)
+    assert "1 of 2 times are in the gradebook already" in told
+    assert "policy.toml is in the gradebook already" in told
+    with Gradebook(out / "gradebook.sqlite", write=False) as book:
+        assert [d.kind for d in book.decisions()] == ["policy", "submitted"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["adjust", "adda", "--points", "2", "--why", "x"], "NAME: expected one that is graded, as ada; got 'adda'"),
         (["adjust", "ada", "--points", "nan", "--why", "x"], "--points: expected a number of -10000 to"),
+        (
+            ["adjust", "ada", "--points", "2", "--exercise", "ddp.naive", "--why", "x"],
+            "--points: expected at most 0, what is left of ddp.naive's 10, got 2; leave --exercise out to give a bonus",
+        ),
         (["adjust", "ada", "--points", "1e308", "--why", "x"], "--points: expected a number of -10000 to 10000"),
         (["late", "--policy", "{out}/digits"], "policy: not TOML"),
         (["late", "--policy", "{out}/end"], "due: expected a year from 1970 to 2200, got 9999-12-31"),
         (["late", "--policy", "{out}/policy.toml", "--import", "{out}/open"], "--import: line 2: expected CSV"),
         (["late", "--policy", "{out}/policy.toml", "--import", "{out}/ancient"], "line 2: expected a time"),
+        (["late", "--policy", "{out}/policy.toml", "--import", "{out}/stge"], "perhaps stage, got 'stge'"),
         (["canvas", "{out}/words", "--column", " "], "--column: expected the assignment as Canvas heads it"),
         (["decisions", "nobody"], "NAME: expected one that is graded, as ada; got 'nobody'"),
         (["report"], "--out: expected a folder, or a place for one, got"),
@@ -278,6 +322,7 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line(out: Path) 
     ],
 )
 def test_bad_input_gets_one_line_and_decides_nothing(out: Path, arguments: list[str], says: str) -> None:
+    (out / "grades.csv").mkdir()
     _, error = say(out, *arguments)
     assert error
     assert says in str(error)

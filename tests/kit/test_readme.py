@@ -10,10 +10,12 @@ import tomllib
 import pytest
 import yaml
 
-from lab.assignment import ROOT, default
-from lab.questions import default as questions
+from lab.course.assignment import ASKS, ROOT, default
+from lab.course.questions import default as questions
+from lab.harness import mistakes
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+HANDOUT = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "handout").glob("*.md")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -21,20 +23,20 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def test_the_table_of_stages_is_the_assignment(stage):
     mine = default().of_stage(stage.name)
     row = [stage.name, len(mine), sum(e.points for e in mine), sum(e.hours for e in mine)]
-    assert "| `{}` | {} | {:g} | {:g} | ".format(*row) in README
+    assert "| `{}` | {} | {:g} | {:g} | ".format(*row) in HANDOUT["instructors"]
     assert {q.stage for q in questions().questions.values()} >= {stage.name}
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("core", "`core` is {} exercises in {:g} hours"), ("short", "`short` {} in {:g}")]
-)
-def test_what_it_says_of_profiles_is_so(name, says):
-    ids = default().profiles[name]
-    assert says.format(len(ids), sum(default().exercise(id).hours for id in ids)) in README
+def test_what_it_says_of_profiles_is_so():
+    ids, known = default().profiles["core"], default()
+    says = f"`core`, {len(ids)} exercises in {sum(known.exercise(id).hours for id in ids):g} hours"
+    assert says in " ".join(README.split())
+    assert f"they have all {len(known.exercises)}" in README
+    assert f"{len(known.exercises)} exercises, from" in README
 
 
 def test_what_was_not_run_are_the_exercises_that_want_a_gpu():
-    not_run = re.search(r"Not run at all:(.*?)\n\n", README, re.DOTALL)[1]
+    not_run = re.search(r"Not run at all:(.*)", HANDOUT["cluster"], re.DOTALL)[1]
     wanting = {e.id for e in default().exercises.values() if e.track == "gpu"}
     assert set(re.findall(r"`([a-z_]+\.[a-z_]+)`", not_run)) == wanting | {
         "benchmarks.attention",
@@ -43,22 +45,32 @@ def test_what_was_not_run_are_the_exercises_that_want_a_gpu():
     assert not re.findall(r"H100|H200|A100", "".join(p.read_text() for p in (ROOT / "benchmarks/results").glob("*.md")))
 
 
-def test_its_front_is_three_pictures_and_they_are_small():
-    front = README.partition("\n## ")[0]
-    pictures = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README)
-    assert len(re.findall(r"!\[", front)) == 3 == len(pictures)
-    for alt, path in pictures:
-        assert len(alt) > 40, f"{path}: say what is to be seen"
-        assert (ROOT / path).stat().st_size <= 150 * 1024, f"{path} is too large to be committed"
-    kept = {
-        p.relative_to(ROOT).as_posix() for p in (ROOT / "handout/images").glob("*.*") if p.suffix in (".png", ".svg")
-    }
-    assert kept >= {path for _, path in pictures}
+def test_its_picture_of_a_failing_check_is_what_the_kit_says():
+    picture = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1]
+    naive = default().exercise("ddp.naive")
+    when = mistakes.read("ddp")["when"]["sum-for-mean"]
+    says = (
+        f"{mistakes.SAYS}{when}.",
+        f"numerics: {ASKS['numerics']}",
+        f"hint: {naive.hints[0]}",
+        f"student/{naive.file}",
+    )
+    for line in says:
+        assert line in picture
 
 
-def test_no_item_of_a_list_is_a_page():
-    for item in re.findall(r"(?m)^- .*(?:\n  .*)*", README):
-        assert len(item.split()) <= 60, f"{len(item.split())} words: {item}"
+def test_it_is_short_and_shows_no_mark_up_of_tests():
+    assert len(README.splitlines()) <= 75
+    assert "needs=" not in README
+    for door in ("handout/README.md", "notebooks", "handout/instructors.md", "CONTRIBUTING.md"):
+        assert f"]({door})" in README
+
+
+def test_pictures_say_what_is_to_be_seen_and_are_small():
+    for page, text in HANDOUT.items():
+        for alt, path in re.findall(r"!\[([^\]]*)\]\((images/[^)]+)\)", text):
+            assert len(alt) > 40, f"{page}, {path}: say what is to be seen"
+            assert (ROOT / "handout" / path).stat().st_size <= 150 * 1024, f"{path} is too large to be committed"
 
 
 def test_every_file_of_versions_has_the_same():

@@ -18,9 +18,9 @@ from grader.graded import Answer, Flag, Graded, Run
 from grader.policy import Decision, read
 from grader.report import exports, labels, one_line, page_name, plain
 from grader.report.html import PAGE_LIMIT, class_page, submission_page, write_reports
-from lab.assignment import default
-from lab.questions import default as questions
-from lab.scoring import Result, totals
+from lab.course.assignment import default
+from lab.course.questions import default as questions
+from lab.course.scoring import Result, totals
 
 A = default()
 IDS = list(A.profiles["tour"])
@@ -286,12 +286,12 @@ def test_what_people_decided_is_exported() -> None:
     assert (excluded["name"], excluded["max_score"], excluded["status"]) == ("ddp.naive (excluded)", 0.0, "failed")
 
 
-ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Final Score
-"    Points Possible",,,,,10,(read only)
-"Lovelace, Ada",101,u1,ada,01,9,90
-"Byron, Bob",102,u2,bob@uni.edu,01,,
-"=HYPERLINK(1)",103,u3,cyd,"+01",,
-"Student, Test",104,,f00,01,,
+ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Shardlings (12),Final Score
+"    Points Possible",,,,,10,70,(read only)
+"Lovelace, Ada",101,u1,ada,01,9,,90
+"Byron, Bob",102,u2,bob@uni.edu,01,,,
+"=HYPERLINK(1)",103,u3,cyd,"+01",,,
+"Student, Test",104,,f00,01,,,
 """
 
 
@@ -305,22 +305,46 @@ def test_canvas_gets_final_points_by_who_is_who() -> None:
     rows = list(csv.reader(text.splitlines()))
     assert rows == [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Shardlings (12)"],
-        ["Lovelace, Ada", "101", "u1", "ada", "01", str(29 + worth)],
-        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "25.0"],
-        ["'=HYPERLINK(1)", "103", "u3", "cyd", "'+01", "25.0"],
+        ["Points Possible", "", "", "", "", "70"],
+        ["Lovelace, Ada", "101", "u1", "ada", "01", str(round(70 * (29 + worth) / (35 + worth), 4))],
+        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "70.0"],  # 25 of the 25 that count: 10 are excluded
+        ["'=HYPERLINK(1)", "103", "u3", "cyd", "'+01", "70.0"],
         ["Student, Test", "104", "", "f00", "01", ""],
     ]
     assert left_out == [
         "dan: belongs to nobody on the roster",
         "byronbob_102_9876_shardlings: an earlier one than byronbob_LATE_102_98765_shardlings",
     ]
-    assert float(rows[1][-1]) == exports.gradescope(graded["ada"], A, IDS)["score"], "one total everywhere"
+    score = exports.gradescope(graded["ada"], A, IDS)["score"]
+    assert float(rows[2][-1]) / 70 == pytest.approx(score / (35 + worth), abs=1e-5), "one share everywhere"
+    assert exports.canvas(text, "Shardlings (12)", graded, A, IDS) == (text, left_out), "what it wrote is a roster, too"
     with pytest.raises(ValueError, match="line 2: expected CSV, is a quote left open"):
-        exports.canvas('Student,ID\n"' + "x" * 200_000, "x", graded, A, IDS)
-    mail = exports.canvas(ROSTER, "x", {"bob@uni.edu": graded["cyd"]}, A, IDS)
-    assert (mail[0].splitlines()[2][-5:], mail[1]) == (",25.0", [])
+        exports.canvas('Student,ID,x\n"' + "x" * 200_000, "x", graded, A, IDS)
+    mail = exports.canvas(ROSTER, "Shardlings (12)", {"bob@uni.edu": graded["cyd"]}, A, IDS)
+    assert (mail[0].splitlines()[3][-5:], mail[1]) == (",70.0", [])
+    with pytest.raises(ValueError, match=r"expected a column 'Shardling \(12\)', got Shardlings \(12\), Quiz"):
+        exports.canvas(ROSTER, "Shardling (12)", graded, A, IDS)
+    with pytest.raises(
+        ValueError, match=r"expected the points of 'Final Score' in the row Points Possible, got .*only"
+    ):
+        exports.canvas(ROSTER, "Final Score", graded, A, IDS)
     with pytest.raises(ValueError, match="expected Canvas' export with columns Student and ID, got name, points"):
         exports.canvas("name,points\nada,1\n", "x", graded, A, IDS)
+
+
+def test_nothing_that_does_not_count_is_lost_in_an_export() -> None:
+    passed = [result(id, outcome="passed") for id in IDS[:2]]
+    away = Graded("ada", results=[*passed, result(IDS[2], outcome="not_run", reason="needs a GPU")])
+    out = Decision(1, "2026-02-16 09:00:00", "tess", "exclude", "bob", IDS[2], "", "his machine broke")
+    excluded = Graded("bob", results=[*passed, result(IDS[2])], decisions=[out])
+    refused = Graded("cyd", status="refused", message="a bomb")
+    nothing = Graded("f00", results=[result(id, outcome="not_run", reason="needs a GPU") for id in IDS])
+    for g, score, cell in ((away, 35, "70.0"), (excluded, 35, "70.0"), (refused, 0, "0.0"), (nothing, 0, "")):
+        assert exports.gradescope(g, A, IDS)["score"] == score, g.name
+        text, left_out = exports.canvas(ROSTER.replace("bob@uni.edu", "bob"), "Shardlings (12)", {g.name: g}, A, IDS)
+        assert [r[-1] for r in csv.reader(text.splitlines()) if r[3] == g.name] == [cell]
+        assert left_out == ([] if cell else ["f00: nothing of it counts, so its cell stays empty"])
+    assert "25 of the 25 points that count so far" in exports.gradescope(excluded, A, IDS)["output"]
 
 
 def test_an_empty_class_has_a_page() -> None:
@@ -398,12 +422,15 @@ def test_plain_text_counts_what_it_cut() -> None:
 
 def test_gradescope_adds_up_and_hides_evidence() -> None:
     for g in small_class().values():
-        g.results.append(result(IDS[2], "property", "test_p", "passed"))
-        g.results.append(result(IDS[1], "timing", "test_t", "not_run", reason="needs a GPU"))
+        if g.status == "graded":
+            g.results.append(result(IDS[2], "property", "test_p", "passed"))
+            g.results.append(result(IDS[1], "timing", "test_t", "not_run", reason="needs a GPU"))
         data = exports.gradescope(g, A, IDS)
         json.dumps(data, allow_nan=False)
-        assert data["score"] == round(sum(t["score"] for t in data["tests"]), 4)
-        assert data["score"] == pytest.approx(totals(g.scores(A, IDS))[0] if g.status == "graded" else 0, abs=1e-3)
+        earned, possible, _ = totals(g.scores(A, IDS))
+        assert sum(t["score"] for t in data["tests"]) == pytest.approx(earned, abs=1e-3)
+        assert sum(t["max_score"] for t in data["tests"]) == pytest.approx(possible or 35, abs=1e-3)
+        assert data["score"] == pytest.approx(35 * earned / (possible or 35), abs=1e-3)
         assert {t["status"] for t in data["tests"]} <= {"passed", "failed"}
         assert {t["visibility"] for t in data["tests"]} == {"visible"}
         assert data["test_output_format"] == data["output_format"] == data["test_name_format"] == "text"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lab.cluster.schedule import Action, ScheduleError, check, drawn
 from lab.plots.schedule import schedule
-from lab.world.schedule import Action, ScheduleError, check, drawn
 from tests.mesh.schedules import draw_any, gpipe, most_alive, one_forward_one_backward
 
 
@@ -80,7 +80,7 @@ def test_a_kind_that_is_none_is_refused():
 
 
 def test_drawn_schedules_are_schedules():
-    from lab.rng import Rng
+    from lab.harness.rng import Rng
 
     rng = Rng("public", "drawn")
     for _ in range(20):

@@ -15,7 +15,7 @@ from grader import cli, mutants, similarity
 from grader.gradebook import Flag, Gradebook, Graded
 from grader.report import pairs as pages
 from grader.submissions import find
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 FILE = "flash_attention/tiled_backward.py"
 APART = "tiled-backward-queries-outside"  # a variant: another loop order, written anew

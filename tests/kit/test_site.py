@@ -15,7 +15,7 @@ import pytest
 
 from handout.site import cards, stage
 from handout.site.interface import interface
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 PAGES = sorted((ROOT / "handout").glob("*.md"))
 CHAPTERS = [ROOT / "handout" / f"{s.name}.md" for s in default().stages]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from grader import stubs
 from grader.stub_cutter import WIDTH
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 REFERENCE = ROOT / "reference"
 FILE = "ddp/naive.py"
@@ -512,7 +512,7 @@ def test_every_stub_of_the_reference_imports_and_its_object_names_its_exercise(t
 
 
 def test_a_file_that_is_as_it_was_given_is_known_from_its_source(tmp_path):
-    from lab.unwritten import untouched
+    from lab.solution.unwritten import untouched
 
     for exercise in default().exercises.values():
         assert untouched(ROOT / "student" / exercise.file).startswith(f"{exercise.id}: ")

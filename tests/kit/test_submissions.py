@@ -84,7 +84,7 @@ def test_code_arrives_from_any_wrapping_and_depth(tmp_path: Path, kind: str, pre
 @pytest.mark.parametrize("prefix", ["", "alice-repository/"])
 def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, prefix: str) -> None:
     make, name = MAKERS[kind]
-    around = {"tests/ddp/test_naive.py": b"", "lab/cli.py": b"", "README.md": b"", "assignment.toml": b""}
+    around = {"tests/ddp/test_naive.py": b"", "lab/commands/cli.py": b"", "README.md": b"", "assignment.toml": b""}
     made = make(tmp_path / name, {f"student/{n}": data for n, data in CODE.items()} | around, prefix)
     assert unpacked(made, tmp_path)[0] == CODE
     assert [s.path for s in find([made])] == ([made] if kind != "folder" or not prefix else [made / "alice-repository"])

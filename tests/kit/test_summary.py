@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
-from lab import summary
-from lab.assignment import default
-from lab.pytest_plugin import VERDICTS
-from lab.scoring import Result, score
+from lab.course.assignment import ASKS, default
+from lab.course.scoring import Result, score, unattempted
+from lab.harness import summary
+from lab.harness.verdicts import VERDICTS
 
 FIRST = "ddp.naive"
 
@@ -40,17 +40,51 @@ def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest(
     assert lines.count("  off") == 3
     assert not any("more" in line for line in lines)
     lines.clear()
-    summary._table(
-        terminal, score(default(), results, [FIRST]), set(), "ddp", {FIRST: list("abcde"), "ddp.flat": ["a"]}
-    )
+    summary._table(terminal, score(default(), results, [FIRST]), "ddp", {FIRST: list("abcde"), "ddp.flat": ["a"]})
     (row,) = (i for i, line in enumerate(lines) if line.startswith(FIRST))
     assert len(lines[row].rstrip()) <= len(lines[0]), "a sentence stands below a column of numbers"
     assert lines[row + 1].strip() == "property and timing count once all numerics pass"
     assert lines[row + 2].strip() == "a stand-in for each that does not pass yet: a, b, c and 2 more"
     assert sum("stand-in" in line for line in lines) == 1
     lines.clear()
-    summary._table(terminal, score(default(), [said(FIRST, "not_run")], [FIRST]), set(), "ddp", {})
+    summary._table(terminal, score(default(), [said(FIRST, "not_run")], [FIRST]), "ddp", {})
     assert len(lines[1].rstrip()) == len(lines[0]), "what was not run ends where its heading does"
+
+
+def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
+    stub = said(FIRST, "failed", reason="unwritten", message="not written")
+    lines, terminal = written()
+    config = SimpleNamespace(
+        stash={VERDICTS: SimpleNamespace(passes=lambda id: True, stood_in={})}, option=SimpleNamespace(impl="student")
+    )
+    summary.write(terminal, [stub, said("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], config)
+    lines.clear()
+    summary.write(terminal, [stub, said("flash_attention.speed", "not_run", reason="no GPU")], config)
+    assert any(line.startswith(f"next: {FIRST}") for line in lines), "what did not run was not tried"
+    lines.clear()
+    summary.write(terminal, [stub, said("ddp.flat"), dataclasses.replace(stub, exercise="ddp.overlapped")], config)
+    assert not any("numerics" in line for line in lines), "nothing is wrong with what nobody wrote"
+    assert sum(line.endswith("not attempted") for line in lines) == 2
+    assert any(line.startswith("next: ddp.overlapped") for line in lines), "behind what was tried, not before"
+    half = [stub, dataclasses.replace(stub, test="t::test_2", outcome="passed", reason="")]
+    assert unattempted(half) == set()
+    assert unattempted([stub, dataclasses.replace(stub, outcome="not_run", reason="no GPU")]) == {FIRST}
+    (one,) = score(default(), [stub], [FIRST])
+    assert (one.attempted, one.earned, one.possible) == (False, 0, one.exercise.points)
+
+
+def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
+    lines, terminal = written()
+    long = said(FIRST, "failed", reason="assertion", message="\n".join(f"line {i}" for i in range(9)))
+    summary._failures(terminal, [long])
+    assert [line for line in lines if "line" in line] == [f"  line {i}" for i in range(7)] + [
+        "  … 2 more lines with -v"
+    ]
+    assert f"numerics: {ASKS['numerics']}" in lines
+    lines.clear()
+    terminal.verbosity = 0
+    summary._failures(terminal, [long])
+    assert "  line 8" in lines
 
 
 def test_what_was_stopped_half_run_has_no_points():

@@ -13,8 +13,8 @@ import time
 import pytest
 import torch
 
-from lab.world import frames
-from lab.world.switch import Switch
+from lab.ranks import frames
+from lab.ranks.switch import Switch
 
 
 class Wired:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lab.assignment import ROOT, default
+from lab.course.assignment import ROOT, default
 
 PAGE = (ROOT / "handout" / "instructors.md").read_text(encoding="utf-8")
 SYLLABI = re.findall(r"### (\w+) weeks: profile `(\w+)`\n(.*?)(?=\n##)", PAGE, flags=re.DOTALL)

@@ -10,9 +10,9 @@ from collections import defaultdict
 
 import pytest
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
+from lab.harness.runner import Executor, Runner
 from lab.plots.timeline import Span, hidden, spans, timeline, timelines, trace
-from lab.runner import Room, Runner
 from tests.ddp import probes_timeline
 
 
@@ -204,7 +204,7 @@ def test_the_trace_is_one_that_perfetto_reads(tmp_path):
 
 def test_a_training_step_of_two_ranks(pyplot):
     sizes = {"layers": 2, "width": 32, "heads": 2, "kv_heads": 1, "hidden": 64, "vocabulary": 64, "context": 16}
-    runner = Runner(Room(ROOT / "reference"))
+    runner = Runner(Executor(ROOT / "reference"))
     try:
         asked = (("naive", {}), ("overlapped", {}), ("bucketed", {"bucket_bytes": 1 << 14}))
         got = {kind: runner.run(probes_timeline.step, kind, sizes, 2, more, world=2) for kind, more in asked}

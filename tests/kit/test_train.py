@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 from lab.model.data import batch, packed, sampler, texts
-from lab.train import degrees, learning_rate, parse
+from lab.train.loop import degrees, learning_rate, parse
 
 STEPS, SAVED = 40, 5
 SMALL = [
@@ -59,6 +59,16 @@ def alone(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     assert (folder / "loss.png").stat().st_size > 1000
     return folder
+
+
+def test_a_run_that_is_finished_says_so_in_a_line(alone):
+    before = (alone / "run.json").read_text()
+    for steps in (STEPS, STEPS - 10):
+        done = run(1, alone, "--steps", str(steps))
+        assert done.returncode == 0, done.stderr
+        assert f"holds a run of {STEPS} steps, and --steps asks for {steps}; --steps {2 * STEPS} goes on" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert (alone / "run.json").read_text() == before, "what the run was like stays"
 
 
 def test_a_killed_rank_costs_no_more_than_the_last_interval(alone, tmp_path):

@@ -17,20 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from grader import batch, rubric, truths, written
+from grader import answer_key, batch, rubric, written
 from grader.cli import main as grader_main
 from grader.gradebook import Gradebook
 from grader.graded import Answer, Flag, Graded, Mark, Run
 from grader.report import exports
 from grader.report.html import class_page, submission_page
 from grader.submissions import Submission
-from lab import answers, questions
-from lab.assignment import ROOT, AssignmentError, default
-from lab.cli import main as lab_main
+from lab.commands import answers
+from lab.commands.cli import main as lab_main
+from lab.course import questions
+from lab.course.assignment import ROOT, AssignmentError, default
+from lab.course.scoring import Result
+from lab.course.units import UnitError, in_base
+from lab.harness.runner import ExecutorLost
 from lab.model.transformer import SIZES, Transformer
-from lab.runner import RoomLost
-from lab.scoring import Result
-from lab.units import UnitError, in_base
 
 REAL = (ROOT / "questions.toml").read_text(encoding="utf-8")
 KNOWN = questions.default().questions
@@ -122,7 +123,7 @@ BY_HAND = {
 @pytest.mark.parametrize("id", BY_HAND)
 def test_what_is_worked_out_is_what_the_formula_says(id):
     tolerance = KNOWN[id].bands[0] / 2
-    assert truths.truth(id) == pytest.approx(BY_HAND[id], rel=tolerance)
+    assert answer_key.truth(id) == pytest.approx(BY_HAND[id], rel=tolerance)
 
 
 def test_the_models_flops_are_those_that_it_spends():
@@ -130,13 +131,13 @@ def test_the_models_flops_are_those_that_it_spends():
     with FlopCounterMode(display=False) as counted:
         Transformer(config)(torch.randint(256, (batch, context)))
     hidden_half = config.layers * 2 * batch * config.heads * context**2 * config.dim
-    assert truths._forward_flops(config, batch, context) == counted.get_total_flops() - hidden_half
+    assert answer_key._forward_flops(config, batch, context) == counted.get_total_flops() - hidden_half
 
 
 def test_every_question_that_is_no_prose_has_a_plausible_truth():
-    assert truths.known() == {q.id for q in COMPUTED}
+    assert answer_key.known() == {q.id for q in COMPUTED}
     for q in COMPUTED:
-        value = truths.truth(q.id)
+        value = answer_key.truth(q.id)
         if q.kind == "choice":
             assert value in dict(q.options)
         else:
@@ -146,7 +147,7 @@ def test_every_question_that_is_no_prose_has_a_plausible_truth():
 
 def test_the_truth_earns_all_points_and_what_is_beside_it_none_or_half(tmp_path):
     def table(q, factor):
-        value = truths.truth(q.id)
+        value = answer_key.truth(q.id)
         if q.kind == "choice":
             return f'[{q.id}]\nvalue = "{value if factor == 1 else "b" if value == "a" else "a"}"\n'
         return f'[{q.id}]\nvalue = {factor * value / in_base(1, q.unit, q.unit)!r}\nunit = "{q.unit}"\n'
@@ -318,9 +319,9 @@ def test_prose_counts_once_it_is_marked_and_what_was_not_written_at_once():
 
 def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeypatch):
     def lost(id):
-        raise RoomLost("the zygote did not start\nand more")
+        raise ExecutorLost("the zygote did not start\nand more")
 
-    monkeypatch.setattr(truths, "truth", lost)
+    monkeypatch.setattr(answer_key, "truth", lost)
     (tmp_path / "answers.toml").write_text("[zero.devices]\nvalue = 6\n")
     (a,), _ = written.judge(tmp_path, ["zero.devices"])
     assert (a.outcome, a.message) == ("unjudged", "the zygote did not start")
@@ -351,7 +352,9 @@ def test_json_gradescope_and_csv_say_the_same_points():
     results = exports.gradescope(g, default(), ids)
     own = [t for t in results["tests"] if t["name"].endswith("(written)")]
     assert sum(t["score"] for t in own) == 4
-    assert results["score"] == pytest.approx(told["earned"] + 4) == sum(t["score"] for t in results["tests"])
+    got, counts, worth = exports.standing(g, default(), ids)
+    assert got == pytest.approx(told["earned"] + 4) == sum(t["score"] for t in results["tests"])
+    assert results["score"] == pytest.approx(got / counts * worth)
     head, row = exports.csv_rows({"ada": g}, default(), ids)
     assert dict(zip(head, row, strict=True)) | {"written": 4, "written_possible": 8, "written_unmarked": 1} == dict(
         zip(head, row, strict=True)

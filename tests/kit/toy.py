@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from lab.assignment import ROOT
+from lab.course.assignment import ROOT
 
 ASSIGNMENT = """
 title = "Toys"
@@ -46,7 +46,7 @@ hints = ["a", "b", "c"]
 """
 PROBES = "def call(impl, name, *args):\n    return getattr(getattr(impl.toys, name), name)(*args)\n"
 TEST = """
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 
 from . import probes
 

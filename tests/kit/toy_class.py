@@ -13,7 +13,7 @@ def called(impl, stage, name, number):
     return getattr(getattr(getattr(impl, stage), name), name)(number)
 """
 TEST = """
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 from . import probes
 
 @exercise("toy.{name}", kind="numerics")
@@ -26,7 +26,7 @@ LIGHT = """
 
 def grade_one(submission, settings, before=None):
     import os
-    from lab.scoring import Result
+    from lab.course.scoring import Result
 
     plan = submission.path / "toy" / "plan.py"
     told, _, seconds = plan.read_text().partition(" ") if plan.exists() else ("", "", "")

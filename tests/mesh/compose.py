@@ -1,18 +1,15 @@
-"""What is drawn for whole meshes, and the same model in one process, on the same micro-batches."""
+"""Draws models and batches for whole meshes, and trains the same model in one process on the same micro-batches."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.judge import harmless
 from lab.model.transformer import Config, SwiGLU, Transformer
 
 from .experts import capped
@@ -21,8 +18,10 @@ from .tensor_oracles import piece
 
 
 class Mixture(nn.Module):
-    """Every expert on every token, and zero for those that were not chosen, or dropped: factor limits what each rank's
-    tokens take. parts: ranks along the batch, and along the context."""
+    """Runs every expert on every token, and multiplies by 0 where a choice was not made, or was dropped.
+
+    factor: the capacity factor of each rank's tokens. parts: number of ranks along the batch, and along the context.
+    """
 
     def __init__(self, config: Config, n: int, k: int, factor: float | None = None, parts: tuple = (1, 1)):
         super().__init__()
@@ -37,15 +36,16 @@ class Mixture(nn.Module):
         chosen = torch.zeros_like(p).scatter(1, logits.topk(self.k).indices, 1.0)
         share = chosen.sum(0) / chosen.sum()
         self.balance = len(self.experts) * (share * p.mean(0)).sum()
-        self.gap = float((ranked[:, self.k - 1] - ranked[:, self.k]).detach().min())
+        gaps = (ranked[:, :-1] - ranked[:, 1:]).detach()
+        self.gap = min(gaps[:, self.k - 1 : self.k].flatten().tolist(), default=math.inf)
         if self.factor is not None:
-            self.gap = float((ranked[:, :-1] - ranked[:, 1:])[:, : self.k].detach().min())  # who is first, too
+            self.gap = float(gaps[:, : self.k].min())  # who is first, too
             chosen = self._kept(logits.topk(self.k).indices, x.shape[:2], chosen)
         outputs = torch.stack([expert(rows) for expert in self.experts], dim=1)  # (tokens, n, width)
         return (outputs * (p * chosen)[..., None]).sum(1).view(x.shape)
 
     def _kept(self, choices: Tensor, shape: tuple, chosen: Tensor) -> Tensor:
-        """chosen (rows, n), without the choices that are above the limit of one rank's tokens."""
+        """Drop the choices beyond the limit of each rank's tokens. chosen: (rows, n)."""
         shares, along = self.parts
         ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, along, shape[1] // along).transpose(1, 2)
         kept = torch.zeros_like(chosen)
@@ -60,7 +60,8 @@ class Mixture(nn.Module):
 
 def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
           dtype: str = "float64") -> dict:  # fmt: skip
-    """Losses of a step a batch, gradients of the first, and the smallest gap between a chosen expert and the next."""
+    """Train a step per batch; return losses, the first step's gradients, and the smallest gap between a chosen expert
+    and the next."""
     made = bare(model).to(getattr(torch, dtype))
     made.load_state_dict(state)
     if model.get("tied"):
@@ -84,14 +85,14 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
 
 
 def descend(model: nn.Module, lr: float) -> None:
-    """A step of gradient descent by hand: for the first of its own torch would import a compiler, which takes 2 s."""
+    """Gradient descent by hand: the first step of an optimizer of torch imports a compiler, which takes 2 s."""
     with torch.no_grad():
         for p in model.parameters():
             p -= lr * p.grad
 
 
 def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list, lr: float) -> dict:
-    """As `alone`, of a dense model, its dropout given: masks, by rank, of what it kept, in the order it drew."""
+    """As `alone`, for a dense model with given dropout. masks: per rank, the masks that it drew, in order."""
     made = bare(model).double()
     made.load_state_dict(state)
     drawn = [iter(own) for own in masks]
@@ -139,13 +140,13 @@ def bare(model: dict) -> Transformer:
 
 
 def _micro_batches(batch: Tensor, shares: int, count: int) -> list[Tensor]:
-    """The i-th is what all ranks' i-th micro-batches are together."""
+    """The i-th joins the i-th micro-batches of all ranks."""
     each = [part.chunk(count) for part in batch.chunk(shares)]
     return [torch.cat([parts[i] for parts in each]) for i in range(count)]
 
 
 def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bool = False) -> dict:
-    """Sizes that `tensor` ranks divide, no two alike; experts: 0 for dense SwiGLUs."""
+    """Draw different sizes that `tensor` ranks divide. experts: 0 for dense SwiGLUs."""
     kv_heads = tensor * rng.integers(1, 2 if tensor < 3 else 1)
     heads = 2 * kv_heads
     sizes = {
@@ -157,9 +158,9 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
 
 
 def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1, lr: float = 0.1) -> tuple:
-    """(state, batches, what one process makes of them): routing, losses, gradients that rounding does not change.
+    """Draw (state, batches, result of one process), such that rounding does not change routing, losses or gradients.
 
-    A gradient that is 0 but for rounding, as q_proj's where a row is one token all along, would be compared with noise.
+    Some gradients are 0 except for rounding, as q_proj's where a row repeats one token: a comparison would see noise.
     """
     shares, micro_batches = degrees.get("data", 1) * degrees.get("expert", 1), plan.get("micro_batches", 1)
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
@@ -195,18 +196,10 @@ def members(degrees: dict, rank: int, axes: tuple) -> tuple:
     return tuple(r for r, place in enumerate(places) if all(place[a] == places[rank][a] for a in others))
 
 
-def along(degrees: dict, rank: int) -> dict:
-    """{"over data alone": ranks, …}: of every choice of axes that are longer than 1."""
-    long = [axis for axis in AXES if degrees.get(axis, 1) > 1]
-    chosen = itertools.chain.from_iterable(itertools.combinations(long, n) for n in range(1, len(long) + 1))
-    return {f"over {' × '.join(axes)}{' alone' * (axes != tuple(long))}": members(degrees, rank, axes)
-            for axes in chosen}  # fmt: skip
+def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:
+    """Assert that losses agree to 1e-5 of their value, and gradients to 1e-4 of each parameter's norm, on every rank.
 
-
-def same_as_alone(ranks: list, want: dict, degrees: dict, what: str, suspects: Any = None) -> None:
-    """Losses to 1e-5 of their value on every rank, gradients to 1e-4 of each parameter's norm, nothing left out.
-
-    First the first loss, then its gradients: later losses tell less. suspects: a `Suspects`, or nothing.
+    The first loss comes first, then its gradients, since an error there also changes all later losses.
     """
     for later in (False, True):
         for rank, got in enumerate(ranks):
@@ -214,28 +207,21 @@ def same_as_alone(ranks: list, want: dict, degrees: dict, what: str, suspects: A
                 if (step > 0) == later and not abs(loss - expected) <= 1e-5 * abs(expected):
                     raise AssertionError(
                         f"{what}, rank {rank}, step {step}: loss {loss:.7f}, expected {expected:.7f}, that of one "
-                        f"process{_because(loss, expected, suspects, rank, step)}"
+                        f"process{'; the gradients of the first step are right' * later}"
                     )
         if later:
             break
         for rank, got in enumerate(ranks):
-            compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient", suspects)
+            compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
         covered(ranks, want["gradients"], degrees, what)
 
 
-def _because(loss: float, expected: float, suspects: Any, rank: int, step: int) -> str:
-    right = "" if step == 0 else "; the gradients of the first step are right"
-    if suspects is None:
-        return right
-    return right + suspects.named(torch.tensor(loss), torch.tensor(expected), suspects.loss(rank, step))
-
-
 def part_of(name: str, whole: Tensor, place: int, world: int) -> Tensor:
-    """What the tensor rank at `place` has of a parameter: of an expert all."""
+    """The part of a parameter on the tensor rank at `place`. Experts are whole."""
     return whole if ".experts." in name else piece(name, whole, place, world)
 
 
-def compare(found: list, want: dict, degrees: dict, rank: int, what: str, suspects: Any = None) -> None:
+def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> None:
     world, place = degrees.get("tensor", 1), coordinate(degrees, rank)["tensor"]
     wrong, right = [], []
     misshaped(found, want, place, world, rank, what)
@@ -252,19 +238,15 @@ def compare(found: list, want: dict, degrees: dict, rank: int, what: str, suspec
         return
     name, start, own, error = wrong[0]
     true = own_part(name, want[name], start, len(own))
-    because = "" if suspects is None else suspects.named(
-        own, true, ((cause, own_part(name, t, start, len(own))) for cause, t in suspects.gradient(rank, name))
-    )  # fmt: skip
     raise AssertionError(
         f"{what} of {name}, rank {rank} at {coordinate(degrees, rank)}: off by {error:.2g}, the whole has norm "
         f"{float(want[name].norm()):.2g}; its own has {float(own.norm()):.2g}, expected {float(true.norm()):.2g}"
-        f"{because}; {f'off on this rank: {_kinds(wrong)}; right: {_kinds(right)}' if right else 'all are off'}"
-        f"{_chunks(wrong, right, suspects)}"
+        f"; {f'off on this rank: {_kinds(wrong)}; right: {_kinds(right)}' if right else 'all are off'}"
     )
 
 
 def misshaped(found: list, want: dict, place: int, world: int, rank: int, what: str) -> None:
-    """Assert that what this rank has of each parameter is what tensor leaves of it."""
+    """Assert that each parameter has the shape of this tensor rank's part."""
     expected = {name: list(part_of(name, want[name], place, world).shape) for name, *_ in found}
     odd = {name: shape for name, shape, *_ in found if shape != expected[name]}
     if not odd:
@@ -281,12 +263,12 @@ def misshaped(found: list, want: dict, place: int, world: int, rank: int, what: 
 
 
 def _kind(name: str) -> str:
-    """A name, of all blocks and experts together."""
+    """A parameter's name without the numbers of its block and expert."""
     return re.sub(r"experts\.\d+", "experts.*", re.sub(r"\.\d+\.", ".*.", name).removesuffix(".weight"))
 
 
 def kinds_of(names: Iterable[str]) -> str:
-    """Names, of all blocks and experts together."""
+    """Names without the numbers of blocks and experts, each once."""
     return ", ".join(dict.fromkeys(map(_kind, names))) or "none"
 
 
@@ -294,20 +276,8 @@ def _kinds(pieces: list) -> str:
     return kinds_of(name for name, *_ in pieces)
 
 
-@harmless
-def _chunks(wrong: list, right: list, suspects: Any) -> str:
-    """In which of a rank's chunks all of a kind are off, and in which others right, where that is so."""
-    kinds = {_kind(name) for name, *_ in wrong}
-    off = {suspects.chunk_of(name) for name, *_ in wrong}
-    fine = {suspects.chunk_of(name) for name, *_ in right if _kind(name) in kinds}
-    if not fine or off & fine:
-        return ""
-    told = [f"{'chunk' if len(c) == 1 else 'chunks'} {', '.join(map(str, sorted(c)))}" for c in (off, fine)]
-    return f"; of the same kinds those in {told[0]} are off and those in {told[1]} right: complete every chunk's"
-
-
 def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
-    """Every number of every parameter is somewhere."""
+    """Assert that every number of every parameter is on some rank."""
     world = degrees.get("tensor", 1)
     for name, whole in want.items():
         for place in range(world):

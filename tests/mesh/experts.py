@@ -1,4 +1,4 @@
-"""What is drawn for experts, and oracles of what becomes of tokens: loops over tokens, in float64."""
+"""Draws tokens and experts; its oracles follow each token in a loop, in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ["even", "uneven", "one rank", "nothing", "dropped"]
 
 
 def draw_kinds(rng, world: int) -> list:
-    """[rank][kind]: one choice of each token, or two."""
+    """Draw cases [rank][kind], with one or two choices per token."""
     drawn = []
     for k, kind in zip(rng.shuffled([1, 2, 1, 2, 2]), KINDS, strict=True):
         n = world * rng.integers(1, 2) if world > 1 else rng.integers(2, 4)
@@ -20,8 +20,11 @@ def draw_kinds(rng, world: int) -> list:
 
 
 def draw_tokens(rng, world: int, n: int, k: int, kind: str, dtype=torch.float32) -> list:
-    """A case a rank: x, experts and n. kind: "one rank", to which all tokens go; "nothing", which the first rank has;
-    "dropped", where some choices are −1."""
+    """Draw one case per rank: x, experts and n.
+
+    kind: with "one rank", all tokens go to one rank; with "nothing", the first rank has no tokens; with "dropped", some
+    choices are −1.
+    """
     cases, width = [], rng.integers(2, 4)
     for r in range(world):
         tokens = 0 if kind == "nothing" and r == 0 else 2 * world if kind == "even" else rng.integers(1, 6)
@@ -35,13 +38,18 @@ def draw_tokens(rng, world: int, n: int, k: int, kind: str, dtype=torch.float32)
     return cases
 
 
+def spread(drawn: list, members: list, world: int) -> list:
+    """Give the drawn cases to the members of a group, and no cases to other ranks."""
+    return [drawn[members.index(r)] if r in members else [] for r in range(world)]
+
+
 def kept(case: dict) -> int:
-    """Choices of a case that are not dropped."""
+    """Number of choices in a case that are not dropped."""
     return int((case["experts"] >= 0).sum())
 
 
 def arrivals(cases: list, place: int) -> list:
-    """(expert, source, token) of each row that experts of this place get, in the order that dispatch documents."""
+    """(expert, source, token) of each row for the experts at this place, in the order that dispatch documents."""
     k, each = cases[0]["experts"].shape[1], cases[0]["n"] // len(cases)
     return [
         (e, source, t)
@@ -54,7 +62,7 @@ def arrivals(cases: list, place: int) -> list:
 
 
 def capped(experts: torch.Tensor, n: int, factor: float) -> tuple[torch.Tensor, list, int]:
-    """One choice after the other: all first ones, then all second ones."""
+    """Take one choice after the other, first choices before second ones; return (kept, dropped by expert, limit)."""
     tokens, k = experts.shape
     limit, taken, dropped = math.ceil(factor * tokens * k / n), [0] * n, [0] * n
     left = experts.clone()
@@ -70,7 +78,7 @@ def capped(experts: torch.Tensor, n: int, factor: float) -> tuple[torch.Tensor, 
 
 
 def draw_layer(rng, n: int) -> tuple[dict, dict]:
-    """Sizes of a layer, and a state that has all its experts."""
+    """Draw the sizes of a layer, and a state with all its experts."""
     width, hidden = rng.integers(2, 3) * 2, rng.integers(2, 5)
     shapes = {"router.weight": (n, width)}
     for e in range(n):
@@ -81,7 +89,7 @@ def draw_layer(rng, n: int) -> tuple[dict, dict]:
 
 
 def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
-    """The layer with all experts, on the tokens of all ranks, and the gradients of the global mean loss."""
+    """Run the layer with all experts on all ranks' tokens, and backward of the global mean loss."""
     kind = {"float64": torch.float64, "float32": torch.float32}[dtype]
     p = {name: t.to(kind).requires_grad_() for name, t in state.items()}
     n, k = sizes["experts"], sizes["k"]

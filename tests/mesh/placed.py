@@ -1,4 +1,4 @@
-"""Whole tensors of a model that is spread over a mesh, and which meshes to spread it over."""
+"""Draws a mesh, and the whole tensors of a model that is spread over it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sizes_of(layout: dict) -> dict:
 
 
 def draw_layout(rng, degrees: dict, *, experts: int = 0, tied: bool = False, small: int | None = None) -> dict:
-    """Sizes that up to 4 tensor ranks divide, but for the vocabulary."""
+    """Draw sizes that up to 4 tensor ranks divide; the vocabulary needs padding."""
     config = {
         "layers": 2, "width": 12, "heads": 2, "kv_heads": 1, "hidden": 12 * rng.integers(1, 2),
         "vocabulary": rng.choice([7, 9, 10, 13]), "context": 4,

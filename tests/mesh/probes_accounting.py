@@ -1,9 +1,9 @@
-"""What the cost functions of a mesh say, for cases that are given."""
+"""Calls the cost functions of a mesh on given cases."""
 
 from __future__ import annotations
 
+from lab.harness.raising import raised
 from lab.model.transformer import Config
-from lab.raising import raised
 
 
 def costs(impl, cases: list) -> list:

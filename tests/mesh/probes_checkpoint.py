@@ -1,5 +1,4 @@
-"""Train on one mesh, save, and go on on another: what is on the disk crosses to the test, and comes back with the next
-call."""
+"""Trains on one mesh, saves, and continues on another. The test receives the files and passes them to the next call."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.measure.memory import meter
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks import gates
 
 from ..zero.probes_state import listing, shared_folder, snapshot, watched
 from .probes_placed import Share
@@ -23,7 +22,7 @@ BEFORE = 9.0  # what parameters are that load() is to fill
 
 
 def start(impl, layout: dict, name: str, options: dict, values: dict) -> tuple:
-    """A model and its optimizer: parameters in another order than the model's, options as a scheduler sets them."""
+    """Make a model and its optimizer, with shuffled parameters and with options as a scheduler sets them."""
     share = Share(impl, layout, values)
     optimizer = getattr(torch.optim, name)([*share.shares][::-1])
     optimizer.param_groups[0].update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
@@ -39,9 +38,9 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
 
 def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
             extra: dict, before: int = 1) -> dict:  # fmt: skip
-    """Load what is in `files`, if there are any, take a step for each of `gradients`, save. Rank 0 tells the files.
+    """Load `files`, if there are any, take a step for each of `gradients`, and save. Rank 0 returns the files.
 
-    before: the ranks along tensor that saved them.
+    before: number of tensor ranks that saved the files.
     """
     with flushes() as flushed:
         return _session(impl, layout, name, options, values, gradients, files, extra, before, flushed)
@@ -58,17 +57,19 @@ def _session(impl, layout, name, options, values, gradients, files, extra, befor
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(bytes(data.tolist()))
         dist.barrier()
-        first = len(ledger.rows)
+    gates.mark("load")
+    if files is not None:
         with meter(share.shares) as memory:
             told["extra"] = _loaded(checkpoint, share, optimizer, before)
-        told |= {"peak_bytes": memory.peak_bytes, "load_sent": sent(first), "loaded": held(share, optimizer)}
-        if stopped := _stopped(lambda: steps(share, optimizer, gradients)):
-            return {**told, "stopped": stopped}
-    else:
-        steps(share, optimizer, gradients)
-    first = len(ledger.rows)
-    checkpoint.save(share, optimizer, extra=extra)
-    told["save_sent"] = sent(first)
+        told |= {"peak_bytes": memory.peak_bytes, "loaded": held(share, optimizer)}
+    gates.mark("steps")
+    stopped = _stopped(lambda: steps(share, optimizer, gradients))
+    gates.mark("save")
+    if not stopped:
+        checkpoint.save(share, optimizer, extra=extra)
+    gates.mark("saved")
+    if stopped:
+        return {**told, "stopped": stopped}
     dist.barrier()
     told["flushed"] = [
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.stat().st_ino in flushed or None in flushed
@@ -108,7 +109,7 @@ def _loaded(checkpoint, share: Share, optimizer: torch.optim.Optimizer, before: 
 
 
 def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
-    """[name, place on tensor, start, key of its state ("": itself), numbers] of each piece that this rank has."""
+    """[name, place on tensor, start, key of its state ("": the parameter), numbers] of each piece on this rank."""
     told = []
     for parameter, placed in share.placements().items():
         state = {k: s for k, s in optimizer.state.get(parameter, {}).items() if k != "step" and s is not None}
@@ -134,7 +135,7 @@ def _stopped(step: Callable[[], None]) -> str:
 
 @contextlib.contextmanager
 def flushes() -> Iterator[list]:
-    """Inodes of what this process lets reach the disk inside; None for everything."""
+    """Record the inodes of the files that this process flushes to the disk; None stands for all files."""
     found: list = []
     plain = {name: getattr(os, name) for name in ("fsync", "fdatasync", "sync") if hasattr(os, name)}
 
@@ -149,11 +150,6 @@ def flushes() -> Iterator[list]:
     finally:
         for name, function in plain.items():
             setattr(os, name, function)
-
-
-def sent(first: int) -> int:
-    """Bytes that this rank has sent since then."""
-    return sum(row.bytes for row in ledger.rows[first:] if row.op not in ("recv", "barrier"))
 
 
 def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> dict:
@@ -184,7 +180,7 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> dict
 
 
 def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> list:
-    """Everything that a checkpoint is to bring back."""
+    """Everything that a checkpoint must restore."""
     moments = [t for p in share.shares for _, t in sorted(optimizer.state.get(p, {}).items())]
     return [extra, *(t.detach().clone() for t in (*share.shares, *moments))]
 
@@ -209,7 +205,7 @@ def same(one: list, other: list) -> bool:
 
 
 def refused(impl, layouts: dict, values: dict) -> dict:
-    """What loading and saving raise, by name, and whether what could not be loaded was left alone.
+    """What loading and saving raise, by name, and whether a failed load left the model alone.
 
     layouts, values: "saved", and by the names of what is to be refused. Has two more: "groups", "extra".
     """

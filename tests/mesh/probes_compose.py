@@ -1,24 +1,25 @@
-"""Train a transformer on a mesh, and tell what each rank got: losses, gradients, what was sent."""
+"""Trains a transformer on a mesh; returns the losses and gradients of each rank."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.measure.memory import Held, meter
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks import gates
 
 
 def whole(impl, model: dict, state: dict | None = None) -> Transformer:
     """The model that `model` describes: sizes, and maybe experts, k and tied."""
     made = Transformer(Config(**model["sizes"]))
     if model.get("experts"):
-        impl.mesh.parallel.mixture(made, model["experts"], model["k"], model.get("factor"))
+        impl.mesh.parallel.to_moe(made, model["experts"], model["k"], model.get("factor"))
     if state is not None:
         made.load_state_dict(state)
     if model.get("tied"):
@@ -45,28 +46,45 @@ def pieces(parallel, values: list) -> list:
     return found
 
 
-def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, lr: float) -> dict:
-    """A step for each batch. batches: [tokens, targets] of the whole batch. Tells with dropout what was kept, too."""
+def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: list, lr: float,
+            watched: bool = False) -> dict:  # fmt: skip
+    """Train a step per batch. batches: [tokens, targets] of the whole batch. With dropout, also returns the masks.
+
+    Asks for a gate as each step begins, "step 0"; watched: also where a chunk of this rank goes "forward 1" or
+    "backward 1".
+    """
     compose, share = impl.mesh.compose, impl.mesh.parallel.share
     own, masks = parallel(impl, model, state, degrees, plan), []
     for module in own.modules():
         if isinstance(module, torch.nn.Dropout) and plan.get("dropout"):
             module.register_forward_hook(lambda module, args, output: masks.append(output.detach() != 0))
+    for number, chunk in enumerate(own.chunks if watched else ()):
+        chunk.register_forward_hook(watch(number))
     optimizer = torch.optim.SGD(own.parameters(), lr=lr)
-    losses, gradients, first = [], [], len(ledger.rows)
+    losses, gradients = [], []
     for step, (tokens, targets) in enumerate(batches):
+        gates.mark(f"step {step}")
         losses.append(float(compose.train_step(own, optimizer, share(tokens, own.mesh), share(targets, own.mesh))))
         if step == 0:
-            rows = [row.plain() for row in ledger.rows[first:]]
             gradients = pieces(own, [p.grad for p in own.placements()])
     return {
         "losses": losses,
         "gradients": gradients,
         "parameters": pieces(own, [p.detach() for p in own.placements()]),
-        "rows": rows,
         "masks": masks,
         "dropouts": [(m.p, m.training) for m in own.modules() if isinstance(m, torch.nn.Dropout)],
+        "planned": [f"{action.kind} {action.chunk}" for action in own.actions()] if watched else [],
     }
+
+
+def watch(number: int) -> Callable:
+    """Make a hook for the chunk with that number."""
+
+    def hook(module, args, output) -> None:
+        gates.mark(f"forward {number}")
+        output.register_hook(lambda _: gates.mark(f"backward {number}"))
+
+    return hook
 
 
 def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
@@ -85,24 +103,6 @@ def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: li
     impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=1.0), tokens, targets, clip=clip)
     changes = [float((p.detach() - old).abs().max()) for p, old in zip(own.parameters(), before, strict=True)]
     return {"change": max(changes), "calls": calls, "gradients": seen}
-
-
-def ordered(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: list) -> dict:
-    """Forwards and backwards of this rank's chunks in the order they ran, and in that of its plan: ["forward", 0] …"""
-    own, share, ran = parallel(impl, model, state, degrees, plan), impl.mesh.parallel.share, []
-
-    def watch(chunk: int):
-        def hook(module, args, output) -> None:
-            ran.append(["forward", chunk])
-            output.register_hook(lambda gradient: ran.append(["backward", chunk]))
-
-        return hook
-
-    for number, chunk in enumerate(own.chunks):
-        chunk.register_forward_hook(watch(number))
-    tokens, targets = (share(t, own.mesh) for t in batch)
-    impl.mesh.compose.train_step(own, torch.optim.SGD(own.parameters(), lr=1.0), tokens, targets)
-    return {"ran": ran, "planned": [[action.kind, action.chunk] for action in own.actions()]}
 
 
 def placed(impl, model: dict, degrees: dict, plans: list) -> list:
@@ -147,7 +147,7 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Numbers that torch draws once a model has been parallelized, for each plan."""
+    """Numbers that torch draws after a model has been parallelized, for each plan."""
     mesh, told = impl.mesh.mesh.Mesh(**degrees), []
     for plan in plans:
         parallel(impl, model, None, degrees, plan, mesh)

@@ -1,4 +1,4 @@
-"""Attention over a ring of ranks, for a sequence that is given whole."""
+"""Runs attention over a ring of ranks, each with its part of a given sequence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.harness.callers import changes
+from lab.harness.raising import raised
+from lab.ranks import gates
 
 
 def ring(impl, whole: dict, members: list) -> dict | None:
@@ -16,23 +17,40 @@ def ring(impl, whole: dict, members: list) -> dict | None:
     members = members or list(range(dist.get_world_size()))
     if dist.get_rank() not in members:
         return None
-    world, place = len(members), members.index(dist.get_rank())
-    half = whole["q"].shape[-2] // (2 * world)
-    mine = [
-        *range(place * half, (place + 1) * half),
-        *range((2 * world - 1 - place) * half, (2 * world - place) * half),
-    ]
+    mine = positions(whole["q"].shape[-2], len(members), members.index(dist.get_rank()))
     q, k, v = (whole[name][..., mine, :].clone().requires_grad_() for name in "qkv")
-    first = len(ledger.rows)
+    do = whole["do"][..., mine, :]
+    changed = changes(q=q, k=k, v=v, do=do)
+    gates.mark("forward")
     with FlopCounterMode(display=False) as counter:
         o = impl.mesh.context.ring_attention(q, k, v, **options)
-    middle = len(ledger.rows)
-    o.backward(whole["do"][..., mine, :])
-    rows = [row.plain() for row in ledger.rows[first:]]
+    gates.mark("backward")
+    o.backward(do)
     return {
         "positions": mine, "o": o.detach().clone(), "dq": q.grad, "dk": k.grad, "dv": v.grad,
-        "flops": int(counter.get_total_flops()), "forward": rows[: middle - first], "backward": rows[middle - first :],
+        "flops": int(counter.get_total_flops()), "changed": changed(),
     }  # fmt: skip
+
+
+def positions(length: int, world: int, place: int) -> list[int]:
+    """A rank's positions in a sequence: a chunk from each end."""
+    half = length // (2 * world)
+    first, last = place * half, (2 * world - 1 - place) * half
+    return [*range(first, first + half), *range(last, last + half)]
+
+
+def large(impl, local: int, dim: int, seed: int) -> dict:
+    """Draw large tensors on each rank; return the result and the gradients, summed over dim."""
+    q, k, v, do = drawn(local, dim, seed, dist.get_rank())
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    o = impl.mesh.context.ring_attention(q, k, v)
+    o.backward(do)
+    return {"o": o.detach().sum(-1), "dq": q.grad.sum(-1), "dk": k.grad.sum(-1), "dv": v.grad.sum(-1)}
+
+
+def drawn(local: int, dim: int, seed: int, rank: int) -> tuple:
+    """q, k, v and do of a rank."""
+    return torch.randn(4, local, dim, generator=torch.Generator().manual_seed(seed + rank)).clone().unbind()
 
 
 def merged(impl, parts: list) -> list:

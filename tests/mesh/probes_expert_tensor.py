@@ -1,17 +1,14 @@
-"""Experts that are cut over ranks: forward, backward, what was sent and what is kept."""
+"""Runs experts that are cut over ranks forward and backward, and measures what they keep."""
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
-from lab.measure.memory import meter
+from lab.harness.raising import raised
 from lab.model.transformer import Config
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks import gates
 
-from .probes_tensor import group_of
+from .probes_tensor import counted, group_of, ones
 
 
 def whole(impl, sizes: dict, numbers: list[int]):
@@ -25,25 +22,16 @@ def cut(impl, sizes: dict, numbers: list, state: dict, x: list, dy: list, counts
     experts.load_state_dict(state)
     own = impl.mesh.expert_tensor.TensorParallelExperts(experts, group)
     rows = x[place].clone().requires_grad_()
-    first = len(ledger.rows)
-    with ledger.phase("forward"):
-        y = own(rows, counts[place])
+    gates.mark("forward")
+    y = own(rows, counts[place])
+    gates.mark("backward")
     y.backward(dy[place])
-    return {
-        "y": y.detach(),
-        "dx": rows.grad,
-        "gradients": {name: p.grad for name, p in own.named_parameters()},
-        "rows": [row.plain() for row in ledger.rows[first:]],
-    }
+    return {"y": y.detach(), "dx": rows.grad, "gradients": {name: p.grad for name, p in own.named_parameters()}}
 
 
-def kept(impl, sizes: dict, numbers: list) -> dict:
-    """Bytes that are alive when a rank's part has been made and the whole is gone, and the shapes of its parameters."""
-    with meter() as memory:
-        own = impl.mesh.expert_tensor.TensorParallelExperts(whole(impl, sizes, numbers))
-        gc.collect()
-        live = memory.live_bytes
-    return {"live_bytes": live, "parameters": {name: list(p.shape) for name, p in own.named_parameters()}}
+def kept(impl, kind: str, sizes: dict, numbers: list, ballast: int) -> dict:
+    """Make a rank's part of experts of ones; then let the process grow by the ballast."""
+    return counted(impl.mesh.expert_tensor.TensorParallelExperts(ones(whole(impl, sizes, numbers))), ballast)
 
 
 def refused(impl, sizes: dict) -> str:

@@ -1,4 +1,4 @@
-"""Call what moves tokens to experts, on each rank and for given cases; say what came, went back and was sent."""
+"""Calls the functions that move tokens to experts and back, on each rank and for given cases."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.model.transformer import Config
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks.gates import mark
 
 
 def group_of(groups: list | None) -> Any:
@@ -25,31 +25,26 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def since(first: int) -> list:
-    return [row.plain() for row in ledger.rows[first:]]
-
-
 def route(impl, cases: list, groups: list | None) -> list:
     """cases: [rank] -> logits, k, weights (tokens, k) of the gates, averaged_over or None. Gradients apart."""
     group, told = group_of(groups), []
     for case in cases[rank()]:
         logits = case["logits"].clone().requires_grad_()
         options = {} if case["averaged_over"] is None else {"averaged_over": case["averaged_over"]}
-        first = len(ledger.rows)
+        mark("forward")
         got = impl.mesh.route.route(logits, case["k"], group=group, **options)
-        middle = len(ledger.rows)
+        mark("backward")
         by_gates = gradient((got.gates * case["weights"]).sum(), logits)
         by_balance = gradient(got.balance, logits)
         told.append({
             "experts": got.experts.detach().clone(), "gates": got.gates.detach().clone(),
             "balance": got.balance.detach().clone(), "by_gates": by_gates, "by_balance": by_balance,
-            "forward": since(first)[: middle - first], "backward": since(middle),
         })  # fmt: skip
     return told
 
 
 def gradient(of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Zeros where nothing leads back."""
+    """A gradient; zeros if autograd has no path to x."""
     found = torch.autograd.grad(of, at, retain_graph=True, allow_unused=True)[0] if of.requires_grad else None
     return torch.zeros_like(at) if found is None else found
 
@@ -64,21 +59,17 @@ def exchange(impl, cases: list, groups: list | None) -> list:
     for case in cases[rank()]:
         rows = case["rows"].mT.contiguous().mT if case["rows"].dim() == 2 else case["rows"].clone()
         rows.requires_grad_(case["weights"] is not None)
-        first = len(ledger.rows)
+        mark("forward")
         got = impl.mesh.exchange.exchange(rows, case["sent"], case["received"], group)
-        middle, gradient = len(ledger.rows), None
+        mark("backward")
         if case["weights"] is not None:
             (got * case["weights"]).sum().backward()
-            gradient = rows.grad
-        told.append({
-            "arrived": got.detach().clone(), "gradient": gradient,
-            "forward": since(first)[: middle - first], "backward": since(middle),
-        })  # fmt: skip
+        told.append({"arrived": got.detach().clone(), "gradient": rows.grad})
     return told
 
 
 def exchange_refused(impl, cases: list) -> list:
-    """What each (rows, sent, received) raises, of a process alone."""
+    """What each (rows, sent, received) raises in a single process."""
     function = impl.mesh.exchange.exchange
     return [raised(lambda c=c: function(torch.zeros(c[0], 2), c[1], c[2], None)) for c in cases]
 
@@ -91,20 +82,17 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
     group, told = group_of(groups), []
     for case in cases[rank()]:
         x, n = case["x"].clone().requires_grad_(), case["n"]
-        first = len(ledger.rows)
+        mark("dispatch")
         there = impl.mesh.dispatch.dispatch(x, case["experts"], n, group=group)
-        answer = {
-            "tokens": there.tokens.detach().clone(), "counts": [int(c) for c in there.counts],
-            "dispatch": since(first),
-        }  # fmt: skip
+        answer = {"tokens": there.tokens.detach().clone(), "counts": [int(c) for c in there.counts]}
         position = 0 if group is None else dist.get_rank(group)
         numbers = torch.tensor(answer["counts"]).cumsum(0)
         rows = torch.arange(len(answer["tokens"]))
         expert = (rows[:, None] >= numbers).sum(1) + position * len(answer["counts"])  # (arrived,)
-        middle = len(ledger.rows)
         if case["gates"] is None:
+            mark("dispatch's backward")
             (there.tokens**2 * (expert[:, None] + 1)).sum().div(2).backward()
-            answer |= {"gradient": x.grad, "dispatch_backward": since(middle)}
+            answer["gradient"] = x.grad
         else:
             answer |= _home(impl, case, x, there, expert, group)
         told.append(answer)
@@ -117,17 +105,16 @@ def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, g
         [there.tokens * (expert[:, None] + 1), there.tokens[:, :1] ** 2 + expert[:, None]], dim=1
     )  # (arrived, width + 1)
     y = y.detach().requires_grad_()
-    first = len(ledger.rows)
+    mark("combine")
     out = impl.mesh.combine.combine(y, gates, there, group=group)
-    middle = len(ledger.rows)
+    mark("combine's backward")
     (out * case["weights"]).sum().backward()
-    answer = {"out": out.detach().clone(), "by_gates": gates.grad, "combine": since(first)[: middle - first]}
-    answer["combine_backward"] = since(middle)
+    mark("dispatch's backward")
     # On through the experts and dispatch, by hand: what they did is judged elsewhere.
     again = y.grad[:, :-1] * (expert[:, None] + 1)
     again = torch.cat([again[:, :1] + 2 * y.grad[:, -1:] * there.tokens.detach()[:, :1], again[:, 1:]], dim=1)
     there.tokens.backward(again)
-    return answer | {"by_x": x.grad}
+    return {"out": out.detach().clone(), "by_gates": gates.grad, "by_x": x.grad}
 
 
 def dispatch_refused(impl, n: int, world: int) -> str:
@@ -155,7 +142,7 @@ def cap_refused(impl, factors: list) -> list:
 
 
 class _Calls(torch.utils._python_dispatch.TorchDispatchMode):
-    """How many operators ran."""
+    """Counts operators."""
 
     count = 0
 
@@ -179,20 +166,17 @@ def layer(impl, sizes: dict, state: dict, shares: list, expert_degree: int) -> d
     )
     moe.load_state_dict({name: state[name] for name in moe.state_dict()})
     x = shares[me]["x"].clone().requires_grad_()
-    first = len(ledger.rows)
+    mark("layer")
     y = moe(x)
     loss = objective(y, shares[me]["weights"]) + sizes["balance"] * moe.balance
     loss.backward()
-    middle = len(ledger.rows)
+    mark("reduce")
     answer = {"y": y.detach().clone(), "balance": moe.balance.detach().clone(), "dropped": moe.dropped.clone()}
     if sizes["reduce"]:
         impl.mesh.reduce_gradients.reduce_gradients(
             [moe.router.weight], moe.experts.parameters(), replicas=dist.group.WORLD, data=data_group
         )
-    gradients = {name: p.grad for name, p in moe.named_parameters()}
-    return answer | {
-        "by_x": x.grad, "gradients": gradients, "layer": since(first)[: middle - first], "reduce": since(middle),
-    }  # fmt: skip
+    return answer | {"by_x": x.grad, "gradients": {name: p.grad for name, p in moe.named_parameters()}}
 
 
 def objective(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -209,6 +193,7 @@ def reduce(impl, cases: list, degree: int) -> dict:
         made[name] = [torch.nn.Parameter(torch.zeros_like(g)) for g in cases[me][name]]
         for p, g, there in zip(made[name], cases[me][name], cases[me][f"{name}_there"], strict=True):
             p.grad = g.clone() if there else None
+    mark("reduce")
     places = [p.grad.data_ptr() for ps in made.values() for p in ps if p.grad is not None]
     impl.mesh.reduce_gradients.reduce_gradients(
         (p for p in made["dense"]), [*made["experts"], *made["experts"][:1]], replicas=dist.group.WORLD,
@@ -216,4 +201,4 @@ def reduce(impl, cases: list, degree: int) -> dict:
     )  # fmt: skip
     answer: dict[str, Any] = {n: [p.grad for p in ps] for n, ps in made.items()}
     after = [p.grad.data_ptr() for ps in made.values() for p in ps if p.grad is not None]
-    return answer | {"in_place": places == after, "rows": ledger.plain()}
+    return answer | {"in_place": places == after}

@@ -1,12 +1,12 @@
-"""The sharded data axis: a small model whose parts are alike along some axes of a mesh and differ along others."""
+"""Shards a small model along data. Its parts are equal along some axes of a mesh and differ along others."""
 
 from __future__ import annotations
 
 import torch
 
+from lab.harness.raising import raised
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks import gates
 
 
 def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, experts: list, partial: list, dtype: str,
@@ -21,12 +21,12 @@ def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, exper
         module, mesh, experts=[named[n] for n in experts], partial=[named[n] for n in partial], small=small,
         layers=layers and [module.get_submodule(name) for name in layers],
     )  # fmt: skip
-    first = len(ledger.rows)
+    gates.mark("micro-batches")
     for tokens, targets in batches[mesh.here]:
         logits = own(tokens).flatten(0, 1)
         (torch.nn.functional.cross_entropy(logits.float(), targets.flatten()) / len(batches[mesh.here])).backward()
-    with ledger.phase("finish"):
-        own.finish_gradient_synchronization()
+    gates.mark("finish")
+    own.finish_gradient_synchronization()
     gradients = []  # [name, start, numbers]
     place = mesh.coordinate()["data"]
     for unit in own.units:
@@ -41,7 +41,6 @@ def sharded(impl, sizes: dict, states: list, degrees: dict, batches: list, exper
         "gradients": gradients,
         "units": [[unit.part, [names[0] for names in unit.names]] for unit in own.units],
         "whole": [[name, p.numel()] for name, p in own.module.named_parameters()],
-        "rows": [row.plain() for row in ledger.rows[first:]],
     }
 
 

@@ -1,4 +1,4 @@
-"""Ask a mesh where ranks are: on paper for any world, and on ranks for its groups."""
+"""Asks a mesh for ranks and groups: on paper for any world, and on real ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.harness.raising import raised
+from lab.ranks import gates
 
 
 def on_paper(impl, cases: list) -> list:
@@ -41,7 +41,7 @@ def _number(rank) -> int | None:
 
 
 def refused(impl, degrees: list) -> dict:
-    """What a mesh on paper raises when it is asked for what is not there."""
+    """What a mesh on paper raises when asked for an axis or a place that it does not have."""
     make = impl.mesh.mesh.Mesh
     mesh = make(*degrees, rank=0)
     return {
@@ -59,7 +59,7 @@ def refused(impl, degrees: list) -> dict:
 
 
 def misfits(impl, degrees: list) -> list:
-    """The message that each of these degrees gets in this world; "" where it is taken."""
+    """The error message for each of these degrees in this world; "" if the mesh accepts it."""
     messages = []
     for case in degrees:
         try:
@@ -71,10 +71,11 @@ def misfits(impl, degrees: list) -> list:
 
 
 def groups(impl, degrees: list, axes: list) -> dict:
-    """Sum this rank's number over each group; say what was sent, and how many groups this rank was put into."""
+    """Sum this rank's number over each group; say how many groups this rank was put into."""
     before = len(c10d._world.pg_map)
+    gates.mark("mesh")
     mesh = impl.mesh.mesh.Mesh(*degrees)
-    made = len(ledger.rows)
+    gates.mark("sums")
     again, sums = [], []
     for names in axes:
         group = mesh.group(*names)
@@ -87,8 +88,6 @@ def groups(impl, degrees: list, axes: list) -> dict:
         "here": int(mesh.here),
         "rank": dist.get_rank(),
         "sums": sums,
-        "groups": [row.group for row in ledger.rows[made:]],
-        "sent_at_start": made,
         "again": again,
         "joined": len(c10d._world.pg_map) - before,
     }

@@ -1,19 +1,19 @@
-"""Clip gradients that are given whole, and cut here as the axes of a mesh cut them; say what was sent and read."""
+"""Cuts whole gradients as the axes of a mesh cut them, and clips them on each rank."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 
+from lab.harness.raising import raised
 from lab.measure.reads import reads
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks import gates
 
 from .probes_placed import Share
 
 
 def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> list:
-    """What clipping to each of `limits` does to these gradients. silent: ranks that have none."""
+    """Clip these gradients to each of `limits`. silent: ranks without gradients."""
     share = Share(impl, layout, gradients)
     told = []
     for limit in limits:
@@ -21,7 +21,7 @@ def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> 
             parameter.grad = None if dist.get_rank() in silent else grad
         before = [p.grad for p in share.shares]
         kept = [None if g is None else g.clone() for g in before]
-        first = len(ledger.rows)
+        gates.mark("clip")
         with reads() as read:
             norm = impl.mesh.global_norm.clip_global_norm(share, limit)
         told.append({
@@ -32,7 +32,6 @@ def clipped(impl, layout: dict, gradients: dict, limits: list, silent: list) -> 
             "names": [" + ".join(p.name for p in placed.pieces) for placed in share.placements().values()],
             "in_place": all(p.grad is g for p, g in zip(share.shares, before, strict=True)),
             "reads": sorted(read),
-            "rows": [row.plain() for row in ledger.rows[first:]],
         })  # fmt: skip
     return told
 

@@ -1,24 +1,23 @@
-"""Ask for schedules, and run them: on a small model in stages, on stages with logical clocks, on stages that sleep."""
+"""Lists schedules, and runs them: on a small model in stages, and on stages whose every action asks for a gate."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.measure import clock as real
-from lab.measure.compare import interleaved
-from lab.raising import raised
-from lab.world.group import LedgerGroup, ledger
-from lab.world.schedule import Action
+from lab.cluster.schedule import Action
+from lab.harness.raising import raised
+from lab.ranks import gates
 
 # ---- schedules ----
 
 
 def listed(impl, name: str, cases: list) -> list:
-    """For each case (stages, micro-batches, perhaps chunks) what each rank shall do: [kind, micro-batch, chunk]."""
+    """Each rank's actions [kind, micro-batch, chunk], for each case (stages, micro-batches, perhaps chunks)."""
     function = getattr(getattr(impl.mesh, name), name)
     return [
         [[[str(a.kind), int(a.micro_batch), int(a.chunk)] for a in function(rank, *case)] for rank in range(case[0])]
@@ -107,8 +106,8 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: float) -> dict:
     """Steps of SGD. plan: layers (of each virtual stage), stages, tensor (ranks of a stage), tied, accumulate
-    (gradients stay from step to step), members (of the one
-    pipeline, global ranks; [] for tensor pipelines that fill the world). batches: [step] -> inputs, targets."""
+    (gradients stay from step to step), members (global ranks of the one pipeline; [] for tensor pipelines that fill the
+    world). batches: [step] -> inputs, targets."""
     rank, stages, tensor = dist.get_rank(), plan["stages"], plan["tensor"]
     pipelines = [plan["members"]] if plan["members"] else [
         [s * tensor + t for s in range(stages)] for t in range(tensor)
@@ -128,22 +127,22 @@ def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: floa
     if plan["tied"] and tied is not None:
         options["tied"] = tied
     parameters = {n: p for chunk in chunks for n, p in chunk.named_parameters()}
-    losses, gradients, first_row = [], [], len(ledger.rows)
+    losses, gradients = [], []
+    gates.mark("steps")
     for inputs, targets in batches:
         for p in parameters.values():
             p.grad = p.grad if plan["accumulate"] else None
         like = torch.empty(*inputs[0].shape, state["embedding"].shape[1])
-        with ledger.phase("step"):
-            loss = impl.mesh.execute.execute(
-                actions_of(schedule, stage), chunks, inputs if first else [], targets if last else [], loss_of, like,
-                **options,
-            )  # fmt: skip
+        loss = impl.mesh.execute.execute(
+            actions_of(schedule, stage), chunks, inputs if first else [], targets if last else [], loss_of, like,
+            **options,
+        )  # fmt: skip
         losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in parameters.items()})
         with torch.no_grad():
             for p in parameters.values():
                 p -= lr * p.grad if p.grad is not None else 0
-    return {"losses": losses, "gradients": gradients, "rows": [r.plain() for r in ledger.rows[first_row:]]}
+    return {"losses": losses, "gradients": gradients}
 
 
 def chunks_of(plan: dict, state: dict, stage: int, group: Any) -> list[Chunk]:
@@ -156,157 +155,64 @@ def chunks_of(plan: dict, state: dict, stage: int, group: Any) -> list[Chunk]:
     ]
 
 
-# ---- time: stages on logical clocks that messages carry ----
+# ---- order: every action of a stage asks for a gate, and every message names the action that made it ----
 
 
-class Clock:
-    """The logical time of one rank, what happened when, and what is kept for backward."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.events: list[list] = []
-        self.held: list[int] = []  # what is saved when each of them begins
-        self.saved, self.graphs = Count(), Count()
-
-    def work(self, kind: str, micro_batch: int, chunk: int, ready: float, takes: float) -> None:
-        start = max(self.now, ready)
-        self.now = start + takes
-        self.events.append([kind, micro_batch, chunk, start])
-        self.held.append(self.saved.now)
-
-
-class Count:
-    """How many of something are there, and were at most."""
-
-    now = most = 0
-
-
-class Kept:
-    """Something that is counted while it is there."""
-
-    def __init__(self, count: Count, tensor: Tensor | None = None):
-        self.tensor, self.count = tensor, count
-        count.now += 1
-        count.most = max(count.most, count.now)
-
-    def __del__(self) -> None:
-        self.count.now -= 1
-
-
-class Tick(torch.autograd.Function):
-    """Forward takes 1 and backward 2 of its rank's clock. Of a message (rows, 3) the columns are a value that is passed
-    on, the micro-batch, and when it was sent."""
+class Act(torch.autograd.Function):
+    """Multiply x + weight by a gate, and the gradient by another. A message (rows, 3) has columns for that value, the
+    micro-batch, and the virtual stage that made it, plus a half in backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: ClockedStage) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: GatedStage) -> Tensor:
         ctx.stage, ctx.micro_batch = stage, int(x[0, 1])
-        stage.clock.work("forward", ctx.micro_batch, stage.chunk, 0.0 if stage.first else float(x[0, 2]), 1.0)
-        ctx.save_for_backward(x.clone())
-        ctx.graph = Kept(stage.clock.graphs)
-        return x.clone()
+        ctx.save_for_backward(torch.ones(stage.extra))
+        ctx.graph = torch.ones(stage.extra)  # there as long as the graph is, even when backward has run
+        return stage.message(x[:, :1] + weight, "forward", ctx.micro_batch)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        stage, _ = ctx.stage, ctx.saved_tensors
-        ready = 0.0 if stage.last else float(gradient[0, 2])
-        stage.clock.work("backward", ctx.micro_batch, stage.chunk, ready, 2.0)
-        return gradient.clone(), gradient.new_ones(()), None
+        made = ctx.stage.message(gradient[:, :1], "backward", ctx.micro_batch)
+        return made, made[:, 0].sum(), None
 
 
-class ClockedStage(nn.Module):
-    def __init__(self, clock: Clock, chunk: int, first: bool, last: bool):
+class GatedStage(nn.Module):
+    """A chunk. number: its virtual stage. extra: how many elements it saves for backward."""
+
+    def __init__(self, number: int, extra: int):
         super().__init__()
-        self.clock, self.chunk, self.first, self.last = clock, chunk, first, last
+        self.number, self.extra = number, extra
         self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return Tick.apply(x, self.weight, self)
+        return Act.apply(x, self.weight, self)
+
+    def message(self, value: Tensor, kind: str, micro_batch: int) -> Tensor:
+        value = gates.in_forward(value, f"{kind} {micro_batch} {self.number}")
+        made_by = value.new_tensor([micro_batch, self.number + (kind == "backward") / 2])
+        return torch.cat([value, made_by.expand(len(value), 2)], 1)
 
 
-def clocked(impl, schedule: list, micro_batches: int, chunks: int, rows: int) -> dict:
-    """By logical clocks, what each rank did when, [kind, micro-batch, chunk, start]; what it kept; its rows."""
-    rank, stages, clock = dist.get_rank(), dist.get_world_size(), Clock()
-    modules = [ClockedStage(clock, c, c + rank == 0, (c + 1, rank + 1) == (chunks, stages)) for c in range(chunks)]
-    plain = LedgerGroup.send
+class Inputs(Sequence):
+    """Of each micro-batch a message of ones, made when it is asked for: it takes no memory before."""
 
-    def send(self: Any, tensors: list[Tensor], *rest: Any) -> Any:
-        stamped = tensors[0].clone()
-        stamped[..., 2] = clock.now  # the moment it leaves
-        return plain(self, [stamped], *rest)
+    def __init__(self, micro_batches: int, rows: int):
+        self.micro_batches, self.rows = micro_batches, rows
 
-    LedgerGroup.send = send  # type: ignore[method-assign]
-    like = torch.zeros(rows, 3, dtype=torch.float64)
-    inputs = [like.clone() for _ in range(micro_batches)]
-    for i, x in enumerate(inputs):
-        x[:, 1] = i
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: Kept(clock.saved, t), lambda kept: kept.tensor):
-        impl.mesh.execute.execute(
-            actions_of(schedule, rank), modules, inputs, inputs, lambda output, _: output.sum(), like
-        )  # fmt: skip
-    return {
-        "events": clock.events, "end": clock.now, "saved": clock.saved.most, "left": clock.saved.now,
-        "graphs": clock.graphs.most, "held": clock.held, "rows": ledger.plain(),
-        "weights": [float(m.weight.grad) for m in modules],
-    }  # fmt: skip
+    def __len__(self) -> int:
+        return self.micro_batches
+
+    def __getitem__(self, i: Any) -> Tensor:
+        message = torch.ones(self.rows, 3, dtype=torch.float64)
+        message[:, 1] = range(self.micro_batches)[i]
+        return message
 
 
-# ---- seconds: stages that sleep ----
-
-
-class Nap(torch.autograd.Function):
-    """Forward sleeps for each row, backward twice as long."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, row_s: float) -> Tensor:
-        ctx.row_s = row_s
-        real.sleep(row_s * len(x))
-        return x + weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        real.sleep(2 * ctx.row_s * len(gradient))
-        return gradient, gradient.sum(), None
-
-
-class SleepingStage(nn.Module):
-    def __init__(self, row_s: float):
-        super().__init__()
-        self.row_s = row_s
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Nap.apply(x, self.weight, self.row_s)
-
-
-def raced(impl, schedules: list, micro_batches: list, rows: int, row_s: float, pairs: int, seed: int) -> tuple:
-    """Seconds of `rows` rows through sleeping stages, cut into the one and the other number of micro-batches.
-
-    Every run has rows of its own. Also the worst error of a gradient or loss by the latter.
-    """
-    rank, stage, draw = dist.get_rank(), SleepingStage(row_s), torch.Generator().manual_seed(seed)
-    x, loss, worst = torch.zeros(rows, 2), [None], [0.0]
-
-    def runner(schedule: list, count: int) -> Any:
-        inputs, actions = x.chunk(count), actions_of(schedule, rank)
-
-        def call() -> None:
-            stage.weight.grad = None
-            loss[0] = impl.mesh.execute.execute(
-                actions, [stage], inputs, inputs, lambda output, _: output.sum(), inputs[0]
-            )
-
-        return call
-
-    def ready() -> None:
-        x.copy_(torch.rand(x.shape, generator=draw))
-        dist.barrier()
-
-    def check(which: int) -> None:
-        if which == 1:
-            worst.append(abs(float(stage.weight.grad) - x.numel() / micro_batches[1]))
-            if loss[0] is not None:
-                worst.append(abs(float(loss[0]) - float(x.sum()) / micro_batches[1]))
-
-    ready()
-    a, b = (runner(schedule, count) for schedule, count in zip(schedules, micro_batches, strict=True))
-    return (*interleaved(a, b, pairs, seed, ready, check), float(torch.tensor(worst).max()))
+def gated(impl, schedule: list, micro_batches: int, chunks: int, rows: int, extra: int = 1) -> dict:
+    """Run a schedule on rows of ones; return the loss and the gradients of this rank's weights."""
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    modules = [GatedStage(c * stages + rank, extra) for c in range(chunks)]
+    loss = impl.mesh.execute.execute(
+        actions_of(schedule, rank), modules, Inputs(micro_batches, rows), [None] * micro_batches,
+        lambda output, _: output[:, 0].mean(), torch.empty(rows, 3, dtype=torch.float64),
+    )  # fmt: skip
+    return {"loss": None if loss is None else float(loss), "weights": [float(m.weight.grad) for m in modules]}

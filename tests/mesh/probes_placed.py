@@ -1,4 +1,4 @@
-"""A model that is on a mesh without having been parallelized: whole tensors, cut as the axes cut a transformer's."""
+"""Spreads a model over a mesh without `parallelize`: cuts whole tensors as the axes cut those of a transformer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def coordinate(degrees: dict, rank: int) -> dict:
 
 
 def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
-    """What the tensor rank at `place` of `ranks` has; rows that pad a vocabulary are zeros."""
+    """The part of the tensor rank at `place` of `ranks`. Rows that pad a vocabulary are zeros."""
     dim = cut_along(name, ranks)
     if dim == 0:
         whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
@@ -29,7 +29,7 @@ def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
 
 
 def cut_along(name: str, ranks: int) -> int | None:
-    """The dim along which so many tensor ranks cut the parameter of that name; None: not at all."""
+    """The dim along which that many tensor ranks cut this parameter; None if they do not cut it."""
     if ranks == 1 or ".experts." in name:
         return None
     return next((dim for end, dim in CUT.items() if name.endswith(end)), None)
@@ -87,7 +87,7 @@ class Share(nn.Module):
         return mine
 
     def _units(self, values: dict) -> list[list[tuple[str, Tensor]]]:
-        """What this rank has of each name, grouped by what FSDP would cut together."""
+        """This rank's part of each parameter, grouped by the units that FSDP would cut."""
         units: dict = {}
         for name in self._names(values):
             layer = name.split(".")[1] if name.startswith("blocks.") else name

@@ -1,13 +1,13 @@
-"""What a planner finds, for jobs that are given, with the kit's tools or with prices that are drawn."""
+"""Runs a planner on given jobs, with the kit's tools or with random prices."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import astuple, replace
 
-from lab.raising import raised
-from lab.world.hardware import cluster
-from lab.world.jobs import MEGATRON_2021, TODAY, Job, Model, Plan
+from lab.cluster.hardware import cluster
+from lab.cluster.jobs import MEGATRON_2021, TODAY, Job, Model, Plan
+from lab.harness.raising import raised
 
 RECIPES = {"today": TODAY, "2021": MEGATRON_2021}
 
@@ -20,7 +20,7 @@ def job_of(case: dict) -> Job:
 
 
 def drawn(seed: str, job: Job, plan: Plan) -> tuple[float, float, float]:
-    """(floor, price, memory) that tell nothing of the mesh: a price has a part for each of the cluster's rates."""
+    """Random (floor, price, memory), unrelated to the mesh. A price has a part for each of the cluster's rates."""
     digest = hashlib.sha256(f"{seed} {plan}".encode()).digest()
     parts = [int.from_bytes(digest[i : i + 4], "big") / 2**32 for i in range(0, 28, 4)]
     c = job.cluster
@@ -75,7 +75,7 @@ def bound(impl, cases: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """[exception's name, its words or what came instead] of each case."""
+    """[exception's name, its message or what was returned] of each case."""
     told = []
     for case in cases:
         words: list[str] = []

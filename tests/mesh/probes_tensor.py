@@ -1,18 +1,16 @@
-"""Run the pieces of tensor parallelism on each rank: forward, backward, what was sent and what was kept."""
+"""Runs the pieces of tensor parallelism on each rank, forward and backward, and measures what they keep."""
 
 from __future__ import annotations
-
-import gc
-import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.measure.memory import Memory, meter
+from lab.harness.callers import changes
+from lab.harness.raising import raised
+from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised
-from lab.world.group import ledger
+from lab.ranks import gates
 
 
 def group_of(groups: list):
@@ -30,37 +28,33 @@ def conjugate(impl, name: str, x: list, dy: list, groups: list) -> dict:
     """One of the four functions, forward and backward, on this rank's x and gradient of the result.
 
     Both are handed in as they are made and, which is what comes back, with strides that are not the plain ones; each is
-    looked at again afterwards. kept_bytes: what is alive beside the result when x is gone, and may be used in backward.
+    looked at again afterwards.
     """
     group, rank = group_of(groups), dist.get_rank()
     changed, out = [], {}
     layouts = {"": [t[rank].clone() for t in (x, dy)]}
     layouts["transposed "] = [t.mT.clone(memory_format=torch.contiguous_format).mT for t in layouts[""]]
     for layout, (x_, dy_) in layouts.items():
-        before = x_.clone(), dy_.clone()
         x_.requires_grad_()
-        first = len(ledger.rows)
-        with meter([x_, before[0]]) as memory:
-            passing = x_ * 1
-            y = function(impl, name)(passing, group)
-            same = torch.equal(passing, before[0])
-            del passing
-            kept = beside(memory, y)
-            saved = memory.saved_bytes
+        gates.mark(f"{layout}forward")
+        passing = x_ * 1
+        changes_since = changes(**{f"{layout}x": passing, f"{layout}dy": dy_})
+        y = function(impl, name)(passing, group)
+        gates.mark(f"{layout}backward")
         dx = torch.autograd.grad(y, x_, dy_)[0] if y.shape == dy_.shape else None
-        changed += [layout + "x"] * (not same) + [layout + "dy"] * (not torch.equal(dy_, before[1]))
-        rows = [row.plain() for row in ledger.rows[first:]]
-        out = {"y": y.detach(), "dx": dx, "kept_bytes": max(saved, kept), "rows": rows}
+        changed += changes_since()
+        out = {"y": y.detach(), "dx": dx}
     return {**out, "changed": changed}
 
 
-def beside(memory: Memory, y: torch.Tensor) -> int:
-    """Bytes alive that are not y's. Gloo's threads let go of a message's tensors a moment after it has come."""
-    for _ in range(50):
-        if (kept := memory.live_bytes - y.untyped_storage().nbytes()) <= 0:
-            break
-        time.sleep(0.005)
-    return kept
+def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
+    """Sum the result of ones; then free x and the result, and let the process grow by the ballast."""
+    x = torch.ones(1, 2, elements // 2, requires_grad=True)
+    y = function(impl, name)(x * 1, None)
+    total, backward = float(y.detach().sum(dtype=torch.float64)), y.grad_fn
+    del y
+    weigh(ballast)
+    return total if backward is not None else float("nan")
 
 
 def expanded(impl, name: str, x: list) -> torch.Tensor:
@@ -84,15 +78,17 @@ def linear(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, x: 
     group, rank = group_of(groups), dist.get_rank()
     layer = made(impl, kind, weight, bias, group)
     x = x[rank].clone().requires_grad_()
-    first = len(ledger.rows)
+    changed = changes(x=x, dy=dy[rank], **dict(layer.named_parameters()))
+    gates.mark("forward")
     y = layer(x)
+    gates.mark("backward")
     y.backward(dy[rank])
     return {
+        "changed": changed(),
         "y": y.detach(),
         "dx": x.grad,
         "parameters": {name: p.detach() for name, p in layer.named_parameters()},
         "gradients": {name: p.grad for name, p in layer.named_parameters()},
-        "rows": [row.plain() for row in ledger.rows[first:]],
     }
 
 
@@ -110,17 +106,29 @@ def made(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, group
     return getattr(impl.mesh.parallel_linear, names[kind])(whole, group, **options)
 
 
-def kept(impl, kind: str, sizes: dict) -> dict:
-    """Bytes that are alive when a rank's part has been made and the whole is gone; and those of its parameters."""
-    with meter() as memory:
-        if kind in ("mlp", "attention"):
-            part = region(impl, kind, Transformer(Config(**sizes)).blocks[0], None)
-        else:
-            shape = (sizes["rows"], sizes["columns"])
-            part = made(impl, kind, torch.ones(shape), None if kind == "embedding" else torch.ones(shape[0]))
-        gc.collect()
-        live = memory.live_bytes
-    return {"live_bytes": live, "parameters": {name: list(p.shape) for name, p in part.named_parameters()}}
+def kept(impl, kind: str, sizes: dict, ballast: int) -> dict:
+    """Make a rank's part of a whole layer of ones; then let the process grow by the ballast."""
+    if kind in ("mlp", "attention"):
+        part = region(impl, kind, ones(Transformer(Config(**sizes)).blocks[0]), None)
+    else:
+        shape = (sizes["rows"], sizes["columns"])
+        part = made(impl, kind, torch.ones(shape), None if kind == "embedding" else torch.ones(shape[0]))
+    return counted(part, ballast)
+
+
+def ones(whole: nn.Module) -> nn.Module:
+    for p in whole.parameters():
+        p.data.fill_(1.0)
+    return whole
+
+
+def counted(part: nn.Module, ballast: int) -> dict:
+    """Let the process grow by the ballast, so that its peak shows what it holds now; return shapes and sums."""
+    weigh(ballast)
+    return {
+        "parameters": {name: list(p.shape) for name, p in part.named_parameters()},
+        "sums": {name: float(p.detach().sum(dtype=torch.float64)) for name, p in part.named_parameters()},
+    }
 
 
 def region(impl, kind: str, block: nn.Module, group, sequence: bool = False) -> nn.Module:
@@ -152,15 +160,15 @@ def block(impl, kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
             module.register_forward_hook(lambda _, inputs, y: shapes.append([list(inputs[0].shape), list(y.shape)]))
     x = x.clone().requires_grad_()
     around = (model.cos[: sizes["context"]], model.sin[: sizes["context"]]) if kind != "mlp" else ()
-    first = len(ledger.rows)
-    with ledger.phase("forward"):
-        y = part(x, *around)
+    gates.mark("forward")
+    y = part(x, *around)
+    gates.mark("backward")
     y.backward(dy)
+    gates.mark("finish")
     before = {name: p.grad.clone() for name, p in part.named_parameters()}
     if sequence:
         partial = impl.mesh.tensor_parallel.partial_parameters(part)
-        with ledger.phase("finish"):
-            impl.mesh.sequence_parallel.sum_partial_gradients(partial, group)
+        impl.mesh.sequence_parallel.sum_partial_gradients(partial, group)
     return {
         "y": y.detach(),
         "dx": x.grad,
@@ -168,7 +176,6 @@ def block(impl, kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
         "gradients": {name: p.grad for name, p in part.named_parameters()},
         "before": before,
         "norms": shapes,
-        "rows": [row.plain() for row in ledger.rows[first:]],
     }
 
 
@@ -181,7 +188,7 @@ def refused(impl, cases: list) -> list:
             told.append(raised(lambda kind=kind, weight=weight: made(impl, kind, weight, None)))
         elif kind == "scatter_sequence":
             x = torch.ones(1, sizes["context"], 2)
-            told.append(raised(lambda x=x: function(impl, "scatter_sequence")(x, None)))
+            told.append(raised(lambda x=x: function(impl, "scatter_sequence")(x, None), text=True))
         else:
             whole = Transformer(Config(**sizes)).blocks[0]
             told.append(raised(lambda kind=kind, whole=whole: region(impl, kind, whole, None)))
@@ -191,33 +198,42 @@ def refused(impl, cases: list) -> list:
 def embedding(impl, weight: torch.Tensor, tokens: torch.Tensor, dy: torch.Tensor, groups: list) -> dict:
     """A vocabulary-parallel embedding, forward and backward."""
     layer = made(impl, "embedding", weight, None, group_of(groups))
-    first = len(ledger.rows)
+    changed = changes(tokens=tokens, weight=layer.weight, dy=dy)
+    gates.mark("forward")
     y = layer(tokens)
+    gates.mark("backward")
     y.backward(dy)
-    return {
-        "y": y.detach(),
-        "parameters": {name: p.detach() for name, p in layer.named_parameters()},
-        "gradient": layer.weight.grad,
-        "rows": [row.plain() for row in ledger.rows[first:]],
-    }
+    return {"y": y.detach(), "gradient": layer.weight.grad, "changed": changed()}
 
 
 def cross_entropy(impl, logits: list, targets: torch.Tensor, vocabulary: int, scale: float, groups: list) -> dict:
     """The loss of this rank's columns, and the gradient of scale · loss."""
     group = group_of(groups)
     x = logits[dist.get_rank()].clone().requires_grad_()
-    first = len(ledger.rows)
-    with meter([x, targets]) as memory:
-        with ledger.phase("forward"):
-            loss = impl.mesh.vocab_parallel.vocab_parallel_cross_entropy(x, targets, group, vocabulary=vocabulary)
-        (loss * scale).backward()
-        largest = memory.largest_elements
-    return {
-        "loss": loss.detach(),
-        "dlogits": x.grad,
-        "largest_elements": largest,
-        "rows": [row.plain() for row in ledger.rows[first:]],
-    }
+    changed = changes(logits=x, targets=targets)
+    gates.mark("forward")
+    loss = impl.mesh.vocab_parallel.vocab_parallel_cross_entropy(x, targets, group, vocabulary=vocabulary)
+    gates.mark("backward")
+    (loss * scale).backward()
+    return {"loss": loss.detach(), "dlogits": x.grad, "changed": changed()}
+
+
+def large_loss(impl, tokens: int, columns: int, seed: int) -> dict:
+    """Draw large logits on each rank; return the loss, and the gradient summed over the rank's columns."""
+    vocabulary = columns * dist.get_world_size()
+    x = logits_of(tokens, columns, seed, dist.get_rank()).requires_grad_()
+    targets = targets_of(tokens, vocabulary, seed)
+    loss = impl.mesh.vocab_parallel.vocab_parallel_cross_entropy(x, targets, vocabulary=vocabulary)
+    loss.backward()
+    return {"loss": loss.detach(), "sums": x.grad.sum(-1)}
+
+
+def logits_of(tokens: int, columns: int, seed: int, rank: int) -> torch.Tensor:
+    return torch.randn(1, tokens, columns, generator=torch.Generator().manual_seed(seed + rank))
+
+
+def targets_of(tokens: int, vocabulary: int, seed: int) -> torch.Tensor:
+    return torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def model(impl, sizes: dict, state: dict, batches: list, groups: list, sequence: bool, tied: bool) -> dict:

@@ -1,9 +1,9 @@
-"""Oracles of pipeline schedules, and what is asked of each: actions are [kind, micro-batch, chunk] here."""
+"""Oracles of pipeline schedules, and checks that all of them share. An action is [kind, micro-batch, chunk] here."""
 
 from __future__ import annotations
 
-from lab.judge import harmless, measured
-from lab.world.schedule import Action, ScheduleError, Simulation, check, drawn
+from lab.cluster.schedule import Action, ScheduleError, Simulation, check, drawn
+from lab.harness.judge import harmless, measured
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> list:
@@ -16,7 +16,7 @@ def one_forward_one_backward(stages: int, micro_batches: int, chunks: int = 1) -
 
 
 def most_alive(rank: int, stages: int, chunks: int = 1) -> int:
-    """Activations of a chunk that a rank may keep, of however many micro-batches."""
+    """How many activations of a chunk a rank may keep, for any number of micro-batches."""
     return stages - rank if chunks == 1 else 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1
 
 
@@ -33,7 +33,7 @@ def _merged(stages: int, micro_batches: int, chunks: int, most: int) -> list:
 
 
 def draw_any(rng, stages: int, micro_batches: int, chunks: int) -> list:
-    """A valid schedule in no sensible order: messages need not be received in the order they are sent."""
+    """Draw a valid schedule in random order: messages need not be received in the order in which they are sent."""
     last, ranks = stages * chunks - 1, [[] for _ in range(stages)]
     ready = [["forward", i, 0] for i in range(micro_batches)]  # the last of each is its virtual stage
     while ready:
@@ -47,7 +47,7 @@ def draw_any(rng, stages: int, micro_batches: int, chunks: int) -> list:
 
 
 def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the schedule") -> Simulation:
-    """The simulation of a schedule; an AssertionError where it is none."""
+    """Simulate a schedule. Raises AssertionError if it is not valid."""
     try:
         return check([[Action(*a) for a in rank] for rank in ranks], micro_batches, chunks)
     except ScheduleError as error:
@@ -57,7 +57,7 @@ def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the sc
 
 @harmless
 def all_missing(ranks: list, micro_batches: int, chunks: int) -> str:
-    """What the first rank that lacks something lacks; "" where none does, or one has what it should not."""
+    """Name the actions that the first incomplete rank lacks; "" if none is incomplete, or one has a wrong action."""
     whole = [[kind, i, c] for kind in ("forward", "backward") for c in range(chunks) for i in range(micro_batches)]
     for rank, actions in enumerate(ranks):
         lacks = [a for a in whole if a not in actions]
@@ -77,7 +77,7 @@ def all_missing(ranks: list, micro_batches: int, chunks: int) -> str:
 
 @harmless
 def chunk_by_chunk(ranks: list, micro_batches: int) -> str:
-    """That all micro-batches go through a chunk before the next chunk begins, where they are more than a group."""
+    """Say so where all micro-batches go through one chunk before the next chunk begins, instead of in groups."""
     forwards = [[[c, i] for kind, i, c in actions if kind == "forward"] for actions in ranks]
     if micro_batches <= len(ranks) or any(each != sorted(each) or not each[-1][0] for each in forwards):
         return ""
@@ -88,12 +88,12 @@ def chunk_by_chunk(ranks: list, micro_batches: int) -> str:
 
 
 def before_the_first_backward(ranks: list) -> list[int]:
-    """How many forwards each rank begins with."""
+    """Number of forwards per rank before its first backward."""
     return [next((n for n, a in enumerate(actions) if a[0] == "backward"), len(actions)) for actions in ranks]
 
 
 def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
-    """[stages, micro-batches] and perhaps chunks: the smallest, fewer micro-batches than stages, and some drawn."""
+    """Draw cases [stages, micro-batches] or [stages, micro-batches, chunks], with the smallest among them."""
     if not chunks:
         drawn = [[rng.integers(2, 6), rng.integers(1, 9)] for _ in range(count)]
         return [[1, rng.integers(2, 5)], [1, 1], [rng.integers(3, 6), 2], *drawn]
@@ -122,7 +122,7 @@ REFUSED = [[-1, 2, 3], [2, 2, 3], [5, 3, 1], [0, 2, 0], [1, 2, -1], [0, 0, 2]]
 
 
 def refuses(run, probe, name: str, more: tuple = (), also: tuple = ()) -> None:
-    """Assert that arguments out of their range raise ValueError, and those in it nothing."""
+    """Assert that arguments outside their range raise ValueError, and that others do not."""
     wrong, right = [[*a, *more] for a in REFUSED] + list(also), [[1, 2, 4, *more], [0, 1, 1, *more]]
     for arguments, told in zip(wrong + right, run(probe, name, wrong + right), strict=True):
         want = "ValueError" if arguments in wrong else "nothing"

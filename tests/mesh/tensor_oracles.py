@@ -1,23 +1,24 @@
-"""What is drawn for tensor parallelism, and the whole layer in one process that the ranks' parts are held to."""
+"""Draws layers for tensor parallelism, and compares the ranks' parts with the whole layer in one process."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import nn
 
-from lab.judge import close, measured
+from lab.harness.judge import close, never_holds
 from lab.model.transformer import Config, Transformer
-from lab.world.cluster import sent_bytes
 
 from . import probes_tensor as probes
-from .suspects_tensor import of_half
+from .carried import BOTH, asked
 
 CUT = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "o_proj": 1, "down_proj": 1,
        "embedding": 0, "head": 0}  # fmt: skip
 
 
 def draw_groups(rng, size: int) -> tuple[int, list]:
-    """(world, groups) in which groups of `size` ranks are not the world, and group ranks not global ranks."""
+    """Draw (world, groups): two groups of `size` ranks, in which a rank of the group differs from the global rank."""
     order = rng.shuffled(range(2 * size))
     return 2 * size, [sorted(order[:size]), sorted(order[size:])]
 
@@ -27,7 +28,7 @@ def members(world: int, groups: list) -> list:
 
 
 def draw_sizes(rng, world: int) -> dict:
-    """Of a transformer that `world` ranks divide, no two sizes alike."""
+    """Draw different sizes of a transformer that `world` ranks divide."""
     kv_heads = world * rng.integers(1, 2)
     heads = kv_heads * rng.integers(2, 3)
     return {
@@ -42,7 +43,7 @@ def draw_sizes(rng, world: int) -> dict:
 
 
 def draw_state(rng, sizes: dict) -> dict:
-    """Weights large enough that every part counts; norms differ from 1."""
+    """Draw weights so large that every part changes the result. Norms differ from 1."""
     state = Transformer(Config(**sizes)).state_dict()
     return {n: rng.normal(*t.shape) * (0.3 if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
 
@@ -54,7 +55,7 @@ def whole_model(sizes: dict, state: dict, dtype: torch.dtype) -> Transformer:
 
 
 def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, dtype: str) -> dict:
-    """The block, or its mlp or attention, in one process."""
+    """Run the block, or its mlp or attention, forward and backward in one process."""
     model = whole_model(sizes, state, getattr(torch, dtype))
     block = model.blocks[0]
     part: nn.Module = {"mlp": block.mlp, "attention": block.attention}.get(kind, block)  # type: ignore[assignment]
@@ -66,7 +67,7 @@ def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
 
 
 def piece(name: str, tensor: torch.Tensor, place: int, world: int) -> torch.Tensor:
-    """This rank's part of the parameter of that name, or of its gradient."""
+    """This rank's part of a parameter, or of its gradient."""
     layer = name.split(".")[-2] if "." in name else ""
     if layer not in CUT:
         return tensor
@@ -76,14 +77,20 @@ def piece(name: str, tensor: torch.Tensor, place: int, world: int) -> torch.Tens
 
 
 def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = False, sequence: bool = False,
-                      needs: list | None = None) -> None:  # fmt: skip
-    """Assert that the ranks' parts of a block give what the whole gives: y, dx and every gradient."""
+                      needs: list | None = None) -> tuple[dict, torch.Tensor, list]:  # fmt: skip
+    """Assert that the parts of a block on all ranks give y, dx and all gradients of the whole block.
+
+    Returns the sizes, x, and each rank's values with its messages: "forward", "backward" and "finish".
+    """
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     sizes = draw_sizes(rng, size)
     state = draw_state(rng, sizes)
     shape = (rng.integers(1, 2), sizes["context"], sizes["width"])
     x, dy = rng.normal(*shape), rng.normal(*shape)
-    ranks = run(probes.block, kind, sizes, state, x, dy, groups, sequence, world=world, replace=needs or [])
+    ranks = asked(
+        run, probes.block, kind, sizes, state, x, dy, groups, sequence, world=world, replace=needs or [],
+        parts=(*BOTH, "finish"),
+    )  # fmt: skip
     want = expect(whole_block, kind, sizes, state, x, dy, "float64")
     plain = expect(whole_block, kind, sizes, state, x, dy, "float32")
     for group in members(world, groups):
@@ -92,24 +99,11 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
             for name in ("y", "dx"):
                 mine = [t[name].chunk(size, 1)[place] if sequence else t[name] for t in (want, plain)]
                 close(
-                    ranks[rank][name],
-                    *mine,
-                    f"{what}, {name}",
-                    factor=10,
-                    dims="batch, token, width",
+                    ranks[rank][name], *mine, f"{what}, {name}", factor=10, dims="batch, token, width",
                     cause=CAUSES[name],
-                    suspects=lambda name=name, place=place: (
-                        () if sequence else halves(kind, name, sizes, state, x, dy, place, size)
-                    ),
-                )
-            everyone = [ranks[r]["gradients"] for r in group]
-            same_gradients(everyone[place], want["gradients"], plain["gradients"], what, place, size, everyone)
-
-
-def halves(kind: str, name: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, place: int, size: int):
-    model = whole_model(sizes, state, torch.float64)
-    half, around = getattr(model.blocks[0], kind, None), (model.cos, model.sin)
-    return of_half(kind, name, half, tuple(t[: sizes["context"]] for t in around), x, dy, place, size)
+                )  # fmt: skip
+            same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
+    return sizes, x, ranks
 
 
 CAUSES = {
@@ -118,62 +112,49 @@ CAUSES = {
 }
 
 
-def of_norms(mine: torch.Tensor, everyones: list[torch.Tensor], place: int, world: int):
-    """What the gradient of a norm may be instead of the sum over the ranks. everyones: what all of them have."""
-    cause = "every rank's norms see their own tokens alone: sum"
-    yield f"it is the mean over the ranks: {cause}", mine / world
-    yield f"it is the sum, {world} times: {cause} once", mine * world
-    if everyones:
-        own = mine - sum(g for r, g in enumerate(everyones) if r != place)
-        yield f"it is this rank's own, not summed with the others': {cause}", own
-
-
-def same_gradients(got: dict, want: dict, plain: dict, what: str, place: int, world: int, everyone=()) -> None:
-    """Assert that each parameter is there, and has its part of the whole gradient. everyone: what all ranks have."""
+def same_gradients(got: dict, want: dict, plain: dict, what: str, place: int, world: int) -> None:
+    """Assert that each parameter has its part of the whole gradient."""
     assert sorted(got) == sorted(want), f"{what}: parameters {sorted(got)}, expected {sorted(want)}"
     for name in want:
         mine, yardstick = piece(name, want[name], place, world), piece(name, plain[name], place, world)
         cause = "every rank's norms see their own tokens alone: sum" if "norm" in name else "the part of this rank"
         if mine.numel():
             assert got[name] is not None, f"{what}: {name} has no gradient"
-            close(
-                got[name], mine, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause,
-                suspects=lambda name=name, mine=mine: (
-                    of_norms(mine, [g[name] for g in everyone], place, world) if "norm" in name else ()
-                ),
-            )  # fmt: skip
+            close(got[name], mine, yardstick, f"{what}, gradient of {name}", factor=20, dims="row, column", cause=cause)
 
 
-def messages(rows: list, phase: str) -> list:
-    """[op, elements] of what was sent in a phase."""
-    return [[row["op"], row["elements"]] for row in rows if row["phase"] == phase]
+def keeps_its_share(run, probe, args: list, small: list, shapes: dict, needs: list, hoarding: bool = False) -> None:
+    """Assert that each of four ranks has parameters of these shapes, all ones, and does not hold the whole layer.
+
+    args, small: the probe's arguments for a large and a tiny layer. The kernel measures memory. hoarding: a stand-in
+    takes part, and stand-ins hold whole layers.
+    """
+    own = 4 * sum(math.prod(shape) for shape in shapes.values())
+    ballast = 12 * own  # the whole is there three times while it is cut
+    (little, *_), traces = (
+        run.trace(probe, *given, world=4, replace=needs) for given in ([*small, 1 << 12], [*args, ballast])
+    )
+    for rank, trace in enumerate(traces):
+        who, got = f"{args[0]}, rank {rank} of 4", trace.values
+        assert got["parameters"] == shapes, f"{who}: parameters {got['parameters']}, expected {shapes}"
+        other = {name: total for name, total in got["sums"].items() if total != math.prod(shapes[name])}
+        assert not other, f"{who}: the whole layer is of ones, and these sums are not those of its parts: {other}"
+        what = f"{who}: the other ranks' parts, which a view keeps alive (.contiguous() may be one: clone the part),"
+        if not hoarding:
+            never_holds(trace, little, what, 3 * own, ballast + own)
 
 
-def bytes_sent(rows: list, phase: str) -> float:
-    return sum(sent_bytes(r["op"], r["bytes"], len(r["group"])) for r in rows if r["phase"] == phase)
-
-
-def keeps_its_share(run, kind: str, sizes: dict, shapes: dict, needs: list | None = None) -> None:
-    """Assert that what is alive after building is this rank's part. shapes: [rank] -> {name: shape}"""
-    world = len(shapes)
-    for rank, got in enumerate(run(probes.kept, kind, sizes, world=world, replace=needs or [])):
-        assert got["parameters"] == shapes[rank], (
-            f"{kind}, rank {rank} of {world}: parameters {got['parameters']}, expected {shapes[rank]}"
-        )
-        own = 4 * sum(torch.Size(shape).numel() for shape in shapes[rank].values())
-        measured(f"{kind}: bytes alive on a rank of {world}", got["live_bytes"], 1.25 * own, "bytes", at_most=True)
-        assert got["live_bytes"] <= 1.25 * own, (
-            f"{kind}, rank {rank} of {world}: {got['live_bytes']} bytes are alive after the whole layer is gone, "
-            f"its own part has {own}: {what_is_alive(got['live_bytes'], own, world)}"
-        )
-
-
-def what_is_alive(live: int, own: int, world: int) -> str:
-    """Whether that is the whole, or the whole beside the part: to an eighth of a part, as a bias may be on all."""
-    for whole, told in (
-        (world, "as much as the whole: a view of it keeps all of it, and .contiguous() may be one: clone the part"),
-        (world + 1, "as much as the whole and the part: what it was made from is still referenced"),
-    ):
-        if abs(live - whole * own) <= own / 8:
-            return told
-    return "what else is referenced, or is it a view of more than the part?"
+def keeps_nothing(run, rng, name: str, times: int) -> None:
+    """Assert that one of the four functions keeps nothing for backward. times: the factor of a sum of ones."""
+    elements = 2 * rng.integers(4_300_000, 4_400_000)
+    (little, *_), traces = (
+        run.trace(probes.kept_for_backward, name, *given, world=2)
+        for given in ((2, 1 << 12), (elements, 40 * elements))
+    )
+    for rank, trace in enumerate(traces):
+        who, total = f"{name}, rank {rank} of 2", times * elements
+        assert trace.values == total, f"{who}: of {elements} ones the sum has become {trace.values}, expected {total}"
+        never_holds(
+            trace, little, f"{who}: a tensor of x's size, kept for backward, which needs none,", 4 * elements,
+            44 * elements,
+        )  # fmt: skip

@@ -10,19 +10,18 @@ and messages one by one, and knows no formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from lab.judge import harmless, measured
-from lab.listing import inputs
+from lab.cluster.costs import sent_bytes
+from lab.course.listing import inputs
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 from lab.model.transformer import Config, Transformer
-from lab.pytest_plugin import exercise
-from lab.world.cluster import sent_bytes
 
 from . import probes_accounting as probes
-from .costs import Explanation, because, best_of, fixed, listed
+from .costs import listed
 
 ACCOUNTING = "mesh.accounting"
 RELATIVE = 1e-9
@@ -64,18 +63,12 @@ def draw(rng, fsdp: bool | None = None, experts: bool | None = None) -> dict:
 
 def check(run, cases: list) -> None:
     told = run(probes.costs, cases)
-    for at, (case, got) in enumerate(zip(cases, told, strict=True)):
+    for case, got in zip(cases, told, strict=True):
         for name, want in listed(case).items():
             assert name in got, f"bytes have no axis {name!r}{inputs(case)}"
             assert abs(got[name] - want) <= RELATIVE * want, (
-                f"{name}: expected {want:.12g}, got {got[name]:.12g}: "
-                f"{told_by(because(name, cases, [g.get(name, math.nan) for g in told], at), CAUSES[name])}"
-                f"{inputs(case)}"
+                f"{name}: expected {want:.12g}, got {got[name]:.12g}: {CAUSES[name]}{inputs(case)}"
             )
-
-
-def told_by(explanation: str, expected: str) -> str:
-    return f"{explanation}. Expected are {expected}" if explanation else expected
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -129,7 +122,7 @@ def draw_layer(rng, **given) -> dict:
 
 
 def timed(case: dict, **change) -> list:
-    """[compute, data, tensor] from the messages."""
+    """[compute, data, tensor] in seconds, from products and messages."""
     c = {**case, **change}
     rows, columns = c["tokens"] / c["data"], c["hidden"] / c["tensor"]
     compute = sum(2 * rows * m * n for m, n in ((c["width"], columns), (columns, c["width"])))
@@ -147,48 +140,18 @@ LAYER = {
 }
 
 
-def of_times(place: int) -> Iterator[Explanation]:
-    """What compute_s, data_s or tensor_s may be."""
-    sizes = {f"the size of {axis}, {{}}": lambda case, axis=axis: case[axis] for axis in ("data", "tensor")}
-    sizes |= {"data · tensor, {}": lambda case: case["data"] * case["tensor"],
-              "the bytes of a number, {}": lambda case: case["element"], "two": lambda case: 2}  # fmt: skip
-    if place:
-        axis = ("data", "tensor")[place - 1]
-        yield (
-            fixed("a ring sends (W − 1)/W of it, not all"),
-            lambda case: timed(case)[place] * case[axis] / max(1, case[axis] - 1),
-        )
-    for by, number in sizes.items():
-        for what, power in (("large", 1), ("small", -1)):
-            yield (
-                lambda case, by=by, number=number, what=what: f"too {what}, by {by.format(number(case))}",
-                lambda case, number=number, power=power: timed(case)[place] * number(case) ** power,
-            )
-    yield fixed("sharded is not looked at"), lambda case: timed(case, sharded=True)[place]
-
-
 @exercise(ACCOUNTING, kind="numerics")
 def test_a_layer_takes_as_long_as_its_products_and_messages(run, rng):
     cases = [draw_layer(rng, sharded=rng.choice([None, True, False])) for _ in range(40)]
-    told, wants = run(probes.times, cases), [timed(case) for case in cases]
-    for at, (case, got, wanted) in enumerate(zip(cases, told, wants, strict=True)):
-        for place, (name, expected) in enumerate(LAYER.items()):
-            have, want = got[place], wanted[place]
+    for case, got in zip(cases, run(probes.times, cases), strict=True):
+        for (name, cause), have, want in zip(LAYER.items(), got, timed(case), strict=True):
             assert abs(have - want) <= RELATIVE * want, (
-                f"{name}: expected {want:.9g}, got {have:.9g}: "
-                f"{told_by(why_so_long(place, cases, told, wants, at), expected)}"
-                f"{inputs(case)}"
+                f"{name}: expected {want:.9g}, got {have:.9g}: {cause}{inputs(case)}"
             )
 
 
-@harmless
-def why_so_long(place: int, cases: list, told: list, wants: list, at: int) -> str:
-    got, want = ([times[place] for times in each] for each in (told, wants))
-    return best_of(of_times(place), cases, got, want, at)
-
-
 def spare(case: dict, tokens: float) -> float:
-    """Compute over communication: below 1 the network is the limit."""
+    """Compute time over communication time: below 1, the network is the limit."""
     compute, data, tensor = timed(case, tokens=tokens)
     sent = max(data, tensor) if case["overlap"] else data + tensor
     return math.inf if sent == 0 else compute / sent
@@ -205,41 +168,8 @@ def steps_of(case: dict) -> dict:
 
 
 def fastest(steps: dict) -> tuple[int, int]:
-    """(tensor, data); of equals the least tensor."""
+    """The fastest (tensor, data); among equal times, the one with the least tensor."""
     return min(split for split, s in steps.items() if s <= min(steps.values()) * (1 + RELATIVE))
-
-
-@harmless
-def why_this_split(cases: list, told: list, at: int) -> str:
-    """Which splits are not tried, in any case; or that another takes as long."""
-    steps = steps_of(cases[at])
-    (_, data, tensor), best = told[at], fastest(steps)
-    if steps.get((tensor, data), math.inf) <= min(steps.values()) * (1 + RELATIVE):
-        return ": both take as long: of equals the least tensor"
-    for i, axis in enumerate(("tensor", "data")):
-        few = [{split: s for split, s in steps_of(case).items() if split[i] & (split[i] - 1) == 0} for case in cases]
-        if all(some and fastest(some) == (t, d) for some, (_, d, t) in zip(few, told, strict=True)):
-            return f": {axis}={best[i]} is not tried, which is no power of two: every divisor of the ranks is a split"
-    for overlap in (True, False):
-        others = [fastest(steps_of({**case, "overlap": overlap})) for case in cases]
-        if others == [(t, d) for _, d, t in told]:
-            return ": that is the fastest where all overlaps" if overlap else ": that is the fastest without overlap"
-    return ""
-
-
-@harmless
-def of_a_negative(cases: list, told: list) -> str:
-    """Whether tokens that should be infinite are data's time over what compute leaves, which is negative."""
-    for case, (least, *_) in zip(cases, told, strict=True):
-        compute, data, tensor = timed(case, tokens=1)
-        if tensor > compute * (1 + 1e-6):
-            left = compute - (0.0 if case["overlap"] else tensor)
-            if abs(abs(data / left) - abs(least)) > 1e-6 * abs(data / left):
-                return ""
-    return (
-        ". In all such cases it is |data_s / spare_s|, with spare_s what is left of a token's compute beside "
-        "communication: where that is not above 0, no number of tokens is enough"
-    )
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -248,13 +178,10 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
     """Data alone, tensor alone and their product; and no split of the ranks is faster than the best."""
     kinds = [{}, {"tensor": 1}, {"data": 1}, {"tensor": 1, "data": 1}, {"tensor": 2, "hidden": 64 * 200}]
     cases = [draw_layer(rng, overlap=overlap, **kinds[i % 5]) for i in range(50)]
-    told = run(probes.limits, cases)
-    for at, (case, (least, data, tensor)) in enumerate(zip(cases, told, strict=True)):
+    for case, (least, data, tensor) in zip(cases, run(probes.limits, cases), strict=True):
         never = timed(case)[2] > timed(case)[0] * (1 + 1e-6)
         assert not (never and least < math.inf), (
-            f"expected infinity, got {least:.6g}: tensor alone outlasts compute, however many tokens"
-            f"{of_a_negative(cases, told)}"
-            f"{inputs(case)}"
+            f"expected infinity, got {least:.6g}: tensor alone outlasts compute, however many tokens{inputs(case)}"
         )
         if least == 0:
             assert spare(case, 1e-6) >= 1 - RELATIVE, f"0 tokens, but few of them are communication-bound{inputs(case)}"
@@ -274,14 +201,14 @@ def test_limits_are_where_communication_just_takes_as_long(run, rng, overlap):
         want = fastest(steps)
         assert (tensor, data) == want, (
             f"{case['data'] * case['tensor']} ranks as (data, tensor) = {want[::-1]} take {steps[want]:.6g} s, "
-            f"got {(data, tensor)}{why_this_split(cases, told, at)}"
+            f"got {(data, tensor)}: every divisor of the ranks is a split, of equals the least tensor"
             f"{inputs(case)}"
         )
 
 
 @exercise(ACCOUNTING, kind="property")
 def test_nothing_is_lost_between_ranks(run, rng):
-    """All ranks' FLOPs are one process's, all stages' parameters the model's."""
+    """FLOPs of all ranks add up to those of one process, and parameters of all stages to those of the model."""
     case = draw(rng, False, False)
     degrees = case["degrees"]
     alone = {**case, "degrees": dict.fromkeys(degrees, 1), "stage": 0}

@@ -1,4 +1,4 @@
-"""What an expert does not take.
+"""Choices that exceed an expert's capacity.
 
 What must be true: no expert takes more than its limit, first choices come first, then lower tokens; all that is dropped
 is counted, is not sent, and a token that lost all its choices leaves the layer as zeros, so that the residual passes it
@@ -11,12 +11,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
+from .carried import asked
 from .experts import capped, draw_layer, one_process
-from .suspects_experts import because, of_capacity, of_limits
 
 CAPACITY = "mesh.capacity"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
@@ -25,7 +25,7 @@ SECOND = ": all first choices, then all second ones"
 
 
 def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> dict:
-    """Choices that prefer low numbers."""
+    """Draw choices that prefer low expert numbers."""
     logits = rng.normal(tokens, n) - skew * torch.arange(n) / n
     return {"experts": logits.argsort(dim=1, descending=True)[:, :k], "n": n, "factor": factor}
 
@@ -34,26 +34,19 @@ def draw(rng, tokens: int, n: int, k: int, factor: float, skew: float = 1.5) -> 
 @pytest.mark.parametrize("k", [1, 2])
 def test_each_expert_keeps_its_first(run, rng, k):
     cases = [draw(rng, rng.integers(3, 20), rng.integers(2, 6), k, f) for f in (0.25, 0.5, 1.0, 1.25, 2.0, 8.0)]
-    results = run(probes.cap, cases)
-    limits, sizes = [got["limit"] for got in results], [(len(c["experts"]), k, c["n"], c["factor"]) for c in cases]
-    for case, got in zip(cases, results, strict=True):
+    for case, got in zip(cases, run(probes.cap, cases), strict=True):
         left, dropped, limit = capped(case["experts"], case["n"], case["factor"])
         what = f"{len(left)} tokens, k={k}, {case['n']} experts, factor {case['factor']}"
         assert got["limit"] == limit, (
-            f"{what}: the limit is {limit}, got {got['limit']}: "
-            f"{because(limits, of_limits(sizes), 'it is')} ⌈factor · tokens · k / n⌉"
+            f"{what}: expected limit {limit}, got {got['limit']}: it is ⌈factor · tokens · k / n⌉"
         )
         assert torch.equal(got["experts"], left), (
-            f"{what}: {because(got['experts'].tolist(), of_capacity(**case), QUEUES + SECOND * (k > 1))}. "
-            f"Of {case['experts'].tolist()} {left.tolist()} is kept, got {got['experts'].tolist()}"
+            f"{what}: of {case['experts'].tolist()}, expected {left.tolist()}, got {got['experts'].tolist()}: "
+            f"{QUEUES}{SECOND * (k > 1)}"
         )
         assert got["dropped"].tolist() == dropped, (
-            f"{what}: dropped by expert {dropped}, got {got['dropped'].tolist()}: "
-            + because(
-                got["dropped"].tolist(),
-                [("that is what each has kept", [int((left == e).sum()) for e in range(case["n"])])],
-                "every choice that became −1 counts",
-            )
+            f"{what}: expected {dropped} dropped by expert, got {got['dropped'].tolist()}: every choice that became −1 "
+            "counts"
         )
 
 
@@ -78,38 +71,41 @@ def test_a_factor_of_nothing_is_refused(run):
     assert told == ["ValueError"] * 3, f"factors 0, −1 and NaN: expected ValueError, got {told}"
 
 
-@exercise(CAPACITY, kind="numerics")
-def test_what_is_dropped_passes_by_the_layer(run, rng):
+def judged(run, rng, tokens: int, factor: float) -> tuple:
+    """Judge a layer that drops choices; return its width, one process's results, each rank's values and messages."""
     sizes, state = draw_layer(rng, 4)
-    sizes |= {"factor": 0.25, "reduce": False}
-    tokens = rng.integers(9, 12)
+    sizes |= {"factor": factor, "reduce": False}
     shares = [
         {"x": rng.normal(tokens, sizes["width"]), "weights": rng.normal(tokens, sizes["width"])} for _ in range(2)
     ]
     want, plain = (one_process(sizes, state, shares, dtype) for dtype in ("float64", "float32"))
-    ranks = run(probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS)
-    assert any(lost for answer in want["ranks"] for lost in answer["lost"]), "the test drew a limit that nothing meets"
+    ranks = asked(run, probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS, parts=["layer", "reduce"])
     for rank, got in enumerate(ranks):
-        wanted, what = want["ranks"][rank], f"rank {rank} of 2, factor 0.25"
+        wanted, what = want["ranks"][rank], f"rank {rank} of 2, factor {factor}"
         assert got["dropped"].tolist() == wanted["dropped"], (
             f"{what}: dropped {got['dropped'].tolist()}, expected {wanted['dropped']} by expert"
         )
         for t, lost in enumerate(wanted["lost"]):
             assert not lost or not got["y"][t].any(), f"{what}: token {t} lost all its choices: expected zeros for it"
         close(got["y"], wanted["y"], plain["ranks"][rank]["y"], what, factor=8)
+    return sizes["width"], want, ranks
+
+
+@exercise(CAPACITY, kind="numerics")
+def test_what_is_dropped_passes_by_the_layer(run, rng):
+    _, want, _ = judged(run, rng, rng.integers(9, 12), 0.25)
+    assert any(lost for answer in want["ranks"] for lost in answer["lost"]), "the test drew a limit that nothing meets"
 
 
 @exercise(CAPACITY, kind="property")
 def test_what_is_dropped_is_not_sent(run, rng):
-    sizes, state = draw_layer(rng, 4)
-    sizes |= {"factor": 0.5, "reduce": False}
-    shares = [{"x": rng.normal(8, sizes["width"]), "weights": rng.normal(8, sizes["width"])} for _ in range(2)]
-    for rank, got in enumerate(run(probes.layer, sizes, state, shares, 2, world=2, replace=NEEDS)):
-        sent = [r["elements"] for r in got["layer"] if r["op"] == "all_to_all" and r["dtype"] != "int64"]
+    width, _, ranks = judged(run, rng, 8, 0.5)
+    for rank, got in enumerate(ranks):
+        sent = [r["elements"] for r in got["sent"]["layer"] if r["op"] == "all_to_all" and r["dtype"] != "int64"]
         left = 8 * 2 - int(got["dropped"].sum())
-        assert sent[0] == left * sizes["width"], (
-            f"rank {rank}: dispatch sent {sent[0]} numbers, expected {left} rows of {sizes['width']}: 16 choices, less "
-            "those that were dropped"
+        assert sent[:1] == [left * width], (
+            f"rank {rank}: dispatch sent {sent[:1]} numbers, expected {left} rows of {width}: 16 choices, less those "
+            "that were dropped"
         )
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import Suspects, close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept
-from .suspects_experts import of_combined
+from .carried import asked
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept, spread
 
 COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]
@@ -49,6 +49,7 @@ def oracle(case: dict, dtype: torch.dtype) -> dict:
     }  # fmt: skip
 
 
+PARTS = ["dispatch", "combine", "combine's backward", "dispatch's backward"]
 CAUSES = {
     "out": "in the order that dispatch was given, Σ gate · result, nothing for what was dropped",
     "by_gates": "the gradient of a gate is result · gradient of its token; 0 where the choice was dropped",
@@ -56,49 +57,31 @@ CAUSES = {
 }
 
 
-def instead(name: str, cases: list, place: int) -> Suspects:
-    """What it may be. cases: of each rank."""
-    if name == "out":
-        yield from of_combined(cases, place)
-    elif name == "by_gates":
-        yield "gates have no gradient: are they constants, or detached?", torch.zeros(cases[place]["gates"].shape)
-
-
-def judge(ranks: list, cases: list, members: list) -> None:
+def judged(run, cases: list, groups: list | None = (), members: list = ()) -> list:
+    """Judge results that come home weighted; return each rank's values and messages. cases: [rank][kind]."""
+    members, world = members or [*range(len(cases))], None if groups is None else len(cases)
+    ranks = asked(run, probes.there_and_back, cases, groups, world=world, replace=NEEDS, parts=PARTS)
     for i, kind in enumerate(KINDS):
         for place, r in enumerate(members):
             case, got = cases[r][i], ranks[r][i]
             want, plain = oracle(case, torch.float64), oracle(case, torch.float32)
             for name, cause in CAUSES.items():
                 what = f"rank {place} of {len(members)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
-                close(
-                    got[name],
-                    want[name],
-                    plain[name],
-                    what,
-                    factor=6,
-                    dims="token, …",
-                    cause=cause,
-                    suspects=lambda name=name, i=i, place=place: instead(name, [cases[r][i] for r in members], place),
-                )
+                close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
+    return ranks
 
 
 @exercise(COMBINE, kind="numerics")
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_results_come_home_weighted(run, rng, world):
-    cases = draw(rng, world)
-    judge(run(probes.there_and_back, cases, [], world=world, replace=NEEDS), cases, list(range(world)))
+    judged(run, draw(rng, world))
 
 
 @exercise(COMBINE, kind="numerics")
 def test_over_a_part_of_the_world_and_alone(run, rng):
     members = sorted(rng.shuffled(range(1, 4))[:2])
-    drawn, cases = draw(rng, 2), [[] for _ in range(4)]
-    for place, r in enumerate(members):
-        cases[r] = drawn[place]
-    judge(run(probes.there_and_back, cases, [members], world=4, replace=NEEDS), cases, members)
-    alone = draw(rng, 1)
-    judge([run(probes.there_and_back, alone, None, replace=NEEDS)], alone, [0])
+    judged(run, spread(draw(rng, 2), members, 4), [members], members)
+    judged(run, draw(rng, 1), None)
 
 
 @exercise(COMBINE, kind="numerics")
@@ -124,23 +107,13 @@ def test_16_bits_are_summed_in_the_wider_dtype(run, rng):
 def test_only_results_are_sent(run, rng):
     world = rng.integers(2, 3)
     cases = draw(rng, world)
-    for rank, told in enumerate(run(probes.there_and_back, cases, [], world=world, replace=NEEDS)):
+    for rank, told in enumerate(judged(run, cases)):
         for i, got in enumerate(told):
             row = 4 * (cases[rank][i]["x"].shape[1] + 1)
             arrived = len(arrivals([c[i] for c in cases], rank)) * row
-            for phase, bytes in (("combine", arrived), ("combine_backward", kept(cases[rank][i]) * row)):
-                sent = [(r["op"], r["bytes"]) for r in got[phase]]
+            for phase, bytes in (("combine", arrived), ("combine's backward", kept(cases[rank][i]) * row)):
+                sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]
                 assert sent == [("all_to_all", bytes)], (
                     f"rank {rank} of {world}, {KINDS[i]}, {phase}: sent {sent}, expected one all_to_all of {bytes} "
-                    f"bytes, a row of {row} for each that goes{why_sent(sent, bytes)}"
+                    f"bytes: a row of {row} in the dtype of y for each choice that was not dropped, and nothing else"
                 )
-
-
-def why_sent(sent: list, bytes: int) -> str:
-    """sent: (op, bytes); bytes: expected, of float32 rows."""
-    if len(sent) != 1:
-        return ": gates are at home, and so is the order" if len(sent) > 1 else ""
-    for size, dtype in ((8, "float64"), (2, "16 bits")):
-        if bytes and 4 * sent[0][1] == size * bytes:
-            return f": rows go in y's dtype, float32: these have {size} bytes a number, as {dtype} has"
-    return ": what was dropped does not go, and nothing goes beside a row"

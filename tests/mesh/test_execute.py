@@ -2,11 +2,11 @@
 
 What must be true: losses and gradients are those of one process that takes the same micro-batches, for any valid
 schedule, for several chunks a rank, layers spread unevenly, a tied embedding, a pipeline in a larger mesh; the schedule
-is followed: by logical clocks that messages carry, each action begins when the schedule says, so idle time is the
-formula's and no more activations live than it keeps. How it would be faked: another order than the schedule's (events
-and bubble); everything on one rank, or all activations to all (messages are counted); sending late or waiting early (a
-message carries the time when it leaves); graphs kept until the end (saved tensors are counted); one micro-batch, or the
-sum instead of the mean (gradients).
+is followed: every action asks the switch for a gate, so it sees in which order a rank acts, sends and waits. By logical
+clocks each action begins when the schedule says, so idle time is the formula's, and no more activations live than it
+keeps. How it would be faked: another order than the schedule's (gates and bubble); everything on one rank, or all
+activations to all (messages are counted); sending late or waiting early (an action then begins late); graphs kept until
+the end (the kernel tells); one micro-batch, or the sum instead of the mean (gradients).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.judge import close, decide, measured, timed
-from lab.measure.compare import compare
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
-from . import suspects_pipeline as suspects
+from .carried import asked, does_not_grow
+from .clocks import played_back
 from .compose import descend
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
@@ -68,7 +68,7 @@ def whole(plan, state, batches, lr, dtype) -> dict:
 def trains_as_one(
     run, rng, schedule, stages, micro_batches, chunks, tied=False, accumulate=False, tensor=1, members=(), world=None
 ):
-    """Assert that a pipeline's losses and gradients are those of one process; what each rank said."""
+    """Judge losses and gradients against one process's; return each rank's values and messages."""
     count = stages * chunks
     layers = [rng.integers(0, 2) for _ in range(count)]
     layers[rng.integers(0, count - 1)] += 1
@@ -84,9 +84,10 @@ def trains_as_one(
     if tied:
         state["head"] = state["embedding"].clone()
     batches, lr = draw_batches(rng, state, micro_batches), rng.uniform(0.2, 0.5)
-    ranks = run(probes.train, plan, schedule, state, batches, lr, world=world or stages * tensor)
+    ranks = asked(
+        run, probes.train, plan, schedule, state, batches, lr, world=world or stages * tensor, parts=["steps"]
+    )  # fmt: skip
     want, plain = (whole(plan, state, batches, lr, dtype) for dtype in ("float64", "float32"))
-    given = plan, state, batches, lr
     there = [rank for rank in range(len(ranks)) if not members or rank in members]
     stage_of = {rank: members.index(rank) if members else rank // tensor for rank in there}
     # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
@@ -97,36 +98,29 @@ def trains_as_one(
             assert loss is None, f"{what}: execute returned {loss}, expected None: the loss is the last rank's"
         elif step == 0:
             close(loss, want["losses"][0], plain["losses"][0], f"{what}: loss of step 0", factor=15,
-                  cause="the mean over all micro-batches",
-                  suspects=lambda loss=loss: suspects.of_loss(float(loss), *given))  # fmt: skip
+                  cause="the mean over all micro-batches")  # fmt: skip
     for step, rank in itertools.product(range(len(batches)), there):
         what = f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
         for name, gradient in ranks[rank]["gradients"][step].items():
             one_gradient(f"{what}, step {step}", name, gradient, want["gradients"][step],
-                         plain["gradients"][step], tied, tensor, rank % tensor,
-                         lambda name, step=step: suspects.of_gradient(whole, *given, step, name))  # fmt: skip
+                         plain["gradients"][step], tied, tensor, rank % tensor)  # fmt: skip
         if stage_of[rank] == stages - 1:
             close(ranks[rank]["losses"][step], want["losses"][step], plain["losses"][step],
                   f"{what}: loss of step {step}", factor=15, cause="the mean over all micro-batches")  # fmt: skip
     return ranks
 
 
-def one_gradient(what, name, gradient, want, plain, tied, tensor, rank, named):
+def one_gradient(what, name, gradient, want, plain, tied, tensor, rank):
     """Assert one gradient, of which this tensor rank has a part."""
     key = "embedding" if tied and name == "head" else name
     true, yardstick = want[key], plain[key]
-
-    def part(whole: torch.Tensor) -> torch.Tensor:
-        cut = name.startswith("layers") and tensor > 1
-        return whole.chunk(tensor, 1 if name.endswith("a") else 0)[rank] if cut else whole
-
-    true, yardstick = part(true), part(yardstick)
+    if name.startswith("layers") and tensor > 1:
+        true, yardstick = (whole.chunk(tensor, 1 if name.endswith("a") else 0)[rank] for whole in (true, yardstick))
     assert gradient is not None, f"{what}: {name} has no gradient"
     close(
         gradient, true, yardstick, f"{what}: gradient of {name}", factor=15,
         cause="tied: the sum of the first and the last rank's" if tied and key == "embedding"
         else "expected the gradient of the mean over micro-batches",
-        suspects=lambda: ((cause, part(t)) for cause, t in named(key)),
     )  # fmt: skip
 
 
@@ -203,11 +197,52 @@ def draw_pipeline(rng, kind):
     return make(stages, micro_batches, chunks), stages, micro_batches, chunks
 
 
+def judge_gated(ranks: list, numbers: dict, micro_batches: int, chunks: int) -> None:
+    """Assert loss and gradients of stages that multiply by the gates' numbers."""
+    stages, loss = len(ranks), 0.0
+    weights = [0.0] * (stages * chunks)
+    for i in range(micro_batches):
+        there = back = 1 / micro_batches
+        for stage in range(stages * chunks):
+            there *= numbers[f"forward {i} {stage}"][0]
+        for stage in reversed(range(stages * chunks)):
+            back *= numbers[f"backward {i} {stage}"][0]
+            weights[stage] += back
+        loss += there
+    for rank, got in enumerate(ranks):
+        want = [*weights[rank::stages], loss if rank == stages - 1 else 0.0]
+        have = [*got["weights"], got["loss"] or 0.0]
+        assert all(abs(a - b) <= 1e-9 * abs(b) for a, b in zip(have, want, strict=True)), (
+            f"rank {rank} of {stages}: gradients and loss {have}, expected {want}, the mean over {micro_batches} "
+            "micro-batches"
+        )
+
+
+def draw_numbers(rng, micro_batches: int, last: int) -> dict[str, list[float]]:
+    """A number for each gate, exact in float64."""
+    return {
+        f"{kind} {i} {stage}": [rng.integers(48, 80) / 64]
+        for kind in ("forward", "backward") for i in range(micro_batches) for stage in range(last + 1)
+    }  # fmt: skip
+
+
+def gated(run, rng, schedule: list, micro_batches: int, chunks: int, rows: int) -> list:
+    """Judge loss and gradients; return each rank's values, its messages ("rows"), and when it did what ("events")."""
+    last = len(schedule) * chunks - 1
+    numbers = draw_numbers(rng, micro_batches, last)
+    traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=len(schedule), gates=numbers)
+    judge_gated([trace.values for trace in traces], numbers, micro_batches, chunks)
+    told = zip(traces, played_back(traces, last), strict=True)
+    return [
+        {**trace.values, "rows": trace.messages, "events": events, "end": events[-1][3] + 2} for trace, events in told
+    ]
+
+
 def clocks(run, rng, kind):
-    """A drawn pipeline on logical clocks: its simulation, sizes, and what each rank did when."""
+    """Run a drawn pipeline; return its simulation, its sizes, and what `gated` returns."""
     schedule, stages, micro_batches, chunks = draw_pipeline(rng, kind)
     rows = rng.integers(1, 4)
-    ranks = run(probes.clocked, schedule, micro_batches, chunks, rows, world=stages)
+    ranks = gated(run, rng, schedule, micro_batches, chunks, rows)
     return played(schedule, micro_batches, chunks), (stages, micro_batches, chunks, rows), ranks
 
 
@@ -228,8 +263,20 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
         assert did == should, (
             f"{kind}, rank {rank} of {len(ranks)}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
             f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
-            f"(a forward takes 1, a backward 2): {suspects.order(ranks[rank]['events'], did, should)}"
+            f"(a forward takes 1, a backward 2): {order(did, should)}"
         )
+
+
+def order(did: list, should: list) -> str:
+    """How an action differs from the schedule's."""
+    if did[:3] != should[:3]:
+        return "follow the schedule that is given"
+    if did[3] < should[3]:
+        return "the right action, too early: it cannot have what it needs"
+    return (
+        "the right action, too late, though nothing that begins before it was late on any rank. So what it waits for "
+        "was sent too late (send before the next action begins), or this rank waited for something else first"
+    )
 
 
 @exercise(EXECUTE, kind="property")
@@ -241,27 +288,32 @@ def test_idle_time_is_the_formulas(run, rng, kind):
     measured(f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time", bubble, want)
     assert abs(bubble - want) < 1e-9, (
         f"{kind}, {stages} stages, {micro_batches} micro-batches, {chunks} chunks: idle over busy time is "
-        f"{bubble:.4f} by the clocks that messages carry, expected {want:.4f}: follow the schedule, and send what an "
+        f"{bubble:.4f} by logical clocks, expected {want:.4f}: follow the schedule, and send what an "
         "action made before the next begins"
     )
 
 
 @exercise(EXECUTE, kind="property")
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
-def test_no_more_is_kept_than_the_schedule_keeps(run, rng, kind):
-    simulation, (stages, micro_batches, chunks, _), ranks = clocks(run, rng, kind)
-    for rank, got in enumerate(ranks):
-        what = f"{kind}, rank {rank} of {stages}, {micro_batches} micro-batches, {chunks} chunks"
-        assert got["saved"] == simulation.live[rank], (
-            f"{what}: tensors saved for backward of {got['saved']} forwards were alive at once, expected "
-            f"{simulation.live[rank]}: {suspects.kept(got, simulation.ranks[rank])}"
-        )
-        most = simulation.live[rank] + 1  # a name may still refer to the last output
-        assert got["graphs"] <= most, (
-            f"{what}: graphs of {got['graphs']} forwards were there at once, expected at most {most}: drop input and "
-            "output of a micro-batch when its backward has run"
-        )
-        assert got["left"] == 0, f"{what}: {got['left']} saved tensors are still alive at the end"
+@pytest.mark.parametrize(("chunks", "large"), [(1, "activations"), (2, "activations"), (1, "messages")])
+def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
+    few, many, stages = 4, 16, 2
+    rows, elements = 2, rng.integers(900_000, 999_000)
+    bytes = 4 * elements
+    if large == "messages":
+        rows, elements = elements // 6, 1
+    gates = draw_numbers(rng, many, stages * chunks - 1)
+    schedules = {n: one_forward_one_backward(stages, n, chunks) for n in (few, many)}
+    sizes = (few, 2, 1), (few, rows, elements), (many, rows, elements)
+    cases = [(stages, [schedules[n], n, chunks, *of]) for n, *of in sizes]
+    what = (
+        f"the {large} of {many - few} more micro-batches on {chunks} chunks (1F1B keeps as many of 16 as of 4: "
+        "drop input, output and graph of a micro-batch when its backward has run, once, and what was sent when it has "
+        "arrived)"
+    )
+    does_not_grow(
+        run, probes.gated, cases, lambda ranks, _, n, *rest: judge_gated(ranks, gates, n, chunks), what,
+        (many - few) * chunks * bytes, 30 * chunks * bytes, gates=gates,
+    )  # fmt: skip
 
 
 @exercise(EXECUTE, kind="property")
@@ -278,42 +330,43 @@ def test_one_message_between_neighbours_for_each_action(run, rng, kind):
             if stage:
                 want["send", (rank - 1) % stages] += micro_batches
                 want["recv", (rank - 1) % stages] += micro_batches
-        sent = Counter((r["op"], r["peer"]) for r in got["rows"])
+        sent = Counter((row.op, row.peer) for row in got["rows"])
         assert sent == want, (
             f"{kind}, rank {rank} of {stages}: (operation, peer) {dict(sent)}, expected {dict(want)}: one message for "
             "each micro-batch forward and back over each border between virtual stages"
         )
-        sizes = {r["elements"] for r in got["rows"]}
+        sizes = {row.elements for row in got["rows"]}
         assert sizes == {rows * 3}, f"{kind}, rank {rank}: messages of {sizes} elements, expected {rows * 3}"
 
 
 @exercise(EXECUTE, kind="property")
 def test_a_tied_weight_costs_one_exchange_of_its_gradient(run, rng):
-    plan = {"layers": [1, 0, 1], "stages": 3, "tensor": 1, "tied": True, "accumulate": False, "members": []}
-    state = draw_model(rng, 2)
-    state["head"] = state["embedding"].clone()
-    batches = draw_batches(rng, state, 2, steps=1)
-    ranks = run(probes.train, plan, gpipe(3, 2), state, batches, 0.1, world=3)
+    ranks = trains_as_one(run, rng, gpipe(3, 2), 3, 2, 1, tied=True)
+    size, steps = ranks[0]["gradients"][0]["embedding"].numel(), len(ranks[0]["losses"])
     for rank, peer in ((0, 2), (2, 0)):
-        rows = [(r["op"], r["elements"]) for r in ranks[rank]["rows"] if r["peer"] == peer]
-        size = state["embedding"].numel()
-        assert sorted(rows) == [("recv", size), ("send", size)], (
-            f"rank {rank}: messages with rank {peer} {rows}, expected its gradient of {size} elements there and back"
+        rows = [(r["op"], r["elements"]) for r in ranks[rank]["sent"]["steps"] if r["peer"] == peer]
+        assert sorted(rows) == sorted([("recv", size), ("send", size)] * steps), (
+            f"rank {rank}: messages with rank {peer} in {steps} steps: {rows}, expected in each its gradient of {size} "
+            "elements there and back"
         )
-    ops = {r["op"] for got in ranks for r in got["rows"]}
+    ops = {r["op"] for got in ranks for r in got["sent"]["steps"]}
     assert ops == {"send", "recv"}, f"operations {ops}, expected sends and receives alone"
 
 
 @exercise(EXECUTE, kind="timing")
 def test_eight_micro_batches_keep_three_stages_busy(run, rng):
-    """By the formula 8 · 3 / (8 + 2) = 2.4 times as fast as one, 1.6 where cores are busy; taking turns gives 1."""
-    schedules = [one_forward_one_backward(3, m) for m in (1, 8)]
+    """Three stages take 8 · 3 / (8 + 2) = 2.4 times less time than one; stages that take turns gain nothing.
 
-    def more():
-        ranks = run(probes.raced, schedules, [1, 8], 8, 2.5e-3, 12, rng.integers(0, 10**6), world=3)
-        return timed(ranks, 3 * 8 * 2.5e-3)  # forward, and backward twice as long
-
-    decide(
-        compare(more, 1.15, pairs=(12, 12), limit_s=4.0), "1F1B over sleeping stages, 8 micro-batches beside 1",
-        "while one rank works on a micro-batch, the others should work on others",
-    )  # fmt: skip
+    Time is that of logical clocks, read off the order in which ranks acted, sent and waited.
+    """
+    stages, many = 3, 8
+    one, eight = (
+        max(got["end"] for got in gated(run, rng, one_forward_one_backward(stages, n), n, 1, 2)) for n in (1, many)
+    )
+    gain, formula = many * one / eight, many * stages / (many + stages - 1)  # the one is eight times as long
+    measured(f"{stages} stages, {many} micro-batches beside 1: times as fast", gain, formula)
+    assert gain >= formula**0.85, (
+        f"1F1B on {stages} stages is {gain:.2f} times as fast with {many} micro-batches as with 1, in the order in "
+        f"which ranks acted, sent and waited: by the formula {formula:.2f} times, asked are {formula**0.85:.2f}: while "
+        "one rank works on a micro-batch, the others should work on others"
+    )

@@ -12,13 +12,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 from lab.model.transformer import Config, SwiGLU
-from lab.pytest_plugin import exercise
 
 from . import probes_expert_tensor as probes
-from .suspects_sums import of_sum
-from .tensor_oracles import draw_groups, members, messages, same_gradients
+from .carried import BOTH, asked, messages
+from .tensor_oracles import draw_groups, keeps_its_share, members, same_gradients
 
 EXPERT_TENSOR = "mesh.expert_tensor"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
@@ -45,16 +45,8 @@ def oracle(sizes, numbers, state, x, dy, counts, dtype) -> dict:
     return {"y": y.detach(), "dx": rows.grad, "gradients": {n: p.grad for n, p in experts.named_parameters()}}
 
 
-def summand(sizes, numbers, state, x, dy, counts, place: int, size: int) -> dict:
-    """The "y" and the "dx" of one rank's hidden units alone."""
-    share = sizes["hidden"] // size
-    own = slice(place * share, (place + 1) * share)
-    state = {name: value[:, own] if "down_proj" in name else value[own] for name, value in state.items()}
-    return oracle({**sizes, "hidden": share}, numbers, state, x, dy, counts, torch.float64)
-
-
 def are_cut(gradients: dict, state: dict, what: str, size: int) -> None:
-    """Whoever computes whole experts has the right result, and gradients that count too often."""
+    """Assert that experts are cut: whole experts give the right result, but gradients that count too often."""
     whole = [name for name, g in gradients.items() if size > 1 and g is not None and g.shape == state[name].shape]
     assert not whole, (
         f"{what}: {whole[0]} is whole here, {tuple(state[whole[0]].shape)}, and so are {len(whole)} of the "
@@ -62,19 +54,12 @@ def are_cut(gradients: dict, state: dict, what: str, size: int) -> None:
     )
 
 
-@exercise(EXPERT_TENSOR, kind="numerics")
-@pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, True), (3, False)])
-def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
+def judged(run, rng, size: int, grouped: bool) -> tuple:
+    """Judge results against whole experts'; return their numbers, each group's rows, all values and messages."""
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     sizes, numbers, state, x, dy, counts = draw(rng, size, len(groups) or 1)
-    ranks = run(probes.cut, sizes, numbers, state, x, dy, counts, groups, world=world, replace=NEEDS)
-    all_groups = members(world, groups)
-    parts = {
-        rank: summand(sizes, numbers, state, x[i], dy[i], counts[i], place, size)
-        for i, group in enumerate(all_groups)
-        for place, rank in enumerate(group)
-    }
-    for i, group in enumerate(all_groups):
+    ranks = asked(run, probes.cut, sizes, numbers, state, x, dy, counts, groups, world=world, replace=NEEDS)
+    for i, group in enumerate(members(world, groups)):
         args = sizes, numbers, state, x[i], dy[i], counts[i]
         want, plain = (oracle(*args, dtype) for dtype in (torch.float64, torch.float32))
         for place, rank in enumerate(group):
@@ -84,14 +69,15 @@ def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
                 ("y", "the sum over ranks of what each rank's hidden units give"),
                 ("dx", "each rank's part adds to the gradient of the rows: their sum, once"),
             ):
-                each = [parts[r][name] for r in range(world)]
-                close(
-                    ranks[rank][name], want[name], plain[name], f"{what}, {name}", factor=10, cause=cause,
-                    suspects=lambda each=each, group=group, rank=rank, name=name: of_sum(
-                        each, rank, group, 1.0, {f"over all {world} ranks of the world": [*range(world)]}, name
-                    ),
-                )  # fmt: skip
+                close(ranks[rank][name], want[name], plain[name], f"{what}, {name}", factor=10, cause=cause)
             same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
+    return numbers, x, ranks
+
+
+@exercise(EXPERT_TENSOR, kind="numerics")
+@pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, True), (3, False)])
+def test_the_parts_together_are_the_whole_experts(run, rng, size, grouped):
+    judged(run, rng, size, grouped)
 
 
 @exercise(EXPERT_TENSOR, kind="numerics")
@@ -103,11 +89,10 @@ def test_hidden_units_that_ranks_do_not_divide_are_refused(run, rng):
 
 @exercise(EXPERT_TENSOR, kind="property")
 def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng):
-    sizes, numbers, state, x, dy, counts = draw(rng, 2)
-    ranks = run(probes.cut, sizes, numbers, state, x, dy, counts, [], world=2, replace=NEEDS)
+    numbers, x, ranks = judged(run, rng, 2, grouped=False)
+    want = [[["all_reduce", x[0].numel()]]] * 2
     for rank, got in enumerate(ranks):
-        told = [messages(got["rows"], phase) for phase in ("forward", "backward")]
-        want = [[["all_reduce", x[0].numel()]]] * 2
+        told = [messages(got["sent"][part]) for part in BOTH]
         assert told == want, (
             f"rank {rank}, {len(numbers)} experts: sent [forward, backward] {told}, expected {want}: experts share one "
             "entrance and one exit, and weights stay where they are"
@@ -116,15 +101,10 @@ def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng):
 
 @exercise(EXPERT_TENSOR, kind="property")
 def test_each_rank_keeps_its_share_of_each_expert(run, rng, replaced):
-    world, width, numbers = rng.integers(2, 4), 2 * rng.integers(8, 12), [0, 3, 4]
-    share = rng.integers(20, 30)
-    sizes = {"width": width, "hidden": share * world, "heads": 1, "kv_heads": 1}
+    share, width, numbers = rng.integers(700, 730), 512, [0, 3, 4]
+    sizes, small = ({"width": 512, "hidden": 4 * n, "heads": 1, "kv_heads": 1} for n in (share, 1))
     layers = {"gate_proj": [share, width], "up_proj": [share, width], "down_proj": [width, share]}
-    want = {f"{n}.{name}.weight": shape for n in numbers for name, shape in layers.items()}
-    own = 4 * 3 * share * width * len(numbers)
-    for rank, got in enumerate(run(probes.kept, sizes, numbers, world=world, replace=NEEDS)):
-        who = f"rank {rank} of {world}"
-        assert got["parameters"] == want, f"{who}: parameters {got['parameters']}, expected {want}"
-        assert got["live_bytes"] <= 1.25 * own or replaced(NEEDS), (
-            f"{who}: {got['live_bytes']} bytes are alive when the whole experts are gone, its own parts have {own}"
-        )
+    shapes = {f"{n}.{name}.weight": shape for n in numbers for name, shape in layers.items()}
+    keeps_its_share(
+        run, probes.kept, ["experts", sizes, numbers], ["experts", small, numbers], shapes, NEEDS, bool(replaced(NEEDS))
+    )  # fmt: skip

@@ -10,20 +10,18 @@ all-reduce after each micro-batch, which counts the first one twice; experts div
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.judge import Suspects, close, harmless
+from lab.harness.judge import close, harmless
+from lab.harness.pytest_plugin import exercise
 from lab.model.transformer import Config, Transformer
-from lab.pytest_plugin import exercise
-from lab.world.cluster import sent_bytes
 
 from . import probes_fsdp as probes
-from .compose import along, coordinate, members
-from .suspects_sums import of_sum
+from .carried import asked
+from .compose import coordinate, members
 
 FSDP_AXIS = "mesh.fsdp_axis"
 NEEDS = ["mesh.mesh", "zero.fsdp_gather"]
@@ -32,7 +30,7 @@ PARTIAL = ["norm.weight", "blocks.0.attention_norm.weight", "blocks.0.mlp_norm.w
 
 
 def axes_of(name: str) -> tuple:
-    """Whose gradients are summed."""
+    """The axes over which this parameter's gradient is summed."""
     return ("data", *(() if name in EXPERTS else ("expert",)), *(("tensor",) if name in PARTIAL else ()))
 
 
@@ -55,24 +53,15 @@ def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
     return sizes, states, batches
 
 
-def each(sizes: dict, states: list, batches: list, dtype: str) -> list:
-    """[rank][micro-batch]: gradients of its share of the mean over this rank's micro-batches."""
-    told = []
+def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
+    """Each rank's gradients, summed over the right axes in one process."""
+    own = []
     for state, micro_batches in zip(states, batches, strict=True):
         model = Transformer(Config(**sizes)).to(getattr(torch, dtype))
         model.load_state_dict(state)
-        told.append([])
         for tokens, targets in micro_batches:
-            model.zero_grad()
             (F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / len(micro_batches)).backward()
-            told[-1].append({name: p.grad.clone() for name, p in model.named_parameters()})
-    return told
-
-
-def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
-    """Each rank's gradients, summed over whom they are to be summed over, in one process."""
-    own = [{name: sum(g[name] for g in gradients) for name in gradients[0]}
-           for gradients in each(sizes, states, batches, dtype)]  # fmt: skip
+        own.append({name: p.grad for name, p in model.named_parameters()})
     shares = degrees.get("data", 1) * degrees.get("expert", 1)
     return [
         {name: sum(own[r][name] for r in members(degrees, rank, axes_of(name))) / shares for name in own[rank]}
@@ -80,35 +69,8 @@ def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -
     ]
 
 
-def suspects(made: list, degrees: dict, rank: int, name: str, start: int, count: int) -> Suspects:
-    """Of a part of a gradient, as if summed over others, too early, or cut wrongly. made: by `each`, in float64."""
-    right, shares = members(degrees, rank, axes_of(name)), degrees.get("data", 1) * degrees.get("expert", 1)
-    beyond = len(right) // degrees.get("data", 1)
-
-    def part(r: int, micro: slice = slice(None), first: int = start) -> torch.Tensor:
-        return sum(g[name] for g in made[r][micro]).flatten()[first : first + count]
-
-    yield from of_sum([part(r) for r in range(len(made))], rank, right, shares, along(degrees, rank))
-    cause = "what was summed beyond data after one micro-batch is summed again after the next: once a step, at its end"
-    for again in (0, 1):
-        times = [beyond ** (len(made[rank]) - 1 - i + again) for i in range(len(made[rank]))]
-        early = sum(part(r, slice(i, i + 1)) * n for r in right for i, n in enumerate(times))
-        yield cause, early / shares
-    cause = f"numbers of several places are summed: cut over data alone, in {degrees.get('data', 1)} parts"
-    for first in range(0, made[rank][0][name].numel() - beyond * count + 1, count):
-        mixed = sum(part(r, first=first + i * count) for r in right for i in range(beyond)) / shares
-        yield cause, mixed
-        yield cause, mixed / beyond
-    for which, micro in (("first", slice(0, 1)), ("last", slice(-1, None))):
-        cause = f"it is of the {which} micro-batch alone: they accumulate"
-        yield cause, sum(part(r, micro) for r in right) / shares
-    for first in range(0, made[rank][0][name].numel() - count + 1, count):
-        cause = f"these are numbers {first} … {first + count - 1}, expected those from {start} on: cut over data alone"
-        yield cause, sum(part(r, first=first) for r in right) / shares
-
-
 def are_cut_over_data(got: dict, degrees: dict, rank: int, states: list) -> None:
-    """What is cut over more axes has the numbers of other places: say so before they are compared."""
+    """Assert that units are cut over data alone: cut over more axes, a rank has the numbers of another place."""
     data = degrees.get("data", 1)
     for part, names in got["units"]:
         numbers = sum(states[rank][name].numel() for name in names)
@@ -126,7 +88,7 @@ def are_cut_over_data(got: dict, degrees: dict, rank: int, states: list) -> None
 
 @harmless
 def roles(got: dict, want: dict) -> str:
-    """What those gradients that are off on a rank have in common, and those that are right have not."""
+    """What the wrong gradients of a rank have in common that its right ones do not."""
     stays = {name for name, _ in got["whole"]}
     off = {
         name
@@ -154,24 +116,14 @@ def roles(got: dict, want: dict) -> str:
     return f"; off on this rank: {', '.join(sorted(off))}; right: {', '.join(sorted(right))}"
 
 
-@exercise(FSDP_AXIS, kind="numerics")
-@pytest.mark.parametrize("degrees", [{"data": 3}, {"data": 2, "expert": 2}, {"expert": 2}, {"data": 2, "tensor": 2},
-                                     {"data": 2, "expert": 2, "tensor": 2}], ids=str)  # fmt: skip
-def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
-    sizes, states, batches = draw(rng, degrees)
-    small = rng.choice([0, 1000]) if "expert" not in degrees else 10  # 10: norms stay whole, matrices are cut
-    small = 0 if len(degrees) == 1 else small
-    ranks = run(
-        probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, world=len(states),
-        replace=NEEDS,
+def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, layers: list | None = None) -> tuple:
+    """Judge gradients against the whole batch's; return a state per rank, and each rank's values and messages."""
+    sizes, states, batches = draw(rng, degrees, micro_batches)
+    ranks = asked(
+        run, probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", small, layers,
+        world=len(states), replace=NEEDS, parts=["micro-batches", "finish"],
     )  # fmt: skip
     want, plain = (expect(whole, sizes, states, batches, degrees, dtype) for dtype in ("float64", "float32"))
-    made: list = []
-
-    def named(*which: Any) -> Suspects:
-        made.extend([] if made else each(sizes, states, batches, "float64"))
-        return suspects(made, degrees, *which)
-
     for rank, got in enumerate(ranks):
         are_cut_over_data(got, degrees, rank, states)
         for name, start, own in got["gradients"]:
@@ -180,10 +132,18 @@ def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
                 close(
                     own, part, same, f"rank {rank} at {coordinate(degrees, rank)}: gradient of {name} from {start}",
                     factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
-                    suspects=lambda rank=rank, name=name, start=start, own=own: named(rank, name, start, len(own)),
                 )  # fmt: skip
             except AssertionError as error:
                 raise AssertionError(f"{error}{roles(got, want[rank])}") from None
+    return states, ranks
+
+
+@exercise(FSDP_AXIS, kind="numerics")
+@pytest.mark.parametrize("degrees", [{"data": 3}, {"data": 2, "expert": 2}, {"expert": 2}, {"data": 2, "tensor": 2},
+                                     {"data": 2, "expert": 2, "tensor": 2}], ids=str)  # fmt: skip
+def test_gradients_are_those_of_the_whole_batch(run, rng, expect, degrees):
+    small = rng.choice([0, 1000]) if "expert" not in degrees else 10  # 10: norms stay whole, matrices are cut
+    judged(run, rng, expect, degrees, 0 if len(degrees) == 1 else small)
 
 
 @exercise(FSDP_AXIS, kind="property")
@@ -196,15 +156,12 @@ def test_large_float16_gradients_do_not_overflow(run, rng):
 
 @exercise(FSDP_AXIS, kind="property")
 @pytest.mark.parametrize("degrees", [{"data": 2, "expert": 2}, {"data": 2, "expert": 2, "tensor": 2}], ids=str)
-def test_what_is_sent_over_which_axis(run, rng, degrees):
-    sizes, states, batches = draw(rng, degrees, micro_batches := rng.integers(2, 3))
-    ranks = run(
-        probes.sharded, sizes, states, degrees, batches, EXPERTS, PARTIAL, "float32", 0, world=len(states),
-        replace=NEEDS,
-    )  # fmt: skip
+def test_what_is_sent_over_which_axis(run, rng, expect, degrees):
+    states, ranks = judged(run, rng, expect, degrees, 0, micro_batches := rng.integers(2, 3))
     for rank, got in enumerate(ranks):
+        before, after = got["sent"].values()
         data, where = list(members(degrees, rank, ("data",))), f"rank {rank} at {coordinate(degrees, rank)}"
-        scattered = [row for row in got["rows"] if row["op"] == "reduce_scatter"]
+        scattered = [row for row in before + after if row["op"] == "reduce_scatter"]
         assert [row["group"] for row in scattered] == [data] * len(scattered), f"{where}: reduce-scatters over {data}"
         units = got["units"]
         assert len(scattered) == micro_batches * len(units), (
@@ -214,8 +171,10 @@ def test_what_is_sent_over_which_axis(run, rng, degrees):
         wholes = {4 * part * len(data) for part, _ in units} | {
             4 * sum(states[rank][name].numel() for name in names) for _, names in units
         }
-        beyond = [row for row in got["rows"] if row["op"] == "all_reduce" and len(row["group"]) > 1]
-        early = [row["bytes"] for row in beyond if row["phase"] != "finish"]
+        early, beyond = (
+            [row for row in rows if row["op"] == "all_reduce" and len(row["group"]) > 1] for rows in (before, after)
+        )
+        early = [row["bytes"] for row in early]
         because = ": of whole units, before they are cut over data" if {*early} <= wholes else ""
         assert not early, (
             f"{where}: {len(early)} all-reduces before finish_gradient_synchronization(), of {early} bytes{because}. "
@@ -231,18 +190,12 @@ def test_what_is_sent_over_which_axis(run, rng, degrees):
             f"{where}: all-reduces (group, bytes) {found}, expected {want}: of each unit the part that is left, once a "
             f"step, over the other axes whose ranks had a share of its gradient"
         )
-        sent = sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in beyond)
-        assert sent > 0, f"{where}: nothing crosses the expert axis"
 
 
 @exercise(FSDP_AXIS, kind="property")
-def test_layers_are_cut_unless_they_are_small(run, rng):
-    sizes, states, batches = draw(rng, {"data": 2})
+def test_layers_are_cut_unless_they_are_small(run, rng, expect):
     layers = rng.shuffled(["embedding", "blocks.0.mlp", "norm"])
-    ranks = run(
-        probes.sharded, sizes, states, {"data": 2}, batches, EXPERTS, PARTIAL, "float32", 10, layers, world=2,
-        replace=NEEDS,
-    )  # fmt: skip
+    states, ranks = judged(run, rng, expect, {"data": 2}, 10, layers=layers)
     for rank, got in enumerate(ranks):
         cut = {name for _, names in got["units"] for name in names}
         want = {n for n in states[0] if n.startswith(("embedding.", "blocks.0.mlp."))}

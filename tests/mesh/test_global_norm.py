@@ -9,18 +9,17 @@ and returns while the others wait.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
 
-from lab.judge import Suspects, close, harmless
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close, harmless
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_norm as probes
+from .carried import asked
 from .placed import draw_layout, draw_values, world_of
-from .suspects_norm import of_norm
 
 NORM = "mesh.global_norm"
 NEEDS = ["mesh.mesh"]
@@ -41,76 +40,40 @@ def length(gradients: dict) -> float:
 
 
 @harmless
-def counted(layout: dict, ranks: list, rank: int, norm: float) -> str:
-    """How a norm that is wrong was counted, or how it should be."""
-    got = ranks[rank]["norm"]
-    if not math.isfinite(got) or (got == 0 and norm < 1e-3):
-        return "squares overflow or vanish: take them in float64"
-    for told in zip(*(of_norm(layout, ranks, r) for r in range(len(ranks))), strict=True):
-        if all(abs(other - r["norm"]) <= 1e-5 * abs(got - norm) for (_, other), r in zip(told, ranks, strict=True)):
-            return told[rank][0]
-    return "each number of the model's gradient counts once, on one rank of those that hold it"
-
-
-@harmless
 def reduced_over(rows: list, world: int) -> str:
-    """Over which ranks squares were summed, where those are not all."""
+    """Name the groups of an all-reduce that does not include all ranks."""
     groups = sorted({tuple(row["group"]) for row in rows if row["op"] == "all_reduce"})
     told = [f"ranks {[*group]}" for group in groups if len(group) < world]
     return f"; an all-reduce was over {' and '.join(told)} alone, of {world}" if told else ""
 
 
-def own_norms(layout: dict, ranks: list, limit: float) -> list[float]:
-    """By rank, the norm of its own by which gradients were scaled; nothing where they were not. ranks: of one limit."""
+def judged(run, layout: dict, gradients: dict, shares: list, what: str, silent: list = ()) -> list:
+    """Judge the norm, and the gradients that are scaled by it; return each rank's values and messages.
 
-    def factor(told: dict) -> float | None:
-        pairs = [(b.double(), a.double()) for b, a in zip(told["before"], told["after"], strict=True) if b is not None]
-        squares = sum(float((b * b).sum()) for b, _ in pairs)
-        return sum(float((b * a).sum()) for b, a in pairs) / squares if squares else None
-
-    factors = [factor(told) for told in ranks]
-    if all(f is None or abs(f - 1) < 1e-4 for f in factors):
-        return []
-    for told in itertools.islice(zip(*(of_norm(layout, ranks, r) for r in range(len(ranks))), strict=True), 2):
-        norms = [norm for _, norm in told]
-        scales = [min(1.0, limit / norm) if norm else 1.0 for norm in norms]
-        if all(f is None or abs(f - s) < 1e-4 * s for f, s in zip(factors, scales, strict=True)):
-            return norms
-    return []
-
-
-def scaled(before: torch.Tensor, norm: float, limit: float, layout: dict, ranks: list, rank: int) -> Suspects:
-    """What a clipped gradient may be instead. ranks: what each told of this limit."""
-    if own := own_norms(layout, ranks, limit):
-        right = f"it is scaled by max_norm over this rank's own norm, {own[rank]:.4g}: over that of all, {norm:.4g}"
-        yield right, before * (min(1.0, limit / own[rank]) if own[rank] else 1.0)
-    yield "it was not scaled, and the norm is above the limit", before
-    yield "it was scaled, and the norm is not above the limit: by min(1, max_norm / norm)", before * (limit / norm)
-    for epsilon in (1e-6, 1e-8, 1e-12):
-        cause = f"something of about {epsilon:g} was added to the norm: small norms are clipped to nothing"
-        yield cause, before * min(1.0, limit / (norm + epsilon))
-
-
-def check(ranks: list, norm: float, limits: list, what: str, layout: dict) -> None:
+    shares: the limits, as shares of the norm. silent: the ranks of the last of two stages, if they have no gradients.
+    """
+    there = {n: g for n, g in gradients.items() if not silent or n.startswith(("embedding", "blocks.0"))}
+    norm = length(there)
+    limits, world = [share * norm for share in shares], world_of(layout)
+    ranks = asked(
+        run, probes.clipped, layout, gradients, limits, [*silent], world=world, replace=NEEDS, parts=["clip"]
+    )  # fmt: skip
     for rank, told in enumerate(ranks):
-        for i, (got, limit) in enumerate(zip(told, limits, strict=True)):
+        for got, limit in zip(told, limits, strict=True):
             who = f"{what}, rank {rank}, max_norm {limit:.4g}"
             assert got["returned"] == "torch.float64 ()", f"{who}: returned {got['returned']}, expected float64, ()"
             assert abs(got["norm"] - norm) <= 1e-6 * norm, (
                 f"{who}: the norm is {norm:.7g}, got {got['norm']:.7g}, {got['norm'] / norm:.4g} times as much: "
-                f"{counted(layout, [each[i] for each in ranks], rank, norm)}{reduced_over(got['rows'], len(ranks))}"
+                "each number of the model's gradient counts once, on one rank of those that hold it, and is squared in "
+                f"float64{reduced_over(got['sent']['clip'], world)}"
             )
             scale = min(1.0, limit / norm)
             for name, before, after in zip(got["names"], got["before"], got["after"], strict=True):
                 assert (before is None) == (after is None), f"{who}: {name} had a gradient, or none, and not now"
                 if before is not None:
                     want = before.double() * scale
-                    close(
-                        after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}",
-                        suspects=lambda before=before, limit=limit, rank=rank, i=i: scaled(
-                            before.double(), norm, limit, layout, [each[i] for each in ranks], rank
-                        ),
-                    )  # fmt: skip
+                    close(after, want, want.to(before.dtype), f"{who}, {name}", cause=f"times {scale:.4g}")
+    return ranks
 
 
 @exercise(NORM, kind="numerics")
@@ -118,21 +81,14 @@ def check(ranks: list, norm: float, limits: list, what: str, layout: dict) -> No
 def test_the_norm_is_the_whole_models_on_any_mesh(run, rng, where):
     layout = draw_layout(rng, **MESHES[where])
     gradients = draw_values(rng, layout)
-    norm = length(gradients)
-    limits = [share * norm for share in rng.shuffled([rng.uniform(0.1, 0.6), 1.5, math.inf])]
-    ranks = run(probes.clipped, layout, gradients, limits, [], world=world_of(layout), replace=NEEDS)
-    check(ranks, norm, limits, where, layout)
+    judged(run, layout, gradients, rng.shuffled([rng.uniform(0.1, 0.6), 1.5, math.inf]), where)
 
 
 @exercise(NORM, kind="numerics")
 def test_a_rank_without_gradients_takes_part(run, rng):
-    """The last stage has none, as where it is frozen."""
+    """The last stage has no gradients, as if it were frozen."""
     layout = draw_layout(rng, {"pipe": 2, "tensor": 2})
-    gradients = draw_values(rng, layout)
-    there = {n: g for n, g in gradients.items() if n.startswith(("embedding", "blocks.0"))}
-    limits = [0.3 * length(there)]
-    ranks = run(probes.clipped, layout, gradients, limits, [2, 3], world=4, replace=NEEDS)
-    check(ranks, length(there), limits, "ranks 2 and 3 have no gradients", layout)
+    judged(run, layout, draw_values(rng, layout), [0.3], "ranks 2 and 3 have no gradients", [2, 3])
 
 
 @exercise(NORM, kind="numerics")
@@ -142,9 +98,7 @@ def test_a_rank_without_gradients_takes_part(run, rng):
 def test_squares_neither_overflow_nor_vanish(run, rng, dtype, scale):
     layout = draw_layout(rng, {"data": 2}, small=rng.choice([None, 0]))
     gradients = {n: (g.clamp(-3, 3) * scale).to(getattr(torch, dtype)) for n, g in draw_values(rng, layout).items()}
-    norm = length(gradients)
-    ranks = run(probes.clipped, layout, gradients, [0.3 * norm], [], world=2, replace=NEEDS)
-    check(ranks, norm, [0.3 * norm], f"{dtype} of about {scale:g}", layout)
+    judged(run, layout, gradients, [0.3], f"{dtype} of about {scale:g}")
 
 
 @exercise(NORM, kind="numerics")
@@ -177,9 +131,7 @@ def test_zeros_and_limits_that_are_not_above_0(run, rng):
 def test_all_ranks_have_the_same_bits(run, rng):
     """Of a norm to which ranks contribute different amounts, and so of what they scale."""
     layout = draw_layout(rng, {"data": 3, "tensor": 2}, small=rng.choice([None, 40]))
-    gradients = draw_values(rng, layout)
-    limits = [rng.uniform(0.1, 0.6) * length(gradients)]
-    ranks = run(probes.clipped, layout, gradients, limits, [], world=6, replace=NEEDS)
+    ranks = judged(run, layout, draw_values(rng, layout), [rng.uniform(0.1, 0.6)], "data × tensor")
     for rank, ((got,), (first,)) in enumerate(zip(ranks, [ranks[0]] * 6, strict=True)):
         assert got["norm"] == first["norm"], f"rank {rank}: norm {got['norm']!r}, rank 0 {first['norm']!r}"
         if layout["small"] is None and rank % 2 == 0:  # the same tensor rank
@@ -190,9 +142,9 @@ def test_all_ranks_have_the_same_bits(run, rng):
 @exercise(NORM, kind="property")
 def test_one_number_is_sent_once(run, rng):
     layout = draw_layout(rng, {"pipe": 2, "tensor": 2}, small=rng.choice([None, 0]))
-    gradients = draw_values(rng, layout)
-    for rank, (got,) in enumerate(run(probes.clipped, layout, gradients, [0.5], [1], world=4, replace=NEEDS)):
-        sent = [(row["op"], row["elements"], row["group"]) for row in got["rows"]]
+    ranks = judged(run, layout, draw_values(rng, layout), [0.5], "ranks 2 and 3 have no gradients", [2, 3])
+    for rank, (got,) in enumerate(ranks):
+        sent = [(row["op"], row["elements"], row["group"]) for row in got["sent"]["clip"]]
         assert sent == [("all_reduce", 1, [0, 1, 2, 3])], (
             f"rank {rank} sent {sent}, expected one all_reduce of 1 number over all ranks: sum your own squares first"
         )
@@ -201,8 +153,7 @@ def test_one_number_is_sent_once(run, rng):
 @exercise(NORM, kind="property")
 def test_gradients_are_scaled_where_they_lie_and_none_is_read_back(run, rng):
     layout = draw_layout(rng, {"data": 2})
-    for rank, (got,) in enumerate(run(probes.clipped, layout, draw_values(rng, layout), [0.1], [], world=2,
-                                      replace=NEEDS)):  # fmt: skip
+    for rank, (got,) in enumerate(judged(run, layout, draw_values(rng, layout), [0.1], "data")):
         assert got["in_place"], f"rank {rank}: .grad is another tensor than before: scale it in place"
         assert not got["reads"], (
             f"rank {rank}: {', '.join(got['reads'])} was called: the host waits for the device. Choose the factor by "

@@ -16,10 +16,11 @@ import re
 import numpy
 import pytest
 
-from lab.judge import harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_mesh as probes
+from .carried import asked, messages
 
 MESH = "mesh.mesh"
 AXES = ["data", "pipe", "expert", "tensor"]
@@ -48,7 +49,7 @@ def draw_paper(rng, degrees) -> dict:
 
 @pytest.fixture
 def paper(run, rng):
-    """Meshes on paper, small and of thousands of ranks, and what is told of them."""
+    """Draw meshes on paper, small ones and ones of thousands of ranks; return cases and answers."""
     cases = [draw_paper(rng, [rng.integers(1, 4) for _ in AXES]) for _ in range(4)]
     cases += [draw_paper(rng, rng.shuffled([2, 3, 4, 5])), draw_paper(rng, [16, 4, 2, 8])]
     return list(zip(cases, run(probes.on_paper, cases), strict=True))
@@ -97,7 +98,7 @@ def test_axes_that_are_not_named_are_where_this_rank_is(paper):
 
 @harmless
 def of_the_others(degrees: list, axes: list, groups: list) -> str:
-    """That these are the groups along all axes but those that were named."""
+    """Say so if these are the groups along the axes that were not named."""
     others = [axis for axis in AXES if axis not in axes]
     if sorted(groups) != sorted(partition(degrees, others)):
         return ""
@@ -182,13 +183,13 @@ def test_degrees_that_do_not_fit_are_told_what_would(run, rng):
 
 @pytest.fixture(params=["2 axes", "3 axes", "16 ranks"])
 def ranks(request, run, rng):
-    """(degrees, axes, what each rank told)"""
+    """(degrees, axes, what each rank told and sent)"""
     degrees = {"2 axes": [1, 1, 2, 3], "3 axes": [1, 2, 2, 2], "16 ranks": [2, 2, 2, 2]}[request.param]
     degrees = rng.shuffled(degrees)
     axes = [[a] for a in AXES] + [
         rng.shuffled(s) for s in rng.shuffled(SUBSETS[4:])[: 3 if len(set(degrees)) == 1 else 6]
     ]
-    return degrees, axes, run(probes.groups, degrees, axes, world=math.prod(degrees))
+    return degrees, axes, asked(run, probes.groups, degrees, axes, world=math.prod(degrees), parts=["mesh", "sums"])
 
 
 @exercise(MESH, kind="property")
@@ -196,14 +197,16 @@ def test_groups_partition_the_ranks_along_their_axes(ranks):
     degrees, axes, told = ranks
     for rank, got in enumerate(told):
         assert got["here"] == got["rank"] == rank, f"rank {rank} takes itself for {got['here']}"
-        assert not got["sent_at_start"], f"rank {rank}: {got['sent_at_start']} messages to make groups; none is needed"
-        for names, total, ledger in zip(axes, got["sums"], got["groups"], strict=True):
+        for names, total in zip(axes, got["sums"], strict=True):
             want = next(g for g in partition(degrees, names) if rank in g)
             have = [r for r in range(math.prod(degrees)) if total >> r & 1]
             assert have == want, (
                 f"rank {rank} of {degrees}: its group along {names} reaches ranks {have}, expected {want}"
             )
-            assert ledger == want, f"rank {rank} of {degrees}: its group along {names} is {ledger}, expected {want}"
+        made, sums = got["sent"]["mesh"], [row["group"] for row in got["sent"]["sums"]]
+        assert not made, f"rank {rank}: {len(made)} messages to make groups, {messages(made[:3])} …; none is needed"
+        want = [next(g for g in partition(degrees, names) if rank in g) for names in axes]
+        assert sums == want, f"rank {rank} of {degrees}: its groups along {axes} are {sums}, expected {want}"
 
 
 @exercise(MESH, kind="property")

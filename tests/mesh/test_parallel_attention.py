@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .tensor_oracles import block_is_as_whole, draw_sizes, draw_state, keeps_its_share, messages
+from .carried import BOTH, messages
+from .tensor_oracles import block_is_as_whole, draw_sizes, keeps_its_share
 
 ATTENTION = "mesh.parallel_attention"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
@@ -49,26 +50,23 @@ def test_heads_that_do_not_divide_are_refused(run, rng):
 
 @exercise(ATTENTION, kind="property")
 def test_each_rank_keeps_its_share_of_the_projections(run, rng):
-    world = rng.integers(2, 3)
-    heads = 2 * world
-    sizes = draw_sizes(rng, world) | {"heads": heads, "kv_heads": world, "width": 16 * heads, "vocabulary": 8}
-    width, queries, keys = sizes["width"], 32, 16
+    like = draw_sizes(rng, 4) | {"heads": 8, "kv_heads": 4, "vocabulary": 8}
+    sizes, small = (like | {"width": 8 * dim} for dim in (256, 2))
+    width, queries, keys = sizes["width"], 512, 256
     shapes = {"q_proj.weight": [queries, width], "k_proj.weight": [keys, width], "v_proj.weight": [keys, width],
               "o_proj.weight": [width, queries]}  # fmt: skip
-    keeps_its_share(run, "attention", sizes, [shapes] * world, NEEDS)
+    keeps_its_share(run, probes.kept, ["attention", sizes], ["attention", small], shapes, NEEDS)
 
 
 @exercise(ATTENTION, kind="property")
 @pytest.mark.parametrize(("kind", "count"), [("attention", 1), ("block", 2)])
-def test_one_all_reduce_a_half_block_and_direction(run, rng, kind, count):
-    sizes = draw_sizes(rng, 2)
-    x = rng.normal(2, sizes["context"], sizes["width"])
-    args = (kind, sizes, draw_state(rng, sizes), x, x.flip(0), [])
-    for rank, got in enumerate(run(probes.block, *args, world=2, replace=NEEDS)):
-        for phase in ("forward", "backward"):
-            told = messages(got["rows"], phase)
-            measured(f"{kind}: all-reduces, {phase}", len(told), count)
+def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count):
+    _, x, ranks = block_is_as_whole(run, rng, expect, kind, 2, needs=NEEDS)
+    for rank, got in enumerate(ranks):
+        for part in BOTH:
+            told = messages(got["sent"][part])
+            measured(f"{kind}: all-reduces, {part}", len(told), count)
             assert told == [["all_reduce", x.numel()]] * count, (
-                f"{kind}, rank {rank}, {phase}: sent {told}, expected {count} all_reduce of x's {x.numel()} elements: "
+                f"{kind}, rank {rank}, {part}: sent {told}, expected {count} all_reduce of x's {x.numel()} elements: "
                 "q, k and v share one entrance, and only o has a sum to make"
             )

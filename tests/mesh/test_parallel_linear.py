@@ -12,26 +12,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .tensor_oracles import (
-    block_is_as_whole,
-    draw_groups,
-    draw_sizes,
-    draw_state,
-    keeps_its_share,
-    members,
-    messages,
-)
+from .carried import BOTH, asked, messages
+from .tensor_oracles import block_is_as_whole, draw_groups, draw_sizes, keeps_its_share, members
 
 LINEAR = "mesh.parallel_linear"
 NEEDS = ["mesh.conjugates"]
 
 
 def draw(rng, kind: str, size: int, world: int, bias: bool) -> tuple:
-    """weight, bias, and each rank's x and dy; ranks of any group may have other ones: places, not ranks, count."""
+    """Draw weight, bias, x and dy of the whole layer."""
     rows, columns, tokens = size * rng.integers(2, 3), size * rng.integers(4, 5), (2, rng.integers(1, 3))
     weight = rng.normal(rows, columns)
     x, dy = rng.normal(*tokens, columns), rng.normal(*tokens, rows)
@@ -45,19 +38,16 @@ def oracle(weight, bias, x, dy, dtype) -> dict:
     return {"y": y, "dx": dy @ w, "weight": flat_dy.T @ flat_x, "bias": flat_dy.sum(0)}
 
 
-@exercise(LINEAR, kind="numerics")
-@pytest.mark.parametrize("kind", ["column", "row"])
-@pytest.mark.parametrize(("world", "bias"), [(1, True), (2, False), (3, True), ("groups", True)])
-def test_the_parts_together_are_the_whole_layer(run, rng, kind, world, bias):
-    size = 2 if world == "groups" else world
-    world, groups = draw_groups(rng, size) if world == "groups" else (world, [])
+def linear_is_as_whole(run, rng, kind: str, size: int, bias: bool, grouped: bool = False) -> tuple:
+    """Judge the parts against the whole layer; return x, dy, and each rank's values and messages."""
+    world, groups = draw_groups(rng, size) if grouped else (size, [])
     weight, bias, x, dy = draw(rng, kind, size, world, bias)
     want, plain = (oracle(weight, bias, x, dy, dtype) for dtype in (torch.float64, torch.float32))
     cut_y, cut_x = (size, 1) if kind == "column" else (1, size)  # what is in parts: the outputs, or the inputs
     place = {rank: group.index(rank) for group in members(world, groups) for rank in group}
     given = [[t.chunk(cut, -1)[place[r] % cut] for r in range(world)] for t, cut in ((x, cut_x), (dy, cut_y))]
     parts = {"y": (-1, cut_y), "dx": (-1, cut_x), "weight": (0 if kind == "column" else 1, size), "bias": (0, cut_y)}
-    told = run(probes.linear, kind, weight, bias, *given, groups, world=world, replace=NEEDS)
+    told = asked(run, probes.linear, kind, weight, bias, *given, groups, world=world, replace=NEEDS)
     for rank, got in enumerate(told):  # of all ranks first: one that has another part spoils the others' sums
         dim, have = parts["weight"][0], got["parameters"].get("weight")
         wrong = another_part(have, weight.chunk(size, dim), place[rank])
@@ -77,10 +67,18 @@ def test_the_parts_together_are_the_whole_layer(run, rng, kind, world, bias):
             close(
                 have, *mine, f"{what}, {name if name in got else f'gradient of {name}'}", factor=10, cause=CAUSES[kind]
             )
+    return x, dy, told
+
+
+@exercise(LINEAR, kind="numerics")
+@pytest.mark.parametrize("kind", ["column", "row"])
+@pytest.mark.parametrize(("world", "bias"), [(1, True), (2, False), (3, True), ("groups", True)])
+def test_the_parts_together_are_the_whole_layer(run, rng, kind, world, bias):
+    linear_is_as_whole(run, rng, kind, 2 if world == "groups" else world, bias, grouped=world == "groups")
 
 
 def another_part(have: torch.Tensor | None, parts: tuple, place: int) -> int | None:
-    """Which of the parts it is, where it is not that of this place."""
+    """The number of the part that a rank has instead of its own; None if it has its own."""
     if have is None:
         return None
     alike = [i for i, part in enumerate(parts) if torch.equal(have, part)]
@@ -115,43 +113,37 @@ def test_what_ranks_do_not_divide_is_refused(run, rng):
 @exercise(LINEAR, kind="property")
 @pytest.mark.parametrize("kind", ["column", "row", "mlp"])
 def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
-    world = rng.integers(3, 4)
     if kind == "mlp":
-        sizes = draw_sizes(rng, world)
-        sizes |= {"hidden": 8 * world, "width": 4 * sizes["width"]}
-        hidden, width = 8, sizes["width"]
+        like, hidden, width = draw_sizes(rng, 4) | {"heads": 8, "kv_heads": 4, "width": 1024}, 1310, 1024
+        sizes, small = (like | {"hidden": 4 * n} for n in (hidden, 1))
         shapes = {"gate_proj.weight": [hidden, width], "up_proj.weight": [hidden, width],
                   "down_proj.weight": [width, hidden]}  # fmt: skip
     else:
-        rows, columns = world * rng.integers(12, 16), world * rng.integers(17, 20)
-        sizes = {"rows": rows, "columns": columns}
-        cut = (rows // world, columns) if kind == "column" else (rows, columns // world)
+        rows, columns = 4 * rng.integers(500, 520), 4 * rng.integers(2000, 2020)
+        sizes, small = {"rows": rows, "columns": columns}, {"rows": 4, "columns": 4}
+        cut = (rows // 4, columns) if kind == "column" else (rows, columns // 4)
         shapes = {"weight": list(cut), "bias": [cut[0]]}
-    keeps_its_share(run, kind, sizes, [shapes] * world, NEEDS)
+    keeps_its_share(run, probes.kept, [kind, sizes], [kind, small], shapes, NEEDS)
 
 
 @exercise(LINEAR, kind="property")
 @pytest.mark.parametrize(("kind", "forward"), [("column", 0), ("row", 1)])
 def test_a_column_sends_backward_and_a_row_forward(run, rng, kind, forward):
-    weight, bias, x, dy = draw(rng, kind, 2, 2, True)
-    given = [x.chunk(2, -1), dy] if kind == "row" else [[x, x], dy.chunk(2, -1)]
-    given = [list(t) if isinstance(t, tuple | list) else [t, t] for t in given]
-    size = (dy if kind == "row" else x).numel()
-    for rank, got in enumerate(run(probes.linear, kind, weight, bias, *given, [], world=2, replace=NEEDS)):
-        told = [messages(got["rows"], phase) for phase in ("", "backward")]
-        want = [[["all_reduce", size]] * forward, [["all_reduce", size]] * (1 - forward)]
+    x, dy, ranks = linear_is_as_whole(run, rng, kind, 2, bias=True)
+    one = [["all_reduce", (dy if kind == "row" else x).numel()]]
+    want = [one * forward, one * (1 - forward)]
+    for rank, got in enumerate(ranks):
+        told = [messages(got["sent"][part]) for part in BOTH]
         assert told == want, f"{kind}-parallel, rank {rank}: sent [forward, backward] {told}, expected {want}"
 
 
 @exercise(LINEAR, kind="property")
-def test_an_mlp_is_one_all_reduce_forward_and_one_backward(run, rng):
-    sizes = draw_sizes(rng, 2)
-    x = rng.normal(2, sizes["context"], sizes["width"])
-    args = ("mlp", sizes, draw_state(rng, sizes), x, x.flip(0), [])
-    for rank, got in enumerate(run(probes.block, *args, world=2, replace=NEEDS)):
-        for phase in ("forward", "backward"):
-            told = messages(got["rows"], phase)
+def test_an_mlp_is_one_all_reduce_forward_and_one_backward(run, rng, expect):
+    _, x, ranks = block_is_as_whole(run, rng, expect, "mlp", 2, needs=NEEDS)
+    for rank, got in enumerate(ranks):
+        for part in BOTH:
+            told = messages(got["sent"][part])
             assert told == [["all_reduce", x.numel()]], (
-                f"rank {rank}, {phase}: sent {told}, expected one all_reduce of x's {x.numel()} elements: gate and up "
+                f"rank {rank}, {part}: sent {told}, expected one all_reduce of x's {x.numel()} elements: gate and up "
                 "share one entrance"
             )

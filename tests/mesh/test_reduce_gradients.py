@@ -11,20 +11,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import Suspects, close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .compose import along
+from .carried import asked
 from .experts import draw_layer, one_process
-from .suspects_sums import of_sum
 
 REDUCE = "mesh.reduce_gradients"
 NEEDS = ["mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine"]
 
 
 def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
-    """Gradients of each rank: as many of a kind everywhere; some are None on all ranks that share them."""
+    """Draw gradients per rank, with the same shapes on all ranks. Some are None on all ranks that share them."""
     shapes = {name: [[rng.integers(1, 4) for _ in range(rng.integers(1, 2))] for _ in range(3)]
               for name in ("dense", "experts")}  # fmt: skip
     there = {name: rng.shuffled([True, True, False]) for name in shapes}
@@ -35,8 +34,10 @@ def draw(rng, data: int, expert: int, dtype=torch.float32) -> list:
     ]
 
 
-def check(ranks: list, cases: list, expert: int) -> None:
+def judged(run, cases: list, expert: int) -> list:
+    """Judge over which ranks each gradient is summed; return each rank's values and messages."""
     world = len(cases)
+    ranks = asked(run, probes.reduce, cases, expert, world=world, parts=["reduce"])
     for rank, got in enumerate(ranks):
         for name, members in (("dense", range(world)), ("experts", range(rank % expert, world, expert))):
             for i, there in enumerate(cases[rank][f"{name}_there"]):
@@ -50,30 +51,14 @@ def check(ranks: list, cases: list, expert: int) -> None:
                 close(
                     got[name][i], want, plain, what, factor=10,
                     cause=f"the sum over ranks {list(members)}, divided by {world}",
-                    suspects=lambda name=name, i=i, rank=rank, members=members: suspects(
-                        name, i, [case[name][i] for case in cases], rank, members, expert
-                    ),
                 )  # fmt: skip
-
-
-def suspects(name: str, i: int, part: list, rank: int, right: range, expert: int) -> Suspects:
-    """What the i-th gradient of a kind may be; part: of each rank. The probe names the first of the experts twice."""
-    world, number = len(part), len(right)
-    if name == "experts" and i == 0 and number < world:
-        want = sum(part[r].double() for r in right) / world
-        cause = "it was named twice in `experts`, and {} twice: each gradient once"
-        yield cause.format("is reduced"), want * number / world
-        yield cause.format("is divided"), want / world
-        if number > 1:
-            yield cause.format("is summed"), want * number
-    yield from of_sum(part, rank, right, world, along({"data": world // expert, "expert": expert}, rank))
+    return ranks
 
 
 @exercise(REDUCE, kind="numerics")
 def test_whose_sum_over_whom(run, rng):
     data, expert = rng.choice([(2, 3), (3, 2)])  # factors that tell which axis is forgotten
-    cases = draw(rng, data, expert)
-    check(run(probes.reduce, cases, expert, world=data * expert), cases, expert)
+    judged(run, draw(rng, data, expert), expert)
 
 
 @exercise(REDUCE, kind="numerics")
@@ -82,13 +67,13 @@ def test_16_bit_sums_do_not_overflow(run, rng):
     for case in cases:
         for name in ("dense", "experts"):
             case[name] = [(g.float() * 5000 + 40000).half() for g in case[name]]
-    check(run(probes.reduce, cases, 2, world=4), cases, 2)
+    judged(run, cases, 2)
 
 
 @exercise(REDUCE, kind="numerics")
 @pytest.mark.parametrize(("data", "expert"), [(1, 2), (2, 1), (2, 2)])
 def test_a_layer_of_experts_learns_as_one_process_does(run, rng, expect, data, expert):
-    """Also that its results and its balancing loss are the same."""
+    """Its results and its balancing loss are those of one process, too."""
     sizes, state = draw_layer(rng, expert * rng.integers(1, 2) + (expert == 1))
     sizes["k"] = rng.integers(1, 2)
     tokens, world = rng.integers(3, 6), data * expert
@@ -111,13 +96,13 @@ def test_a_layer_of_experts_learns_as_one_process_does(run, rng, expect, data, e
 
 @exercise(REDUCE, kind="property")
 def test_experts_are_never_sent_along_their_axis(run, rng):
-    """Payloads: what is dense over all ranks, what is an expert's over data; in as many messages as one likes."""
+    """Dense gradients go over all ranks and experts' gradients over data, in any number of messages."""
     cases = draw(rng, 2, 2)
-    for rank, got in enumerate(run(probes.reduce, cases, 2, world=4)):
+    for rank, got in enumerate(judged(run, cases, 2)):
         assert got["in_place"], f"rank {rank}: a gradient is a new tensor: whoever kept a view of it has the old one"
         wanted = {"dense": [0, 1, 2, 3], "experts": [rank % 2, rank % 2 + 2]}
         for name, members in wanted.items():
-            sent = [r for r in got["rows"] if r["group"] == members]
+            sent = [r for r in got["sent"]["reduce"] if r["group"] == members]
             ops = sorted({r["op"] for r in sent})
             elements = sum(r["elements"] for r in sent)
             want = sum(g.numel() for g, t in zip(cases[rank][name], cases[rank][f"{name}_there"], strict=True) if t)
@@ -125,5 +110,5 @@ def test_experts_are_never_sent_along_their_axis(run, rng):
                 f"rank {rank} of data=2, expert=2: over ranks {members} issued {ops} of {elements} numbers, expected "
                 f"all_reduce of the {want} of its {name} gradients, each once"
             )
-        others = [(r["op"], r["group"]) for r in got["rows"] if r["group"] not in wanted.values()]
+        others = [(r["op"], r["group"]) for r in got["sent"]["reduce"] if r["group"] not in wanted.values()]
         assert not others, f"rank {rank}: also issued {others}"

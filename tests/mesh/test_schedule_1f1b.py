@@ -8,9 +8,9 @@ time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, to
 
 from __future__ import annotations
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
-from lab.world.schedule import drawn
+from lab.cluster.schedule import drawn
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
 from .schedules import before_the_first_backward, draw_cases, holds_the_bubble, most_alive, played, refuses, title
@@ -44,7 +44,7 @@ def test_who_goes_first_comes_back_first(run, rng):
 
 @exercise(ONE, kind="property")
 def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, rng):
-    """One test, since GPipe has the one and a pipeline without warm-up the other: 1F1B is what has both."""
+    """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
     cases = draw_cases(rng)
     for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
         warm_up = why_warm_up(ranks, case)
@@ -61,7 +61,7 @@ def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, 
 
 
 def why_warm_up(ranks: list, case: list) -> str:
-    """How many forwards the ranks begin with, where that is not as many as it should be."""
+    """Name the wrong numbers of forwards in the warm-up; "" if they are right."""
     have = before_the_first_backward(ranks)
     want = [min(case[1], case[0] - rank) for rank in range(case[0])]
     if have == want:

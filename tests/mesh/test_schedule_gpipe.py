@@ -8,7 +8,7 @@ moves); micro-batches one after the other (the bubble is p − 1).
 
 from __future__ import annotations
 
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
 from .schedules import draw_cases, holds_the_bubble, played, refuses, title
@@ -36,7 +36,7 @@ def test_idle_time_is_that_of_filling_and_emptying_once(run, rng):
 
 
 def why_idle(ranks: list) -> str:
-    """A forward behind a backward, or an order that is another on another rank."""
+    """Name a rank with a forward after a backward, or say that the ranks' orders differ."""
     for rank, actions in enumerate(ranks):
         kinds = [kind for kind, _, _ in actions]
         if kinds != sorted(kinds, reverse=True):

@@ -8,8 +8,8 @@ right bubble, but all v·m activations); the warm-up of 1F1B (nothing comes back
 
 from __future__ import annotations
 
-from lab.pytest_plugin import exercise
-from lab.world.schedule import drawn
+from lab.cluster.schedule import drawn
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_pipeline as probes
 from .schedules import before_the_first_backward, draw_cases, holds_the_bubble, most_alive, played, refuses, title

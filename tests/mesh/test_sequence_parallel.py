@@ -1,4 +1,4 @@
-"""Between the regions each rank has a T-th of the tokens.
+"""Sequence parallelism: between tensor-parallel regions, each rank has 1/T of the tokens.
 
 What must be true: gather and scatter are each other's conjugates along the tokens; a block gives its share of what the
 whole block gives, its norms see a T-th of the tokens, and it sends as many bytes as with all-reduces; gradients of the
@@ -13,18 +13,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import Suspects, close, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
+from .carried import BOTH as DIRECTIONS
+from .carried import asked, bytes_sent, messages
 from .tensor_oracles import (
     block_is_as_whole,
-    bytes_sent,
     draw_groups,
     draw_sizes,
     draw_state,
+    keeps_nothing,
     members,
-    messages,
     piece,
     same_gradients,
     whole_model,
@@ -35,34 +36,18 @@ NEEDS = ["mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "
 BOTH = ["gather_sequence", "scatter_sequence"]
 
 
-def asked(run, rng, name: str, size: int, groups: list, world: int) -> tuple:
-    """x and dy of each rank: parts and wholes, or the reverse; batch and context differ, and T divides both."""
+def judged(run, rng, name: str, size: int, grouped: bool = False) -> tuple:
+    """Judge both directions; return the elements of a part, and each rank's values and messages.
+
+    Batch and context differ, and T divides both.
+    """
+    world, groups = draw_groups(rng, size) if grouped else (size, [])
     batch, part, width = size * rng.integers(1, 2), rng.integers(3, 4), rng.integers(2, 3)
     parts = [rng.normal(batch, part, width) for _ in range(world)]
     wholes = [rng.normal(batch, part * size, width) for _ in range(world)]
-    x, dy = (parts, wholes) if name == "gather_sequence" else (wholes, parts)
-    return x, dy, run(probes.conjugate, name, x, dy, groups, world=world)
-
-
-def instead(wholes: list, rank: int, group: list, place: int, size: int) -> Suspects:
-    """What a sum over a group, of one place's tokens, may be."""
-    stack = torch.stack(wholes).double()
-    mine = [t.chunk(size, 1) for t in (stack[rank], stack[group].sum(0), stack.sum(0))]
-    yield "it is this rank's own, cut and not summed: other ranks have used these tokens, too", mine[0][place]
-    yield f"it is the mean, expected the sum over {group}", mine[1][place] / size
-    yield f"it is summed over all ranks: over the group that was given, {group}", mine[2][place]
-    for other in range(size):
-        yield f"it is of the tokens of place {other}, expected those of place {place}", mine[1][other]
-
-
-@exercise(SEQUENCE, kind="numerics")
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("world", [1, 2, 3, "groups"])
-def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name, world):
-    size = 2 if world == "groups" else world
-    world, groups = draw_groups(rng, size) if world == "groups" else (world, [])
-    x, dy, ranks = asked(run, rng, name, size, groups, world)
-    parts, wholes = (x, dy) if name == "gather_sequence" else (dy, x)
+    given = (parts, wholes) if name == "gather_sequence" else (wholes, parts)
+    gates = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
+    ranks = asked(run, probes.conjugate, name, *given, groups, world=world, parts=gates)
     gathered, summed = ("y", "dx") if name == "gather_sequence" else ("dx", "y")
     for group in members(world, groups):
         for place, rank in enumerate(group):
@@ -77,9 +62,16 @@ def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name
             close(
                 got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
                 dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
-                suspects=lambda place=place, rank=rank, group=group: instead(wholes, rank, group, place, size),
             )  # fmt: skip
             assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
+    return parts[0].numel(), ranks
+
+
+@exercise(SEQUENCE, kind="numerics")
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("world", [1, 2, 3, "groups"])
+def test_one_direction_gathers_tokens_and_the_other_sums_and_cuts(run, rng, name, world):
+    judged(run, rng, name, 2 if world == "groups" else world, grouped=world == "groups")
 
 
 @exercise(SEQUENCE, kind="numerics")
@@ -128,45 +120,42 @@ def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
 def test_tokens_that_do_not_divide_are_refused(run):
     cases = [["scatter_sequence", {"context": n}] for n in (4, 2, 6)]
     told = run(probes.refused, cases, world=3)[0]
-    assert told == ["ValueError", "ValueError", "nothing"], (
-        f"4, 2 and 6 tokens over 3 ranks: raised {told}, expected ValueError twice and nothing"
+    # The group itself refuses parts that are no third, once they are sent.
+    names = ["too late" if "reduce_scatter: expected" in said else said.partition(":")[0] for said in told]
+    assert names == ["ValueError", "ValueError", "nothing"], (
+        f"4, 2 and 6 tokens over 3 ranks: raised {told}, expected ValueError twice and nothing: check the number of "
+        "tokens before you send any"
     )
 
 
 @exercise(SEQUENCE, kind="property")
 @pytest.mark.parametrize("name", BOTH)
 def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
-    x, dy, ranks = asked(run, rng, name, 2, [], 2)
-    part = min(x[0].numel(), dy[0].numel())
-    there, back = ("all_gather", "reduce_scatter") if name == "gather_sequence" else ("reduce_scatter", "all_gather")
+    part, ranks = judged(run, rng, name, 2)
     for rank, got in enumerate(ranks):
-        told = [messages(got["rows"], phase) for phase in ("", "backward")]
-        assert told == [[[there, part]], [[back, part]]], (
-            f"{name}, rank {rank}: sent [forward, backward] {told}, expected one {there} and one {back} of {part}"
-        )
-        assert not got["kept_bytes"], f"{name}, rank {rank}: {got['kept_bytes']} bytes are kept for backward"
+        for way, rows in got["sent"].items():
+            gathers = way.endswith("forward") == (name == "gather_sequence")
+            told, want = messages(rows), [["all_gather" if gathers else "reduce_scatter", part]]
+            assert told == want, f"{name}, rank {rank}, {way}: sent {told}, expected {want}"
+    keeps_nothing(run, rng, name, 2 if name == "gather_sequence" else 1)
 
 
 @exercise(SEQUENCE, kind="property")
-def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, rng):
+def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, rng, expect):
     size = rng.integers(2, 3)
-    sizes = draw_sizes(rng, size)
-    x = rng.normal(2, sizes["context"], sizes["width"])
-    args = ("block", sizes, draw_state(rng, sizes), x, x.flip(0), [])
-    ranks = run(probes.block, *args, True, world=size, replace=NEEDS)
-    share = [2, sizes["context"] // size, sizes["width"]]
+    _, x, ranks = block_is_as_whole(run, rng, expect, "block", size, sequence=True, needs=NEEDS)
+    share = [len(x), x.shape[1] // size, x.shape[2]]
     want = 4 * 2 * 2 * (size - 1) / size * x.numel()  # two all-reduces of x in float32
     for rank, got in enumerate(ranks):
-        for phase in ("forward", "backward"):
-            told = messages(got["rows"], phase)
+        for part in DIRECTIONS:
+            told, sent = messages(got["sent"][part]), bytes_sent(got["sent"][part])
             ops = sorted(op for op, _ in told)
             assert ops == ["all_gather"] * 2 + ["reduce_scatter"] * 2, (
-                f"rank {rank}, {phase}: sent {told}, expected two all-gathers and two reduce-scatters"
+                f"rank {rank}, {part}: sent {told}, expected two all-gathers and two reduce-scatters"
             )
-            sent = bytes_sent(got["rows"], phase)
-            measured(f"bytes that a rank of {size} sends, {phase}", sent, want, "bytes")
+            measured(f"bytes that a rank of {size} sends, {part}", sent, want, "bytes")
             assert sent == pytest.approx(want), (
-                f"rank {rank}, {phase}: {sent:.0f} bytes by a ring, expected {want:.0f}, those of two all-reduces"
+                f"rank {rank}, {part}: {sent:.0f} bytes by a ring, expected {want:.0f}, those of two all-reduces"
             )
         assert got["norms"] == [[share, share]] * 2, (
             f"rank {rank} of {size}: the norms' inputs and outputs are {got['norms']}, expected {share}, a share of "
@@ -175,19 +164,14 @@ def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, r
 
 
 @exercise(SEQUENCE, kind="property")
-def test_gradients_of_all_norms_are_summed_in_one_message(run, rng):
-    size = rng.integers(2, 3)
-    sizes = draw_sizes(rng, size)
-    x = rng.normal(1, sizes["context"], sizes["width"])
-    args = ("block", sizes, draw_state(rng, sizes), x, x.flip(1), [])
-    ranks = run(probes.block, *args, True, world=size, replace=NEEDS)
-    norms = [name for name in ranks[0]["gradients"] if "norm" in name]
+def test_gradients_of_all_norms_are_summed_in_one_message(run, rng, expect):
+    sizes, _, ranks = block_is_as_whole(run, rng, expect, "block", rng.integers(2, 3), sequence=True, needs=NEEDS)
     for rank, got in enumerate(ranks):
-        told = messages(got["rows"], "finish")
+        told = messages(got["sent"]["finish"])
         assert told == [["all_reduce", 2 * sizes["width"]]], (
             f"rank {rank}: sent {told} to sum the gradients of two norms of {sizes['width']}, expected one all_reduce"
         )
-        for name in norms:
+        for name in [name for name in got["gradients"] if "norm" in name]:
             total = torch.stack([r["before"][name] for r in ranks]).double().sum(0)
             close(got["gradients"][name], total, total.float(), f"rank {rank}, {name}", cause="the sum over ranks")
             assert torch.equal(got["gradients"][name], ranks[0]["gradients"][name]), (

@@ -2,7 +2,7 @@
 
 What must be true: rows and losses are those of the whole, for vocabularies that divide and for padded ones; a token
 costs three numbers, not a row of logits, and backward costs nothing. How it would be faked or got wrong: gather the
-logits (the ledger and the largest storage tell); forget the offset, or add other ranks' rows instead of zeros; a
+logits (the switch and the kernel tell); forget the offset, or add other ranks' rows instead of zeros; a
 maximum of this rank's own columns, which no other rank subtracts, or none, which overflows; padding that takes
 probability; a loss averaged over ranks, whose gradient is 1/T too small; each rank holding the whole table.
 """
@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.judge import close
-from lab.pytest_plugin import exercise
+from lab.harness.judge import close
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from . import suspects_tensor as suspects
+from .carried import BOTH, asked, does_not_grow, messages
 from .tensor_oracles import draw_groups, keeps_its_share, members
 
 VOCAB = "mesh.vocab_parallel"
@@ -26,7 +26,7 @@ CASES = [(1, 0, False), (2, 1, False), (3, 0, False), (4, 3, False), (2, 1, True
 
 
 def draw(rng, size: int, missing: int, grouped: bool) -> tuple:
-    """(world, groups, rows of each rank, vocabulary, tokens that include both ends of every rank's rows)"""
+    """Draw (world, groups, rows per rank, vocabulary, tokens that include both ends of every rank's rows)."""
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     rows = 2 if missing == 3 else rng.integers(2, 4)  # five tokens over four ranks: the last has padding alone
     vocabulary = rows * size - missing
@@ -35,15 +35,13 @@ def draw(rng, size: int, missing: int, grouped: bool) -> tuple:
     return world, groups, rows, vocabulary, torch.tensor(rng.shuffled([*ends, *more])).view(2, -1)
 
 
-@exercise(VOCAB, kind="numerics")
-@pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
-def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, size, missing, grouped):
+def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
+    """Judge rows and their gradients; return a tensor of the result's shape, and each rank's values and messages."""
     world, groups, rows, vocabulary, tokens = draw(rng, size, missing, grouped)
-    weight = rng.normal(vocabulary, 3)
-    dy = rng.normal(*tokens.shape, 3)
+    weight, dy = rng.normal(vocabulary, 3), rng.normal(*tokens.shape, 3)
     gradient = torch.zeros(rows * size, 3).double().index_add_(0, tokens.flatten(), dy.double().flatten(0, 1))
     plain = torch.zeros(rows * size, 3).index_add_(0, tokens.flatten(), dy.flatten(0, 1))
-    told = run(probes.embedding, weight, tokens, dy, groups, world=world, replace=NEEDS)
+    told = asked(run, probes.embedding, weight, tokens, dy, groups, world=world, replace=NEEDS)
     for group in members(world, groups):
         for place, rank in enumerate(group):
             what = f"rank {rank} of {group}, vocabulary {vocabulary}"
@@ -51,13 +49,19 @@ def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, size, missi
             close(
                 told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
                 cause="a row is found on one rank, at the token less the rank's first; the others add zeros",
-                suspects=lambda place=place: suspects.of_rows(weight, tokens, rows, size, place),
             )  # fmt: skip
             mine = slice(place * rows, place * rows + rows)
             close(
                 told[rank]["gradient"], gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4,
                 dims="row, column", cause="tokens of other ranks, and padding, give no gradient here",
             )  # fmt: skip
+    return dy, told
+
+
+@exercise(VOCAB, kind="numerics")
+@pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
+def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, size, missing, grouped):
+    embeds_as_whole(run, rng, size, missing, grouped)
 
 
 def whole_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype: str) -> dict:
@@ -68,11 +72,8 @@ def whole_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype:
     return {"loss": loss.detach(), "dlogits": x.grad}
 
 
-@exercise(VOCAB, kind="numerics")
-@pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
-@pytest.mark.parametrize("height", [1.0, 150.0])
-def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, grouped, height):
-    """height: of logits; e^150 is no float32. Padding columns are large: who counts them is far off."""
+def loss_is_as_whole(run, rng, expect, size: int, missing: int, grouped: bool, height: float) -> tuple:
+    """Judge the loss and its gradient; return the targets, and each rank's values and messages. height: of logits."""
     world, groups, _, vocabulary, targets = draw(rng, size, missing, grouped)
     logits = rng.normal(*targets.shape, vocabulary) * height
     scale = rng.uniform(0.5, 2.0)
@@ -81,7 +82,7 @@ def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, g
     parts = torch.cat([logits, padding], -1).chunk(size, -1)
     place = {rank: group.index(rank) for group in members(world, groups) for rank in group}
     given = [parts[place[r]] for r in range(world)]
-    told = run(probes.cross_entropy, given, targets, vocabulary, scale, groups, world=world, replace=NEEDS)
+    told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, world=world, replace=NEEDS)
     for rank, got in enumerate(told):
         what = f"rank {rank}, place {place[rank]} of {size}, logits of about {height:g}"
         assert got["loss"].shape == (), f"{what}: a loss of shape {tuple(got['loss'].shape)}, expected ()"
@@ -89,20 +90,27 @@ def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, g
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,
             cause="maximum, sum and target's logit are those of all columns that count",
-            suspects=lambda at=place[rank]: suspects.of_loss("loss", parts, vocabulary, targets, scale, at),
         )  # fmt: skip
         full, plainly = (F.pad(t["dlogits"], (0, missing)) for t in (want, plain))
         close(
             got["dlogits"], full.chunk(size, -1)[place[rank]], plainly.chunk(size, -1)[place[rank]],
             f"{what}, gradient of its logits", factor=10, dims="batch, token, column",
             cause="softmax − one-hot over the tokens' number; padding has none",
-            suspects=lambda at=place[rank]: suspects.of_loss("dlogits", parts, vocabulary, targets, scale, at),
         )  # fmt: skip
+    return targets, told
+
+
+@exercise(VOCAB, kind="numerics")
+@pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
+@pytest.mark.parametrize("height", [1.0, 150.0])
+def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, grouped, height):
+    """e^150 overflows float32. Columns of padding are large, so that counting them changes the loss."""
+    loss_is_as_whole(run, rng, expect, size, missing, grouped, height)
 
 
 @exercise(VOCAB, kind="numerics")
 def test_float16_logits_are_summed_in_float32(run, rng, expect):
-    """Small logits of a large vocabulary: the sum of exponentials is beyond what float16 adds 1 to."""
+    """With small logits of a large vocabulary, the sum of exponentials is too large for float16 to add 1 to it."""
     vocabulary, size = 2 * 4100, 2
     logits = (rng.normal(1, 2, vocabulary) * 0.01).half()
     targets = rng.tokens(1, 2, vocabulary=vocabulary)
@@ -118,40 +126,51 @@ def test_float16_logits_are_summed_in_float32(run, rng, expect):
 
 @exercise(VOCAB, kind="property")
 def test_each_rank_keeps_its_share_of_the_rows(run, rng):
-    world = rng.integers(3, 4)
-    rows, columns = rng.integers(30, 40), rng.integers(7, 9)
-    sizes = {"rows": rows * world - rng.integers(0, world - 1), "columns": columns}
-    keeps_its_share(run, "embedding", sizes, [{"weight": [rows, columns]}] * world, NEEDS)
+    rows, columns = rng.integers(4000, 4100), 1000
+    sizes, small = ({"rows": 4 * n, "columns": columns} for n in (rows, 1))
+    keeps_its_share(
+        run, probes.kept, ["embedding", sizes], ["embedding", small], {"weight": [rows, columns]}, NEEDS
+    )  # fmt: skip
 
 
 @exercise(VOCAB, kind="property")
 def test_an_embedding_is_one_all_reduce_forward(run, rng):
-    weight, tokens = rng.normal(6, 3), rng.tokens(2, 4, vocabulary=6)
-    for rank, got in enumerate(run(probes.embedding, weight, tokens, rng.normal(2, 4, 3), [], world=2, replace=NEEDS)):
-        told = [[row["op"], row["elements"], row["phase"]] for row in got["rows"]]
-        assert told == [["all_reduce", 24, ""]], (
-            f"rank {rank}: sent [what, elements, when] {told}, expected one all_reduce of 24 elements forward"
+    y, ranks = embeds_as_whole(run, rng, 2, 0, grouped=False)
+    want = [[["all_reduce", y.numel()]], []]
+    for rank, got in enumerate(ranks):
+        told = [messages(got["sent"][part]) for part in BOTH]
+        assert told == want, f"rank {rank}: sent [forward, backward] {told}, expected {want}: one number for each of y"
+
+
+@exercise(VOCAB, kind="property")
+def test_three_numbers_a_token_are_sent_and_no_logits_gathered(run, rng, expect):
+    targets, ranks = loss_is_as_whole(run, rng, expect, rng.integers(2, 4), 0, grouped=False, height=1.0)
+    for rank, got in enumerate(ranks):
+        forward, backward = (got["sent"][part] for part in BOTH)
+        ops, elements = {row["op"] for row in forward}, sum(row["elements"] for row in forward)
+        assert not backward, f"rank {rank}: sent {messages(backward)} in backward; that of its columns needs nobody"
+        assert ops == {"all_reduce"}, f"rank {rank}: sent by {', '.join(sorted(ops)) or 'nothing'}, expected all_reduce"
+        assert elements <= 3 * targets.numel(), (
+            f"rank {rank}: {elements} elements reduced for {targets.numel()} tokens, expected three numbers a token: "
+            "maximum, sum of exponentials, target's logit"
         )
 
 
 @exercise(VOCAB, kind="property")
-def test_three_numbers_a_token_are_sent_and_no_logits_gathered(run, rng):
-    world, batch, context = rng.integers(2, 4), 2, rng.integers(3, 5)
-    rows = 40
-    targets = rng.tokens(batch, context, vocabulary=rows * world)
-    logits = [rng.normal(batch, context, rows) for _ in range(world)]
-    args = (logits, targets, rows * world, 1.0, [])
-    for rank, got in enumerate(run(probes.cross_entropy, *args, world=world, replace=NEEDS)):
-        ops, phases = {row["op"] for row in got["rows"]}, {row["phase"] for row in got["rows"]}
-        assert ops == {"all_reduce"}, f"rank {rank}: sent by {', '.join(sorted(ops)) or 'nothing'}, expected all_reduce"
-        assert phases == {"forward"}, f"rank {rank}: sent in {sorted(phases)}; backward of its columns needs nobody"
-        elements = sum(row["elements"] for row in got["rows"])
-        assert elements <= 3 * batch * context, (
-            f"rank {rank}: {elements} elements reduced for {batch * context} tokens, expected three numbers a token: "
-            "maximum, sum of exponentials, target's logit"
-        )
-        own = logits[0].numel()
-        assert got["largest_elements"] <= 1.25 * own, (
-            f"rank {rank} of {world}: a storage of {got['largest_elements']} elements; its logits have {own}: the "
-            "whole ones must not exist"
-        )
+def test_no_rank_holds_the_whole_logits(run, rng):
+    tokens, columns, seed = 256, rng.integers(8000, 8200), rng.integers(0, 10**6)
+
+    def judge(ranks: list, *_) -> None:
+        world = len(ranks)
+        whole = torch.cat([probes.logits_of(tokens, columns, seed, r) for r in range(world)], -1)
+        want = whole_loss(whole, probes.targets_of(tokens, columns * world, seed), 1.0, "float32")
+        sums = want["dlogits"].unflatten(-1, (world, columns)).sum(-1)
+        for rank, got in enumerate(ranks):
+            for name, true in (("loss", want["loss"]), ("sums", sums[..., rank])):
+                off = float((got[name] - true).abs().max())
+                assert off <= 1e-5, f"rank {rank} of {world}, {columns} columns each, {name}: off by {off:.3g}"
+
+    part, cases = 4 * tokens * columns, [(2, [8, 8, seed]), (2, [tokens, columns, seed]), (8, [tokens, columns, seed])]
+    does_not_grow(
+        run, probes.large_loss, cases, judge, "the logits of six more ranks", 6 * part, 16 * part, replace=NEEDS
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -10,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from lab.harness.callers import changes, gradients
+from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised
 
-from .probes_precision import Kept
+from .probes_precision import DTYPES, Kept
 
 # ---- what autograd keeps ----
 
@@ -128,15 +128,17 @@ def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
 def norm(
     impl: Any, x: Tensor, weight: Tensor, eps: float | None, dy: Tensor, needs: tuple[bool, bool], layout: str
 ) -> dict:
-    """y, dx, dweight. eps None: that of the function itself."""
+    """y, dx, dweight, and what changed of the caller's. eps None: that of the function itself."""
     if layout == "transposed":
         x = x.transpose(0, -1).contiguous().transpose(0, -1)
     elif layout == "strided":
         x = torch.stack([x, x], dim=-1)[..., 0]
     x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
+    changed = changes(x=x, weight=weight)
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
-    y.backward(dy)
-    return {"y": y, "dx": x.grad, "dweight": weight.grad}
+    wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
+    grads, again = gradients([y], wanted, [dy])
+    return {"y": y, "dx": None, "dweight": None, **grads, "changed": changed(), "again": again}
 
 
 def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
@@ -161,27 +163,14 @@ class Part(nn.Module):
         self.first, self.second = (nn.Parameter(w.clone()) for w in weights)
         self.rate = rate
         self.calls: list[list] = []
-        self.seen: list[dict] | None = None  # a list to be told what each call is given, and what dropout leaves
-        self.hidden: list[tuple[bool, Any, int]] = []  # of each call: was autograd on, a large tensor in its graph
 
     def forward(self, x: Tensor, scale: Any = 1.0, *, shift: Tensor | None = None, flag: str = "") -> Any:
         hidden = F.dropout(x @ self.first, self.rate)
         self.calls.append([torch.is_grad_enabled(), str(hidden.dtype)])
-        if self.seen is not None:
-            needs = {n: t.requires_grad for n, t in (("x", x), ("scale", scale), ("shift", shift))
-                     if isinstance(t, Tensor)}  # fmt: skip
-            self.seen.append({"on": torch.is_grad_enabled(), "needs": needs, "left": hidden.detach() != 0})
-        inside = torch.tanh(hidden * scale)  # its product keeps it
-        storage = inside.untyped_storage()
-        self.hidden.append((torch.is_grad_enabled(), weakref.ref(storage), storage.nbytes()))
-        out = inside @ self.second
+        out = torch.tanh(hidden * scale) @ self.second
         if shift is not None:
             out = out + shift
         return (out, None, out.detach().mean(), x * 2) if flag == "many" else out
-
-    def still_there(self) -> list[list]:
-        """Of each call so far, whether autograd was on, and the bytes of what it made inside that are alive."""
-        return [[on, size * (ref() is not None)] for on, ref, size in self.hidden]
 
 
 def _leaf(value: Any) -> Any:
@@ -191,23 +180,19 @@ def _leaf(value: Any) -> Any:
 def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict:
     """One forward and backward through a checkpointed part, or a plain one (options["how"])."""
     part, how = Part(weights, options.get("rate", 0.0)), options["how"]
-    part.seen = []
     call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
-    kind, given = options.get("kind", "one"), [0, 0, 0]
-    for i, t in enumerate((x, scale, shift)):
-        if isinstance(t, Tensor) and t.requires_grad:
-            t.register_post_accumulate_grad_hook(lambda _, i=i: given.__setitem__(i, given[i] + 1))
+    kind = options.get("kind", "one")
     torch.manual_seed(7)
-    with torch.autocast("cpu", torch.bfloat16, enabled=options.get("autocast", False)):
+    with torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options):
         if kind == "no grad":
             with torch.no_grad():
                 out = call(part, x, scale, shift=shift)
             return {"out": out, "calls": part.calls, "graph": out.requires_grad}
         if kind == "many":
             out, nothing, mean, doubled = call(part, x, scale, shift=shift, flag="many")
-            loss = out.float().sin().sum() + doubled.sum()
+            loss = out.float().sin().sum() + doubled.sum() + mean.float()  # which is detached
             assert nothing is None
             assert mean.dim() == 0
         elif kind == "nested":
@@ -220,15 +205,19 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
             rows, fixed = torch.arange(len(x)).flip(0), x.detach().clone()
             out = call(lambda a, rows, fixed: part(a[rows], shift=fixed), x, rows, fixed)
             loss = out.float().sin().sum()
+        elif kind == "history":
+            made = shift * 2  # whose own graph the loss goes through, too
+            out = call(part, x, scale, shift=made)
+            loss = out.float().sin().sum() + made.cos().sum()
         else:
             out = call(part, x, scale, shift=shift)
             loss = out.float().sin().sum()
-    between, in_forward, hidden = torch.rand(3), len(part.calls), part.still_there()
+    between, in_forward = torch.rand(3), len(part.calls)
     loss.backward()
     grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
     return {
         "out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3),
-        "in_forward": in_forward, "seen": part.seen, "given": given, "hidden": hidden,
+        "in_forward": in_forward,
     }  # fmt: skip
 
 
@@ -246,9 +235,8 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
         for part in chain:
             y = impl.mixed_precision.checkpoint.checkpoint(part, y, shift=shift)
         after_forward, alive = kept.live, memory.live_bytes
-        hidden = [each for part in chain for each in part.still_there()]
         y.sum().backward()
-    return {"kept": after_forward, "alive": alive, "peak": kept.peak, "hidden": hidden}
+    return {"kept": after_forward, "alive": alive, "peak": kept.peak}
 
 
 # ---- plans ----

@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.device import current
 
-from .probes_traffic import Traffic
-
+OUTSIDE = 64  # numbers a row that are kept between layers, not by them; no layer keeps as many
 DEVICE = "cuda"  # where the tests put the simulated one, or there is a real one
 
 
@@ -23,12 +22,12 @@ class Layer(nn.Module):
     def __init__(self, width: int, size: int):
         super().__init__()
         self.into, self.out = nn.Linear(width, size), nn.Linear(size, width)
-        self.gain = nn.Parameter(torch.ones(width))
+        self.gain, self.fused = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(2 * width))
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.sin(torch.tanh(self.into(x)))
         scale = hidden.mean(dim=1, keepdim=True).exp()  # small, and kept
-        return self.out(hidden) * self.gain * scale
+        return self.out(hidden) * self.gain * self.fused.chunk(2)[1] * scale  # a view that begins within its parameter
 
 
 class Watch(TorchDispatchMode):
@@ -37,7 +36,6 @@ class Watch(TorchDispatchMode):
     def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
         self.log: list[list] = []
-        self.sent: list[tuple[Any, int]] = []  # storages that were sent
         self.owners = {
             p.untyped_storage()._cdata: (f"layer {i}'s {name}", p)
             for i, layer in enumerate(layers)
@@ -50,8 +48,6 @@ class Watch(TorchDispatchMode):
             itself = source.shape == owner.shape and source.stride() == owner.stride()
             told += f" {tuple(owner.shape)} " + ("itself" if itself else f"as {tuple(source.shape)}")
         self.log.append([what, source.numel(), told])
-        if what == "send":
-            self.sent.append((weakref.ref(source.untyped_storage()), source.untyped_storage()._cdata))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -93,9 +89,14 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
     watch, made = Watch(layers), []
     _travel(watch)
 
+    outside: list[Tensor] = []
+
     def forward() -> Tensor:
         y = x
         for i, layer in enumerate(layers):
+            if i == 1:  # between layers, and as large as what they keep
+                outside.append(torch.tanh(y.repeat(1, OUTSIDE // y.shape[1] + 1)[:, :OUTSIDE]))
+                y = y + outside[0].mean(dim=1, keepdim=True)
             y = layer(y)
             y.register_hook(lambda gradient, i=i: watch.log.append(["backward", i, ""]))
         return y
@@ -117,53 +118,16 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
                 with impl.mixed_precision.offload.Offload(layers, minimum=minimum):
                     y = forward()
             torch.cuda.synchronize()
-            known = {t.untyped_storage()._cdata for t in (x, y, *layers.parameters())}
+            known = {t.untyped_storage()._cdata for t in (x, y, *outside, *layers.parameters())}
             alive = {s._cdata: s.nbytes() for s in (r() for r in made) if s is not None and s._cdata not in known}
-        sent, originals = len(watch.log), {key for ref, key in watch.sent if ref() is not None and key in alive}
-        fate = [len(watch.sent), len({key for _, key in watch.sent}), len(originals), sum(alive[k] for k in originals)]
+        sent = len(watch.log)
         y.sum().backward()
         torch.cuda.synchronize()
     return {
         "grads": [p.grad.cpu() for p in layers.parameters()] + [x.grad.cpu()],
         "y": y.detach().cpu(), "log": watch.log[:sent], "backward": watch.log[sent : sent + 1000],
-        "alive": sum(alive.values()), "sent": fate,
+        "alive": sum(alive.values()),
     }  # fmt: skip
-
-
-class Keep(torch.autograd.Function):
-    """x, kept for backward, which compares what it gets with what was kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, pairs: list) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.before, ctx.pairs = x.detach().cpu(), pairs
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.pairs.append([ctx.before, ctx.saved_tensors[0].detach().cpu()])
-        return gradient, None
-
-
-class Keeper(nn.Module):
-    def __init__(self, pairs: list):
-        super().__init__()
-        self.pairs = pairs
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Keep.apply(x * 1.5, self.pairs)
-
-
-def came_back(impl: Any, x: Tensor) -> list[list[Tensor]]:
-    """What layers kept, and what their backward got of it: the last one's first."""
-    pairs: list[list[Tensor]] = []
-    layers = nn.ModuleList([Keeper(pairs) for _ in range(3)])
-    y = x.to(DEVICE).requires_grad_()
-    with impl.mixed_precision.offload.Offload(layers, minimum=64):
-        for layer in layers:
-            y = layer(y)
-    y.sum().backward()
-    return pairs
 
 
 # ---- in virtual time ----
@@ -224,8 +188,9 @@ class Alive(TorchDispatchMode):
 def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
     """Layer i keeps kept[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
 
-    rows: [layer, bytes of each tensor on the device, is there what it asked for] in the second half of each layer's
-    backward.
+    Backward runs twice over one graph. rows, of each time: [layer, bytes of each tensor on the device, is there what it
+    asked for] in the second half of each layer's backward. after: bytes on the device after forward and
+    after each backward.
     """
     gpu, alive, rows = current(), Alive(), []
     layers = nn.ModuleList(
@@ -233,24 +198,25 @@ def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
         for i, (n, s) in enumerate(zip(kept, seconds, strict=True))
     )
     x = torch.ones(16, device=DEVICE, requires_grad=True)
-    offload, traffic = impl.mixed_precision.offload.Offload(layers), Traffic(gpu)
+    offload = impl.mixed_precision.offload.Offload(layers)
     with alive:
         start, y = gpu.now, x
         with offload:
             for layer in layers:
                 y = layer(y)
-        traffic.phase = "between"
         torch.cuda.synchronize()
-        forward_s, after_forward = gpu.now - start, alive.bytes()
-        start, traffic.phase = gpu.now, "backward"
-        y.sum().backward()
-        traffic.phase = "after"
-        torch.cuda.synchronize()
-        backward_s = gpu.now - start
-        del y
+        forward_s, after = gpu.now - start, [alive.bytes()]
+        loss, backward_s = y.sum(), []
+        for again in (True, False):
+            start = gpu.now
+            loss.backward(retain_graph=again)
+            torch.cuda.synchronize()
+            backward_s.append(gpu.now - start)
+            after.append(alive.bytes())
+        del y, loss
     return {
-        "forward_s": forward_s, "backward_s": backward_s, "after_forward": after_forward, "rows": rows,
-        "left": alive.bytes() + alive.bytes(device=False), "traffic": traffic.told,
+        "forward_s": forward_s, "backward_s": backward_s, "after": after, "rows": rows,
+        "left": alive.bytes() + alive.bytes(device=False),
     }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness.raising import raised, without_models
 from lab.model.transformer import Config, Transformer
-from lab.raising import raised, without_models
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
@@ -203,23 +203,14 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     masters = module.master_weights(model)
     optimizer = OPTIMIZERS[options["optimizer"]](masters, options["lr"])
     scaler = impl.mixed_precision.loss_scaler.LossScaler(options["scale"], interval=options["interval"])
-    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": [], "where": []}
+    seen: dict[str, Any] = {"forwards": 0, "compute": set(), "leftover": []}
 
     def watch(layer: nn.Module, args: Any, output: Tensor) -> None:
         seen["forwards"] += 1
         seen["compute"].add(str(output.dtype))
-        autocast = str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else ""
-        seen["where"].append([str(args[0].dtype), str(layer.weight.dtype), autocast])
 
     model.first.register_forward_hook(watch)
-    reports, history, scales, parameters, calls, told = [], [], [], [], [], []
-    update = scaler.update
-
-    def updated(finite: Any) -> Any:
-        told.append([len(history), bool(finite)])
-        return update(finite)
-
-    scaler.update = updated
+    reports, history, scales, parameters, calls = [], [], [], [], []
     optimizer.register_step_pre_hook(lambda *_: calls.append(len(history)))  # the step in which it is called
     for (x, y), weight in zip(batches, weights, strict=True):
         x = x.to(DTYPES[options["dtype"]])
@@ -236,7 +227,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
-        "calls": calls, "told": told, "where": seen["where"],
+        "calls": calls,
         "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
         "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
     }  # fmt: skip

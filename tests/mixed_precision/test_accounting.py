@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes
-from . import suspects_accounting
 
 ACCOUNTING = "mixed_precision.accounting"
 WITHIN = 0.02
@@ -59,19 +58,14 @@ def draw(rng, case: str, layers: int) -> tuple[dict, int, int]:
 
 
 def check(run, names, *case) -> None:
-    def ask(case: suspects_accounting.Case) -> tuple[dict, dict]:
-        return run(probes.accounted, *case.told()), run(probes.measured, *case.told())
-
-    case = suspects_accounting.Case(*case)
-    sizes, batch, context, precision, segment = case.told()
-    got, want = ask(case)
+    sizes, batch, context, precision, segment = case
+    got, want = run(probes.accounted, *case), run(probes.measured, *case)
     for name in names:
         off = got[name] / want[name] - 1
         assert abs(off) <= WITHIN, (
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
             f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.1%}): "
-            f"{(name != 'optimizer' and suspects_accounting.of(name, case, ask)) or MEANING[name]}"
-            f"{a_parameter(name, got, want, precision)}"
+            f"{MEANING[name]}{a_parameter(name, got, want, precision)}"
         )
 
 

@@ -11,15 +11,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes
-from .suspects_sums import bound_is, explain, formula, in_order
 
 ACCUMULATE = "mixed_precision.accumulate"
 DTYPES = ("float32", "float16", "bfloat16")
 PAIRS = [(v, a) for v in DTYPES for a in DTYPES]
+BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+def in_order(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+    """In float64, rounded after every addition: 53 bits are more than twice any accumulator's, so this rounds once."""
+    addends = values.to(accumulator).double()
+    total = addends[..., 0]
+    for i in range(1, values.shape[-1]):
+        total = (total + addends[..., i]).to(accumulator).double()
+    return total
+
+
+def formula(values: torch.Tensor, accumulator: torch.dtype) -> torch.Tensor:
+    """γ_k Σ|x_i|, infinite where k u ≥ 1."""
+    n, u = values.shape[-1], 2.0 ** -BITS[accumulator]
+    k = n - 1 + (BITS[values.dtype] > BITS[accumulator])
+    magnitudes = values.double().abs().sum(-1)
+    return magnitudes * (k * u / (1 - k * u)) if k * u < 1 else torch.full_like(magnitudes, torch.inf)
 
 
 @exercise(ACCUMULATE, kind="numerics")
@@ -36,7 +53,7 @@ def test_every_addition_is_rounded_to_the_accumulator(run, rng, values, accumula
     wrong = got.double() != want
     assert not wrong.any(), (
         f"{int(wrong.sum())} of {wrong.numel()} sums differ; first: got {got[wrong][0].item()!r}, one addition after "
-        f"the other gives {want[wrong][0].item()!r}: {explain(x, got.dtype, got)}"
+        f"the other gives {want[wrong][0].item()!r}"
     )
 
 
@@ -47,8 +64,7 @@ def test_a_sum_in_float16_stops_growing(run, rng):
     want = in_order(x, torch.float16).item()
     got = run(probes.sums, x, "float16")["sum"]
     assert got.item() == want, (
-        f"4,000 times {value:.4f} in float16: got {got.item()}, one after the other gives {want}, exactly: "
-        f"{explain(x, torch.float16, got)}"
+        f"4,000 times {value:.4f} in float16: got {got.item()}, one after the other gives {want}, exactly"
     )
 
 
@@ -68,7 +84,7 @@ def test_the_bound_is_that_of_the_formula(run, rng, values, accumulator):
     measured(f"{values} in {accumulator}: the bound over the formula's, off by", off, 1e-6, at_most=True)
     assert off <= 1e-6, (
         f"{x.shape[-1]} numbers of {values} added in {accumulator}: got {got.flatten()[0]:.6g}, "
-        f"γ_k Σ|x_i| is {want.flatten()[0]:.6g}{bound_is(x, probes.DTYPES[accumulator], got)}"
+        f"γ_k Σ|x_i| is {want.flatten()[0]:.6g}"
     )
 
 

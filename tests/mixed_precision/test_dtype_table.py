@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.judge import harmless
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes
 

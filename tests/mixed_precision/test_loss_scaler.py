@@ -11,8 +11,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import close, harmless, measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import callers, close, harmless, measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_memory as probes
 from .probes_precision import DTYPES
-from .suspects_norm import suspects
 
 NORM = "mixed_precision.rms_norm"
 WHY = {
@@ -50,11 +49,8 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
             continue
         assert got[name] is not None, f"{what}: no gradient came"
         assert got[name].dtype == like.dtype, f"{what} is {got[name].dtype}, expected {like.dtype}"
-        # float32 inside, rounded once at the end
-        close(
-            got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name],
-            suspects=lambda name=name: suspects(name, x, weight, eps, dy),
-        )  # fmt: skip
+        close(got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name], rounded_once=True)
+    callers(got["changed"], got["again"], f"x {tuple(shape)}, {dtype}")
 
 
 @exercise(NORM, kind="numerics")

@@ -6,11 +6,10 @@ import itertools
 
 import torch
 
-from lab.judge import never_holds
-from lab.trace import Trace
+from lab.harness.judge import never_holds
+from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
-from . import suspects
 
 # Options under which each keeps all the state it can.
 OPTIONS = {
@@ -85,10 +84,7 @@ def steps_as_the_whole(run, plan, kind, world, needs=(), hold=()) -> list[list[d
         for rank in plan.get("only") or range(world)
     }
     for rank, got in told.items():
-        same_steps(
-            f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan,
-            lambda step, rank=rank: suspects.of_step(plan, want, told, rank, step),
-        )  # fmt: skip
+        same_steps(f"rank {rank} of {world}, {plan['optimizer']}", got, want, plan)
     return [seen(trace, len(plan["steps"])) for trace in traces] if len(told) == world else []
 
 
@@ -121,7 +117,7 @@ def grows_by_a_share(run, rng, kind, needs=()) -> None:
             )
         needs_bytes = int((1 + probes.BALLAST) * copy) + 3 * copy // world
         what = "what others own of the state, or another copy of parameters or gradients,"
-        never_holds(trace, small, what, copy, needs_bytes, seen=dict)
+        never_holds(trace, small, what, copy, needs_bytes)
 
 
 def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
@@ -130,26 +126,22 @@ def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
     for rank, got in enumerate(run(probes.resumed, kind, plan, 2, world=world, replace=[*needs])):
-        same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", plan, got["values"], want, 2)
+        same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", got["values"], want)
         assert got["rates"] == want["rates"], (
             f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"
         )
 
 
-def same_after_loading(what, plan, got, want, cut) -> None:
-    """Assert that tensors are those of a training that nobody interrupted after `cut` steps."""
+def same_after_loading(what, got, want) -> None:
+    """Assert that tensors are those of a training that nobody interrupted."""
     for i, tensor in enumerate(want["values"][-1]):
-        assert torch.equal(got[i], tensor), f"{what} tensor {i} goes another way: " + (
-            suspects.of_loading(plan, want["values"][-1], got, cut)
-            or "moments, counts and hyperparameters all come from the state_dict"
+        assert torch.equal(got[i], tensor), (
+            f"{what} tensor {i} goes another way: moments, counts and hyperparameters all come from the state_dict"
         )
 
 
-def same_steps(what, got, want, plan, why) -> None:
-    """Assert equal tensors after every step, equal rates, equal groups, equal returns, and gradients cleared alike.
-
-    why: the likely cause, given the first step after which tensors differ; "" if it is not known.
-    """
+def same_steps(what, got, want, plan) -> None:
+    """Assert equal tensors after every step, equal rates, equal groups, equal returns, and gradients cleared alike."""
     assert got["calls"] == want["calls"], (
         f"{what}: in {len(want['values'])} steps the closure was called {got['calls']} times, expected {want['calls']}"
     )
@@ -163,14 +155,11 @@ def same_steps(what, got, want, plan, why) -> None:
         if off := [i for i, tensor in enumerate(tensors) if not torch.equal(mine[i], tensor)]:
             tensor, his = tensors[off[0]].flatten(), mine[off[0]].flatten()
             worst = int((his - tensor).abs().nan_to_num(torch.inf).argmax())
-            cause = why(step) or (
-                "each tensor is updated by its owner, by its own group's hyperparameters of this moment, and sent to "
-                "all the others"
-            )
             raise AssertionError(
                 f"{what}: {_listed(off, plan)} of {len(tensors)} differ{'s' * (len(off) == 1)} after step {step}; "
                 f"worst in tensor {off[0]} of shape {tuple(tensors[off[0]].shape)} at flat index {worst}: got "
-                f"{float(his[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: {cause}"
+                f"{float(his[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: each tensor is "
+                "updated by its owner, by its own group's hyperparameters of this moment, and sent to all the others"
             )
         assert got["returned"][step] == want["returned"][step], (
             f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the "

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 
 import torch
 
-from lab.judge import close, measured, never_holds
-from lab.world import gates
+from lab.harness.judge import close, measured, never_holds
+from lab.ranks import gates
 
-from . import probes_fsdp, suspects_training
+from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
 
 NEEDS = {"gather": [], "prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"]}  # what stands in, by kind
@@ -123,15 +122,6 @@ def trains_as_one(
     plain = expect(whole_batch, plan, states[0], batches, how, reduced, numbers)
     factor = 6 if reduced else 15
 
-    @functools.cache
-    def explained() -> str:
-        small = (options or {}).get("small", 0)
-        with gates.answered(numbers):
-            return suspects_training.explain(kind, plan, states, batches, how, ranks, small, bool(reduced))
-
-    def suspects(got):
-        return [(explained(), got)] if explained() else []
-
     for rank, got in enumerate(ranks):
         who = f"rank {rank} of {world}"
         for moment in ("start", "state"):
@@ -156,14 +146,12 @@ def trains_as_one(
             torch.tensor(plain["losses"][rank]), f"{who}, losses", factor=factor, dims="micro-batch",
             cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
             "backwards come before a step, their gradients add up",
-            suspects=lambda got=got: suspects(torch.tensor(got["losses"])),
         )  # fmt: skip
         for step, out in enumerate(got.get("evaluated", [])):
             close(
                 out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
                 f"{who}, output under no_grad after step {step}", factor=factor,
                 cause="after the optimizer's step a gathered layer is old: it has to be gathered again",
-                suspects=lambda out=out: suspects(out),
             )  # fmt: skip
         for name, tensor in got["state"].items():
             assert tensor.dtype == states[0][name].dtype, (
@@ -179,7 +167,6 @@ def trains_as_one(
                 weights[0], weights[1].double(), weights[2].float(),
                 f"{who}, {', '.join(names)} after {len(orders)} steps", factor=factor,
                 cause="expected what one process gets: the mean over ranks of the sum over backwards",
-                suspects=lambda weights=weights: suspects(weights[0]),
             )  # fmt: skip
     if not reduced and len(orders[0]) == 1 and not any(plan.get(flag) for flag in ("tied", "frozen", "double")):
         for rank, got in enumerate(ranks):
@@ -262,13 +249,7 @@ def averages_its_group(run, rng, kind, options=None):
     values = [rng.normal(rng.integers(7, 7), 3) for _ in range(5)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
     for group in groups:
-        own, every = [values[r] for r in group], torch.stack(values).double()
-        others = {
-            "the sum over the group is divided by the number of all ranks": torch.stack(own).double().sum(0) / 5,
-            "it is the mean over all ranks": every.mean(0),
-            "it is the sum over all ranks, divided by the size of the group": every.sum(0) / len(group),
-        }
-        mean_of(ranks, group, own, 10, f"group {group}: use the group that you were given", others=others)
+        mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
 
 
 def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
@@ -279,8 +260,8 @@ def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
     mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
 
 
-def mean_of(ranks, group, values, factor, cause, half=False, others=None):
-    """Assert that the shards of these ranks together are the mean, and what is whole is on each. others: suspects."""
+def mean_of(ranks, group, values, factor, cause, half=False):
+    """Assert that the shards of these ranks together are the mean, and what is whole is on each."""
     size, part = values[0].numel(), -(-values[0].numel() // len(group))
     if len(group) > 1 and all(ranks[r]["cut"].numel() == size for r in group):
         cause = (
@@ -293,10 +274,7 @@ def mean_of(ranks, group, values, factor, cause, half=False, others=None):
         ("shards", cut),
         *((f"whole, rank {r}", ranks[r]["whole"]) for r in group if "whole" in ranks[r]),
     ]:
-        close(
-            got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause,
-            suspects=lambda: ((f"{told}; {cause}", t.flatten()) for told, t in (others or {}).items()),
-        )  # fmt: skip
+        close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
 
 
 def parts(plan, world, small=0) -> tuple[list, int, int]:
@@ -440,7 +418,7 @@ def holds_a_part(run, rng, kind, moment, options=None) -> None:
             off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
             assert off <= 1e-3, f"{who}: {name} after a step of SGD is off by {float(off):.3g}, summed over its rows"
         needs_bytes = ballast + shares * whole // world
-        never_holds(trace, little, what, whole, needs_bytes, seen=dict)
+        never_holds(trace, little, what, whole, needs_bytes)
 
 
 def held_beside(run, kind, options, plan, tokens, world) -> list:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.world import gates
+from lab.ranks import gates
 
 
 def counted(impl, sizes: list, world: int, method: str, precision: str, activations: int, micro_batches: int) -> dict:

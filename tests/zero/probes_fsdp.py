@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness.raising import raised
 from lab.measure.memory import Held
 from lab.measure.process import settled, weigh
-from lab.raising import raised
-from lab.world import gates
+from lab.ranks import gates
+from lab.solution.wire import PerRank
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -102,7 +103,7 @@ def optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=lr, eps=1e-3, weight_decay=0.1)
 
 
-def train(impl, kind: str, options: dict, plan: dict, states: list, batches: list, optim: list) -> dict:
+def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list) -> dict:
     """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr]."""
     rank = dist.get_rank()
     m = Net(plan)
@@ -152,7 +153,7 @@ class Dot(nn.Module):
         return (self.weight * x).sum()
 
 
-def gradients(impl, kind: str, options: dict, values: list, groups: list) -> dict:
+def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> dict:
     """Average given gradients, of a layer that is cut and of one that is not; the group is the one this rank is in."""
     rank = dist.get_rank()
     made = [dist.new_group(ranks) for ranks in groups]
@@ -231,7 +232,7 @@ def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list,
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}
 
 
-def train2(impl, plan: dict, states: list, batches: list, optim: list, groups: list) -> dict:
+def train2(impl, plan: dict, states: PerRank, batches: PerRank, optim: list, groups: list) -> dict:
     """As `train`, of ZeRO2."""
     rank = dist.get_rank()
     made = [dist.new_group(ranks) for ranks in groups]
@@ -279,7 +280,7 @@ def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
     return told
 
 
-def half(impl, values: list) -> dict:
+def half(impl, values: PerRank) -> dict:
     """ZeRO2 on given float16 gradients, by one step of plain SGD with rate 1."""
     m = Dot(values[dist.get_rank()])
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=1.0)

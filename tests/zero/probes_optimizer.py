@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 import weakref
 
@@ -11,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 
+from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.measure.process import settled, weigh
-from lab.raising import raised
-from lab.world import gates
+from lab.ranks import gates
 
 BALLAST = 2.25  # times all parameters: a step needs their gradients, and to pack what is sent and what comes
 OTHER_RATE = 0.77  # of an optimizer that is to load another's state_dict
@@ -108,14 +109,14 @@ def train(impl, kind: str, plan: dict) -> dict:
         gates.mark(f"step {number} is done")
         told["returned"].append(returned if returned is None else float(returned))
         told["values"].append([p.detach().clone() for p in ps])
-        o.zero_grad(set_to_none=plan.get("set_to_none", True))
+        o.zero_grad(**({"set_to_none": plan["set_to_none"]} if "set_to_none" in plan else {}))
         told["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
         if scheduler is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 scheduler.step()
-    told["rates"] = [float(g["lr"]) for g in o.param_groups]
-    told["listed"] = [[next(i for i, p in enumerate(ps) if p is q) for q in g["params"]] for g in o.param_groups]
+    told["rates"] = [float(g.get("lr", math.nan)) for g in o.param_groups]  # NaN: its defaults name none
+    told["listed"] = [[next((i for i, p in enumerate(ps) if p is q), -1) for q in g["params"]] for g in o.param_groups]
     return told
 
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.harness.raising import raised
 from lab.measure import clock
-from lab.raising import raised
-from lab.world import child, gates
+from lab.ranks import child, gates
 
 from .probes_optimizer import optimizer
 
@@ -155,7 +155,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     saved = checkpoint(impl, folder, None)
     steps(m, o, scheduler, batches[0])
     saved.save(m, o, gathered=gathered, extra="old")
-    old, first = everything(m, o), [name for name, *_ in listing(folder)]
+    old = everything(m, o)
     steps(m, o, scheduler, batches[1])
     dist.barrier()
     with watched(folder, late) as copies:
@@ -167,7 +167,7 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
         if copy is not None:
             told.append([event, loads_as(impl, width, options, own, copy, old, new)])
     dist.barrier()
-    return {"told": told, "files": [first, [name for name, *_ in listing(folder)]]}
+    return {"told": told}
 
 
 @contextlib.contextmanager

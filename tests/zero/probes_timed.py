@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.harness.compare import interleaved
 from lab.measure.clock import sleep
-from lab.measure.compare import interleaved
 
 
 class Slow(torch.optim.SGD):

@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import pytest
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_accounting as probes
 

@@ -14,7 +14,7 @@ from collections import Counter
 
 import pytest
 
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_fsdp
 from .oracles_fsdp import (

@@ -15,7 +15,7 @@ import itertools
 
 import pytest
 
-from lab.pytest_plugin import exercise
+from lab.harness.pytest_plugin import exercise
 
 from .oracles_fsdp import (
     BLOCK,

@@ -13,8 +13,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.judge import measured
-from lab.pytest_plugin import exercise
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
 
 from . import probes_optimizer as probes
 from .oracles import (

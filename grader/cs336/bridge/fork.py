@@ -5,13 +5,28 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE / "pyproject.toml"
+
+
+def _sources() -> list[str]:
+    """Folders below this one from which the fork imports: by its pyproject.toml, or since cs336_basics lies there."""
+    try:
+        named = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["tool"]["uv"]["sources"].values()
+        paths = [HERE / s["path"] for s in named if isinstance(s, dict) and isinstance(s.get("path"), str)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        paths = []  # no such file, or no such table
+    paths += sorted(p.parent for p in HERE.rglob("cs336_basics") if p.is_dir())
+    return [str(folder) for path in paths for folder in (path, path / "src") if folder.resolve().is_relative_to(HERE)]
+
+
 # At the end: nothing of a fork comes before the kit, the standard library or what is installed.
-sys.path += [str(HERE / "supplied"), str(HERE)]
+sys.path += [str(HERE / "supplied"), str(HERE), *dict.fromkeys(_sources())]
 supplied = importlib.import_module("cs336_supplied")
 supplied.supply()
 
@@ -36,8 +51,7 @@ def _adapters() -> Any:
     try:
         return importlib.import_module(f"{__package__}.tests.adapters")
     except SyntaxError as error:
-        project = HERE / "pyproject.toml"
-        text = project.read_text(encoding="utf-8", errors="replace") if project.is_file() else ""
+        text = PROJECT.read_text(encoding="utf-8", errors="replace") if PROJECT.is_file() else ""
         asked = re.search(r"requires-python\s*=\s*[\"']\s*>=\s*3\.(\d+)", text)
         if asked and int(asked[1]) > sys.version_info.minor:
             raise RuntimeError(f"needs Python 3.{asked[1]}: {error}") from error

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...world.schedule import Action
+from ...cluster.schedule import Action
 
 
 def schedule_gpipe(module: ModuleType) -> Callable[..., list[Action]]:

@@ -55,12 +55,18 @@ class DDPBucketed(nn.Module):
         i = self.bucket_of[p]
         self.waiting[i] -= 1
         if self.waiting[i] == 0:
-            flat = torch._utils._flatten_dense_tensors([p.grad for p in self.buckets[i]]) / dist.get_world_size()
-            self.sent.append((i, flat, dist.all_reduce(flat, async_op=True)))
+            self.send(i)
+
+    def send(self, i):
+        grads = [p.grad for p in self.buckets[i] if p.grad is not None]
+        flat = torch._utils._flatten_dense_tensors(grads) / dist.get_world_size()
+        self.sent.append((grads, flat, dist.all_reduce(flat, async_op=True)))
 
     def finish_gradient_synchronization(self):
-        for i, flat, handle in self.sent:
+        for i, bucket in enumerate(self.buckets):
+            if self.waiting[i] and any(p.grad is not None for p in bucket):
+                self.send(i)
+        for grads, flat, handle in self.sent:
             handle.wait()
-            grads = [p.grad for p in self.buckets[i]]
             for grad, mean in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads), strict=True):
                 grad.copy_(mean)

@@ -1,4 +1,5 @@
-"""What CS336 forks expect of their machine and an exercise can do without, supplied: imports, ranges, compilation."""
+# mypy: disable-error-code="assignment,misc,attr-defined,method-assign,return-value,unused-ignore"
+"""Supply what CS336 forks expect of their machine: imports, profilers' ranges, compilation, and the names of a GPU."""
 
 from __future__ import annotations
 
@@ -7,39 +8,136 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import time
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 # Loggers, profilers and launchers: whatever is called in them, nothing happens.
 SILENT = {"wandb", "modal", "nvtx", "viztracer", "tensorboard"}
 # Of use to scripts alone: they can be imported, and say their name when something in them is called.
 HOLLOW = {"pandas", "submitit", "seaborn", "plotly", "tiktoken", "regex", "tqdm", "humanfriendly", "tabulate", "fire"}
+FORK = str(Path(__file__).resolve().parent.parent)
 
 
 def supply() -> None:
     """Let a fork load on a machine without these packages, and run on one without a GPU."""
     sys.meta_path.append(_Finder())  # last: what is installed is found first
     if not hasattr(typing, "override"):  # Python 3.12's
-        typing.override = lambda function: function  # type: ignore[attr-defined]
-    torch.compile = _eager  # type: ignore[assignment]  # the same function; compiling takes longer than the test
-    dist.get_backend = lambda group=None: "gloo"  # type: ignore[assignment, return-value]  # what carries the kit's own group
+        typing.override = lambda function: function
+    torch.compile = _eager  # the same function; compiling takes longer than the test
+    dist.get_backend = lambda group=None: "gloo"  # what carries the kit's own group
     if not torch.cuda.is_available():
         for name in ("mark", "range_push", "range_pop"):
             setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
-        torch.cuda.nvtx.range = _Range  # type: ignore[assignment]
+        torch.cuda.nvtx.range = _Range
         torch.cuda.synchronize = lambda device=None: None
+        torch.cuda.Event, torch.cuda.Stream = _Event, _Stream
+        torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
+        torch.cuda.stream = lambda stream: contextlib.nullcontext()
+        torch.cuda.set_device = lambda device: None
     if os.environ.get("TRITON_INTERPRET") == "1":
         _first_configuration()
 
 
 def call_it_cuda() -> None:
-    """Let CPU tensors pass the check `x.is_cuda`, which wrappers of kernels make: the interpreter takes them."""
-    if not torch.cuda.is_available():
-        torch.Tensor.is_cuda = True  # type: ignore[assignment, misc]
+    """Let the fork's code believe that it has a GPU, as wrappers of kernels ask for: the interpreter takes CPU tensors.
+
+    All that is not the fork's (torch, Triton, the kit) goes on to see a CPU.
+    """
+    if torch.cuda.is_available():
+        return
+    _NamesOfAGPU().__enter__()
+    torch.cuda.is_available = lambda: _fork_asks(2)
+    torch.cuda.device_count = lambda: int(_fork_asks(2))
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.device = lambda device: contextlib.nullcontext()
+
+
+def _fork_asks(depth: int) -> bool:
+    """Whether the frame `depth` above this function is the fork's."""
+    return sys._getframe(depth).f_code.co_filename.startswith(FORK)
+
+
+class _NamesOfAGPU(TorchFunctionMode):
+    """Tensors say to the fork that they are on a GPU; what the fork makes or puts there is made on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == torch.Tensor.device.__get__:
+            return torch.device("cuda", 0) if _fork_asks(2) else func(*args)
+        if func == torch.Tensor.is_cuda.__get__:
+            return _fork_asks(2) or func(*args)
+        if func == torch.Tensor.get_device:
+            return 0 if _fork_asks(2) else func(*args)
+        if func == torch.Tensor.cuda:
+            return args[0]
+        if func is torch.device or func is torch._C._nn._parse_to:
+            return func(*args, **kwargs)  # the name alone
+        if func == torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], "cuda", *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = "cuda"
+        here = {name: _on_the_cpu(value) for name, value in kwargs.items()}
+        return func(*map(_on_the_cpu, args), **here)
+
+
+def _on_the_cpu(value: Any) -> Any:
+    """The CPU for a name of a GPU, anything else as it is."""
+    named = isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda"
+    return torch.device("cpu") if named else value
+
+
+class _Event:
+    """A mark in a stream in which all work is done as soon as it is asked for."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.at_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at_s = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any = None) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end.at_s - self.at_s)
+
+
+class _Stream(contextlib.nullcontext):
+    """A stream in which all work is done as soon as it is asked for."""
+
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__()
+
+    def wait_stream(self, other: Any) -> None:
+        return None
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or _Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
 
 
 class _Range(contextlib.ContextDecorator, contextlib.nullcontext):
@@ -64,7 +162,7 @@ def _first_configuration() -> None:
         options = {k: v for k, v in first.all_kwargs().items() if k in self.arg_names}
         return self.fn.run(*args, **kwargs, **options)
 
-    Autotuner.run = run  # type: ignore[method-assign]
+    Autotuner.run = run
 
 
 class _Hollow:

@@ -1,0 +1,168 @@
+"""What is right, worked out: one function a question, named after it, called with the numbers of its `given`.
+
+Nothing here is a stored constant or the student's own formula again where something can be played, counted or measured:
+the simulated GPU, lab's own model on paper, the memory meter, the cost functions, and the ledger of the reference.
+Values are in base units (bytes, seconds, a share of 1), a choice is its letter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lab.cluster.costs import Link, ring_cost, sent_bytes
+from lab.course.assignment import ROOT
+from lab.course.questions import default
+from lab.harness.runner import Executor, Runner
+from lab.measure.device import SimulatedGPU
+from lab.measure.memory import meter
+from lab.model.transformer import SIZES, Config, Transformer
+
+_TRUTHS: dict[str, Callable[..., float | str]] = {}
+
+
+@functools.cache
+def truth(id: str) -> float | str:
+    """The right answer to a question that is no prose. Raises KeyError for one that nothing is known of."""
+    return _TRUTHS[id](**default().questions[id].given)
+
+
+def known() -> set[str]:
+    return set(_TRUTHS)
+
+
+def _of(id: str) -> Callable[[Callable[..., float | str]], Callable[..., float | str]]:
+    def register(function: Callable[..., float | str]) -> Callable[..., float | str]:
+        _TRUTHS[id] = function
+        return function
+
+    return register
+
+
+@_of("benchmarking.launch_bound")
+def _launch_bound(kernels: int, launch_us: float, run_us: float) -> float:
+    gpu = SimulatedGPU(launch_s=1e-6 * launch_us, call_s=0.0)
+    for _ in range(kernels):
+        gpu.launch(1e-6 * run_us)
+    gpu.synchronize()
+    return gpu.now
+
+
+@_of("benchmarking.mfu")
+def _mfu(batch: int, context: int, seconds: float, tflops: float) -> float:
+    return 3 * _forward_flops(SIZES["small"], batch, context) / (seconds * 1e12 * tflops)
+
+
+def _forward_flops(config: Config, batch: int, context: int) -> float:
+    """2 FLOPs a weight and token, and half of attention's square; a kit test counts the real model's products."""
+    c = config
+    block = 2 * c.width**2 + 2 * c.width * c.kv_heads * c.dim + 3 * c.width * c.hidden
+    weights = c.layers * block + c.width * c.vocabulary
+    square = 2 * (2 * batch * config.heads * context**2 * config.dim) / 2  # scores and values, the causal half
+    return 2 * batch * context * weights + config.layers * square
+
+
+@_of("mixed_precision.loss_scale")
+def _loss_scale(gradient: float) -> float:
+    scale = 1.0
+    while gradient * scale < torch.finfo(torch.float16).tiny:
+        scale *= 2
+    return scale
+
+
+@_of("mixed_precision.kept")
+def _kept(batch: int, context: int) -> float:
+    model = Transformer(SIZES["tiny"])
+    tokens = torch.randint(256, (batch, context))
+    with meter([*model.parameters(), *model.buffers(), tokens]) as memory:
+        loss = model.loss(tokens, tokens)
+        kept = memory.live_bytes
+    del loss
+    return kept
+
+
+@_of("flash_attention.tiles")
+def _tiles(n: int, block_m: int, block_n: int) -> float:
+    return sum(first <= last for last in range(block_m - 1, n, block_m) for first in range(0, n, block_n))
+
+
+@_of("flash_attention.whole_matrix")
+def _whole_matrix(batch: int, heads: int, gb: float) -> float:
+    n = 1
+    while torch.empty(batch, heads, n, n, dtype=torch.bfloat16, device="meta").nbytes <= 1e9 * gb:
+        n *= 2
+    return n
+
+
+@_of("ddp.ring_bytes")
+def _ring_bytes(millions: float, ranks: int) -> float:
+    return sent_bytes("all_reduce", 4e6 * millions, ranks)
+
+
+@_of("ddp.flat_gain")
+def _flat_gain(tensors: int, mb: float, ranks: int, latency_us: float, gbps: float) -> float:
+    link = Link(1e-6 * latency_us, 1e9 * gbps)
+    each, whole = (link.cost_s("all_reduce", 1e6 * mb / parts, ranks) for parts in (tensors, 1))
+    return tensors * each - whole
+
+
+@_of("zero.devices")
+def _devices(billions: float, gb: float) -> float:
+    ranks = 1
+    while (2 + 2 + 12 / ranks) * billions > gb:  # parameters, gradients; float32 masters and two moments in shares
+        ranks += 1
+    return ranks
+
+
+@_of("zero.step_bytes")
+def _step_bytes(ranks: int) -> float:
+    runner = Runner(Executor(ROOT / "reference"))
+    try:
+        return runner.run(fsdp_step, world=ranks)[0]
+    finally:
+        runner.close()
+
+
+def fsdp_step(impl: Any) -> float:
+    """A probe: the bytes that this rank sends in one step of the reference's FSDP, from the ledger."""
+    from lab.ranks.group import ledger
+
+    torch.manual_seed(0)
+    model = impl.zero.fsdp_gather.FSDP(Transformer(SIZES["tiny"]), small=0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    first = len(ledger.rows)
+    model(torch.randint(256, (1, 8))).sum().backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    return sum(sent_bytes(r.op, r.bytes, len(r.group)) for r in ledger.rows[first:])
+
+
+@_of("mesh.across")
+def _across(width: int, hidden: int, degree: int, tokens: int) -> str:
+    """SwiGLU's three matrices and four of attention; a tensor rank has its part of them, and all tokens."""
+    weights, activations = 2 * (3 * width * hidden + 4 * width**2) / degree, 2 * tokens * width
+    data = ring_cost("all_reduce", weights, degree, 0.0, 1.0)
+    tensor = 4 * ring_cost("all_reduce", activations, degree, 0.0, 1.0)
+    seconds = {"a": 10 * data + tensor, "b": data + 10 * tensor}
+    return "c" if seconds["a"] == seconds["b"] else min(seconds, key=lambda letter: seconds[letter])
+
+
+@_of("mesh.tensor_limit")
+def _tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> float:
+    tokens, ranks = 4096, 1  # both sides grow with the tokens: any number does
+    while True:
+        gathered = ring_cost("all_gather", 2 * tokens * width / (ranks + 1), ranks + 1, 0.0, 1e-9 / gbps)
+        scattered = ring_cost("reduce_scatter", 2 * tokens * width / (ranks + 1), ranks + 1, 0.0, 1e-9 / gbps)
+        if gathered + scattered > 4 * tokens * width * hidden / (ranks + 1) / (1e12 * tflops):
+            return ranks
+        ranks += 1
+
+
+@_of("mesh.fsdp_limit")
+def _fsdp_limit(width: int, hidden: int, ranks: int, tflops: float, gbps: float) -> float:
+    """Gathering A and B, 2 bytes a number, against 2 FLOPs a number and token."""
+    part = 2 * 2 * width * hidden / ranks
+    return ring_cost("all_gather", part, ranks, 0.0, 1e-9 / gbps) * 1e12 * tflops / (4 * width * hidden)

@@ -1,0 +1,69 @@
+"""Opens the archive of a whole class, as learning platforms offer it for download: an archive of archives or folders.
+
+Names are checked and bytes are counted as in a student's archive, with limits for a class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from lab.course.listing import some
+
+from . import archives, layouts
+
+METADATA = "submission_metadata.yml"  # Gradescope's: who handed in what, and when
+_LIMITS = archives.UnpackLimits(files=100_000, total_bytes=4 << 30, file_bytes=64 << 20)
+
+
+def is_class(path: Path) -> bool:
+    """Whether an archive is no submission itself, and holds archives of submissions or Gradescope's list of them."""
+    try:
+        if layouts.kind_of(path):
+            return False
+        names = [m.parts[-1] for m in archives.open_source(path, _LIMITS).members() if m.kind == "file" and m.parts]
+    except archives.SubmissionError:
+        return False  # unpacking it as a submission says why
+    return any(name == METADATA or layouts.is_archive(Path(name)) for name in names if not layouts.ignored(name))
+
+
+def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
+    """Write what the archive of a class holds below the folder `into`; the folder that has the submissions.
+
+    Raises SubmissionError when it is damaged or passes a limit; then nothing of it is left.
+    """
+    source = archives.open_source(path, _LIMITS)
+    members = [m for m in source.members() if m.kind != "folder" and not any(map(layouts.ignored, m.parts))]
+    wanted = {m.name: m.parts for m in members if m.kind == "file" and m.parts}
+    if left_out := [m.shown for m in members if m.name not in wanted]:
+        tell(f"{path.name}: left out for their names, or as links: {some(left_out)}")
+    target = into / f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    shutil.rmtree(target, ignore_errors=True)  # of the same archive, opened before
+    try:
+        total = 0
+        for name, content in source.read(set(wanted)):
+            total += len(content)
+            if total > _LIMITS.total_bytes or len(wanted) > _LIMITS.files:
+                raise archives.SubmissionError(
+                    f"{path.name}: expected at most {_LIMITS.files} files and {_LIMITS.total_bytes >> 30} GiB; split it"
+                )
+            file = target.joinpath(*wanted[name])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        raise archives.SubmissionError(f"{path.name}: cannot be opened in {into}: {error.strerror}") from None
+    except archives.SubmissionError:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    return _inner(target)
+
+
+def _inner(folder: Path) -> Path:
+    """The folder that has the submissions: platforms put a folder around them."""
+    while [*map(Path.is_dir, folder.iterdir())] == [True]:
+        folder = next(folder.iterdir())
+    return folder

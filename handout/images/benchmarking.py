@@ -1,0 +1,264 @@
+"""The pictures of the chapter on benchmarking. Queues and rooflines are computed; samples are those of the text."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+
+import numpy
+import torch
+
+from lab.cluster.hardware import cluster
+from lab.harness.compare import interval
+from lab.model.models import parameters
+from lab.model.transformer import SIZES
+from reference.benchmarking.flops import flops
+from reference.benchmarking.roofline import Bound, Device, roofline
+
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Bar, Chart, Picture
+
+A100 = cluster("dgx-a100", 8).device
+GPT2 = SIZES["small"]
+FIRST = (180.0, 42.0, 14.0)  # ms of the first steps, and of those after them: the chapter's example
+STEADY = (10.2, 9.9, 10.0, 10.4, 9.8, 10.1, 19.6, 10.0, 9.9, 10.1)
+
+
+def queue(kernels: Sequence[float], ask: float) -> tuple[list[Bar], list[Bar]]:
+    """What the host asks for, and what the device does: a kernel starts when it is asked for and the last has ended."""
+    asked, done = list[Bar](), list[Bar]()
+    free = 0.0
+    for i, takes in enumerate(kernels):
+        asked.append((i * ask, ask, ""))
+        start = max(free, (i + 1) * ask)
+        done.append((start, takes, f"kernel {i + 1}"))
+        free = start + takes
+    return asked, done
+
+
+def clock() -> Picture:
+    p = Picture("clock", WIDTH, 236, "A host asks for three kernels and runs ahead of the device")
+    asked, done = queue((100, 100, 100), 10)
+    us, asked_by, end = 1.25, asked[-1][0] + asked[-1][1], done[-1][0] + done[-1][1]
+    p.words(62, 72, "host", "soft")
+    p.words(62, 132, "device", "soft")
+    for start, long, _ in asked:
+        p.box(16 + start * us, 80, long * us - 2, 28, BLUE)
+    p.box(16 + asked_by * us, 80, (end - asked_by) * us - 2, 28, GREY, "synchronize: wait", hatched=True)
+    for start, long, words in done:
+        p.box(16 + start * us, 140, long * us - 2, 28, ORANGE, words)
+    for at, said, anchor in ((asked_by, f"{asked_by:.0f} µs: asked", "start"), (end, f"{end:.0f} µs: done", "end")):
+        x = 16 + at * us
+        p.line(x, 40, x, 186, dashed=True)
+        p.words(x, 30, said, "ink bold", anchor)
+    p.line(16, 190, 424, 190, arrow=True)
+    for at in range(0, 301, 100):
+        p.words(16 + at * us, 208, f"{at} µs" if at == 0 else str(at), "soft small", "middle" if at else "start")
+    p.words(16, 228, "blue: the host asks, 10 µs a kernel", "soft")
+    return p
+
+
+def samples() -> Picture:
+    """Thirteen steps on a logarithmic axis of time."""
+    p = Picture("samples", WIDTH, 300, "Thirteen steps: three slow ones first, one hiccup later")
+    top, bottom, left, right = 44.0, 236.0, 56.0, 424.0
+
+    def height(ms: float) -> float:
+        return bottom - (bottom - top) * math.log(ms / 8) / math.log(200 / 8)
+
+    p.words(12, 24, "ms a step", "soft")
+    for ms in (10, 20, 50, 100, 200):
+        p.parts.append(f'<path d="M{left:g} {height(ms):g} H{right:g}" class="faint"/>')
+        p.words(left - 8, height(ms) + 5, str(ms), "soft small", "end")
+    every = [*FIRST, *STEADY]
+    for i, ms in enumerate(every):
+        x = left + 18 + 27.5 * i
+        p.parts.append(
+            f'<circle cx="{x:g}" cy="{height(ms):.1f}" r="6" fill="{ORANGE if i < 3 else BLUE}" class="rim"/>'
+        )
+        p.words(x, bottom + 18, str(i + 1), "soft small", "middle")
+    p.words(left + 96, height(every[0]) + 5, "warm-up: compiles, allocates")
+    p.words(left + 18 + 27.5 * 9, height(19.6) - 14, "a hiccup", "ink", "middle")
+    mean, median = statistics.mean(STEADY), statistics.median(STEADY)
+    p.words(16, 274, f"Steps 4 to 13: mean {mean:.1f} ms, median {median:.2f} ms.", "soft")
+    p.words(
+        16,
+        293,
+        f"All thirteen: mean {statistics.mean(every):.1f} ms, median {statistics.median(every):.1f} ms.",
+        "soft",
+    )
+    return p
+
+
+def ratios() -> Picture:
+    """The interval of a median ratio narrows with the number of pairs. The ratios are drawn, around 1.2."""
+    p = Picture("ratios", WIDTH, 268, "The interval of a ratio after 8, 32 and 128 pairs, and the bar of 1.1")
+    draw, bar = random.Random(0), 1.1
+    drawn = [math.log(1.2) + draw.gauss(0, 0.15) for _ in range(128)]
+
+    def across(log: float) -> float:
+        return 20 + 390 * (math.exp(log) - 0.7) / 1.2
+
+    for i, n in enumerate((8, 32, 128)):
+        y, taken = 52 + 62 * i, drawn[:n]
+        low, high = interval(numpy.array(taken), 0.01)
+        p.words(424, y, f"{n} pairs: {math.exp(low):.2f} to {math.exp(high):.2f}", "ink bold", "end")
+        p.box(across(low), y + 12, across(high) - across(low), 20, BLUE)
+        for log in taken:
+            p.line(across(log), y + 34, across(log), y + 41)
+        p.line(across(statistics.median(taken)), y + 8, across(statistics.median(taken)), y + 36)
+    p.line(across(math.log(bar)), 30, across(math.log(bar)), 222, dashed=True)
+    p.words(across(math.log(bar)), 22, f"asked for: {bar}", "ink", "middle")
+    p.line(16, 224, 424, 224)
+    for ratio in (0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
+        p.words(across(math.log(ratio)), 242, f"{ratio:.1f}", "soft small", "middle")
+    p.words(228, 262, "how many times as fast", "soft", "middle")
+    return p
+
+
+def bounds(context: int = 1024) -> dict[str, dict[str, Bound]]:
+    """Each layer of GPT-2's size, batch 8, bfloat16, on an A100."""
+    device = Device(A100.name, A100.peak_flops, A100.hbm_bytes_per_s)
+    return roofline(GPT2, batch=8, context=context, dtype=torch.bfloat16, device=device)
+
+
+def modes() -> Picture:
+    """What each mode of benchmark_model holds, at the least that the roofline allows."""
+    p = Picture("modes", WIDTH, 222, "A step is forward, backward and the optimizer: three modes, three sums")
+    forward, backward = (1e3 * sum(b[way].seconds for b in bounds().values()) for way in ("forward", "backward"))
+    adamw = 1e3 * 28 * parameters(GPT2) / A100.hbm_bytes_per_s
+    parts = (("forward", forward, BLUE), ("backward", backward, ORANGE), ("AdamW", adamw, GREEN))
+    for i, name in enumerate(("forward", "forward_backward", "step")):
+        x, y, ms = 16.0, 30 + 58 * i, 13.0
+        held = parts[: i + 1]
+        p.words(x, y, f"{name}: {sum(took for _, took, _ in held):.1f} ms", "ink bold")
+        for part, took, colour in held:
+            p.box(x, y + 8, took * ms - 2, 28, colour, f"{part} {took:.1f}" if took > 5 else "")
+            x += took * ms
+    p.words(16, 212, f"Green: AdamW, {adamw:.1f} ms. Not in any mode: drawing tokens, copies.", "soft small")
+    return p
+
+
+def ranges() -> Picture:
+    p = Picture("ranges", WIDTH, 248, "Two ranges on the host, their kernels, and the ranges projected onto the device")
+    names = ("q kᵀ", "softmax", "p v", "up", "down")
+    asked, done = queue((60, 90, 60, 90, 90), 12)
+    us = 0.98
+    for y, lane in (
+        (26, "host: ranges"),
+        (96, "device: kernels"),
+        (166, "device: ranges, projected"),
+    ):
+        p.words(16, y, lane, "soft")
+    for first, last, name, colour in ((0, 2, "attention", BLUE), (3, 4, "mlp", GREEN)):
+        host = asked[last][0] + asked[last][1] - asked[first][0]
+        device = done[last][0] + done[last][1] - done[first][0]
+        p.box(16 + asked[first][0] * us, 36, host * us - 2, 28, colour)
+        p.box(16 + done[first][0] * us, 176, device * us - 2, 28, colour, f"{name}: {device:.0f} µs")
+        for i in range(first, last + 1):
+            p.box(16 + done[i][0] * us, 106, done[i][1] * us - 2, 28, colour, names[i])
+    p.words(88, 55, "attention 36 µs, mlp 24 µs", "ink")
+    p.line(16, 226, 424, 226, arrow=True)
+    p.words(16, 244, "time", "soft small")
+    return p
+
+
+def self_time() -> Picture:
+    p = Picture("self_time", WIDTH, 248, "Self time counts each microsecond once; total time, once a caller")
+    us = 5.0
+    p.frame(16, 30, 80 * us + 8, 110, kind="line")
+    p.words(16, 22, "range mlp: 80 µs", "ink bold")
+    p.box(20, 36, 50 * us - 2, 96, BLUE)
+    p.words(28, 54, "linear: total 50, self 5", "in")
+    p.box(40, 64, 45 * us - 2, 60, ORANGE, "addmm: total 45, self 45")
+    p.box(20 + 50 * us, 36, 30 * us - 2, 96, GREEN)
+    p.words(28 + 50 * us, 54, "silu: total 30,", "in")
+    p.words(28 + 50 * us, 74, "self 30", "in")
+    p.words(16, 168, "sum of totals: 50 + 45 + 30 = 125 µs", "ink")
+    p.words(16, 190, "sum of self:     5 + 45 + 30 =   80 µs", "ink bold")
+    p.words(16, 222, f"Share of products: 45 / 80 = {45 / 80:.0%}, not 45 / 125 = {45 / 125:.0%}.", "soft")
+    return p
+
+
+def square() -> Picture:
+    p = Picture("square", WIDTH, 300, "The share of attention's square in all FLOPs, as the context grows")
+    c = Chart(p, (1024, 131072), (0, 1), log_y=False)
+    lengths = [2**i for i in range(10, 18)]
+    c.axes(
+        "context, tokens", "share of a forward pass's FLOPs", {n: f"{n // 1024}k" for n in lengths},
+        {y / 4: f"{y * 25} %" for y in range(5)},
+    )  # fmt: skip
+    points = []
+    for n in lengths:
+        counted = {name: f.forward for name, f in flops(GPT2, batch=1, context=n).items()}
+        points.append((n, (counted["scores"] + counted["values"]) / sum(counted.values())))
+    c.curve([(n, 1 - share) for n, share in points], BLUE, dashed=True)
+    c.curve(points, ORANGE)
+    for at in (0, 5):
+        c.dot(*points[at], ORANGE)
+        c.say(*points[at], f"{points[at][1]:.0%}", "middle", dx=6 if at == 0 else -18, dy=-12)
+    c.say(2048, 0.87, "linear layers", dx=14, dy=-6)
+    c.say(2048, 0.13, "q kᵀ and p v", dx=14, dy=22)
+    return p
+
+
+def layers() -> Picture:
+    p = Picture("layers", WIDTH, 312, "The layers of GPT-2's size on the roofline of an A100")
+    c = Chart(p, (8, 2048), (16, 700))
+    c.axes(
+        "intensity, FLOPs a byte", "TFLOP/s at most, A100, bfloat16",
+        {x: f"{x:,}" for x in (8, 32, 128, 512, 2048)}, {y: str(y) for y in (20, 50, 100, 200, 500)},
+    )  # fmt: skip
+    ridge = A100.peak_flops / A100.hbm_bytes_per_s
+    c.curve([(x, min(A100.peak_flops, x * A100.hbm_bytes_per_s) / 1e12) for x in (8, ridge, 2048)], GREY)
+    c.say(ridge, A100.peak_flops / 1e12, f"ridge: {ridge:.0f}", "middle", dy=-10)
+    for name, colour, dx, dy in (("scores", ORANGE, 12, 6), ("q_proj", BLUE, 0, 24), ("head", GREEN, 0, -14)):
+        b = bounds()[name]["forward"]
+        reached = b.flops / b.seconds / 1e12
+        c.dot(b.intensity, reached, colour)
+        c.say(b.intensity, reached, f"{name}: {b.intensity:.0f}", "start" if dx else "middle", dx, dy)
+    return p
+
+
+def waiting() -> Picture:
+    """Four ranks, of which one is slow: seconds of the worked example."""
+    p = Picture("waiting", WIDTH, 226, "Four ranks of which one is slow: the others wait for it")
+    typical, ms = (100, 104, 150, 98), 2.3
+    slowest = max(typical)
+    for r, took in enumerate(typical):
+        y = 30 + 38 * r
+        p.words(16, y + 20, f"rank {r}")
+        p.box(72, y, took * ms - 2, 30, YELLOW if took == slowest else BLUE, f"computes {took} ms")
+        if took < slowest:
+            p.box(72 + took * ms, y, (slowest - took) * ms - 2, 30, GREY, f"waits {slowest - took}", hatched=True)
+    p.line(72 + slowest * ms, 20, 72 + slowest * ms, 184, dashed=True)
+    median = statistics.median(typical)
+    p.words(16, 208, f"slowdown = {slowest} / {median:g} = {slowest / median:.2f}: over the median rank", "soft")
+    return p
+
+
+def launches() -> Picture:
+    """Eight small kernels, one launch each, and as a graph."""
+    p = Picture("launches", WIDTH, 268, "Small kernels: the host is too slow, and a CUDA graph asks once")
+    us, kernel, ask = 6.0, 4.0, 7.0
+    asked, done = queue((kernel,) * 8, ask)
+    end = done[-1][0] + done[-1][1]
+    p.words(16, 24, f"eight launches: {end:.0f} µs", "ink bold")
+    for start, long, _ in asked:
+        p.box(16 + start * us, 34, long * us - 2, 26, BLUE, "ask")
+    for start, long, _ in done:
+        p.box(16 + start * us, 66, long * us - 2, 26, ORANGE)
+    graph = ask + 8 * kernel
+    p.words(16, 130, f"one graph: {graph:.0f} µs", "ink bold")
+    p.box(16, 140, ask * us - 2, 26, GREEN, "ask")
+    for i in range(8):
+        p.box(16 + (ask + i * kernel) * us, 172, kernel * us - 2, 26, ORANGE)
+    p.line(16, 212, 424, 212, arrow=True)
+    for at in range(0, 61, 20):
+        p.words(16 + at * us, 230, f"{at} µs" if at == 0 else str(at), "soft small", "middle" if at else "start")
+    p.words(16, 256, "orange: the device works; gaps: it waits for the host", "soft")
+    return p
+
+
+PICTURES = (clock, samples, ratios, modes, ranges, self_time, square, layers, waiting, launches)

@@ -1,0 +1,254 @@
+"""The pictures of the chapter on data parallelism. Timelines are those of the cost model, with no scheduler's noise."""
+
+from __future__ import annotations
+
+from lab.cluster.costs import ring_cost
+from reference.ddp.accounting import Link, accounting
+
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+
+RANKS = 4
+RANK_COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
+LINK = Link(alpha_s=100e-6, bytes_per_s=1e9)
+LAYERS = (500_000,) * 8  # bytes of each gradient: the worked example
+LAYERS_BACKWARD_S, LAYERS_BUCKET = 8e-3, 1_000_000
+
+
+def replicas() -> Picture:
+    p = Picture("replicas", WIDTH, 268, "One step of data parallelism on four ranks")
+    rows = ((40, "weights w", GREY), (78, "share", YELLOW), (116, "backward", BLUE))
+    for r in range(RANKS):
+        x = 16 + 104 * r
+        p.words(x + 47, 26, f"rank {r}", "ink bold", "middle")
+        for y, name, colour in rows:
+            p.box(x, y, 94, 30, colour, f"{name} {r}" if name == "share" else name)
+        p.line(x + 47, 148, x + 47, 164, arrow=True)
+        p.words(x + 54, 163, f"g{chr(0x2080 + r)}", "soft small")
+        p.line(x + 47, 202, x + 47, 218, arrow=True)
+        p.box(x, 222, 94, 30, GREY, "w − lr · ḡ")
+    p.box(16, 168, 406, 32, ORANGE, "all-reduce: ḡ = (g₀ + g₁ + g₂ + g₃) / 4")
+    return p
+
+
+def tree() -> Picture:
+    """A binomial broadcast over eight ranks: who has the tensor doubles in each round."""
+    world = 8
+    p = Picture("tree", WIDTH, 312, "Broadcast by a tree: eight ranks have the tensor after three rounds")
+    for r in range(world):
+        p.words(78 + 47 * r, 26, str(r), "ink bold", "middle")
+    p.words(12, 26, "rank", "soft")
+    reach, y = 1, 36
+    while True:
+        for r in range(world):
+            (p.box if r < reach else p.frame)(60 + 47 * r, y, 36, 26, *([BLUE] if r < reach else []))
+        if reach >= world:
+            break
+        p.words(12, y + 54, f"round {reach.bit_length()}", "soft small")
+        for r in range(reach):
+            p.line(78 + 47 * r, y + 28, 78 + 47 * (r + reach), y + 68, arrow=True)
+        reach, y = 2 * reach, y + 72
+    p.words(12, 300, "blue: has the tensor", "soft")
+    return p
+
+
+def ring_states() -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
+    """A ring all-reduce of four numbers on four ranks: each rank's numbers, and which (rank, chunk) came last."""
+    have = [[(c + 1) * 10**r for c in range(RANKS)] for r in range(RANKS)]
+    states = [([row[:] for row in have], list[tuple[int, int]]())]
+    for step in range(2 * (RANKS - 1)):
+        sent = [have[r][(r - step) % RANKS] for r in range(RANKS)]
+        came = []
+        for r in range(RANKS):
+            chunk = (r - step - 1) % RANKS
+            have[r][chunk] = sent[r - 1] + (have[r][chunk] if step < RANKS - 1 else 0)
+            came.append((r, chunk))
+        states.append(([row[:] for row in have], came))
+    return states
+
+
+def ring() -> Picture:
+    p = Picture("ring", WIDTH, 566, "Ring all-reduce of four numbers on four ranks, step by step")
+    names = ["at the start", *(f"reduce, step {s}" for s in range(3)), *(f"gather, step {s}" for s in range(3))]
+    for at, (name, (have, came)) in enumerate(zip(names, ring_states(), strict=True)):
+        left, top = 16 + 212 * (at % 2), 16 + 140 * (at // 2)
+        p.words(left, top + 12, name, "ink bold")
+        for r, row in enumerate(have):
+            p.words(left, top + 38 + 26 * r, f"{r}", "soft small")
+            for c, number in enumerate(row):
+                whole = number == (c + 1) * 1111
+                colour = ORANGE if (r, c) in came else BLUE if whole else GREY
+                p.box(left + 14 + 46 * c, top + 21 + 26 * r, 42, 23, colour, str(number))
+    for i, (colour, said) in enumerate(((ORANGE, "has just changed"), (BLUE, "whole sum"), (GREY, "not yet whole"))):
+        p.box(232, 462 + 32 * i, 24, 22, colour)
+        p.words(264, 478 + 32 * i, said, "soft")
+    return p
+
+
+def transpose() -> Picture:
+    """All-to-all: what stood in a rank's row stands in its column."""
+    p = Picture("transpose", WIDTH, 196, "All-to-all is a transpose: part r of rank s becomes part s of rank r")
+    for left, title in ((16, "before"), (240, "after")):
+        p.words(left + 30, 24, title, "ink bold")
+        for r in range(RANKS):
+            p.words(left, 54 + 34 * r, f"{r}", "soft")
+            for c in range(RANKS):
+                of, to = (r, c) if title == "before" else (c, r)
+                p.box(left + 20 + 42 * c, 36 + 34 * r, 38, 28, RANK_COLOURS[of], f"{of}→{to}")
+    p.line(210, 104, 232, 104, arrow=True)
+    p.words(16, 188, "rows: ranks; colours: the rank that a part comes from", "soft")
+    return p
+
+
+def cost_ms(size: float) -> float:
+    return 1e3 * ring_cost("all_reduce", size, RANKS, LINK.alpha_s, 1 / LINK.bytes_per_s)
+
+
+def overlap() -> Picture:
+    p = Picture("overlap", WIDTH, 300, "One step with two gradients of 1 MB on a link: naive, flat and overlapped")
+    one, two = cost_ms(1e6), cost_ms(2e6)
+    ms, backward = 38.0, [(0.0, 3.0, "backward of 2"), (3.0, 3.0, "of 1")]
+    p.words(16, 22, "upper lane: computes; lower lane: sends", "soft")
+    p.lanes(48, "naive", ms, backward, [(6, one, "g₂"), (6 + one, one, "g₁")])
+    p.lanes(126, "flat", ms, backward, [(6, two, "g₂ and g₁")])
+    p.lanes(204, "overlapped", ms, backward, [(3, one, "g₂"), (6, one, "g₁")])
+    p.clock(272, ms, 10)
+    return p
+
+
+def bucket_sends(limit: int) -> list[tuple[float, float, str]]:
+    """When each bucket of the worked example leaves, in ms, how long it is under way, and what is in it."""
+    sends, free, passed = list[tuple[float, float, str]](), 0.0, 0
+    bucket: list[int] = []
+    for at in reversed(range(len(LAYERS))):
+        passed += LAYERS[at]
+        bucket.append(at)
+        full = at == 0 or sum(LAYERS[i] for i in bucket) + LAYERS[at - 1] > limit
+        if full:
+            size = sum(LAYERS[i] for i in bucket)
+            start = max(free, 1e3 * LAYERS_BACKWARD_S * passed / sum(LAYERS))
+            free = start + cost_ms(size)
+            words = f"{bucket[0]}" if len(bucket) == 1 else f"{bucket[0]}–{bucket[-1]}"
+            sends.append((start, free - start, words))
+            bucket = []
+    return sends
+
+
+def buckets() -> Picture:
+    p = Picture("buckets", WIDTH, 300, "Eight gradients of 0.5 MB: one message each, in buckets of 1 MB, and flat")
+    ms = 26.0
+    each = 1e3 * LAYERS_BACKWARD_S / len(LAYERS)
+    backward = [(at * each, each, str(len(LAYERS) - 1 - at)) for at in range(len(LAYERS))]
+    p.words(16, 22, "upper lane: backward, 7 … 0; lower lane: messages", "soft")
+    p.lanes(48, "a message for each", ms, backward, bucket_sends(1))
+    p.lanes(126, "buckets of 1 MB", ms, backward, bucket_sends(LAYERS_BUCKET))
+    flat = [(1e3 * LAYERS_BACKWARD_S, cost_ms(sum(LAYERS)), "7–0")]
+    p.lanes(204, "flat", ms, backward, flat)
+    p.clock(272, ms, 14)
+    return p
+
+
+def bucket_size() -> Picture:
+    """A step's time as buckets grow, for 48 MB in 240 equal gradients on a link that is busier than backward."""
+    p = Picture("bucket_size", WIDTH, 300, "The time of a step over the size of its buckets, at three latencies")
+    sizes, backward_s = [200_000] * 240, 100e-3
+    limits = [n * 200_000 for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 30, 40, 60, 80, 120, 240)]
+    c = Chart(p, (0.2, 48), (120, 800))
+    c.axes(
+        "bucket, MB", "step, ms", {x: str(x) for x in (0.2, 1, 4, 16, 48)}, {y: str(y) for y in (200, 300, 400, 600)}
+    )
+    for colour, alpha_s, dashed in ((BLUE, 10e-6, False), (GREEN, 100e-6, True), (ORANGE, 400e-6, False)):
+        link = Link(alpha_s, 5e8)
+        steps = [
+            1e3 * accounting(sizes, RANKS, link, variant="bucketed", backward_s=backward_s, bucket_bytes=b).step_s
+            for b in limits
+        ]
+        c.curve([(b / 1e6, ms) for b, ms in zip(limits, steps, strict=True)], colour, dashed)
+        at = steps.index(min(steps))
+        c.dot(limits[at] / 1e6, steps[at], colour)
+        c.say(limits[at] / 1e6, steps[at], f"α = {1e6 * alpha_s:.0f} µs", "middle", dy=-12 if alpha_s > 1e-4 else 22)
+    return p
+
+
+def bandwidth() -> Picture:
+    """What an all-reduce reaches of its link, as the message grows."""
+    p = Picture(
+        "bandwidth",
+        WIDTH,
+        300,
+        "The rate of an all-reduce over the size of its message: latency below, bandwidth above",
+    )
+    sizes = [10 ** (3 + i / 8) for i in range(49)]
+    c = Chart(p, (1e3, 1e9), (1e-3, 2))
+    bytes_named = {1e3: "1 kB", 1e5: "100 kB", 1e7: "10 MB", 1e9: "1 GB"}
+    c.axes("message", "GB/s that each rank sends", bytes_named, {0.001: "0.001", 0.01: "0.01", 0.1: "0.1", 1: "1"})
+    for world, colour, dashed in ((4, BLUE, False), (64, ORANGE, True)):
+        rates = []
+        for size in sizes:
+            sent = 2 * (world - 1) / world * size
+            rates.append((size, sent / ring_cost("all_reduce", size, world, LINK.alpha_s, 1 / LINK.bytes_per_s) / 1e9))
+        c.curve([r for r in rates if r[1] >= 1e-3], colour, dashed)
+        half = world * LINK.alpha_s * LINK.bytes_per_s
+        c.dot(half, 0.5, colour)
+        c.say(half, 0.5, f"W = {world}", "end" if world == 4 else "start", dx=-10 if world == 4 else 10, dy=5)
+    return p
+
+
+def views() -> Picture:
+    """A bucket: one buffer, gradients that are views of it, and one that did not come."""
+    p = Picture("views", WIDTH, 226, "A bucket's buffer, and the gradients that are views of it")
+    p.words(16, 26, "bucket 1: one buffer, one all-reduce", "ink bold")
+    x = 16.0
+    for name, w, missing in (
+        ("layer4.weight", 130, False),
+        ("4.bias", 60, False),
+        ("layer3.weight", 130, True),
+        ("3.bias", 60, False),
+    ):
+        p.box(x, 40, w - 3, 40, GREY if missing else GREEN, "zeros" if missing else "grad")
+        p.line(x + w / 2, 116, x + w / 2, 84, arrow=not missing, dashed=missing)
+        p.words(x + w / 2, 134, name, "ink small", "middle")
+        p.words(x + w / 2, 152, ".grad None" if missing else ".grad", "soft small", "middle")
+        x += w
+    p.words(16, 186, "Gradients lie in the buffer: nothing is copied back.", "soft")
+    p.words(16, 208, "layer3.weight had no gradient: zeros travel.", "soft")
+    return p
+
+
+def norm() -> Picture:
+    """A gradient in two pieces: squares add up, norms do not."""
+    p = Picture("norm", WIDTH, 200, "Pieces of norm 3 and 4 are a gradient of norm 5")
+    p.line(40, 160, 40 + 30 * 4, 160, arrow=True)
+    p.line(160, 160, 160, 160 - 30 * 3, arrow=True)
+    p.line(40, 160, 158, 72, arrow=True)
+    p.words(100, 180, "rank 1: 4", "ink", "middle")
+    p.words(168, 120, "rank 0: 3", "ink")
+    p.words(86, 100, "5", "ink bold", "end")
+    p.words(250, 66, "all-reduce 3² + 4² = 25", "ink small")
+    p.words(250, 88, "norm = √25 = 5", "ink small")
+    p.words(250, 122, "not 3 + 4 = 7", "soft small")
+    p.words(250, 144, "not (3 + 4) / 2 = 3.5", "soft small")
+    return p
+
+
+def critical() -> Picture:
+    """Steps and samples to the same loss, as the batch grows: McCandlish et al. 2018, equation 2.11."""
+    p = Picture("critical", WIDTH, 300, "Steps fall and samples rise as the batch passes the critical batch size")
+    batches = [10 ** (i / 8) for i in range(-16, 17)]
+    c = Chart(p, (0.01, 100), (1, 110))
+    c.axes(
+        "batch, in units of the critical batch size", "times the least there could be",
+        {0.01: "0.01", 0.1: "0.1", 1: "1", 10: "10", 100: "100"}, {1: "1", 10: "10", 100: "100"},
+    )  # fmt: skip
+    c.curve([(b, 1 + 1 / b) for b in batches], BLUE)
+    c.curve([(b, 1 + b) for b in batches], ORANGE, dashed=True)
+    c.dot(1, 2, GREY)
+    c.say(0.03, 34, "steps", "start", 8, -4)
+    c.say(30, 31, "samples", "end", -10, -4)
+    c.say(1, 7, "both: twice the least", "middle")
+    c.p.line(*c.at(1, 6.4), *c.at(1, 2.4), arrow=True)
+    return p
+
+
+PICTURES = (
+    replicas, tree, ring, transpose, overlap, buckets, bucket_size, bandwidth, views, norm, critical,
+)  # fmt: skip

@@ -1,0 +1,357 @@
+"""The pictures of the chapter on meshes. Schedules are played by `lab.cluster.schedule`; numbers are computed."""
+
+from __future__ import annotations
+
+import torch
+
+from lab.cluster.schedule import Simulation, check
+from lab.model.models import MODELS
+from reference.mesh.accounting import Cost, Degrees, Device, Workload, accounting, layer_times
+from reference.mesh.capacity import capacity
+from reference.mesh.context import zigzag
+from reference.mesh.mesh import Mesh
+from reference.mesh.schedule_1f1b import schedule_1f1b
+from reference.mesh.schedule_gpipe import schedule_gpipe
+from reference.mesh.schedule_interleaved import schedule_interleaved
+
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+
+COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
+STAGES, MICRO_BATCHES = 4, 6  # of the worked example
+CHOICES = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [1, 0]]  # of six tokens: first and second expert
+
+
+def grid() -> Picture:
+    """data=2, pipe=2, tensor=2: what each axis joins."""
+    p = Picture("grid", WIDTH, 424, "Eight ranks on two machines as data=2, pipe=2, expert=1, tensor=2")
+    for d in range(2):
+        top = 36 + 200 * d
+        p.words(16, top - 10, f"machine {d}: data {d}", "ink bold")
+        p.frame(16, top, 330, 140, kind="line")
+        for rank in Mesh(data=2, pipe=2, tensor=2, rank=0).ranks("pipe", "tensor"):
+            place = Mesh(data=2, pipe=2, tensor=2, rank=rank).coordinate()
+            x, y = 36 + 200 * place["pipe"], top + 14 + 72 * place["tensor"]
+            p.box(x, y, 90, 40, COLOURS[place["tensor"]], f"rank {rank + 4 * d}")
+            if place["tensor"] == 0:
+                p.line(x + 45, y + 42, x + 45, y + 70)
+                p.words(x + 52, y + 61, "tensor", "soft small")
+            if place["pipe"] == 0:
+                p.line(x + 94, y + 20, x + 194, y + 20, arrow=True)
+                p.words(x + 145, y + 14, "pipe", "soft small", "middle")
+    p.line(390, 106, 390, 306, dashed=True)
+    for y in (106, 306):
+        p.line(348, y, 390, y, dashed=True)
+    p.words(400, 211, "data", "soft small")
+    p.words(16, 406, "blue: tensor 0; orange: tensor 1; stages from left to right", "soft")
+    return p
+
+
+def groups() -> Picture:
+    """The groups of each axis: ranks of one group have one colour."""
+    mesh = Mesh(data=2, pipe=2, tensor=2, rank=0)
+    p = Picture("groups", WIDTH, 208, "Eight ranks, once for each axis: ranks of a group have one colour and letter")
+    for rank in range(mesh.world):
+        p.words(126 + 40 * rank, 26, str(rank), "ink bold", "middle")
+    p.words(16, 26, "rank", "soft")
+    for row, axes in enumerate((("tensor",), ("pipe",), ("data",), ("pipe", "tensor"))):
+        p.words(14, 56 + 38 * row, "×".join(axes), "ink")
+        for number, ranks in enumerate(mesh.partition(*axes)):
+            for rank in ranks:
+                p.box(109 + 40 * rank, 38 + 38 * row, 36, 28, COLOURS[number], "abcd"[number])
+    p.words(16, 200, "along expert, of degree 1, each rank is alone", "soft small")
+    return p
+
+
+def matrices() -> Picture:
+    """x A by columns, φ, then B by rows: two summands."""
+    x, a = [1, 2], [[1, 0, 2, -1], [0, 1, -1, 1]]
+    hidden = [max(0, sum(x[i] * a[i][j] for i in range(2))) for j in range(4)]
+    b = [[1, 2], [0, 1], [3, 0], [1, 1]]
+    p = Picture("matrices", WIDTH, 330, "A product cut by columns, then one cut by rows: each rank has a summand")
+    for r in range(2):
+        top, own = 40 + 140 * r, range(2 * r, 2 * r + 2)
+        p.words(16, top - 14, f"rank {r}", "ink bold")
+        blocks = (
+            ("x", 16, [x], GREY), ("A", 96, [[row[j] for j in own] for row in a], COLOURS[r]),
+            ("φ(x A)", 186, [[hidden[j] for j in own]], COLOURS[r]), ("B", 276, [b[j] for j in own], COLOURS[r]),
+            ("summand", 360, [[sum(hidden[j] * b[j][c] for j in own) for c in range(2)]], YELLOW),
+        )  # fmt: skip
+        for name, left, rows, colour in blocks:
+            p.words(left, top + 8, name, "soft small")
+            for i, row in enumerate(rows):
+                for j, number in enumerate(row):
+                    p.box(left + 34 * j, top + 16 + 32 * i, 31, 28, colour, str(number).replace("-", "−"))
+    y = [sum(hidden[j] * b[j][c] for j in range(4)) for c in range(2)]
+    p.words(16, 312, f"all-reduce of both summands: y = ({y[0]}, {y[1]})", "ink")
+    return p
+
+
+def conjugates() -> Picture:
+    """f and g: which direction adds."""
+    p = Picture("conjugates", WIDTH, 250, "f and g: where a tensor-parallel region begins and ends")
+    for row, (way, f, g) in enumerate((("forward", "copy", "all-reduce"), ("backward", "all-reduce", "copy"))):
+        top = 44 + 104 * row
+        p.words(16, top - 12, way, "ink bold")
+        for r in range(2):
+            y = top + 40 * r
+            p.box(16, y, 40, 32, GREY, "x" if row == 0 else "dx")
+            p.box(172, y, 96, 32, COLOURS[r], f"part {r}")
+            p.box(384, y, 40, 32, GREY, "y" if row == 0 else "dy")
+            for left, right in ((58, 70), (158, 170), (270, 282), (370, 382)):
+                p.line(*((left, y + 16, right, y + 16) if row == 0 else (right, y + 16, left, y + 16)), arrow=True)
+        for left, said, name in ((72, f, "f"), (284, g, "g")):
+            p.box(left, top, 84, 72, ORANGE if said == "all-reduce" else GREY, said)
+            p.words(left + 42, top + 18, name, "in bold", "middle")
+    p.words(16, 240, "grey: the same on all ranks", "soft")
+    return p
+
+
+def sequence() -> Picture:
+    """What a rank holds between two regions, without and with sequence parallelism."""
+    p = Picture("sequence", WIDTH, 262, "Between two regions: all tokens on both ranks, or half of them on each")
+    for row, cut in enumerate((False, True)):
+        top = 44 + 112 * row
+        p.words(16, top - 14, "sequence parallelism" if cut else "tensor parallelism", "ink bold")
+        for r in range(2):
+            y = top + 36 * r
+            p.words(16, y + 20, f"rank {r}", "soft small")
+            for i in range(4):
+                if not cut or i // 2 == r:
+                    p.box(186 + 32 * i, y, 29, 28, COLOURS[i // 2], f"{i}")
+                else:
+                    p.frame(186 + 32 * i, y, 29, 28)
+        p.box(64, top, 112, 64, GREY, "reduce-scatter" if cut else "all-reduce")
+        p.box(322, top, 102, 64, GREY, "all-gather" if cut else "copy")
+    p.words(16, 242, "boxes: the tokens on which each rank computes norm and residual", "soft small")
+    return p
+
+
+def played(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1) -> Simulation:
+    """A schedule on logical clocks: a micro-batch through a rank takes 1 forward and 2 backward, in chunks a part."""
+    if kind == "interleaved":
+        ranks = [schedule_interleaved(r, STAGES, micro_batches, chunks) for r in range(STAGES)]
+    else:
+        schedule = {"gpipe": schedule_gpipe, "1f1b": schedule_1f1b}[kind]
+        ranks = [schedule(r, STAGES, micro_batches) for r in range(STAGES)]
+    return check(ranks, micro_batches, chunks, 1 / chunks, 2 / chunks)
+
+
+def lanes(p: Picture, top: float, name: str, run: Simulation, unit: float) -> None:
+    """A lane a rank: micro-batches forward in blue (further chunks green), backward in orange (further: yellow)."""
+    p.words(16, top, f"{name}: {run.length:g}", "ink bold")
+    for rank, actions in enumerate(run.ranks):
+        y = top + 8 + 26 * rank
+        p.words(16, y + 17, str(rank), "soft small")
+        p.frame(30, y, unit * run.length, 23, kind="faint")
+        for action, start, end in zip(actions, run.starts[rank], run.ends[rank], strict=True):
+            colours = (BLUE, GREEN) if action.kind == "forward" else (ORANGE, YELLOW)
+            x, w = 30 + unit * start, unit * (end - start) - 1
+            p.box(x, y, w, 23, colours[action.chunk])
+            p.words(x + w / 2, y + 16, str(action.micro_batch), "in small", "middle")
+
+
+def schedules() -> Picture:
+    p = Picture("schedules", WIDTH, 304, "Four stages and six micro-batches by GPipe and by 1F1B")
+    unit = 14.6
+    for top, name, kind in ((24, "GPipe", "gpipe"), (160, "1F1B", "1f1b")):
+        lanes(p, top, name, played(kind), unit)
+    p.words(16, 294, "rows: ranks; blue: forward, orange: backward of a micro-batch", "soft small")
+    return p
+
+
+def interleaved() -> Picture:
+    p = Picture("interleaved", WIDTH, 304, "Four stages and four micro-batches by 1F1B and interleaved in two chunks")
+    lanes(p, 24, "1F1B", played("1f1b", 4), 18.6)
+    lanes(p, 160, "interleaved, 2 chunks", played("interleaved", 4, 2), 18.6)
+    p.words(16, 294, "blue, orange: chunk 0; green, yellow: chunk 1", "soft small")
+    return p
+
+
+def alive(run: Simulation, rank: int) -> list[int]:
+    """Activations that a rank keeps in each unit of time: forwards that have begun, less backwards that have ended."""
+    rows = list(zip(run.ranks[rank], run.starts[rank], run.ends[rank], strict=True))
+    begun = [start for action, start, _ in rows if action.kind == "forward"]
+    ended = [end for action, _, end in rows if action.kind == "backward"]
+    return [sum(s <= t for s in begun) - sum(e <= t for e in ended) for t in range(round(run.length))]
+
+
+def live() -> Picture:
+    """Rank 0's activations over the step of the worked example."""
+    p = Picture("live", WIDTH, 262, "Activations alive on rank 0: six by GPipe, at most four by 1F1B")
+    left, bottom, width, unit = 36.0, 206.0, 14.6, 26.0
+    p.words(16, 22, "alive on rank 0: grey GPipe, blue 1F1B", "soft")
+    many, few = (alive(played(kind), 0) for kind in ("gpipe", "1f1b"))
+    for t, (grey, blue) in enumerate(zip(many, few, strict=True)):
+        p.box(left + width * t, bottom - unit * grey, width - 1, unit * grey, GREY)
+        p.box(left + width * t + 4, bottom - unit * blue, width - 7, unit * blue, BLUE)
+    for value in (0, 2, 4, 6):
+        p.words(left - 8, bottom - unit * value + 5, str(value), "soft small", "end")
+    p.line(left, bottom, left + width * len(many), bottom)
+    p.words(left + width * len(many) / 2, bottom + 22, "time, in forwards", "soft", "middle")
+    p.words(16, 252, f"at most {max(many)} and {max(few)} micro-batches", "ink")
+    return p
+
+
+def routing() -> Picture:
+    """Top-2 routing of six tokens to three experts with capacity: what queues, and what is dropped."""
+    capped = capacity(torch.tensor(CHOICES), 3, factor=1.0)
+    p = Picture("routing", WIDTH, 262, "Six tokens, two choices each, three experts of capacity four")
+    p.words(16, 24, "first choices queue before second ones", "soft")
+    for e in range(3):
+        y = 48 + 58 * e
+        p.words(16, y + 26, f"expert {e}", "ink")
+        queue = [(c, t) for c in range(2) for t, chosen in enumerate(CHOICES) if chosen[c] == e]
+        for place in range(max(capped.limit, len(queue))):
+            x = 90 + 48 * place + (14 if place >= capped.limit else 0)
+            if place >= len(queue):
+                p.frame(x, y, 44, 40)
+                continue
+            choice, token = queue[place]
+            kept = int(capped.experts[token, choice]) == e
+            p.box(x, y, 44, 40, COLOURS[choice] if kept else GREY, f"t{token}", hatched=not kept)
+    p.line(287, 36, 287, 208, dashed=True)
+    p.words(287, 226, f"limit {capped.limit}", "soft small", "middle")
+    p.words(16, 250, "blue: first choice; orange: second choice; hatched: dropped", "soft small")
+    return p
+
+
+def exchanged() -> Picture:
+    """Rows on their way: by expert at home, by rank on arrival, by expert again."""
+    p = Picture("exchanged", WIDTH, 268, "Rows leave by expert, arrive by rank, and are grouped by expert again")
+    leaving = (["A0", "A1", "B0", "C0", "D0", "D1"], ["A2", "B1", "B2", "C1", "C2", "D2"])
+    for r in range(2):
+        arrived = [row for source in (0, 1) for row in leaving[source] if row[0] in "ABCD"[2 * r : 2 * r + 2]]
+        for row, (name, rows) in enumerate((("leave", leaving[r]), ("arrive", arrived), ("grouped", sorted(arrived)))):
+            y = 50 + 62 * row
+            if r == 0:
+                p.words(16, y + 20, name, "ink")
+            for i, words in enumerate(rows):
+                p.box(86 + 180 * r + 28 * i, y, 26, 30, COLOURS["ABCD".index(words[0])], words)
+        p.words(86 + 180 * r, 32, f"rank {r}", "ink bold")
+    p.words(16, 110, "all-to-all", "soft small")
+    p.words(16, 172, "sort", "soft small")
+    p.words(16, 236, "letter: expert; A and B are on rank 0, C and D on rank 1", "soft")
+    p.words(16, 257, "A0, A1, A2: the rows for expert A, rank 0's before rank 1's", "soft small")
+    return p
+
+
+def ring_keys() -> Picture:
+    """Which keys each of four ranks attends to in each step, and how much of the matrix counts."""
+    p = Picture("ring_keys", WIDTH, 236, "Ring attention on four ranks: whose keys each rank holds in each step")
+    for step in range(4):
+        p.words(100 + 82 * step + 38, 26, f"step {step}", "ink bold", "middle")
+    for r in range(4):
+        y = 38 + 40 * r
+        p.words(16, y + 22, f"rank {r}", "soft")
+        for step in range(4):
+            source = (r - step) % 4
+            said = "own" if step == 0 else f"of {source}"
+            p.box(100 + 82 * step, y, 76, 32, COLOURS[source], said)
+        p.words(68, y + 22, f"q{r}", "ink")
+    p.words(16, 226, "queries stay; colours: the rank that keys and values began on", "soft small")
+    return p
+
+
+def balance() -> Picture:
+    """The causal matrix by chunks: who computes what, cut in order and by zigzag."""
+    world, chunks, cell = 4, 8, 23.0
+    p = Picture("balance", WIDTH, 324, "A causal matrix of eight chunks on four ranks: in order, and by zigzag")
+    for side, title in enumerate(("in order", "zigzag")):
+        left = 16 + 216 * side
+        p.words(left, 24, title, "ink bold")
+        owner = [c // 2 for c in range(chunks)]
+        if side:
+            owner = [0] * chunks
+            for r in range(world):
+                for c in zigzag(chunks, world, r).tolist():
+                    owner[c] = r
+        for q in range(chunks):
+            for k in range(chunks):
+                if k <= q:
+                    x, y = left + cell * k, 36 + cell * q
+                    p.box(x, y, cell - 2, cell - 2, COLOURS[owner[q]], str(owner[q]), hatched=k == q)
+        work = [sum(q + 0.5 for q in range(chunks) if owner[q] == r) for r in range(world)]
+        for r in range(world):
+            p.words(left, 244 + 18 * r, f"rank {r}: {work[r]:g} chunk pairs", "ink small")
+    p.words(16, 316, "rows: chunks of queries; columns: of keys; hatched: half", "soft small")
+    return p
+
+
+def costs() -> Cost:
+    """A 70-billion model on 1,024 ranks, the stage in the middle."""
+    work = Workload(MODELS["70b"], sequences=1024, context=4096, micro_batches=32)
+    return accounting(work, Degrees(data=16, pipe=8, tensor=8), stage=3)
+
+
+def axes_bytes() -> Picture:
+    """What a rank sends along each axis in a step."""
+    sent = costs().bytes
+    p = Picture(
+        "axes_bytes", WIDTH, 206, "Gigabytes that a rank sends along each axis in a step of the 70-billion model"
+    )
+    p.words(16, 24, "GB a rank and step, data=16, pipe=8, tensor=8", "soft")
+    for i, (axis, colour) in enumerate((("tensor", BLUE), ("pipe", GREEN), ("data×expert", ORANGE))):
+        gigabytes, y = sent[axis] / 1e9, 40 + 48 * i
+        w = 250 * sent[axis] / sent["tensor"]
+        p.words(16, y + 22, "data" if "×" in axis else axis, "ink")
+        p.box(76, y, max(w, 3), 34, colour)
+        p.words(84 + w, y + 22, f"{gigabytes:,.1f} GB", "ink small")
+    p.words(16, 196, "tensor: 4 all-reduces a block; pipe: 2 messages; data: once", "soft small")
+    return p
+
+
+def floors() -> Picture:
+    """Why a planner may stop: floors rise, and no price lies below its floor."""
+    plans = ((1.0, 1.9), (1.2, 1.4), (1.3, 2.0), (1.7, 1.8), (2.1, None), (2.2, None))
+    p = Picture("floors", WIDTH, 288, "Six plans in the order of their floors; pricing stops at the fourth")
+    bottom, unit, best = 234.0, 84.0, 1.4
+    for i, (floor, price) in enumerate(plans):
+        x = 64 + 60 * i
+        if price is not None and i < 3:
+            p.box(x, bottom - unit * price, 44, unit * (price - floor), ORANGE)
+            p.words(x + 22, bottom - unit * price + 14, f"{price}", "in small", "middle")
+        p.box(x, bottom - unit * floor, 44, unit * floor, BLUE if i < 3 else GREY, f"{floor}")
+        p.words(x + 22, bottom + 18, f"plan {i + 1}", "soft small", "middle")
+    p.line(50, bottom - unit * best, 424, bottom - unit * best, dashed=True)
+    p.words(16, bottom - unit * best + 5, f"{best}", "ink small")
+    p.words(16, 24, "floor (blue, grey) and price (orange), s; dashed: the best", "soft")
+    p.words(16, 278, "plan 4's floor is above the best price: nothing behind can win", "ink small")
+    return p
+
+
+def pieces() -> Picture:
+    """A weight of eight rows: saved by four ranks, loaded by four others."""
+    p = Picture("pieces", WIDTH, 276, "A weight saved on data=2, tensor=2, sharded, and loaded on tensor=4")
+    for i, title in enumerate(("saved: data=2, tensor=2", "loaded: tensor=4")):
+        p.words(16 + 230 * i, 24, title, "ink bold")
+    for row in range(8):
+        y = 36 + 26 * row
+        t, d = row // 4, row % 4 // 2
+        p.box(16, y, 180, 23, COLOURS[2 * t + d], f"tensor {t}, data {d}: row {row}")
+        p.line(200, y + 12, 242, y + 12, arrow=True)
+        p.box(246, y, 178, 23, COLOURS[row // 2], f"tensor {row // 2}: row {row}")
+    p.words(16, 264, "one colour a rank; row 2 lies in tensor 0's part at 12 … 17", "soft small")
+    return p
+
+
+def limits() -> Picture:
+    """Seconds of a layer's products and messages over the tokens of a data rank: equations (9) to (11)."""
+    p = Picture("limits", WIDTH, 300, "Seconds of a layer's products and messages over the tokens of a data rank")
+    c = Chart(p, (500, 64_000), (5e-5, 5e-2))
+    named = {500: "500", 2000: "2,000", 8750: "8,750", 32000: "32,000"}
+    c.axes("tokens of a data rank", "ms, forward of a layer", named, {1e-4: "0.1", 1e-3: "1", 1e-2: "10"})
+    device, tokens = Device(1e15, 1e11), [500 * 2 ** (i / 4) for i in range(29)]
+    times = [layer_times(8 * n, 8192, 16384, data=8, tensor=2, device=device) for n in tokens]
+    for name, colour, dashed in (("compute", BLUE, False), ("data", ORANGE, True), ("tensor", GREEN, True)):
+        c.curve([(n, getattr(t, f"{name}_s")) for n, t in zip(tokens, times, strict=True)], colour, dashed)
+    c.say(16_000, times[20].compute_s, "compute", "end", dx=-8, dy=-14)
+    c.say(600, times[0].data_s, "data: weights", dy=-10)
+    c.say(4_000, times[12].tensor_s, "tensor: activations", dx=12, dy=14)
+    c.dot(8_750, layer_times(70_000, 8192, 16384, data=8, tensor=2, device=device).compute_s, GREY)
+    return p
+
+
+PICTURES = (
+    grid, groups, matrices, conjugates, sequence, schedules, live, interleaved, routing, exchanged, ring_keys, balance,
+    pieces, axes_bytes, limits, floors,
+)  # fmt: skip

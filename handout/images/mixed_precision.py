@@ -1,0 +1,286 @@
+"""The pictures of the chapter on mixed precision and memory. What is a number in them is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate as sums
+
+import torch
+
+from lab.model.transformer import SIZES
+from reference.mixed_precision.accounting import accounting
+from reference.mixed_precision.checkpoint_plan import checkpoint_plan
+from reference.mixed_precision.loss_scaler import LossScaler
+
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+
+FORMATS = (("float32", 8, 23), ("bfloat16", 8, 7), ("float16", 5, 10))
+LAYERS, INPUT, SAVED = 8, 1, 4  # the worked chain: layers, and what each has for input and keeps
+
+
+def bits() -> Picture:
+    p = Picture("bits", WIDTH, 226, "The bits of float32, bfloat16 and float16: sign, exponent, fraction")
+    said = ("", "the range of float32, coarse steps", "finer steps, but nothing above 65,504")
+    for i, (name, exponent, fraction) in enumerate(FORMATS):
+        y, bit = 30 + 70 * i, 12.5
+        p.words(16, y - 6, name, "ink bold")
+        p.words(100, y - 6, said[i], "soft small")
+        p.box(16, y, bit - 2, 32, GREY, "±")
+        p.box(
+            16 + bit, y, exponent * bit - 2, 32, ORANGE, f"{exponent} exp." if exponent < 8 else f"{exponent} exponent"
+        )
+        p.box(16 + (1 + exponent) * bit, y, fraction * bit - 2, 32, BLUE, f"{fraction} fraction")
+    return p
+
+
+def power(exponent: int) -> str:
+    """A power of two as the text writes it."""
+    return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def range_() -> Picture:
+    """Powers of two that each dtype can hold, and a gradient before and after scaling."""
+    p = Picture("range", WIDTH, 250, "Powers of two in each dtype, and a gradient of 2⁻²⁶ before and after scaling")
+    unit = 408 / 288
+
+    def across(exponent: float) -> float:
+        return 16 + (exponent + 156) * unit
+
+    for i, (name, exponent, fraction) in enumerate(FORMATS):
+        y, top = 34 + 52 * i, 2 ** (exponent - 1)
+        least = 2 - top
+        p.words(16, y - 6, name, "ink bold")
+        p.box(across(least), y, across(top) - across(least), 24, BLUE, "normal numbers" if exponent == 8 else "")
+        p.box(across(least - fraction), y, across(least) - across(least - fraction), 24, YELLOW, hatched=True)
+    y = 138
+    p.line(across(-26), y + 40, across(-26), y - 2, arrow=True)
+    p.line(across(-26), y + 40, across(-10), y + 40)
+    p.line(across(-10), y + 40, across(-10), y + 28, arrow=True)
+    p.words(across(-28), y + 44, "2⁻²⁶ is lost in float16", "ink", "end")
+    p.words(across(-8), y + 44, "× 2¹⁶: 2⁻¹⁰ is not", "ink")
+    p.line(16, 204, 424, 204)
+    for at in (-149, -100, -50, 0, 50, 100):
+        p.words(across(at), 222, power(at), "soft small", "middle")
+    p.words(16, 243, "hatched: subnormal, with ever fewer bits", "soft small")
+    return p
+
+
+def gaps() -> Picture:
+    """Neighbours above 1 in two dtypes, and where 1 + 2⁻⁹ goes."""
+    p = Picture("gaps", WIDTH, 196, "Neighbours above 1: 1 + 2⁻⁹ lies between two numbers of bfloat16, nearer to 1")
+    unit = 400 * 64  # pixels a unit: 1/64 across
+    for y, name, bits in ((60, "bfloat16: a number each 2⁻⁷", 7), (130, "float16: a number each 2⁻¹⁰", 10)):
+        p.words(16, y - 22, name, "ink bold")
+        p.line(16, y, 424, y)
+        for i in range(2**bits // 64 + 1):
+            p.line(20 + i * unit / 2**bits, y - 8, 20 + i * unit / 2**bits, y + 8)
+    x = 20 + unit / 512
+    for y in (60, 130):
+        p.parts.append(f'<circle cx="{x:g}" cy="{y}" r="6" fill="{ORANGE}" class="rim"/>')
+    p.line(x, 76, 24, 76, arrow=True)
+    p.words(x + 8, 82, "1 + 2⁻⁹ rounds to 1", "ink")
+    p.words(x + 8, 156, "1 + 2⁻⁹ is a number", "ink")
+    for at, said in ((0, "1"), (1, "1 + 2⁻⁷"), (2, "1 + 2⁻⁶")):
+        p.words(20 + at * 200, 184, said, "soft small", ("start", "middle", "end")[at])
+    return p
+
+
+def running(dtype: torch.dtype, until: int) -> list[tuple[float, float]]:
+    """The running sum of ones in a dtype, at powers of √2."""
+    one, total, points = torch.ones((), dtype=dtype), torch.zeros((), dtype=dtype), []
+    for n in range(1, until + 1):
+        total = total + one
+        if math.log2(n).is_integer() or n == until:
+            points.append((n, total.item()))
+    return points
+
+
+def stuck() -> Picture:
+    p = Picture("stuck", WIDTH, 300, "Running sums of ones: bfloat16 stops at 256, float16 at 2,048")
+    c = Chart(p, (1, 8192), (1, 16384))
+    ticks = {1: "1", 16: "16", 256: "256", 2048: "2,048", 8192: "8,192"}
+    c.axes("ones added", "the sum so far", ticks, ticks)
+    c.curve(running(torch.float32, 8192), GREEN)
+    for dtype, colour, name in ((torch.float16, BLUE, "float16"), (torch.bfloat16, ORANGE, "bfloat16")):
+        points = running(dtype, 8192)
+        c.curve(points, colour, dashed=True)
+        c.say(*points[-1], name, "end", dx=-4, dy=16)
+    c.say(8192, 8192, "float32", "end", dx=-30, dy=-4)
+    return p
+
+
+def scales() -> Picture:
+    """The life of a loss scale, with an interval of 20 steps and gradients that overflow above a limit that falls."""
+    p = Picture("scales", WIDTH, 300, "The loss scale: it doubles after 20 good steps and halves at an overflow")
+    scaler, points, skipped = LossScaler(2.0**12, interval=20), [], []
+    for step in range(200):
+        limit = 2.0**15.5 if step < 120 else 2.0**13.5  # gradients grow in the middle of training
+        points += [(step, scaler.scale), (step + 1, scaler.scale)]
+        if scaler.scale > limit:
+            skipped.append((step, scaler.scale))
+        scaler.update(scaler.scale <= limit)
+    c = Chart(p, (0, 200), (2.0**11, 2.0**17), log_x=False)
+    c.axes(
+        "step", "loss scale; interval of 20 steps", {x: str(x) for x in range(0, 201, 50)},
+        {2.0**i: power(i) for i in range(11, 18)},
+    )  # fmt: skip
+    c.curve(points, BLUE)
+    for at in skipped:
+        c.dot(*at, ORANGE)
+    c.say(60, 2.0**16, "dots: infinite, step skipped", dx=-60, dy=-14)
+    c.say(120, 2.0**12, "from step 120 gradients", "start", dx=-20, dy=-4)
+    c.say(120, 2.0**12, "are four times as large", "start", dx=-20, dy=14)
+    return p
+
+
+def step() -> Picture:
+    p = Picture("mixed_step", WIDTH, 320, "A step in mixed precision: 16 bits on the left, float32 on the right")
+    p.words(110, 24, "16 bits", "ink bold", "middle")
+    p.words(332, 24, "float32", "ink bold", "middle")
+    for y, words in ((40, "weights"), (106, "forward, loss"), (172, "backward"), (238, "scaled gradients")):
+        p.box(36, y, 150, 34, BLUE, words)
+    right = (
+        (40, "masters, moments"),
+        (90, "optimizer steps"),
+        (140, "clip"),
+        (190, "÷ scale, finite?"),
+        (240, "gradients"),
+    )
+    for y, words in right:
+        p.box(254, y, 156, 32, ORANGE if y == 40 else GREEN, words)
+    for y in (40, 106, 172):
+        p.line(110, y + 36, 110, y + 62, arrow=True)
+    for y in (90, 140, 190, 240):
+        p.line(332, y - 2, 332, y - 16, arrow=True)
+    p.line(250, 57, 190, 57, arrow=True)
+    p.words(220, 50, "round", "soft small", "middle")
+    p.line(190, 255, 250, 255, arrow=True)
+    p.words(220, 248, "cast", "soft small", "middle")
+    p.words(118, 160, "× scale", "soft small")
+    p.words(16, 300, "Anticlockwise: round, compute, cast, divide, clip, step.", "soft")
+    return p
+
+
+def account() -> Picture:
+    """Where the memory goes, GPT-2's size at batch 8."""
+    p = Picture(
+        "account",
+        WIDTH,
+        326,
+        "Memory of a training step of GPT-2's size at batch 8, with and without checkpoints",
+    )
+    cases = (
+        ("float32", "float32", None), ("bfloat16", "bfloat16", None), ("bfloat16, a checkpoint a block", "bfloat16", 1),
+        ("bfloat16, three blocks a checkpoint", "bfloat16", 3),
+    )  # fmt: skip
+    for i, (name, precision, segment) in enumerate(cases):
+        a = accounting(SIZES["small"], batch=8, context=1024, precision=precision, segment=segment)
+        x, y, gib = 16.0, 30 + 66 * i, 27.5
+        p.words(x, y - 6, f"{name}: {a.total / 2**30:.1f} GiB", "ink bold")
+        for colour, held in ((BLUE, a.parameters), (GREEN, a.gradients), (ORANGE, a.optimizer), (GREY, a.activations)):
+            w = held / 2**30 * gib
+            p.box(x, y, w - 2, 28, colour, f"{held / 2**30:.1f}" if w > 30 else "", hatched=colour == GREY)
+            x += w
+    p.words(16, 292, "blue: parameters; green: gradients; orange: optimizer", "soft")
+    p.words(16, 313, "hatched: what backward needs", "soft")
+    return p
+
+
+def segments() -> Picture:
+    """What exists at three moments of a checkpointed chain of eight layers."""
+    p = Picture("segments", WIDTH, 262, "A chain of eight layers in segments of 2: what is kept at three moments")
+    size = 2
+    moments = (
+        ("after forward: four inputs", LAYERS), ("backward of layers 6, 7", 6), ("backward of layers 0, 1", 0),
+    )  # fmt: skip
+    for m, (name, at) in enumerate(moments):
+        y = 34 + 74 * m
+        p.words(16, y - 8, name, "ink bold")
+        for i in range(LAYERS):
+            x = 16 + 51 * i
+            if at <= i < at + size:
+                p.box(x, y, 47, 34, BLUE, "all 4")
+            elif i % size == 0 and i < at:
+                p.box(x, y, 47, 34, ORANGE, "in: 1")
+            else:
+                p.frame(x, y, 47, 34, str(i))
+    p.words(16, 252, "dashed: nothing is kept", "soft")
+    return p
+
+
+def kept(lengths: Sequence[int]) -> list[tuple[float, float]]:
+    """Units kept over time, by a chain cut into checkpointed segments; forward takes 1 a layer, backward 2."""
+    points, now, held = list[tuple[float, float]](), 0.0, 0.0
+
+    def spend(seconds: float, more: float) -> None:
+        nonlocal now, held
+        points.extend([(now, held + max(more, 0)), (now + seconds, held + max(more, 0))])
+        now, held = now + seconds, held + more
+
+    starts = [0, *sums(lengths)][:-1]
+    checkpointed = len(lengths) > 1
+    for layer in range(sum(lengths)):
+        spend(1, SAVED if not checkpointed else INPUT if layer in starts else 0)
+    for start, length in reversed(list(zip(starts, lengths, strict=True))):
+        for layer in range(start, start + length) if checkpointed else ():
+            spend(1, SAVED - INPUT if layer == start else SAVED)
+        for _ in range(length):
+            spend(2, -SAVED)
+    return points
+
+
+def chain() -> Picture:
+    p = Picture("chain", WIDTH, 312, "Memory of a chain of eight layers over time: everything kept, and checkpointed")
+    plan = checkpoint_plan([INPUT] * LAYERS, [SAVED] * LAYERS)
+    c = Chart(p, (0, 33), (0, 36), log_x=False, log_y=False)
+    c.axes(
+        "time: a layer's forward is 1, its backward 2", "units kept", {x: str(x) for x in range(0, 33, 8)},
+        {y: str(y) for y in range(0, 33, 8)},
+    )  # fmt: skip
+    for lengths, colour, dashed in (((LAYERS,), GREY, False), ((2,) * 4, ORANGE, True), (plan.segments, BLUE, False)):
+        c.curve(kept(lengths), colour, dashed)
+    c.say(9, 33, "everything kept: 32", dx=14, dy=4)
+    c.say(24, 14, "segments of 2: 11", dx=-30)
+    c.say(24, 11, f"best plan: {plan.peak}", dx=-30)
+    return p
+
+
+def stairs() -> Picture:
+    """Ten layers that keep 1 each: equal segments, and those of the best plan."""
+    p = Picture("stairs", WIDTH, 292, "Ten equal layers: equal segments peak unequally, unequal ones equally")
+    plan = checkpoint_plan([1] * 10, [1] * 10).segments
+    for left, name, lengths in ((16, "equal segments", (3, 3, 3, 1)), (236, "the best plan", plan)):
+        peaks = [i + length for i, length in enumerate(lengths)]
+        p.words(left, 24, f"{name}: {max(peaks)}", "ink bold")
+        for i, length in enumerate(lengths):
+            x = left + 48 * i
+            for j in range(i + length):
+                p.box(x, 196 - 26 * (j + 1), 42, 23, ORANGE if j < i else BLUE)
+            p.words(x + 21, 214, str(length), "ink", "middle")
+        p.line(left, 198, left + 190, 198)
+    p.words(16, 236, "Below: layers in each segment. A bar: what is kept", "soft")
+    p.words(16, 256, "while its segment runs again. Orange: inputs of", "soft")
+    p.words(16, 276, "the segments before it. Blue: its own layers.", "soft")
+    return p
+
+
+def offload() -> Picture:
+    """Four layers' backward, and copies that come one layer before: computed for a layer of 3 ms and a copy of 2."""
+    p = Picture("offload", WIDTH, 222, "Backward of four layers: copies fetched when needed, and one layer before")
+    ms, works, copy = 19.5, 3.0, 2.0
+    late, early = ([], []), ([], [])  # type: tuple[list[Bar], list[Bar]], tuple[list[Bar], list[Bar]]
+    for i in range(4):
+        late[1].append((i * (works + copy), copy, f"get {3 - i}"))
+        late[0].append((i * (works + copy) + copy, works, f"layer {3 - i}"))
+        came = copy + works * i
+        early[0].append((came, works, f"layer {3 - i}"))
+        early[1].append((0.0 if i == 0 else copy + works * (i - 1), copy, f"get {3 - i}"))
+    p.words(16, 22, "upper lane: backward; lower lane: copies", "soft")
+    p.lanes(48, "fetched when needed", ms, *late)
+    p.lanes(126, "fetched one layer before", ms, *early)
+    p.clock(196, ms, 20)
+    return p
+
+
+PICTURES = (bits, range_, gaps, stuck, scales, step, account, segments, chain, stairs, offload)

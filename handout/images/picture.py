@@ -1,0 +1,134 @@
+"""What pictures are made of: boxes, words and lines on a paper, and charts of computed numbers.
+
+A picture carries its own paper, light or dark as the reader's system is, so it can be read on any page. Colours are
+Okabe and Ito's, and never alone: what a box is stands in it. 440 pixels are as wide as a phone can show readably.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+WIDTH = 440
+
+Bar = tuple[float, float, str]  # start and length in ms, and words
+
+BLUE, ORANGE, GREEN, YELLOW, GREY = "#56b4e9", "#e69f00", "#2fb98e", "#f0e442", "#b8bcc2"
+STYLE = """
+.paper { fill: #ffffff } .ink { fill: #1b1f24 } .soft { fill: #57606a } .in { fill: #101418 }
+.line { stroke: #57606a; fill: none; stroke-width: 1.5 } .faint { stroke: #d0d7de; fill: none }
+.dashed { stroke-dasharray: 5 4 } .curve { fill: none; stroke-width: 2.5 } .rim { stroke: #57606a; stroke-width: 1.5 }
+text { font-family: system-ui, sans-serif; font-size: 14px } .small { font-size: 12.5px } .bold { font-weight: 600 }
+@media (prefers-color-scheme: dark) {
+  .paper { fill: #1b1f24 } .ink { fill: #e6e9ed } .soft { fill: #aab2bb } .line { stroke: #aab2bb }
+  .faint { stroke: #3d444d }
+}"""
+
+
+class Picture:
+    """Boxes, words and lines on a paper of width × height."""
+
+    def __init__(self, name: str, width: int, height: int, title: str):
+        self.name, self.size, self.title, self.parts = name, (width, height), title, list[str]()
+
+    def box(self, x: float, y: float, w: float, h: float, colour: str, words: str = "", hatched: bool = False) -> None:
+        for fill in (colour, "url(#hatch)")[: 1 + hatched]:
+            self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" fill="{fill}"/>')
+        if words:
+            self.words(x + w / 2, y + h / 2 + 5, words, "in" if w > 5 * len(words) + 12 else "in small", "middle")
+
+    def frame(self, x: float, y: float, w: float, h: float, words: str = "", kind: str = "line dashed") -> None:
+        """An empty box: what is not there, or what holds others."""
+        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" class="{kind}"/>')
+        if words:
+            self.words(x + w / 2, y + h / 2 + 5, words, "soft", "middle")
+
+    def words(self, x: float, y: float, said: str, kind: str = "ink", anchor: str = "start") -> None:
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>')
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, dashed: bool = False, arrow: bool = False) -> None:
+        tip = ' marker-end="url(#tip)"' if arrow else ""
+        kind = "line dashed" if dashed else "line"
+        self.parts.append(f'<path d="M{x1:g} {y1:g} L{x2:g} {y2:g}" class="{kind}"{tip}/>')
+
+    def lanes(self, top: float, name: str, ms: float, compute: Sequence[Bar], messages: Sequence[Bar]) -> None:
+        """A lane of compute over a lane of messages, with `ms` pixels a millisecond, and when the last bar ends."""
+        end = max(start + long for start, long, _ in (*compute, *messages))
+        self.words(16, top, f"{name}: {end:.1f} ms", "ink bold")
+        for y, colour, bars in ((top + 8, BLUE, compute), (top + 36, ORANGE, messages)):
+            for start, long, words in bars:
+                self.box(16 + start * ms, y, long * ms - 2, 24, colour, words)
+
+    def clock(self, y: float, ms: float, last: int) -> None:
+        """An axis of time with a tick each 2 ms."""
+        self.line(16, y, 16 + ms * last + 12, y, arrow=True)
+        for at in range(0, last + 1, 2):
+            self.line(16 + at * ms, y, 16 + at * ms, y + 5)
+            self.words(
+                16 + at * ms, y + 20, f"{at} ms" if at == 0 else str(at), "soft small", "middle" if at else "start"
+            )
+
+    def svg(self) -> str:
+        width, height = self.size
+        hatch = '<pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        tip = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        inside = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            f' width="{width}" height="{height}">',
+            f"<title>{escape(self.title)}</title><style>{STYLE}</style>",
+            f'<defs>{hatch}<path d="M0 0V7" stroke="#ffffff" stroke-width="3" opacity=".6"/></pattern>',
+            f'{tip}<path d="M0 0L8 4L0 8Z" class="soft"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="8" class="paper"/>',
+            *self.parts,
+            "</svg>",
+        ]
+        return "\n".join(inside) + "\n"
+
+
+class Chart:
+    """Curves in a rectangle of a picture, over logarithmic axes or linear ones; each curve is named beside it."""
+
+    def __init__(
+        self, p: Picture, x: tuple[float, float], y: tuple[float, float], log_x: bool = True, log_y: bool = True
+    ):
+        self.p, self.x, self.y, self.log_x, self.log_y = p, x, y, log_x, log_y
+        self.left, self.top, self.right, self.bottom = 64.0, 40.0, p.size[0] - 20.0, p.size[1] - 46.0
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across, up = _along(x, self.x, self.log_x), _along(y, self.y, self.log_y)
+        return self.left + across * (self.right - self.left), self.bottom - up * (self.bottom - self.top)
+
+    def axes(self, x_name: str, y_name: str, xs: dict[float, str], ys: dict[float, str]) -> None:
+        """Names of the axes, and ticks by value."""
+        for value, label in ys.items():
+            _, y = self.at(self.x[0], value)
+            self.p.parts.append(f'<path d="M{self.left:g} {y:g} H{self.right:g}" class="faint"/>')
+            self.p.words(self.left - 6, y + 5, label, "soft small", "end")
+        for value, label in xs.items():
+            x, _ = self.at(value, self.y[1])
+            self.p.words(x, self.bottom + 18, label, "soft small", "middle")
+        self.p.line(self.left, self.bottom, self.right, self.bottom)
+        self.p.words((self.left + self.right) / 2, self.bottom + 37, x_name, "soft", "middle")
+        self.p.words(12, 22, y_name, "soft")
+
+    def curve(self, points: Sequence[tuple[float, float]], colour: str, dashed: bool = False) -> None:
+        path = " L".join("{:.1f} {:.1f}".format(*self.at(x, y)) for x, y in points)
+        kind = "curve dashed" if dashed else "curve"
+        self.p.parts.append(f'<path d="M{path}" class="{kind}" stroke="{colour}"/>')
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        at_x, at_y = self.at(x, y)
+        self.p.parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{colour}" class="rim"/>')
+
+    def say(self, x: float, y: float, said: str, anchor: str = "start", dx: float = 0, dy: float = 0) -> None:
+        at_x, at_y = self.at(x, y)
+        self.p.words(at_x + dx, at_y + dy, said, "ink", anchor)
+
+
+def _along(value: float, axis: tuple[float, float], log: bool) -> float:
+    """Where on an axis a value lies: 0 at its low end, 1 at its high end."""
+    low, high = axis
+    return math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)

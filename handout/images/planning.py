@@ -1,0 +1,115 @@
+"""The pictures of the page on planning. Curves are its formulas; predictions are those of the benchmark's table."""
+
+from __future__ import annotations
+
+from lab.cluster.hardware import cluster
+from lab.model.scaling import compute_optimal
+
+from .picture import BLUE, GREEN, GREY, HERE, ORANGE, WIDTH, YELLOW, Chart, Picture
+
+H100 = cluster("dgx-h100", 16)
+RESULTS = HERE.parent.parent / "benchmarks" / "results" / "planner.md"
+
+
+def planner() -> Picture:
+    p = Picture("planner", WIDTH, 346, "From a model, a batch and a cluster to the fastest plan")
+    steps = (
+        ("model, batch, cluster", GREY, "the question"),
+        ("all plans", BLUE, "data · pipe · tensor = devices"),
+        ("those that fit", BLUE, "memory of the fullest rank"),
+        ("the best first", BLUE, "a floor: no step is faster"),
+        ("play the events", ORANGE, "a step's time, waits and all"),
+        ("the fastest plan", GREEN, "and what binds it"),
+    )
+    for i, (name, colour, said) in enumerate(steps):
+        y = 16 + 56 * i
+        p.box(16, y, 180, 34, colour, name)
+        p.words(212, y + 22, said, "soft")
+        if i:
+            p.line(106, y - 20, 106, y - 3, arrow=True)
+    return p
+
+
+def network_roofs() -> Picture:
+    """Share of the peak that sharded data parallelism allows, over the tokens of a rank, on two links."""
+    p = Picture("network_roofs", WIDTH, 300, "The roof of the network over the tokens of a data rank, on two links")
+    tokens = [2.0 ** (9 + i / 4) for i in range(29)]
+    c = Chart(p, (tokens[0], tokens[-1]), (0, 1.15), log_y=False)
+    named = {2**i: f"{2**i // 1024}k" if i >= 10 else "512" for i in range(9, 17)}
+    c.axes("tokens of a rank", "share of an H100's peak, at most", named, {y / 4: f"{25 * y} %" for y in range(5)})
+    for link, colour, name in ((H100.inside, BLUE, "NVLink"), (H100.between, ORANGE, "InfiniBand")):
+        needed = H100.device.peak_flops / link.bytes_per_s
+        c.curve([(n, min(1, n / needed)) for n in sorted([*tokens, needed])], colour, dashed=colour == ORANGE)
+        c.dot(needed, 1, colour)
+        c.say(needed, 1, f"{name}: {needed:,.0f}", "middle", dy=-12)
+    return p
+
+
+def bubble() -> Picture:
+    p = Picture("bubble", WIDTH, 300, "Idle over busy time of a pipeline of 8 stages, as micro-batches grow")
+    c = Chart(p, (8, 256), (0, 1), log_y=False)
+    counts = [8 * 2 ** (i / 4) for i in range(21)]
+    c.axes("micro-batches", "idle over busy time, 8 stages", {8 * 2**i: str(8 * 2**i) for i in range(6)},
+           {y / 4: f"{25 * y} %" for y in range(5)})  # fmt: skip
+    for chunks, colour, dashed in ((1, ORANGE, False), (2, GREEN, True), (4, BLUE, False)):
+        c.curve([(m, 7 / (chunks * m)) for m in counts], colour, dashed)
+        c.dot(32, 7 / (chunks * 32), colour)
+    c.say(32, 0.9, "32 micro-batches, from above:", dx=-20)
+    for i, chunks in enumerate((1, 2, 4)):
+        c.say(32, 0.9, f"chunks: {chunks}, idle over busy {7 / (chunks * 32):.0%}", dx=-20, dy=20 * (i + 1))
+    return p
+
+
+def in_flight() -> Picture:
+    """Micro-batches whose activations a stage keeps at once: min(m, p − stage) with 1F1B."""
+    p = Picture("in_flight", WIDTH, 232, "Micro-batches of 8 that each of four stages keeps at once, with 1F1B")
+    stages, micro_batches, chunks = 4, 8, 2
+    for stage in range(stages):
+        y = 34 + 34 * stage
+        p.words(16, y + 18, f"stage {stage}")
+        for i in range(min(micro_batches, stages - stage)):
+            p.box(90 + 44 * i, y, 40, 26, BLUE, f"{i}")
+    kept = min(chunks * micro_batches, 2 * (stages - 1) + (chunks - 1) * stages + 1)
+    p.words(16, 22, "1F1B", "ink bold")
+    p.words(16, 192, f"stage 0, interleaved, 2 chunks: {kept} halves", "ink bold")
+    for i in range(kept):
+        p.box(90 + 22 * i, 200, 19, 24, YELLOW)
+    return p
+
+
+def optimal() -> Picture:
+    p = Picture("optimal", WIDTH, 300, "Parameters and tokens with the least loss, over the compute of training")
+    c = Chart(p, (1e20, 1e26), (1e8, 1e14))
+    exponents = ["²⁰", "²²", "²⁴", "²⁶"]
+    c.axes("FLOPs of training", "parameters, tokens", {10.0 ** (20 + 2 * i): f"10{e}" for i, e in enumerate(exponents)},
+           {1e9: "1 B", 1e11: "100 B", 1e13: "10 T"})  # fmt: skip
+    powers = [1e20, 1e26]
+    c.curve([(f, compute_optimal(f)[0]) for f in powers], BLUE)
+    c.curve([(f, compute_optimal(f)[1]) for f in powers], ORANGE, dashed=True)
+    parameters, tokens = compute_optimal(1e25)
+    c.dot(1e25, parameters, BLUE)
+    c.dot(1e25, tokens, ORANGE)
+    c.say(1e25, parameters, f"{parameters / 1e9:.0f} B parameters", "end", dx=50, dy=42)
+    c.say(1e25, tokens, f"{tokens / 1e12:.1f} T tokens", "end", dx=10, dy=-14)
+    return p
+
+
+def published() -> Picture:
+    """Each row of the benchmark's table as a dot."""
+    p = Picture("published", WIDTH, 340, "Predicted over published TFLOP/s a GPU, twenty-eight runs")
+    c = Chart(p, (90, 480), (90, 480))
+    ticks = {100: "100", 150: "150", 200: "200", 300: "300", 400: "400"}
+    c.axes("published, TFLOP/s a GPU", "predicted", ticks, ticks)
+    c.curve([(90, 90), (480, 480)], GREY, dashed=True)
+    colours = {"Narayanan": BLUE, "Korthikanti": GREEN, "Jiang": YELLOW, "Grattafiori": ORANGE}
+    for row in RESULTS.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if len(cells) == 9 and (source := cells[0].split()[0]) in colours:
+            c.dot(float(cells[6]), float(cells[7]), colours[source])
+    c.say(400, 234, "Llama 3, 405B", "end", dx=24, dy=24)
+    c.say(100, 260, "on the dashed line:")
+    c.say(100, 260, "predicted as published", dy=20)
+    return p
+
+
+PICTURES = (planner, network_roofs, optimal, in_flight, bubble, published)

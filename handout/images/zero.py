@@ -1,0 +1,202 @@
+"""The pictures of the chapter on ZeRO. What is a number in them is computed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lab.cluster.costs import ring_cost
+from reference.zero.accounting import accounting
+
+from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, YELLOW, Chart, Picture
+
+RANKS = 4
+Method = Literal["none", "p_os", "zero2", "zero3"]
+STAGES: tuple[tuple[str, Method], ...] = (
+    ("data parallel", "none"), ("ZeRO-1", "p_os"), ("ZeRO-2", "zero2"), ("ZeRO-3, FSDP", "zero3"),
+)  # fmt: skip
+TENSORS = (9, 5, 4, 3, 2, 1)  # of the worked example
+LAYERS, LAYER_BYTES, COMPUTE_MS, ALPHA_S, BYTES_PER_S = 3, 16e6, 2.0, 20e-6, 10e9
+
+
+def shares() -> Picture:
+    p = Picture("shares", WIDTH, 232, "Bytes a parameter on each of four ranks, float32 AdamW")
+    p.words(16, 24, "p: parameters, g: gradients, s: state", "soft")
+    for i, (name, method) in enumerate(STAGES):
+        x, y, byte = 16.0, 52 + 46 * i, 24.0
+        share = accounting([RANKS], RANKS, method=method, precision="float32")  # so that n elements are one
+        parts = [n / RANKS for n in (share.parameters, share.gradients, share.optimizer)]
+        p.words(x, y, f"{name}: {sum(parts):g} bytes", "ink")
+        for n, colour, letter in zip(parts, (BLUE, GREEN, ORANGE), "pgs", strict=True):
+            p.box(x, y + 6, n * byte - 2, 22, colour, letter if n < 2 else f"{letter} {n:g}")
+            x += n * byte
+    return p
+
+
+def growth() -> Picture:
+    """Bytes a parameter over the number of ranks, mixed precision."""
+    p = Picture("growth", WIDTH, 312, "Bytes a parameter over the number of ranks, in mixed precision")
+    worlds = [2**i for i in range(11)]
+    c = Chart(p, (1, 1024), (0.01, 32))
+    named_x, named_y = {w: f"{w:,}" for w in (1, 4, 16, 64, 256, 1024)}, {0.01: "0.01", 0.1: "0.1", 1: "1", 16: "16"}
+    c.axes("ranks", "bytes a parameter on each rank", dict(named_x), named_y)
+    looks = ((GREY, 12, -8), (ORANGE, 0, -8), (GREEN, 0, 20), (BLUE, -8, 10))
+    for (name, method), (colour, dx, dy) in zip(STAGES, looks, strict=True):
+        size = 1024  # elements: every rank has as many
+        curve = [(w, accounting([size], w, method=method, precision="mixed").total / size) for w in worlds]
+        c.curve(curve, colour, dashed=method == "zero2")
+        c.say(*curve[6], name, "end" if method == "zero3" else "start", dx, dy)
+    return p
+
+
+def stages() -> Picture:
+    """The messages of a step: an all-reduce is a reduce-scatter and an all-gather."""
+    p = Picture(
+        "stages", WIDTH, 300, "What is sent in a step: data parallel, the paper's ZeRO-1, and the one you write"
+    )
+    p.words(16, 24, "each box: (W − 1)/W · S bytes from every rank", "soft")
+    rows = (
+        ("data parallel: 2", (("reduce-scatter g", GREEN), ("all-gather g", GREEN), ("step: all", GREY))),
+        ("ZeRO-1 of the paper: 2", (("reduce-scatter g", GREEN), ("step: a W-th", GREY), ("all-gather p", BLUE))),
+        ("ZeRO-1 that you write: 3", (("all-reduce g: 2", GREEN), ("step: a W-th", GREY), ("broadcasts p", BLUE))),
+        ("ZeRO-3: 3", (("all-gather p: 2", BLUE), ("reduce-scatter g", GREEN), ("step: a W-th", GREY))),
+    )
+    for i, (name, boxes) in enumerate(rows):
+        y = 54 + 62 * i
+        p.words(16, y, name, "ink bold")
+        for j, (words, colour) in enumerate(boxes):
+            p.box(16 + 138 * j, y + 8, 130, 28, colour, words)
+            if j:
+                p.line(16 + 138 * j - 8, y + 22, 16 + 138 * j, y + 22)
+    return p
+
+
+def owners(largest_first: bool) -> list[list[int]]:
+    """Tensors of two ranks: the largest first to the rank that has least, or in turn."""
+    ranks: list[list[int]] = [[], []]
+    for at, size in enumerate(TENSORS):
+        least = min(ranks, key=sum) if largest_first else ranks[at % 2]
+        least.append(size)
+    return ranks
+
+
+def packing() -> Picture:
+    p = Picture(
+        "packing", WIDTH, 226, "Six tensors on two ranks: in turn, and the largest first to the rank that has least"
+    )
+    for i, (title, largest_first) in enumerate((("in turn", False), ("largest first, to the rank with least", True))):
+        top = 26 + 104 * i
+        p.words(16, top, title, "ink bold")
+        for r, sizes in enumerate(owners(largest_first)):
+            x, y = 70.0, top + 10 + 34 * r
+            p.words(16, y + 19, f"rank {r}", "soft")
+            for size in sizes:
+                p.box(x, y, 19 * size - 2, 28, (BLUE, ORANGE)[r], str(size))
+                x += 19 * size
+            p.words(x + 8, y + 19, f"= {sum(sizes)}", "ink")
+    return p
+
+
+def renames() -> Picture:
+    """A checkpoint's order of operations, and what a reader finds if the process dies there."""
+    p = Picture(
+        "renames",
+        WIDTH,
+        268,
+        "Saving step 3 over step 2: whatever moment a process dies, one whole checkpoint is there",
+    )
+    steps = (
+        ("write 3's data under new names, flush", "2"),
+        ("wait for all ranks", "2"),
+        ("write the new index beside the old, flush", "2"),
+        ("os.replace: the index is the new one", "2 or 3"),
+        ("remove 2's data", "3"),
+    )
+    p.words(16, 26, "operation", "soft")
+    p.words(424, 26, "killed here, a reader finds", "soft", "end")
+    for i, (words, found) in enumerate(steps):
+        y = 40 + 44 * i
+        p.box(16, y, 318, 34, YELLOW if "replace" in words else BLUE, words)
+        p.box(350, y, 74, 34, ORANGE if "or" in found else GREEN, found)
+    return p
+
+
+def held(layers: int = 6) -> list[tuple[str, float, float]]:
+    """(moment, with FSDP, with data parallelism): parameters and gradients held, in layers; a moment a layer."""
+    moments = [("rest", layers / RANKS, float(layers))]
+    for _ in range(layers):
+        moments.append(("forward", layers / RANKS + 1, float(layers)))
+    for done in range(layers):
+        moments.append(("backward", layers / RANKS + done / RANKS + 2, float(layers + done + 1)))
+    moments.append(("rest", 2 * layers / RANKS, 2.0 * layers))
+    return moments
+
+
+def memory() -> Picture:
+    p = Picture("memory", WIDTH, 300, "Parameters and gradients held in a step of six layers on four ranks")
+    left, bottom, width, unit = 40.0, 236.0, 27.0, 16.0
+    p.words(16, 24, "held, in layers: grey data parallel, blue FSDP", "soft")
+    moments = held()
+    for i, (_, fsdp, whole) in enumerate(moments):
+        x = left + width * i
+        p.box(x, bottom - unit * whole, width - 3, unit * whole, GREY)
+        p.box(x, bottom - unit * fsdp, width - 3, unit * fsdp, BLUE)
+    for value in (0, 6, 12):
+        p.words(left - 6, bottom - unit * value + 5, str(value), "soft small", "end")
+    p.line(left, bottom, left + width * len(moments), bottom)
+    for name, first, many in (("forward", 1, 6), ("backward", 7, 6)):
+        p.line(left + width * first, bottom + 8, left + width * (first + many) - 3, bottom + 8)
+        p.words(left + width * (first + many / 2), bottom + 26, name, "soft", "middle")
+    peak = max(fsdp for _, fsdp, _ in moments), max(whole for _, _, whole in moments)
+    p.words(16, 290, f"at most: {peak[1]:g} layers, and {peak[0]:g} with FSDP on {RANKS} ranks", "ink")
+    return p
+
+
+def storage() -> Picture:
+    """Views over a storage that comes and goes."""
+    p = Picture(
+        "storage", WIDTH, 262, "The views that autograd saved stay; the storage below them is emptied and filled again"
+    )
+    for i, (title, there) in enumerate((("forward", True), ("between", False), ("backward", True))):
+        x = 16 + 140 * i
+        p.words(x, 26, title, "ink bold")
+        for j, name in enumerate(("weight", "bias")):
+            p.box(x + 66 * j, 40, 60, 30, YELLOW, name)
+            p.line(x + 66 * j + 30, 72, x + 66 * j + 30, 100, dashed=not there, arrow=True)
+        if there:
+            p.box(x, 104, 126, 34, BLUE, "full: W · n")
+        else:
+            p.frame(x, 104, 126, 34, "0 bytes")
+        p.box(x, 196, 34, 30, GREEN, "n")
+        p.words(x + 42, 216, "shard", "soft")
+        if there:
+            p.line(x + 17, 192, x + 17, 142, arrow=True)
+            p.words(x + 26, 172, "all-gather", "soft small")
+    p.words(16, 250, "yellow: views, saved by autograd, with shapes and strides", "soft")
+    return p
+
+
+def gathers(ahead: bool) -> tuple[list[tuple[float, float, str]], list[tuple[float, float, str]]]:
+    """Compute and messages of a forward pass, in ms: each layer is gathered when it is needed, or one ahead."""
+    cost = 1e3 * ring_cost("all_gather", LAYER_BYTES / RANKS, RANKS, ALPHA_S, 1 / BYTES_PER_S)
+    compute, messages = list[tuple[float, float, str]](), list[tuple[float, float, str]]()
+    free = begin = 0.0
+    for layer in range(1, LAYERS + 1):
+        issued = max(free, begin) if ahead else (compute[-1][0] + COMPUTE_MS if compute else 0.0)
+        messages.append((issued, cost, f"{layer}"))
+        free = issued + cost
+        begin = max(free, compute[-1][0] + COMPUTE_MS if compute else 0.0)
+        compute.append((begin, COMPUTE_MS, f"layer {layer}"))
+    return compute, messages
+
+
+def prefetch() -> Picture:
+    p = Picture("prefetch", WIDTH, 222, "Forward of three layers: gathered when needed, and one layer ahead")
+    ms = 38.0
+    p.words(16, 22, "upper lane: computes; lower lane: gathers", "soft")
+    p.lanes(48, "gathered when needed", ms, *gathers(ahead=False))
+    p.lanes(126, "one layer ahead", ms, *gathers(ahead=True))
+    p.clock(194, ms, 10)
+    return p
+
+
+PICTURES = (shares, growth, stages, packing, renames, memory, storage, prefetch)

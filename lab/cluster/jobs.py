@@ -1,0 +1,192 @@
+"""A planner's question, what to train and on which cluster, and its answer, a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model import models
+from ..model.transformer import Config
+from .hardware import Cluster
+
+RECOMPUTE = (
+    "none",
+    "selective",
+    "full",
+)  # what backward computes again: nothing, the core of attention, all of a layer
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a transformer. gated: SwiGLU, RMSNorm, no biases; else GELU, LayerNorm, biases, as GPT has them."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocabulary: int
+    gated: bool = True
+    positions: int = 0  # learned ones
+    tied: bool = False  # the head is the embedding
+
+    @property
+    def dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer, whole."""
+        split, whole = self.layer_weights()
+        return split + whole
+
+    def layer_weights(self) -> tuple[int, int]:
+        """(what the tensor axis divides, what it does not), of one layer."""
+        h, f, kv = self.width, self.hidden, self.kv_heads * self.dim
+        products = 2 * h * (h + kv) + (3 if self.gated else 2) * h * f
+        if self.gated:
+            return products, 2 * h
+        return products + h + 2 * kv + f, 2 * h + 4 * h  # biases of two products lie whole beside two norms
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        """(embedding, head beyond a tied one, final norm and positions): parameters outside the layers."""
+        table = self.vocabulary * self.width
+        return table, 0 if self.tied else table, self.width * ((1 if self.gated else 2) + self.positions)
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + sum(self.ends)
+
+
+def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, positions: int = 2048) -> Model:
+    """GPT as Megatron has it: a hidden layer of 4 · width, learned positions, the head tied to the embedding."""
+    return Model(layers, width, heads, heads, 4 * width, vocabulary, gated=False, positions=positions, tied=True)
+
+
+def of_config(config: Config) -> Model:
+    """`lab.model.transformer.Transformer` of that config, its head not tied."""
+    return Model(config.layers, config.width, config.heads, config.kv_heads, config.hidden, config.vocabulary)
+
+
+MODELS = {name: of_config(config) for name, config in models.MODELS.items()}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a step is programmed: what is fused, what is sent how, and what may overlap. Numbers are bytes."""
+
+    element: int = 2  # of an activation or parameter
+    gradient: int = 4  # as it is added up, and as the data axis sums it
+    optimizer: int = 12  # a parameter: float32 copy and AdamW's moments
+    step_traffic: int = 48  # a parameter, read and written by norm, clipping and AdamW
+    fused_attention: bool = True
+    dropout: bool = False
+    sequence: bool = True  # Korthikanti et al. 2022: norms and residuals are split over the tensor axis too
+    scatter_messages: bool = False  # Narayanan et al. 2021, 4.1: each tensor rank sends its part to the next stage
+    overlap_tensor: bool = True  # backward gathers beside one product and scatters beside the other
+    overlap_messages: bool = True
+    overlap_data: bool = True
+    fused_accumulation: bool = True  # a weight's gradient is added up by the product itself
+    equal_parts: bool = False  # all parts of a pipeline must have as many layers
+
+    @property
+    def checkpointing(self) -> tuple[str, ...]:
+        """What of RECOMPUTE makes a difference: fused attention keeps no scores to compute again."""
+        return ("none", "full") if self.fused_attention else RECOMPUTE
+
+
+TODAY = Recipe()
+# Megatron-LM of 2021: fp16, scores and dropout masks in memory, messages and all-reduces waited for. Its optimizer
+# keeps float32 gradients too, and passes over copy, unscale, norm, clip, AdamW and cast: 6 + 8 + 4 + 8 + 28 + 6.
+MEGATRON_2021 = Recipe(
+    gradient=2, optimizer=16, step_traffic=60, fused_attention=False, dropout=True, sequence=False,
+    scatter_messages=True, overlap_tensor=False, overlap_messages=False, overlap_data=False, fused_accumulation=False,
+    equal_parts=True,
+)  # fmt: skip
+# Korthikanti et al. 2022, "present work", section 4.2.2: sequence parallelism, its gathers beside products.
+MEGATRON_2022 = Recipe(
+    gradient=4, step_traffic=60, fused_attention=False, dropout=True, overlap_messages=False, overlap_data=False,
+    equal_parts=True,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, a global batch of `sequences` of `context` tokens, the cluster, and how it is programmed."""
+
+    model: Model
+    sequences: int
+    context: int
+    cluster: Cluster
+    recipe: Recipe = TODAY
+
+    def __post_init__(self) -> None:
+        if min(self.sequences, self.context) < 1:
+            raise ValueError(f"expected sequences and context of at least 1, got {self.sequences} and {self.context}")
+
+
+@dataclass(frozen=True, order=True)
+class Plan:
+    """How a job is run. Ranks are data × pipe × tensor, tensor innermost; chunks: of a rank, 1 is 1F1B."""
+
+    data: int = 1
+    pipe: int = 1
+    tensor: int = 1
+    micro_batch: int = 1  # sequences
+    chunks: int = 1
+    recompute: str = "none"  # of RECOMPUTE
+    zero: int = 0  # 0 to 3
+
+    def micro_batches(self, job: Job) -> int:
+        return job.sequences // (self.data * self.micro_batch)
+
+    def __str__(self) -> str:
+        schedule = "1F1B" if self.chunks == 1 else f"interleaved {self.chunks}"
+        return (
+            f"data={self.data}, pipe={self.pipe}, tensor={self.tensor}, micro-batch {self.micro_batch}, "
+            f"{'no pipeline' if self.pipe == 1 else schedule}, recompute {self.recompute}, ZeRO {self.zero}"
+        )
+
+
+def unfit(job: Job, plan: Plan) -> str:
+    """Why a plan is none for a job, in words; "" if it is one. Memory is another question.
+
+    The degrees multiply to the cluster's devices. tensor divides heads, hidden and vocabulary, divides kv_heads or is a
+    multiple of them, and where the recipe splits the sequence divides context. data · micro_batch divides sequences.
+    Chunks need a pipeline, at least one layer each, and micro-batches in groups of `pipe`. Layers are spread over all
+    pipe · chunks parts; those at the ends, with embedding and head, may have one less, no other, and not even they
+    where the recipe has equal_parts. recompute is one of the recipe's. ZeRO needs a data axis.
+    """
+    m, parts = job.model, plan.pipe * plan.chunks
+    for name in ("data", "pipe", "tensor", "micro_batch", "chunks"):
+        if getattr(plan, name) < 1:
+            return f"{name} is {getattr(plan, name)}, and at least 1"
+    if plan.data * plan.pipe * plan.tensor != job.cluster.gpus:
+        return f"{plan.data} x {plan.pipe} x {plan.tensor} is not {job.cluster.gpus} devices"
+    for name, count in (("heads", m.heads), ("hidden", m.hidden), ("vocabulary", m.vocabulary)):
+        if count % plan.tensor:
+            return f"tensor={plan.tensor} does not divide {name}={count}"
+    if m.kv_heads % plan.tensor and plan.tensor % m.kv_heads:
+        return f"tensor={plan.tensor} neither divides kv_heads={m.kv_heads} nor is a multiple"
+    if job.recipe.sequence and job.context % plan.tensor:
+        return f"tensor={plan.tensor} does not divide context={job.context}"
+    if job.sequences % (plan.data * plan.micro_batch):
+        return f"data · micro-batch = {plan.data * plan.micro_batch} does not divide {job.sequences} sequences"
+    if m.layers < parts or -m.layers % parts > (0 if job.recipe.equal_parts else min(2, parts - 1)):
+        return f"{m.layers} layers cannot be spread over {parts} parts"
+    if plan.chunks > 1 and (plan.pipe == 1 or plan.micro_batches(job) % plan.pipe):
+        return f"{plan.chunks} chunks need a pipeline and micro-batches in groups of pipe={plan.pipe}"
+    if plan.recompute not in job.recipe.checkpointing:
+        return f"recompute {plan.recompute} is none of {', '.join(job.recipe.checkpointing)}"
+    if plan.zero not in range(4) or (plan.zero and plan.data == 1):
+        return f"ZeRO {plan.zero} with data={plan.data}"
+    return ""
+
+
+def spread(layers: int, parts: int) -> list[int]:
+    """Layers of each part: as many of all, but one less in the last, then in the first, where it does not come out."""
+    each = -(-layers // parts)
+    counts = [each] * parts
+    for short in range(each * parts - layers):
+        counts[-1 if short == 0 else 0] -= 1
+    return counts

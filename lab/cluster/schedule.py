@@ -1,0 +1,157 @@
+"""Pipeline schedules: the order of actions per rank, and a checker that plays them on logical clocks.
+
+A pipeline of p ranks ("stages") with v chunks a rank has p·v *virtual stages*: chunk c of rank r is number c·p + r, and
+micro-batches run through them in this order, and back. Times are logical: a forward, a backward; messages are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KINDS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing a rank does: the forward or backward of a micro-batch through one of its chunks."""
+
+    kind: str  # "forward" or "backward"
+    micro_batch: int  # 0, 1, …
+    chunk: int = 0  # of the rank's own; it is virtual stage chunk · stages + rank
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"expected an action's kind among {', '.join(KINDS)}, got {self.kind!r}")
+
+    def __str__(self) -> str:
+        return f"{self.kind} of micro-batch {self.micro_batch}" + (f", chunk {self.chunk}" if self.chunk else "")
+
+
+class ScheduleError(ValueError):
+    """A schedule that is none; one line that names rank, action and what is missing."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A schedule as it runs where a forward and a backward take a given time, and messages none."""
+
+    ranks: list[list[Action]]
+    starts: list[list[float]]  # of each action of each rank
+    ends: list[list[float]]
+    live: list[int]  # most activations that a rank keeps at once: forwards whose backward has not ended
+    busy: float  # of each rank
+    length: float  # until the last rank has ended
+
+    @property
+    def bubble(self) -> float:
+        """Idle over busy time. All ranks have as much of both: they wait for the last, at the start and at the end."""
+        return (self.length - self.busy) / self.busy
+
+
+def check(
+    ranks: Sequence[Sequence[Action]], micro_batches: int, chunks: int = 1, forward: float = 1.0, backward: float = 2.0
+) -> Simulation:
+    """Play a schedule, one list of actions a rank. Raises ScheduleError where it is not one.
+
+    Each rank does each micro-batch forward and backward once a chunk, forward first. A forward needs the micro-batch's
+    forward through the virtual stage before; a backward needs its backward through the one after, and a rank does one
+    action at a time in the order of its list. 2 ranks, 4 micro-batches, 1F1B: 15 long, 12 busy, bubble 1/4.
+    """
+    if not ranks:
+        raise ScheduleError("expected a list of actions for each rank, got none")
+    for rank, actions in enumerate(ranks):
+        _complete(rank, actions, micro_batches, chunks)
+    ended: dict[tuple[str, int, int], float] = {}  # by (kind, micro-batch, virtual stage)
+    starts: list[list[float]] = [[] for _ in ranks]
+    ends: list[list[float]] = [[] for _ in ranks]
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(ranks):
+            while len(ends[rank]) < len(actions):
+                action = actions[len(ends[rank])]
+                need = _need(action, rank, len(ranks), chunks)
+                if need is not None and need not in ended:
+                    break
+                free = ends[rank][-1] if ends[rank] else 0.0
+                starts[rank].append(max(free, ended[need] if need else 0.0))
+                ends[rank].append(starts[rank][-1] + (forward if action.kind == "forward" else backward))
+                ended[action.kind, action.micro_batch, action.chunk * len(ranks) + rank] = ends[rank][-1]
+                moved = True
+    _all_ended(ranks, ends, chunks)
+    return Simulation(
+        [list(actions) for actions in ranks],
+        starts,
+        ends,
+        [_most_alive(actions) for actions in ranks],
+        micro_batches * chunks * (forward + backward),
+        max(rank[-1] for rank in ends),
+    )
+
+
+def drawn(simulation: Simulation, columns: int = 100) -> str:
+    """A line a rank, as the chapter draws it: F and B with the micro-batch, a quote a chunk, a dot where it waits.
+
+    With times that are whole numbers; what is longer than `columns` is cut.
+    """
+    names = {a: f"{a.kind[0].upper()}{a.micro_batch}" + "'" * a.chunk for rank in simulation.ranks for a in rank}
+    width = max(map(len, names.values()))
+    lines = []
+    for rank, actions in enumerate(simulation.ranks):
+        cells = ["·".ljust(width)] * round(simulation.length)
+        for action, start, end in zip(actions, simulation.starts[rank], simulation.ends[rank], strict=True):
+            cells[round(start) : round(end)] = [names[action].ljust(width)] * (round(end) - round(start))
+        line = f"rank {rank}  {' '.join(cells)}".rstrip()
+        lines.append(line if len(line) <= columns else f"{line[: columns - 2]} …")
+    return "\n".join(lines)
+
+
+def _complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: int) -> None:
+    """Every action once, none too much, and no backward before its forward."""
+    seen: set[Action] = set()
+    for place, action in enumerate(actions):
+        if not (0 <= action.micro_batch < micro_batches and 0 <= action.chunk < chunks):
+            raise ScheduleError(
+                f"rank {rank}, action {place}: {action}: expected micro-batches 0 to {micro_batches - 1}, "
+                f"chunks 0 to {chunks - 1}"
+            )
+        if action in seen:
+            raise ScheduleError(f"rank {rank}, action {place}: {action} for the second time")
+        if action.kind == "backward" and Action("forward", action.micro_batch, action.chunk) not in seen:
+            raise ScheduleError(f"rank {rank}, action {place}: {action} before its forward")
+        seen.add(action)
+    for micro_batch in range(micro_batches):
+        for chunk in range(chunks):
+            for kind in KINDS:
+                if (missing := Action(kind, micro_batch, chunk)) not in seen:
+                    raise ScheduleError(f"rank {rank}: {missing} is missing")
+
+
+def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int, int] | None:
+    """What must have ended elsewhere; None at the ends of the pipeline."""
+    before = action.chunk * stages + rank + (-1 if action.kind == "forward" else 1)
+    return (action.kind, action.micro_batch, before) if 0 <= before < stages * chunks else None
+
+
+def _all_ended(ranks: Sequence[Sequence[Action]], ends: list[list[float]], chunks: int) -> None:
+    """Raise for a deadlock: who waits for what of whom."""
+    waiting = [(rank, actions[len(ends[rank])]) for rank, actions in enumerate(ranks) if len(ends[rank]) < len(actions)]
+    if not waiting:
+        return
+    told = []
+    for rank, action in waiting:
+        need = _need(action, rank, len(ranks), chunks)
+        assert need is not None
+        kind, micro_batch, stage = need
+        needed, peer = Action(kind, micro_batch, stage // len(ranks)), stage % len(ranks)
+        told.append(f"rank {rank} cannot begin {action} before rank {peer} has ended {needed}")
+    raise ScheduleError("deadlock: " + "; ".join(told))
+
+
+def _most_alive(actions: Sequence[Action]) -> int:
+    alive = most = 0
+    for action in actions:
+        alive += 1 if action.kind == "forward" else -1
+        most = max(most, alive)
+    return most

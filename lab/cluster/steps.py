@@ -1,0 +1,436 @@
+"""The step of a plan: events and memory of each stage, a lower bound of its time, its simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+
+from .events import Block, Collective, Compute, Event, Program, Recv, Send, Wait
+from .jobs import Job, Plan, spread, unfit
+from .layers import Layers
+from .prices import collective_s, compute_s
+from .simulator import Played, closed, play
+
+DATA, PIPE, TIED = "data", "pipe", "tied embedding"
+GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: of the next unit's parameters, of gradients, of a step's first forwards
+RESERVED = 0.05  # of device memory: the context, NCCL's buffers, fragments; assumed
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a step of a plan takes."""
+
+    step_s: float
+    causes: Mapping[str, float] = field(hash=False)  # seconds, the mean over stages; they add up to step_s
+
+
+def price(job: Job, plan: Plan) -> Price:
+    """Seconds of a step, by playing what a rank of each stage does (`programs`). Slow: it grows with micro-batches."""
+    played = play(programs(job, plan), job.cluster)
+    return Price(played.step_s, played.mean())
+
+
+def floor_s(job: Job, plan: Plan) -> float:
+    """Seconds that a step takes at least: never more than `price`, and found in microseconds.
+
+    A stage begins when the first micro-batch has come through the first chunks of those before it, has all of its own
+    work, and its last micro-batch then goes back the same way; and then there is the optimizer's step.
+    """
+    return max(_bounds(job, plan))
+
+
+def memory(job: Job, plan: Plan) -> dict[str, float]:
+    """Bytes by kind on the fullest stage: parameters, gradients, optimizer, activations, buffers, and "total".
+
+    Activations are those that a schedule keeps at once; per token and layer as in Korthikanti et al. 2022, section 4;
+    with full recomputation a layer's input, and one layer whole. Buffers: logits, and of two neighbouring layers (or
+    of one and the embedding or head) the whole gradients with ZeRO 2, with ZeRO 3 the parameters too: one computes
+    while the other is under way.
+    """
+    return max((_stage_memory(job, plan, stage) for stage in _unlike(plan)), key=lambda kinds: kinds["total"])
+
+
+def fits(job: Job, plan: Plan) -> bool:
+    """Whether `memory` is within what the device has, less what is RESERVED."""
+    return memory(job, plan)["total"] <= (1 - RESERVED) * job.cluster.device.hbm_bytes
+
+
+def model_flops(job: Job, recompute: bool = False) -> float:
+    """FLOPs of a step of the whole model as Narayanan et al. 2021 count them, section 3.4: whole scores, no norms.
+
+    Three forwards, with `recompute` four. Of GPT 72 (96) · B s l h² (1 + s/6h + V/12lh (16lh)).
+    """
+    m, tokens = job.model, job.sequences * job.context
+    kv = m.kv_heads * m.dim
+    products = 2 * m.width * (m.width + kv) + (3 if m.gated else 2) * m.width * m.hidden
+    layer = 2 * products + 4 * job.context * m.width
+    return tokens * ((4 if recompute else 3) * m.layers * layer + 3 * 2 * m.width * m.vocabulary)
+
+
+def played(job: Job, plan: Plan) -> Played:
+    """The same simulation as `price`'s, with its timeline."""
+    return play(programs(job, plan), job.cluster, timeline=True)
+
+
+# Programs
+
+
+def programs(job: Job, plan: Plan) -> dict[int, Program]:
+    """What the first rank of each pipeline stage does, by global rank. Raises ValueError where `unfit` says why."""
+    if why := unfit(job, plan):
+        raise ValueError(f"expected a plan for this job, got {plan}: {why}")
+    return {stage * plan.tensor: _program(job, plan, stage) for stage in range(plan.pipe)}
+
+
+def _program(job: Job, plan: Plan, stage: int) -> Program:
+    """Gathered parameters first (ZeRO 1 and 2), then micro-batches as the schedule has them, gradients, the step."""
+    parts = [_part(job, plan, chunk * plan.pipe + stage) for chunk in range(plan.chunks)]
+    group, overlap = _group(job, plan, stage), job.recipe.overlap_data and plan.data > 1
+    events: list[Event] = []
+    if plan.zero in (1, 2) and overlap:
+        for number, unit in enumerate(unit for part in parts for unit in _each(part.units)):
+            events.append(_gather(job, plan, group, unit.parameters, FIRST + number))
+    steps = _order(plan, stage, plan.micro_batches(job))
+    left = [plan.micro_batches(job)] * plan.chunks  # backwards still to come
+    if plan.zero == 3 and overlap:
+        events.append(_gather(job, plan, group, parts[steps[0][2]].units[0].parameters, GATHERED))
+    for number, (backward, micro_batch, chunk) in enumerate(steps):
+        part = parts[chunk]
+        source, to = (part.after, part.before) if backward else (part.before, part.after)
+        name = "backward" if backward else "forward"
+        here = chunk * plan.pipe + stage
+        if source is not None:
+            events.append(Recv(source, part.message, (name, micro_batch, here), name))
+        left[chunk] -= backward
+        reduced = backward and plan.data > 1 and (plan.zero >= 2 or (overlap and not left[chunk]))
+        if plan.zero == 3:
+            then = 0.0
+            if number + 1 < len(steps):
+                ahead, _, other = steps[number + 1]
+                then = parts[other].units[-1 if ahead else 0].parameters
+            events += _sharded(job, plan, group, part, backward, then)
+        elif reduced:
+            events += _reduced(job, plan, group, part)
+        elif plan.zero and overlap and not backward and micro_batch == 0:
+            first = FIRST + sum(unit.times for p in parts[:chunk] for unit in p.units)
+            events += part.arrived(False)
+            for place, unit in enumerate(_each(part.units)):
+                events += [Wait(first + place), unit.forward]
+        else:
+            events.append(part.backward if backward else part.forward)
+        if to is not None:
+            there = here + (-1 if backward else 1)
+            events.append(Send(to, part.message, (name, micro_batch, there), name, not job.recipe.overlap_messages))
+    return (*events, *_end(job, plan, stage))
+
+
+def _sharded(job: Job, plan: Plan, group: range, part: _Part, backward: bool, then: float) -> list[Event]:
+    """ZeRO 3: each unit is gathered while the one before computes; a backward's gradients are reduced behind it.
+
+    then: parameters of what comes after, 0 if nothing does.
+    """
+    overlap = job.recipe.overlap_data
+    units = part.units[::-1] if backward else part.units
+    events = part.arrived(backward)
+    for place, unit in enumerate(units):
+        after = units[place + 1].parameters if place + 1 < len(units) else then
+
+        def one(following: float, unit: _Unit = unit) -> list[Event]:
+            come: list[Event] = [Wait(GATHERED)]
+            if not overlap:
+                come = [_gather(job, plan, group, unit.parameters, None)]
+            elif following:
+                come.append(_gather(job, plan, group, following, GATHERED))
+            scatter = _behind(job, plan, group, unit) if backward else []
+            return [*come, unit.backward if backward else unit.forward, *scatter]
+
+        events += [Block(tuple(one(unit.parameters)), unit.times - 1), *one(after)]
+    return events
+
+
+def _reduced(job: Job, plan: Plan, group: range, part: _Part) -> list[Event]:
+    """A backward whose gradients are reduced unit by unit as it goes."""
+    events = part.arrived(True)
+    for unit in part.units[::-1]:
+        events.append(Block((unit.backward, *_behind(job, plan, group, unit)), unit.times))
+    return events
+
+
+def _behind(job: Job, plan: Plan, group: range, unit: _Unit) -> list[Event]:
+    """With ZeRO 2 and 3 whole gradients are buffers: two units' at most, so one is waited for before the next."""
+    handle = REDUCED if job.recipe.overlap_data else None
+    scatter = _scatter(job, plan, group, unit.parameters, handle)
+    return [Wait(REDUCED), scatter] if plan.zero >= 2 and handle else [scatter]
+
+
+def _end(job: Job, plan: Plan, stage: int) -> list[Event]:
+    """What follows the last backward."""
+    m, recipe = job.model, job.recipe
+    events: list[Event] = [Wait(REDUCED)]
+    group = _group(job, plan, stage)
+    if m.tied and plan.pipe > 1 and stage in (0, plan.pipe - 1):
+        payload = recipe.gradient * m.ends[0] / plan.tensor
+        events.append(Collective("all_reduce", payload, (0, (plan.pipe - 1) * plan.tensor), "step", TIED))
+    if plan.data > 1 and not recipe.overlap_data and plan.zero < 2:
+        events += [_scatter(job, plan, group, held, None) for held in _held(job, plan, stage)]
+    held = sum(_held(job, plan, stage))
+    sharded = plan.data if plan.zero else 1
+    events.append(Compute(0, recipe.step_traffic * held / sharded, phase="step", label="AdamW"))
+    if plan.zero in (1, 2) and not recipe.overlap_data:
+        events += [_gather(job, plan, group, held, None) for held in _held(job, plan, stage)]
+    return events
+
+
+def _order(plan: Plan, stage: int, micro_batches: int) -> list[tuple[bool, int, int]]:
+    """(whether backward, micro-batch, chunk) of each action: 1F1B, or interleaved 1F1B (Narayanan et al. 2021, 2.2)."""
+    pipe, chunks, total = plan.pipe, plan.chunks, micro_batches * plan.chunks
+
+    def action(backward: bool, k: int) -> tuple[bool, int, int]:
+        if chunks == 1:
+            return backward, k, 0
+        group, k = divmod(k, pipe * chunks)
+        chunk, place = divmod(k, pipe)
+        return backward, group * pipe + place, chunks - 1 - chunk if backward else chunk
+
+    ahead = min(total, (pipe - stage - 1) * (2 if chunks > 1 else 1) + (chunks - 1) * pipe)
+    steps = [action(False, k) for k in range(ahead)]
+    for k in range(total - ahead):
+        steps += [action(False, k + ahead), action(True, k)]
+    return steps + [action(True, k) for k in range(total - ahead, total)]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What the data axis gathers and reduces at once: the embedding, a layer (`times` of them), or the head."""
+
+    forward: Block
+    backward: Block
+    times: int
+    parameters: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A chunk of the model: what one micro-batch does there."""
+
+    forward: Block
+    backward: Block
+    units: tuple[_Unit, ...]
+    before: int | None  # the rank that its input comes from
+    after: int | None
+    message: float
+    scattered: tuple[Event, ...]  # what makes a message whole that comes in parts
+
+    def arrived(self, backward: bool) -> list[Event]:
+        return [] if (self.after if backward else self.before) is None else list(self.scattered)
+
+
+def _each(units: Iterable[_Unit]) -> Iterator[_Unit]:
+    for unit in units:
+        yield from (unit,) * unit.times
+
+
+def _part(job: Job, plan: Plan, number: int) -> _Part:
+    parts, stage = plan.pipe * plan.chunks, number % plan.pipe
+    layers = spread(job.model.layers, parts)[number]
+    first, last = number == 0, number == parts - 1
+    begin = stage * plan.tensor
+    forward, backward, scattered = _blocks(
+        job, plan.tensor, plan.micro_batch, plan.recompute, layers, first, last, begin
+    )
+    pairs = zip(_inner(forward), _inner(backward)[::-1], _units(job, plan.tensor, parts, number), strict=True)
+    units = tuple(_Unit(ahead, back, *counted) for ahead, back, counted in pairs)
+    stream = job.recipe.element * plan.micro_batch * job.context * job.model.width
+    split = plan.tensor if job.recipe.sequence or job.recipe.scatter_messages else 1
+    before = None if first else (stage - 1) % plan.pipe * plan.tensor
+    after = None if last else (stage + 1) % plan.pipe * plan.tensor
+    return _Part(forward, backward, units, before, after, stream / split, scattered)
+
+
+def _inner(block: Block) -> list[Block]:
+    """Embedding, one layer, head: as far as they are there."""
+    return [event.events[0] for event in block.events if isinstance(event, Block)]  # type: ignore[misc]
+
+
+@lru_cache(maxsize=4096)
+def _blocks(
+    job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, begin: int
+) -> tuple[Block, Block, Program]:
+    """Forward and backward of one micro-batch through `layers` layers, and the model's ends if they are beside them;
+    and what makes a message whole."""
+    one = Layers(job.model, job.recipe, micro_batch, job.context, range(begin, begin + tensor))
+    arrive: list[Event] = []
+    if job.recipe.scatter_messages and not job.recipe.sequence and tensor > 1:
+        arrive = [Collective("all_gather", one.stream / tensor, one.ranks, label=PIPE)]
+    forward, backward = _layer(one, recompute)
+    ahead = [_once(one.embedding())] if first else arrive
+    end = [_once(one.head())] if last else []
+    back = [_once(one.head_backward())] if last else arrive
+    begun = [_once(one.embedding_backward())] if first else []
+    return (
+        Block((*ahead, Block((forward,), layers), *end), name="forward"),
+        Block((*back, Block((backward,), layers), *begun), name="backward"),
+        tuple(arrive),
+    )
+
+
+def _once(events: list[Event]) -> Block:
+    return Block((Block(tuple(events)),))
+
+
+@lru_cache(maxsize=4096)
+def _layer(one: Layers, recompute: str) -> tuple[Block, Block]:
+    return Block(tuple(one.forward()), name="forward"), Block(tuple(one.backward(recompute)), name="backward")
+
+
+# Parameters, and what the data axis does with them
+
+
+@lru_cache(maxsize=65536)
+def _held(job: Job, plan: Plan, stage: int) -> tuple[float, ...]:
+    """Parameters of each chunk of a stage's rank, before the data axis shards them."""
+    parts = plan.pipe * plan.chunks
+    return tuple(
+        sum(times * held for times, held in _units(job, plan.tensor, parts, chunk * plan.pipe + stage))
+        for chunk in range(plan.chunks)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _units(job: Job, tensor: int, parts: int, number: int) -> tuple[tuple[int, float], ...]:
+    """(how many, parameters of each): of a part's embedding, layers and head, on a rank."""
+    m = job.model
+    split, whole = m.layer_weights()
+    table, head, norm = m.ends
+    positions = m.positions * m.width
+    if m.kv_heads < tensor:  # some ranks hold the same
+        split += 2 * m.width * m.dim * (tensor - m.kv_heads)
+    units = [(spread(m.layers, parts)[number], split / tensor + whole)]
+    if number == 0:
+        units.insert(0, (1, table / tensor + positions))
+    if number == parts - 1:  # a tied head is the embedding, and held once more where that is on another rank
+        units.append((1, (head if head or parts == 1 else table) / tensor + norm - positions))
+    return tuple(units)
+
+
+def _group(job: Job, plan: Plan, stage: int) -> range:
+    return range(stage * plan.tensor, job.cluster.gpus, plan.pipe * plan.tensor)
+
+
+def _scatter(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
+    """Gradients of so many parameters: reduced to all (ZeRO 0), or each shard to its rank."""
+    payload = job.recipe.gradient * parameters / (plan.data if plan.zero else 1)
+    return Collective("reduce_scatter" if plan.zero else "all_reduce", payload, group, "backward", DATA, handle=handle)
+
+
+def _gather(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
+    return Collective("all_gather", job.recipe.element * parameters / plan.data, group, "forward", DATA, handle=handle)
+
+
+# Memory
+
+
+def _stage_memory(job: Job, plan: Plan, stage: int) -> dict[str, float]:
+    b, held = job.recipe, sum(_held(job, plan, stage))
+    kinds = {
+        "parameters": b.element * held / (plan.data if plan.zero == 3 else 1),
+        "gradients": b.gradient * held / (plan.data if plan.zero >= 2 else 1),
+        "optimizer": b.optimizer * held / (plan.data if plan.zero else 1),
+        "activations": _activations(job, plan, stage),
+        "buffers": 0.0,
+    }
+    if stage == plan.pipe - 1:
+        kinds["buffers"] += (b.element + 8) * plan.micro_batch * job.context * job.model.vocabulary / plan.tensor
+    if plan.zero >= 2:
+        kinds["buffers"] += (b.gradient + (b.element if plan.zero == 3 else 0)) * _two(job, plan, stage)
+    return kinds | {"total": sum(kinds.values())}
+
+
+def _two(job: Job, plan: Plan, stage: int) -> float:
+    """Parameters of the two largest units that follow each other in a stage's chunks."""
+    most = 0.0
+    for chunk in range(plan.chunks):
+        units = _units(job, plan.tensor, plan.pipe * plan.chunks, chunk * plan.pipe + stage)
+        each = [held for times, held in units for _ in range(min(times, 2))]
+        most = max(most, *(sum(pair) for pair in pairwise((*each, 0.0))))
+    return most
+
+
+def _activations(job: Job, plan: Plan, stage: int) -> float:
+    total = plan.micro_batches(job) * plan.chunks
+    ahead = (plan.pipe - stage - 1) * (2 if plan.chunks > 1 else 1) + (plan.chunks - 1) * plan.pipe
+    alive = min(total, ahead + 1)  # forwards of a chunk whose backward has not ended
+    layers = max(spread(job.model.layers, plan.pipe * plan.chunks)[stage :: plan.pipe])
+    whole, kept = activation_bytes(job, plan.tensor, plan.micro_batch, plan.recompute)
+    return alive * layers * kept + (whole if plan.recompute == "full" else 0)
+
+
+def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) -> tuple[float, float]:
+    """(of a layer that keeps all, of one with this recomputation): bytes kept for backward, of one micro-batch.
+
+    GPT: sbh (10 + 24/t + 5as/ht), and with sequence parallelism sbh/t (34 + 5as/h); scores are 5as/ht, and full
+    recomputation keeps 2sbh (/t). Source: Korthikanti et al. 2022, equations 1 to 6.
+    """
+    m, b = job.model, job.recipe
+    tokens, e = micro_batch * job.context, b.element
+    stream = tokens * m.width
+    kv = max(m.kv_heads, tensor) * m.dim / m.width
+    hidden = m.hidden / m.width
+    # Inputs of two norms and of two regions, and two masks; q, k, v, the projection's input, and the feed-forward's.
+    between = 4 * e + (2 if b.dropout else 0)
+    inside = e * (2 + 2 * kv) + e * hidden * (3 if m.gated else 2)
+    scores = 0.0 if b.fused_attention else (2 * e + (1 if b.dropout else 0)) * m.heads * job.context / m.width
+    own = tensor if b.sequence else 1
+    whole = stream * (between / own + (inside + scores) / tensor)
+    kept = {"none": whole, "selective": whole - stream * scores / tensor, "full": e * stream / own}
+    return whole, kept[recompute]
+
+
+# The floor
+
+
+@lru_cache(maxsize=65536)
+def _times(
+    job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool
+) -> tuple[float, float]:
+    """Seconds of forward and backward of a part."""
+    blocks = _blocks(job, tensor, micro_batch, recompute, layers, first, last, 0)
+    forward, backward = (closed(block, job.cluster) for block in blocks[:2])
+    assert forward is not None
+    assert backward is not None
+    return sum(forward.values()), sum(backward.values())
+
+
+def _bounds(job: Job, plan: Plan) -> Iterator[float]:
+    """Of stages that may be the slowest: until its first action, its own, after its last, and what follows all."""
+    parts = plan.pipe * plan.chunks
+    counts = spread(job.model.layers, parts)
+
+    def part(i: int) -> float:
+        return sum(_times(job, plan.tensor, plan.micro_batch, plan.recompute, counts[i], i == 0, i == parts - 1))
+
+    own = plan.micro_batches(job)
+    for stage in _unlike(plan, slowest=True):
+        through = part(0) + (stage - 1) * part(1) if stage else 0.0
+        work = sum(part(chunk * plan.pipe + stage) for chunk in range(plan.chunks))
+        yield through + own * work + _end_s(job, plan, stage)
+
+
+def _unlike(plan: Plan, slowest: bool = False) -> list[int]:
+    """The ends, and of the stages between, which are alike, the one that keeps most, or is the last to have done."""
+    between = plan.pipe - 2 if slowest else 1
+    return sorted({0, min(between, plan.pipe - 1) if plan.pipe > 1 else 0, plan.pipe - 1})
+
+
+def _end_s(job: Job, plan: Plan, stage: int) -> float:
+    device, held = job.cluster.device, sum(_held(job, plan, stage))
+    traffic = job.recipe.step_traffic * held / (plan.data if plan.zero else 1)
+    seconds = compute_s(Compute(0, traffic, phase="step"), device)
+    if plan.data > 1 and not job.recipe.overlap_data and plan.zero < 2:
+        group = _group(job, plan, stage)
+        for chunk in range(plan.chunks):
+            event = _scatter(job, plan, group, _held(job, plan, stage)[chunk], None)
+            seconds += collective_s(event, job.cluster)
+    return seconds

@@ -1,0 +1,176 @@
+"""A student's answers, read under limits: answers.toml and writeup.md. A bad entry gets one line that says why.
+
+Here is only the form: does it parse, is it in the right unit, is it plausible. Whether it is right the grader knows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..course.questions import Question, Questions, default
+from ..course.units import UnitError, in_base
+
+ANSWERS, WRITEUP = "answers.toml", "writeup.md"
+ANSWERS_BYTES, LINE, WRITEUP_BYTES = 64 << 10, 1000, 1 << 20  # a long line of dots takes tomllib a minute
+
+
+@dataclass(frozen=True)
+class Given:
+    """One question as it was answered. `value`: in base units, a letter, or prose; None if there is none to judge."""
+
+    question: Question
+    shown: str = ""  # as the student wrote it: "1.5 MB"
+    value: float | str | None = None
+    problem: str = ""  # why it cannot be read
+
+    @property
+    def doubt(self) -> str:
+        """Why the value is hardly what was meant; "" if it is plausible."""
+        q = self.question
+        if not isinstance(self.value, float):
+            return ""
+        low, high = (in_base(x, q.unit, q.unit) for x in q.range)
+        return "" if low <= self.value <= high else f"expected {q.range[0]:g} to {q.range[1]:g} {q.unit}".rstrip()
+
+
+def read(folder: Path, questions: Iterable[Question]) -> tuple[list[Given], list[str]]:
+    """(each question as answered in `folder`, a line for each file or answer that cannot be placed)."""
+    tables, why, notes = _tables(folder / ANSWERS, default())
+    sections, lost = _sections(folder / WRITEUP, default())
+    given = []
+    for q in questions:
+        if q.kind == "prose":
+            text = sections.get(q.id, "")
+            given.append(Given(q, text, text or None, f"{WRITEUP} cannot be read" if lost else ""))
+        elif why:
+            given.append(Given(q, problem=f"{ANSWERS} cannot be read"))
+        else:
+            given.append(_given(q, tables.get(q.id, {})))
+    return given, [*filter(None, (why, lost)), *notes]
+
+
+def templates(questions: Questions) -> dict[str, str]:
+    """The two files as they are handed out."""
+    lines = [
+        "# Your answers: a table a question, its text in the chapter. Leave a value empty and it is not answered.",
+        "# `lab answers` says whether all can be read; whether they are right, the grader.",
+    ]
+    prose = ["# Write-up", "", "Write below each heading; `lab answers` counts the words. Headings inside are `###`."]
+    for q in questions.questions.values():
+        if q.kind == "prose":
+            prose += ["", f"## {q.id}", "", *wrapped(q.text, "> ", "> ")]
+            for c in q.criteria:
+                prose += wrapped(c.text, "> - ", ">   ")
+            prose += [""]
+        else:
+            lines += ["", f"[{q.id}]  # {q.asks}"]
+            lines += [f"# {letter}: {text}" for letter, text in q.options]
+            lines += ['value = ""', *([f'unit = "{q.unit}"'] if q.unit else [])]
+    return {ANSWERS: "\n".join(lines) + "\n", WRITEUP: "\n".join(prose) + "\n"}
+
+
+def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+    """The lines of a paragraph, none of them long."""
+    return textwrap.wrap(
+        text, 118, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _text(path: Path, limit: int) -> tuple[str, str]:
+    """(the file's text, why it has none); a file that is not there has neither."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(limit + 1)
+        if len(content) > limit:
+            return "", f"{path.name}: expected at most {limit >> 10} KiB; hand in less"
+        return content.decode("utf-8-sig").replace("\r\n", "\n"), ""
+    except FileNotFoundError:
+        return "", ""
+    except OSError as error:
+        return "", f"{path.name}: cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        return "", f"{path.name}: expected text in UTF-8; save it as that"
+
+
+def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[str]]:
+    """({question: its table}, why the file cannot be read, notes on what no question asks)."""
+    text, why = _text(path, ANSWERS_BYTES)
+    if not why and any(len(line) > LINE for line in text.split("\n")):
+        why = f"{path.name}: expected lines of at most {LINE} characters; prose belongs into {WRITEUP}"
+    if why:
+        return {}, why, []
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: TOML's own, and numbers of thousands of digits
+        return {}, f"{path.name}: not TOML: {str(error)[:200]}", []
+    tables: dict[str, dict] = {}
+    notes: list[str] = []
+    for stage, inside in data.items():
+        for name, table in inside.items() if isinstance(inside, dict) else [("", inside)]:
+            id = f"{stage}.{name}".rstrip(".")
+            question = known.questions.get(id)
+            if isinstance(table, dict) and question is not None and question.kind != "prose":
+                tables[id] = table
+            elif len(notes) < 10:
+                asked = [q.id for q in known.questions.values() if q.kind != "prose"]
+                near = difflib.get_close_matches(id[:100], asked, 1)
+                notes.append(f"{path.name}: {id[:100]}: no such question" + (f"; there is {near[0]}" if near else ""))
+    return tables, "", notes
+
+
+def _sections(path: Path, known: Questions) -> tuple[dict[str, str], str]:
+    """({question: the prose below its heading}, why the file cannot be read). What was handed out is left out."""
+    text, why = _text(path, WRITEUP_BYTES)
+    handed_out = {line for line in templates(known)[WRITEUP].splitlines() if line.startswith(">")}
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []  # those before the first heading are nobody's
+    for line in text.splitlines():
+        heading = re.fullmatch(r"##[ \t]+`?([\w.]+)`?[ \t]*", line)
+        if heading and (q := known.questions.get(heading[1])) and q.kind == "prose":
+            lines = found.setdefault(q.id, [])
+        elif line not in handed_out:
+            lines.append(line)
+    return {id: "\n".join(lines).strip() for id, lines in found.items()}, why
+
+
+def _given(q: Question, table: dict[str, Any]) -> Given:
+    value, unit = table.get("value", ""), table.get("unit", "")
+    if value == "" or (isinstance(value, str) and not value.strip()):
+        return Given(q)
+    if not isinstance(unit, str):
+        return Given(q, _show(value), problem=f"unit: expected a string such as {q.unit!r}, got {_show(unit)}")
+    shown = f"{_show(value)} {unit}".strip() if q.kind != "choice" else _show(value)
+    if q.kind == "choice":
+        letters = [letter for letter, _ in q.options]
+        letter = value.strip().lower() if isinstance(value, str) else ""
+        if letter not in letters:
+            return Given(q, shown, problem=f"value: expected one of {', '.join(letters)}, got {_show(value)}")
+        return Given(q, shown, letter)
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError
+    except (ValueError, OverflowError):
+        return Given(q, shown, problem=f"value: expected a number, the unit beside it, got {_show(value)}")
+    try:
+        return Given(q, shown, in_base(number, unit, q.unit))
+    except UnitError as error:
+        return Given(q, shown, problem=f"unit: {error}")
+
+
+def _show(value: Any) -> str:
+    """A value of the file, short; str of a huge integer is refused by Python itself."""
+    try:
+        return (value if isinstance(value, str) else repr(value))[:80]
+    except (ValueError, RecursionError):
+        return "something too large to show"

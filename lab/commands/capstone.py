@@ -1,0 +1,209 @@
+"""`lab train`: your own stack trains the small model, on ranks that this starts; `--compare` sets another beside it.
+
+What is solved comes from you; where an exercise does not pass, a stand-in trains in its place, and that is said. With
+mesh.compose solved the stack is the last chapter's, on a mesh of data=2,tensor=2; before that it is the one that stands
+on stages three to five: your attention, buckets, sharded optimizer and checkpoints, on data=2. Goes on from its last
+checkpoint; --fresh begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..course.assignment import ROOT, default
+from ..harness.progress import remembered
+from ..plots.losses import losses as draw
+from ..solution.unwritten import untouched
+from ..train import loop as train
+from ..train.stack import pieces
+
+MESHES = {"data": {"data": 2}, "mesh": {"data": 2, "tensor": 2}}
+STAND_INS = "stand-ins"
+GRACE_S = 5.0
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def main(arguments: Sequence[str], out: Console) -> int:
+    """Exit code: 0, 2 for bad input, else that of the rank that failed."""
+    options = parse(arguments)
+    runs = [options]
+    if options.compare:
+        runs = [
+            argparse.Namespace(**{**vars(options), "fresh": True, "folder": options.folder / "yours"}),
+            other(options),
+        ]
+    told, named = {}, {}
+    for run in runs:
+        replace = lacking(run)
+        name = STAND_INS if run.everything else run.impl
+        out.print(f"[bold]{name}[/bold]: {of_what(run, replace)}", soft_wrap=True)
+        if code := launch(run, replace):
+            return code
+        named[name] = json.loads((run.folder / "losses.json").read_text())
+        told[name] = json.loads((run.folder / "run.json").read_text())
+    out.print(table(named, told))
+    for name, values in named.items():
+        out.print(f"loss of {name}: {values[0]:.3f} {sparks(values)} {values[-1]:.3f}", soft_wrap=True)
+    picture = options.folder / "loss.png"
+    if options.compare:
+        picture = options.folder / "compare.png"
+        plot(named, picture)
+    out.print(f"plot: {picture}", soft_wrap=True)
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """As lab.train's, with the stack and mesh chosen by what is solved."""
+    parser = train.make_parser("lab train", __doc__ or "")
+    parser.add_argument("--compare", metavar="IMPL", help="set another beside it: reference, a folder, or stand-ins")
+    parser.set_defaults(stack=None, attention="own", everything=False)
+    first, _ = parser.parse_known_args(arguments)
+    if first.stack is None:
+        beyond = {*first.mesh} - {"data"} or first.experts or first.fsdp or first.sequence or first.micro_batches > 1
+        whole = solved(first.impl, "mesh.compose") and "mesh.compose" not in first.replace
+        parser.set_defaults(stack="mesh" if whole or beyond else "data")
+    options = train.parse(list(arguments), parser)
+    if options.stack == "mesh" and not solved(options.impl, "mesh.compose"):
+        parser.error(
+            f"expected mesh.compose to pass for what was asked (--stack mesh, or an axis beyond data), it does not in "
+            f"{options.impl}; lab train --mesh data=4 trains without it"
+        )
+    options.mesh = options.mesh or MESHES[options.stack]
+    if options.compare and not known(options.compare):
+        there = "reference, " if (ROOT / "reference").is_dir() else ""
+        parser.error(f"expected --compare {there}a folder or {STAND_INS}, got {options.compare!r}")
+    return options
+
+
+def known(name: str) -> bool:
+    return name == STAND_INS or train.folder_of(name).is_dir() or name == "reference"
+
+
+def other(options: argparse.Namespace) -> argparse.Namespace:
+    """What it is compared with. A student's archive has no reference: there, as many ranks of stand-ins."""
+    new = argparse.Namespace(**{**vars(options), "fresh": True, "folder": options.folder / "other"})
+    new.impl, new.replace = options.compare, []
+    if options.compare == STAND_INS or not train.folder_of(options.compare).is_dir():
+        new.impl, new.everything, new.stack = options.impl, True, "data"
+        new.mesh = {"data": math.prod(options.mesh.values())}
+        new.experts = new.fsdp = new.sequence = 0
+        new.micro_batches = 1
+    return new
+
+
+def solved(impl: str, id: str) -> bool:
+    """Whether its tests pass, as far as is known: of student/ by what they said last, of others by what is written."""
+    if impl == "student":
+        return remembered().passes(id)
+    file = train.folder_of(impl) / default().exercise(id).file
+    return file.is_file() and not untouched(file)
+
+
+def lacking(options: argparse.Namespace) -> list[str]:
+    """The pieces of its stack for which stand-ins have to train."""
+    needed = pieces(options.stack, torch.device(train.device()))
+    if options.everything:
+        return needed
+    passes = remembered().passes if options.impl == "student" else lambda id: solved(options.impl, id)
+    return [id for id in needed if id in options.replace or not passes(id)]
+
+
+def of_what(options: argparse.Namespace, replace: list[str]) -> str:
+    """The mesh, the pieces that are one's own, and those that are not."""
+    mesh = ",".join(f"{axis}={n}" for axis, n in options.mesh.items())
+    own = [id for id in pieces(options.stack, torch.device(train.device())) if id not in replace]
+    text = f"{math.prod(options.mesh.values())} ranks, {mesh}; "
+    if not replace:
+        return f"{text}all {len(own)} pieces are its own"
+    if not own:
+        return f"{text}own: nothing yet; a stand-in trains for each of these until it passes: {', '.join(replace)}"
+    return f"{text}own: {', '.join(own)}; stand-ins for: {', '.join(replace)}"
+
+
+def launch(options: argparse.Namespace, replace: list[str]) -> int:
+    """Run lab.train on ranks of this machine; the first exit code that is not 0, when all others have been ended."""
+    ranks = math.prod(options.mesh.values())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }  # fmt: skip
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **shared}
+    command = [sys.executable, "-m", "lab.train", *said(options, replace)]
+    processes = [
+        subprocess.Popen(command, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, process_group=0)
+        for r in range(ranks)
+    ]  # Ctrl-C is for this process, which ends them
+    try:
+        give_up = math.inf  # once a rank has failed, those that say why have a moment
+        while any(p.poll() is None for p in processes) and time.monotonic() < give_up:
+            if any(p.poll() for p in processes):
+                give_up = min(give_up, time.monotonic() + GRACE_S)
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        train.complain("stopped; the same command goes on from the last checkpoint")
+        return 130
+    finally:
+        for p in processes:
+            with contextlib.suppress(ProcessLookupError):
+                p.terminate()
+        codes = [p.wait() for p in processes]
+    return next((c for c in codes if c > 0), next((1 for c in codes if c), 0))
+
+
+def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
+    """The options as lab.train takes them."""
+    words = ["--mesh", ",".join(f"{axis}={n}" for axis, n in options.mesh.items()), "--replace", ",".join(replace)]
+    for name, value in vars(options).items():
+        if name in ("mesh", "replace", "compare", "everything") or value is False:
+            continue
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words
+
+
+def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> Table:
+    """A row a run."""
+    shown = Table("", "last loss", "tokens/s", "MFU", "state a rank", "peak memory", box=None, header_style="bold")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for name, t in told.items():
+        shown.add_row(
+            name, f"{losses[name][-1]:.4f}", *(
+                format(t[what], form) if math.isfinite(t[what]) else "–"  # a run that was finished already took no step
+                for what, form in (("tokens_per_s", ",.0f"), ("mfu", ".1%"))
+            ),
+            f"{t['state_bytes'] / 2**20:.2f} MiB", f"{t['peak_bytes'] / 2**20:,.0f} MiB",
+        )  # fmt: skip
+    return shown
+
+
+def sparks(values: Sequence[float], width: int = 48) -> str:
+    """A curve in one line, from its least value to its largest."""
+    picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else [*values]
+    low, high = min(picked), max(picked)
+    return "".join(BARS[1 + round((len(BARS) - 2) * (v - low) / ((high - low) or 1))] for v in picked)
+
+
+def plot(losses: dict[str, list[float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(7, 4), layout="constrained")
+    draw(picture.subplots(), losses)
+    picture.savefig(path, dpi=120)

@@ -1,0 +1,224 @@
+"""The student's command line: `lab` says where you are and what is next, `lab check` tests what you wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..course.assignment import ROOT, AssignmentError, Exercise, default, students_profile
+from ..course.listing import some
+from ..harness.progress import STUDENT, Progress, remembered
+from ..solution.unwritten import untouched
+from . import status as status_page
+from .dryrun import dryrun
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+out = Console(highlight=False)
+
+
+def main() -> None:
+    if other := _another_kit():
+        line = f"lab: this is the lab of {ROOT}, and you are in {other}: its own is .venv/bin/lab there"
+        Console(stderr=True).print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    try:
+        app()
+    except AssignmentError as error:
+        Console(stderr=True).print(f"lab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _another_kit() -> Path | None:
+    """The kit that one is in, if that is not this one: an environment that stayed active shows its own."""
+    with contextlib.suppress(OSError):
+        for folder in (Path.cwd(), *Path.cwd().parents):
+            if (folder / "assignment.toml").is_file() and (folder / "lab" / "provided.py").is_file():
+                return folder if folder.resolve() != ROOT.resolve() else None
+    return None
+
+
+@app.callback(invoke_without_command=True)
+def status(
+    context: typer.Context,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Keep to the exercises of short, core or full. Default: LAB_PROFILE or core."),
+    ] = None,
+) -> None:
+    """Where you are, what is next, and its first hint."""
+    context.obj = profile or students_profile()
+    if not context.invoked_subcommand:
+        status_page.show(remembered(profile=context.obj), out)
+
+
+NAMES = "An id, the end of one, a stage, or a file"
+Names = Annotated[list[str] | None, typer.Argument(help=f"{NAMES}; default: what changed, else the next one.")]
+
+
+@app.command()
+def check(context: typer.Context, exercise: Names = None) -> None:
+    """Test what changed since it was tested last; nothing changed and all passed is said at once."""
+    progress = remembered(profile=context.obj)
+    todo = _to_check([*dict.fromkeys(_named(exercise or [], progress))], progress)
+    written = [e for e in todo if not _stub(e)]
+    if not todo:
+        sys.exit(0)
+    if not written:
+        status_page.unwritten(todo[0], _stub(todo[0]), out)
+        sys.exit(1)
+    from . import check as checking
+
+    with checking.warm() as runner:
+        code = checking.run(written, runner)
+    if len(written) < len(todo):
+        out.print(f"not written yet: {', '.join(e.id for e in todo if e not in written)}", style="yellow")
+    status_page.after(todo, remembered(profile=context.obj), out)
+    checking.leave(code or int(written != todo))
+
+
+@app.command()
+def watch(context: typer.Context) -> None:
+    """Test what changed whenever a file in student/ is saved, with everything kept warm; Ctrl-C ends it."""
+    from . import check as checking
+
+    def once(runner: Any, saved: list[str]) -> int | None:
+        if saved:
+            out.print(f"saved: {some(saved)}", style="dim", soft_wrap=True)
+        todo = _to_check([], remembered(profile=context.obj))
+        code = None
+        if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written
+            status_page.unwritten(todo[0], stub, out)
+        elif todo:
+            code = checking.run(todo, runner)
+            if code == checking.INTERRUPTED:
+                return code
+            status_page.after(todo, remembered(profile=context.obj), out)
+        out.print("watching student/, Ctrl-C ends it", style="dim")
+        return code
+
+    checking.watch(once)
+    out.print("no longer watching; lab says where you are")
+
+
+def _named(names: list[str], progress: Progress) -> list[Exercise]:
+    """The exercises that were named. A name in several stages means the stage one is in, and this says so."""
+    found: list[Exercise] = []
+    for name in names:
+        meant = progress.named(name)
+        others = [e.id for e in default().exercises.values() if e.id.endswith(f".{name.lower()}") and e not in meant]
+        if len(meant) == 1 and others and name.lower() not in default().exercises:
+            out.print(f"{name}: taken for {meant[0].id}, in the stage you are in; not {some(others)}", soft_wrap=True)
+        found += meant
+    return found
+
+
+def _to_check(asked: list[Exercise], progress: Progress) -> list[Exercise]:
+    """What there is to be tested; where there is nothing, that is said."""
+    if asked:
+        for e in asked:
+            if progress.passes(e.id):
+                out.print(f"{e.id} passes, and nothing that it rests on changed since")
+        return [e for e in asked if not progress.passes(e.id)]
+    next_one = progress.next()
+    todo = progress.to_check() or [e for e in [next_one] if e is not None]
+    if not todo:
+        out.print("Nothing changed since, and every exercise that runs here passes.", style="green")
+    elif len(todo) > 1:
+        out.print(f"changed: {', '.join(e.id for e in todo)}", soft_wrap=True)
+    return todo
+
+
+def _stub(exercise: Exercise) -> str:
+    """What its stub says, where nothing is written yet: no test need run to know."""
+    return untouched(STUDENT / exercise.file)
+
+
+@app.command()
+def hint(
+    context: typer.Context,
+    exercise: Annotated[str | None, typer.Argument(help=f"{NAMES}, of which the next; default: of all.")] = None,
+    level: Annotated[int, typer.Option(min=1, max=3, help="From a nudge (1) to nearly everything (3).")] = 1,
+) -> None:
+    """A hint of the level asked for; hints cost nothing."""
+    progress = remembered(profile=context.obj)
+    asked = progress.next()
+    if exercise:
+        named = _named([exercise], progress)
+        asked = next((e for e in named if not progress.passes(e.id)), named[0])
+    if asked is None:
+        out.print("Every exercise that runs here passes: there is nothing left to hint at.")
+        return
+    status_page.next_up(asked, level, out, word="asked for" if exercise else "next")
+
+
+@app.command()
+def explain(
+    context: typer.Context,
+    exercise: Annotated[str | None, typer.Argument(help=f"{NAMES}; default: the last that passed.")] = None,
+) -> None:
+    """The method of an exercise that passes, in prose, and what was measured of yours beside what was expected."""
+    from . import explain as explaining
+
+    progress = remembered(profile=context.obj)
+    if exercise is None:
+        exercise = next((r.exercise for r in reversed(progress.results) if progress.passes(r.exercise)), None)
+    if exercise is None:
+        raise AssignmentError("explain: no exercise passes yet; lab says what is next")
+    named = _named([exercise], progress)
+    for e in [e for e in named if progress.passes(e.id)] or named[:1]:
+        explaining.show(e, progress, out)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+) -> None:
+    """Look what this machine lacks, and say what to do about it; exit 1 only where nothing would run."""
+    from . import doctor as d
+
+    sys.exit(d.tell(d.examine(), out, as_json=as_json, well="All is well: lab says where you are"))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def train(context: typer.Context) -> None:
+    """Train the small model with your own stack, on ranks that this starts; `--compare reference` runs both."""
+    from . import capstone
+
+    sys.exit(capstone.main(context.args, out))
+
+
+@app.command()
+def answers(
+    folder: Annotated[Path, typer.Argument(help="Where answers.toml and writeup.md are.")] = ROOT / "student",
+) -> None:
+    """Whether your written answers can be read, have the right unit and are plausible; not whether they are right."""
+    from ..course.questions import default as questions
+    from . import answers as written
+
+    if not folder.is_dir():
+        raise AssignmentError(f"answers: expected a folder, got {folder}")
+    asked = questions().questions
+    given, notes = written.read(folder, asked.values())
+    width = max(map(len, asked))
+    for g in given:
+        mark, colour, says = "✓", "green", g.shown
+        if g.problem:
+            mark, colour, says = "✗", "red", g.problem
+        elif g.value is None:
+            mark, colour, says = "·", "dim", f"not answered: {g.question.asks}"
+        elif g.doubt:
+            mark, colour, says = "?", "yellow", f"{g.shown} is far off: {g.doubt}; look at the unit"
+        elif g.question.kind == "prose":
+            says = f"{len(g.shown.split())} words"
+        out.print(f"{mark} {g.question.id:<{width}}  {says}", style=colour, markup=False, soft_wrap=True)
+    for note in notes:
+        out.print(f"✗ {note}", style="red", markup=False, soft_wrap=True)
+    out.print(f"{sum(g.value is not None for g in given)} of {len(given)} answered", style="bold")
+    sys.exit(1 if notes or any(g.problem for g in given) else 0)
+
+
+app.command()(dryrun)

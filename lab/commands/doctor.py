@@ -1,0 +1,288 @@
+"""`lab doctor`: checks versions, Triton, the GPU, ranks and free space, and says what to do about each problem.
+
+Students and graders need these alike; `grader.doctor` adds what only graders do. A check looks, and returns findings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..course.assignment import ROOT
+
+# Pairs that are within the supported ranges, and do not work together.
+BAD_PAIRS = (
+    ("triton>=3.6,<3.7", "numpy>=2.4", "loops with bounds of run time fail in Triton's interpreter",
+     "pip install 'numpy<2.4'"),
+)  # fmt: skip
+GIB = 1 << 30
+MEMORY_GIB, SHARED_GIB = 2.0, 0.25
+ASK_S = 180.0  # a cold import of torch and two busy cores
+_MARK = "shardlings says: "
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: what was looked at, what was found, and what to do about it, "" where all is well."""
+
+    what: str
+    found: str
+    do: str = ""
+    fatal: bool = False  # without it nothing goes
+
+
+def examine() -> Iterator[Finding]:
+    """All that a student needs."""
+    space = [*room()]  # before what follows takes some
+    yield from software()
+    yield from space
+
+
+def software() -> Iterator[Finding]:
+    """What students and graders need alike; each of these imports torch in a process of its own, so at once."""
+    with ThreadPoolExecutor() as pool:
+        for found in pool.map(lambda look: [*look()], (versions, lambda: (triton(),), gpu, ranks)):
+            yield from found
+
+
+def tell(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str = "") -> int:
+    """Print them, then `well` where nothing is to be done; the exit code: 1 if nothing goes without one of them."""
+    found = list(findings)
+    if as_json:
+        print(json.dumps([vars(f) for f in found], indent=1))
+    else:
+        out.print(table(found))
+        if well and not any(f.do or f.fatal for f in found):
+            out.print(well, style="green")
+    return 1 if any(f.fatal for f in found) else 0
+
+
+def table(found: Iterable[Finding]) -> Table:
+    """Findings for a terminal: red where nothing goes without it, yellow where something is to be done."""
+    shown = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
+    for f in found:
+        style = "red" if f.fatal else "yellow" if f.do else ""
+        shown.add_row(*map(Text, (f.what, f.found, f.do)), style=style)
+    return shown
+
+
+def versions() -> Iterator[Finding]:
+    """Python and the packages that decide what runs, against pyproject.toml and what CI pins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    python = Version(platform.python_version())
+    wanted = project["requires-python"]
+    fits = Requirement(f"python{wanted}").specifier.contains(python, prereleases=True)
+    yield Finding("python", str(python), "" if fits else f"use Python {wanted}: make env PYTHON=python3.12", not fits)
+    ranges = {r.name: r for r in map(Requirement, project["dependencies"])}
+    for name in ("torch", "triton", "numpy"):
+        yield _version(name, ranges[name])
+    for one, other, breaks, do in BAD_PAIRS:
+        if _holds(one) and _holds(other):
+            both = " with ".join(f"{n} {installed(n)}" for n in (Requirement(one).name, Requirement(other).name))
+            yield Finding("versions together", f"{both}: {breaks}", do)
+
+
+def _version(name: str, wanted: Requirement) -> Finding:
+    """Too old is fatal; newer than anything tried is only said."""
+    here = wanted.marker is None or wanted.marker.evaluate()
+    found = installed(name)
+    if found is None:
+        if not here:
+            return Finding(name, f"no {name} for {platform.system()}", "its exercises are not run here; all else works")
+        return Finding(name, "not installed", f"pip install '{name}{wanted.specifier}'; or: make env", True)
+    if not wanted.specifier.contains(found, prereleases=True):
+        return Finding(name, str(found), f"pip install '{name}{wanted.specifier}'; or: make env", True)
+    tried = _pinned(name)
+    if tried and found.release[:2] > tried.release[:2]:
+        return Finding(name, f"{found}, newer than {tried}, which was tried", f"if odd things fail: {name}=={tried}")
+    return Finding(name, str(found))
+
+
+def installed(name: str) -> Version | None:
+    try:
+        return Version(metadata.version(name))
+    except (metadata.PackageNotFoundError, InvalidVersion):
+        return None
+
+
+def _holds(requirement: str) -> bool:
+    wanted = Requirement(requirement)
+    found = installed(wanted.name)
+    return found is not None and wanted.specifier.contains(found, prereleases=True)
+
+
+def _pinned(name: str) -> Version | None:
+    """What CI uses, by constraints.txt; None where a release does not have it."""
+    path = ROOT / "constraints.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return next((Version(line.partition("==")[2]) for line in lines if line.startswith(f"{name}==")), None)
+
+
+def triton() -> Finding:
+    """Whether a kernel with a loop runs in the interpreter: the one thing that all Triton exercises need."""
+    if installed("triton") is None:
+        return Finding("Triton's interpreter", "no Triton", "its exercises are not run here; all else works")
+    said = ask(_KERNEL, {"TRITON_INTERPRET": "1"})
+    if said.get("sum") == 6:
+        return Finding("Triton's interpreter", "runs a kernel")
+    why = said.get("error", f"a sum of {said.get('sum')} instead of 6")
+    return Finding("Triton's interpreter", f"does not run a kernel: {why}", "install the versions of constraints.txt")
+
+
+_KERNEL = """
+import torch, triton, triton.language as tl
+@triton.jit
+def sums(x, out, n):
+    total = 0.0
+    for i in range(0, n):
+        total += tl.load(x + i)
+    tl.store(out, total)
+out = torch.zeros(1)
+sums[(1,)](torch.arange(4.0), out, 4)
+say({"sum": out.item()})
+"""
+_CUDA = """
+import torch
+cuda = torch.cuda
+say({"built": torch.version.cuda or torch.version.hip, "devices": [
+    {"name": p.name, "capability": [p.major, p.minor], "bytes": p.total_memory}
+    for p in map(cuda.get_device_properties, range(cuda.device_count()))] if cuda.is_available() else []})
+"""
+
+
+def gpu() -> Iterator[Finding]:
+    """Driver and devices as the driver tells them, and whether torch sees the same."""
+    rows, seen = driver(), ask(_CUDA)
+    for i, (name, version, mig) in enumerate(rows):
+        yield Finding(f"GPU {i}", f"{name}, driver {version}", _MIG if mig == "Enabled" else "")
+    if "error" in seen:
+        yield Finding("torch", f"does not load: {seen['error']}", "reinstall it: make env", True)
+    elif seen["devices"]:
+        d = seen["devices"][0]
+        old = tuple(d["capability"]) < (8, 0)
+        do = "below sm_80 bfloat16 is slow; `speed` is then a ratio to plain attention" if old else ""
+        many = f"{len(seen['devices'])} × " if len(seen["devices"]) > 1 else ""
+        sm = "".join(map(str, d["capability"]))
+        yield Finding("GPU in torch", f"{many}{d['name']}, sm_{sm}, {d['bytes'] / 2**30:.0f} GiB", do)
+    elif rows and seen["built"] is None:
+        yield Finding("GPU in torch", "none: this torch is built without CUDA", "pip install a CUDA build of torch")
+    elif rows:
+        do = "compare the driver with what this torch needs; is CUDA_VISIBLE_DEVICES empty?"
+        yield Finding("GPU in torch", f"none, though there is one: torch is built for CUDA {seen['built']}", do)
+    else:
+        yield Finding("GPU", "none", "exercises of the gpu track are not run; all else works")
+
+
+_MIG = "MIG is on: torch sees a slice of it, and times are those of the slice; ask for a whole one to judge speed"
+
+
+def ranks() -> Iterator[Finding]:
+    """Two ranks that meet over Gloo on the loopback, and the process that all others of the tests are forked from."""
+    if installed("torch") is None:
+        return  # told already; what follows imports it
+    from ..harness.executor import Executor, Zygote
+    from ..solution import framing
+
+    said = ask(_GLOO)
+    if said.get("sum") == 3:
+        yield Finding("Gloo on loopback", "two ranks met")
+    else:
+        do = "let processes connect to 127.0.0.1: a firewall, a VPN or a container without a loopback forbids it"
+        yield Finding("Gloo on loopback", str(said.get("error", "a wrong sum")), do, True)
+    start = time.monotonic()
+    zygote = Zygote(Executor(ROOT / "student"), "interpret")
+    try:
+        zygote.wait()
+        yield Finding("processes for tests", f"the first starts in {time.monotonic() - start:.1f} s")
+    except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
+        why = f"the first does not start: {error or type(error).__name__}"
+        yield Finding("processes for tests", why, "python -m lab.ranks.zygote < /dev/null says why", True)
+    finally:
+        zygote.close()
+
+
+_GLOO = """
+import datetime, os, socket, torch, torch.distributed as dist
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2,
+                        timeout=datetime.timedelta(seconds=60))
+total = torch.tensor([1.0 + rank])
+dist.all_reduce(total)
+if rank:
+    os._exit(0)
+os.wait()
+say({"sum": total.item()})
+"""
+
+
+def room() -> Iterator[Finding]:
+    """Cores, free memory and shared memory, for some ranks beside each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(
+        "cores", str(cores), "" if cores > 1 else "timed tests of several ranks stay inconclusive on one core"
+    )
+    free = psutil.virtual_memory().available / GIB
+    do = "" if free >= MEMORY_GIB else f"close something: tests of 16 ranks want {MEMORY_GIB:g} GiB"
+    yield Finding("free memory", f"{free:.1f} GiB", do, fatal=free < MEMORY_GIB / 4)
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free / GIB
+        do = "" if free >= SHARED_GIB else f"want {SHARED_GIB:g} GiB: docker run --shm-size=1g; or remove what is there"
+        yield Finding("/dev/shm", f"{free:.2f} GiB free", do)
+
+
+def driver() -> list[tuple[str, str, str]]:
+    """(name, driver version, MIG mode) of each device that nvidia-smi tells; none where it is not there or fails."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,mig.mode.current", "--format=csv,noheader"]
+    rows = [[cell.strip() for cell in line.split(",")] for line in output(query).splitlines()]
+    return [(r[0], r[1], r[2]) for r in rows if len(r) == 3]
+
+
+def output(command: list[str], timeout_s: float = 60.0) -> str:
+    """What a command prints; "" where there is none such, it fails or it takes too long."""
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.stdout if said.returncode == 0 else ""
+
+
+def ask(code: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """What `code` says by say({…}), in a Python of its own that may crash or hang; {"error": why} where it did."""
+    with tempfile.TemporaryDirectory(prefix="shardlings-doctor-") as folder:
+        file = Path(folder) / "asked.py"  # a file: Triton reads the source of its kernels
+        file.write_text(f"def say(answer):\n    import json\n    print({_MARK!r} + json.dumps(answer))\n{code}")
+        try:
+            said = subprocess.run(
+                [sys.executable, str(file)], capture_output=True, text=True, errors="replace", timeout=ASK_S,
+                env={**os.environ, **(env or {})},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer in {ASK_S:.0f} s"}
+    told = [line.removeprefix(_MARK) for line in said.stdout.splitlines() if line.startswith(_MARK)]
+    if told:
+        return json.loads(told[-1])
+    return {"error": (said.stderr.strip().splitlines() or [f"exit code {said.returncode}"])[-1][:200]}

@@ -1,0 +1,263 @@
+"""`lab dryrun`: a training step on a cluster that does not exist: what each rank sends, computes and holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import standins
+from ..course.assignment import ROOT, AssignmentError, default
+from ..solution.unwritten import untouched
+
+if TYPE_CHECKING:
+    from ..cluster.hardware import Cluster
+    from ..cluster.simulator import Played
+    from ..dryrun.accounts import Account, Step
+    from ..harness.runner import Runner
+
+COMPOSE = "mesh.compose"  # what a step on a mesh begins with
+PATIENCE_S = 600.0  # for one rank
+ENDINGS = (".png", ".pdf", ".svg")
+COLUMNS = 4  # ranks beside each other: a terminal has 80 characters
+WIDTH = 72  # of a timeline, in characters
+MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
+out = Console(highlight=False)
+
+
+def dryrun(
+    mesh: Annotated[str, typer.Option(help="data=16,pipe=8,expert=1,tensor=8; what is left out is 1.")],
+    impl: Annotated[str, typer.Option(help="student, reference or a folder.")] = "student",
+    model: Annotated[str, typer.Option(help="By name: tiny, small, 2.7b, 7b, 8b, 70b, 405b, ….")] = "tiny",
+    cluster: Annotated[str, typer.Option(help="By name, as in lab/cluster/hardware.toml.")] = "dgx-h100",
+    micro_batches: Annotated[int, typer.Option(min=1)] = 1,
+    sequences: Annotated[int, typer.Option(min=0, help="In the whole batch; 0: one a micro-batch.")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="Tokens in a sequence; 0: as many as the model can.")] = 0,
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b or interleaved.")] = "1f1b",
+    chunks: Annotated[int, typer.Option(min=1, help="Of the model on each pipeline rank, if interleaved.")] = 1,
+    sequence: Annotated[bool, typer.Option("--sequence", help="Sequence parallelism along tensor.")] = False,
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard along data.")] = False,
+    experts: Annotated[int, typer.Option(min=0, help="In each block; 0: dense.")] = 0,
+    k: Annotated[int, typer.Option(min=1, help="Experts for each token.")] = 2,
+    layers: Annotated[int, typer.Option(min=0, help="Fewer or more of them than the model has.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, help="Run this one, and those before and behind it along pipe.")] = 0,
+    picture: Annotated[Path, typer.Option(help="Where the timeline is drawn.")] = ROOT / ".cache" / "dryrun.png",
+) -> None:
+    """A training step as ranks of any mesh, in one process and without data: bytes, FLOPs, memory and a timeline.
+
+    lab dryrun --impl reference --mesh data=16,pipe=8,tensor=8 --model 70b --micro-batches 32 --context 4096 --sequence
+    """
+    from ..cluster.hardware import cluster as named
+    from ..cluster.simulator import SimulationError, play
+    from ..dryrun.accounts import Step, matched
+    from ..harness.runner import Executor, Runner
+    from ..train.loop import degrees
+
+    folder = ROOT / impl if impl in ("student", "reference") else Path(impl)
+    if not folder.is_dir():
+        raise AssignmentError(f"dryrun: expected --impl student, reference or a folder, got {impl!r}")
+    whole = begun(folder, COMPOSE)
+    try:
+        config = _model(model, layers)
+        step = Step(
+            config, degrees(mesh), sequences, context, micro_batches, schedule, chunks, sequence, fsdp, experts, k,
+            replicated=not whole,
+        )  # fmt: skip
+        if rank >= step.world:
+            raise ValueError(f"rank: expected 0 to {step.world - 1}, the mesh's, got {rank}")
+        where = named(cluster, step.world)
+        _drawable(picture)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise AssignmentError(f"dryrun: {error}") from None
+    replace = stand_ins(folder, step)
+    if replace:
+        out.print(
+            f"not written yet, so a stand-in takes its place: {', '.join(replace)}", style="yellow", soft_wrap=True
+        )
+    runner = Runner(Executor(folder))
+    try:
+        accounts = [_account(runner, step, each, replace) for each in step.stages(rank)]
+    finally:
+        runner.close()
+    out.print(
+        f"{model} on {_mesh(step)}, {step.world:,} ranks: {step.sequences:,} sequences of {step.context:,} tokens"
+    )
+    for first in range(0, len(accounts), COLUMNS):
+        out.print(table(accounts[first : first + COLUMNS], step))
+    wrong = matched(accounts)
+    if wrong:
+        out.print(wrong, style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    if others := [axis for axis, degree in step.mesh.items() if degree > 1 and axis != "pipe"]:
+        out.print(f"not checked: whether other ranks along {' and '.join(others)} do the same", soft_wrap=True)
+    out.print(fits(accounts, where), markup=False, soft_wrap=True)
+    try:
+        played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
+    except SimulationError as error:
+        out.print(str(error), style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    out.print(_priced(played, accounts, where, step), markup=False, soft_wrap=True)
+    for line in strips(played):
+        out.print(line)
+    draw(played, f"{model} on {_mesh(step)}", picture)
+    out.print(f"drawn in {picture}", markup=False, soft_wrap=True)
+
+
+def begun(folder: Path, id: str) -> bool:
+    """Whether something is written in the file of an exercise."""
+    file = folder / default().exercise(id).file
+    return file.is_file() and not untouched(file)
+
+
+def stand_ins(folder: Path, step: Step) -> dict[str, str]:
+    """{exercise: its stand-in} for what a step needs and is not written.
+
+    Raises AssignmentError where there is none: nothing stands in for the last chapter's mesh itself.
+    """
+    if not step.replicated:
+        return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if not begun(folder, id)}
+    if {axis for axis, degree in step.mesh.items() if degree > 1} - {"data"} or step.beyond_data():
+        raise AssignmentError(
+            f"dryrun: expected {COMPOSE} to be written for an axis beyond data, experts, FSDP or micro-batches, it is "
+            f"not; lab dryrun --mesh data={step.world} runs without it, --impl reference runs the solution"
+        )
+    found = {"ddp.bucketed": "lab.standins.capstone:ddp_bucketed_dry", "zero.zero1": standins.source("zero.zero1")}
+    return {id: source for id, source in found.items() if not begun(folder, id)}
+
+
+def _model(name: str, layers: int) -> Any:
+    from ..model.models import MODELS
+
+    if name not in MODELS:
+        raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {name!r}")
+    return replace(MODELS[name], layers=layers) if layers else MODELS[name]
+
+
+def _drawable(picture: Path) -> None:
+    """Raises ValueError where no picture can be written."""
+    if picture.suffix not in ENDINGS:
+        raise ValueError(f"picture: expected a name that ends in {', '.join(ENDINGS)}, got {picture}")
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"picture: expected a folder that can be written, got {picture.parent}: {error.strerror}"
+        ) from None
+
+
+def _account(runner: Runner, step: Step, rank: int, replace: dict[str, str]) -> Account:
+    from ..dryrun.accounts import Account
+    from ..dryrun.rank import dry
+    from ..harness.runner import ProbeFailed
+
+    objects = {default().exercise(id).object: source for id, source in replace.items()}
+    try:
+        return Account(**json.loads(runner.run(dry, step.plain(), rank, timeout=PATIENCE_S, replace=objects)))
+    except ProbeFailed as error:
+        if error.reason == "unwritten":
+            name = error.text.partition(":")[0]
+            raise AssignmentError(
+                f"dryrun: {name} is not written yet, and a step needs it; --impl reference runs the solution's"
+            ) from None
+        where = f" ({error.where})" if error.where else ""
+        raise AssignmentError(f"dryrun: rank {rank}: {' '.join(error.text.split())}{where}") from None
+
+
+def _mesh(step: Step) -> str:
+    return " x ".join(f"{axis}={n}" for axis, n in step.mesh.items() if n > 1) or "one rank"
+
+
+def table(accounts: Sequence[Account], step: Step) -> Table:
+    """A column a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
+    sent = [account.sent(step) for account in accounts]
+    rows = {
+        "parameters, millions": [_short(account.parameters / 1e6) for account in accounts],
+        "TFLOP": [_short(account.flops / 1e12) for account in accounts],
+        **{
+            f"sent along {axis}, GB": [_short(row.get(axis, 0) / 1e9) for row in sent]
+            for axis in dict.fromkeys(axis for row in sent for axis in row)
+        },
+        "held at rest, GB": [_short(sum(account.resting.values()) / 1e9) for account in accounts],
+        "held at most, GB": [_short(sum(account.peak.values()) / 1e9) for account in accounts],
+        **{f"  {kind}": [_short(account.peak[kind] / 1e9) for account in accounts] for kind in accounts[0].peak},
+    }
+    made = Table("", *(f"rank {account.rank}" for account in accounts), box=None, header_style="bold")
+    for column in made.columns[1:]:
+        column.justify = "right"
+    for name, cells in rows.items():
+        made.add_row(name, *cells)
+    return made
+
+
+def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
+    """Whether the ranks' memory suffices; if not, what takes most of it."""
+    from ..cluster.steps import RESERVED
+
+    most = max(accounts, key=lambda account: sum(account.peak.values()))
+    held, name, room = sum(most.peak.values()), cluster.device.name, cluster.device.hbm_bytes
+    if held <= (1 - RESERVED) * room:
+        return f"fits: rank {most.rank} holds {_short(held / 1e9)} GB at most, {100 * held / room:.0f} % of an {name}"
+    kind = max(most.peak, key=lambda kind: most.peak[kind])
+    passing = kind in ("activations", "buffers")
+    cure = "--sequence, shorter sequences or more tensor" if passing else "--fsdp, more pipe or tensor"
+    return (
+        f"does not fit: rank {most.rank} would hold {_short(held / 1e9)} GB at most, an {name} has {room / 1e9:g}, of "
+        f"which {100 * RESERVED:.0f} % are set aside; "
+        f"{_short(most.peak[kind] / 1e9)} GB are {kind}: {cure} would make them less"
+    )
+
+
+def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster, step: Step) -> str:
+    shares = sorted(played.mean().items(), key=lambda item: -item[1])
+    told = ", ".join(f"{name} {100 * seconds / played.step_s:.0f} %" for name, seconds in shares if seconds)
+    flops = sum(account.flops for account in accounts) / len(accounts)
+    return (
+        f"{_short(played.step_s)} s a step on {cluster.device.name}, {flops / played.step_s / 1e12:.0f} TFLOP/s a rank "
+        f"(numbers of 4 bytes; products as fast as those of 2): {told}"
+    )
+
+
+def strips(played: Played) -> list[str]:
+    """A line a rank: what it did most of the time, in each of WIDTH parts of the step."""
+    each = played.step_s / WIDTH
+    lines = []
+    for rank, bars in played.timeline.items():
+        time: list[dict[str, float]] = [dict.fromkeys(MARKS, 0.0) for _ in range(WIDTH)]
+        for bar in bars:
+            if bar.kind in MARKS:
+                for part in range(int(bar.start_s / each), min(WIDTH - 1, int(bar.end_s / each)) + 1):
+                    time[part][bar.kind] += max(0.0, min(bar.end_s, (part + 1) * each) - max(bar.start_s, part * each))
+        for spent in time:
+            spent[""] = each - sum(spent.values())
+        marks = [MARKS[max(spent, key=lambda kind, spent=spent: spent[kind])] for spent in time]  # type: ignore[misc]
+        lines.append(f"{rank:>6} " + "".join(f"[{colour}]{mark}[/{colour}]" for mark, colour in marks))
+    legend = "  ".join(f"{mark} {kind or 'waits, or talks'}" for kind, (mark, _) in MARKS.items())
+    return [*lines, f"       {legend}"]
+
+
+def draw(played: Played, title: str, path: Path) -> None:
+    """The timeline as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from ..plots.timeline import KINDS, Span, timelines
+
+    ranks = [
+        [Span(bar.kind, bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in KINDS]
+        for bars in played.timeline.values()
+    ]
+    figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure.axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in played.timeline])
+    figure.savefig(path)
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

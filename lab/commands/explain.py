@@ -1,0 +1,70 @@
+"""`lab explain`: the method in prose, and what the tests measured of yours beside what they expected; no code.
+
+The prose is `lab/explanations/<stage>.md`, a section an exercise. It is for those who have passed: what the method is,
+why it is done so, what the measured property shows, what a real system does beyond it, and one source.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from ..course.assignment import ROOT, AssignmentError, Exercise
+from ..harness.progress import Progress
+
+FOLDER = ROOT / "lab" / "explanations"
+ROWS = 12
+
+
+def text(exercise: Exercise, folder: Path = FOLDER) -> str:
+    """The section of an exercise. Raises AssignmentError where there is none."""
+    file = folder / f"{exercise.stage}.md"
+    sections = sections_of(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if exercise.id not in sections:
+        raise AssignmentError(f"explain: {exercise.id} has no section in lab/explanations/{file.name}")
+    return sections[exercise.id]
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """{exercise id: prose} of a page whose headings of the second level are ids."""
+    parts = re.split(r"(?m)^## (\S+)\n", page)
+    return {id: prose.strip() for id, prose in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def show(exercise: Exercise, progress: Progress, out: Console) -> None:
+    """Print it. Raises AssignmentError before the exercise passes: there is nothing to be given away."""
+    id = exercise.id
+    if not progress.passes(id):
+        why = "changed since it passed" if progress.scores[id].passed else "does not pass yet"
+        raise AssignmentError(f"explain: {id} {why}; lab check {id} tests it, lab hint {id} helps")
+    out.print(id, style="bold")
+    out.print(Markdown(text(exercise)))
+    timed = [r.message for r in progress.of(id) if r.kind == "timing" and r.message]
+    rows = progress.numbers.get(id, [])
+    if not rows and not timed:
+        passed = len({r.test for r in progress.of(id) if r.outcome == "passed"})
+        out.print(f"\nYours passed {passed} tests, which compared values and kept no numbers.", style="dim")
+        return
+    if rows:
+        table = Table("measured by the tests", "yours", "expected", box=None, pad_edge=False, header_style="bold")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in rows[:ROWS]:
+            bound = "≤ " if row["at_most"] else ""
+            table.add_row(row["what"], number(row["value"], row["unit"]), bound + number(row["expected"], row["unit"]))
+        out.print()
+        out.print(table)
+        if len(rows) > ROWS:
+            out.print(f"and {len(rows) - ROWS} more", style="dim")
+    for line in timed:
+        out.print(f"timed: {line}", markup=False, soft_wrap=True)
+
+
+def number(value: float, unit: str) -> str:
+    """1536.0 bytes as "1,536 bytes", 2.0042 times as "2 times"."""
+    shown = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+    return f"{shown} {unit}".strip()

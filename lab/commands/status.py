@@ -1,0 +1,157 @@
+"""`lab`: shows the current exercise, results that are out of date, the next exercise, and a hint."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from ..course.assignment import Exercise
+from ..course.listing import MOST, some
+from ..course.scoring import totals
+from ..harness.progress import Progress
+
+_MARKS = {
+    "passes": ("✓", "green"), "fails": ("✗", "red"), "not tested again since it changed": ("!", "yellow"),
+    "inconclusive": ("?", "yellow"), "not run on this machine": ("–", "dim"), "written, not tested": ("+", "cyan"),
+    "not attempted": ("·", "dim"),
+}  # fmt: skip
+MESSAGE_LINES = 3  # `lab` fits on a screen of 80 × 24: lab check shows the whole message
+CAUSES = 1
+
+
+def show(progress: Progress, out: Console) -> None:
+    """Points, an overview, what changed, what is next."""
+    next_one = progress.next()
+    out.print(_points(progress), soft_wrap=True)
+    shown = _overview(progress, out, next_one.stage if next_one else "")
+    if shown != {"not attempted"}:
+        legend = (f"[{colour}]{mark}[/] {word}" for word, (mark, colour) in _MARKS.items() if word in shown)
+        out.print("  " + "  ".join(legend), soft_wrap=True)
+    if not progress.rests:
+        out.print("Nothing is tested yet. Open the file below, read its docstring, write it, then: lab check")
+    _missing(progress, out)
+    _changed(progress, out)
+    if next_one is None:
+        of = f" of {progress.profile}" if progress.profile else ""
+        out.print(f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
+        return
+    next_up(next_one, 1, out, progress)
+
+
+def _points(progress: Progress) -> str:
+    """How far one is. Points of exercises that changed since their tests stay, and are told apart."""
+    chosen = progress.chosen.exercises
+    todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
+    mine = {id: s for id, s in progress.scores.items() if id in chosen}
+    earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
+    points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
+    again = f", {old:.4g} of them not tested again since a change" if old else ""
+    whole = len(progress.known.exercises)
+    others = f" (all {whole}: --profile full)" if len(chosen) < whole else ""
+    of = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
+    return f"{of}[bold]{earned:.4g} of {points:g} points[/bold]{again}, about {hours:g} h to go"
+
+
+def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None, word: str = "next") -> None:
+    """The exercise, what its tests said last, and hints up to a level."""
+    heading = Text.assemble(
+        f"{word}: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h"
+    )
+    out.print(heading, soft_wrap=True)
+    failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
+    if failed and failed[0].reason != "unwritten":
+        before = ", before it was changed" if progress and exercise.id in progress.stale else ""
+        out.print(f"  last time{before}: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
+        for line in failed[0].message.splitlines()[:MESSAGE_LINES]:
+            out.print(f"    {line}", markup=False, no_wrap=True, overflow="ellipsis")
+    for hint in exercise.hints[:level]:
+        out.print(f"  hint: {hint}", markup=False, soft_wrap=True)
+    asked = "" if word == "next" else f" {exercise.id}"
+    more = f"; lab hint{asked} --level {level + 1} says more" if level < 3 else ""
+    out.print(f"  then: lab check{more}")
+
+
+def unwritten(exercise: Exercise, stub: str, out: Console) -> None:
+    """That there is nothing to test yet."""
+    out.print(f"{exercise.id}: not written yet, so there is nothing to test", style="yellow")
+    out.print(f"  the stub says: {stub}", markup=False, soft_wrap=True)
+    next_up(exercise, 1, out)
+
+
+def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
+    """What is to be done when tests have run: read on where they pass, and what is next."""
+    passed = [e.id for e in tested if progress.passes(e.id)]
+    for id in passed:
+        line = Text.assemble((f"{id} passes", "green"), f"; what it is about, and what was measured: lab explain {id}")
+        out.print(line, soft_wrap=True)
+    next_one = progress.next(after=tested[-1])
+    if len(passed) == len(tested) and next_one is not None:
+        next_up(next_one, 1, out)
+
+
+def _overview(progress: Progress, out: Console, current: str) -> set[str]:
+    """One row a stage, a mark an exercise; of the current stage the names too. Returns the words of all marks."""
+    known, shown = progress.chosen, set()
+    indent = 4 + max(len(stage.title) for stage in known.stages)
+    most = max(len(known.of_stage(stage.name)) for stage in known.stages)
+    for stage in known.stages:
+        exercises = known.of_stage(stage.name)
+        words = [_word(progress, e) for e in exercises]
+        shown |= {*words}
+        row = Text.assemble(f"  {stage.title}".ljust(indent), *(_MARKS[word] for word in words))
+        row.append(" " * (most - len(exercises)) + f"  {words.count('passes')} of {len(exercises)}")
+        out.print(row, soft_wrap=True)
+        if stage.name == current:
+            names = [f"{_MARKS[w][0]} {e.id.partition('.')[2]}" for e, w in zip(exercises, words, strict=True)]
+            for line in _wrapped(names, out.width - 4):
+                out.print(f"    {line}", style="dim", soft_wrap=True)
+    return shown
+
+
+def _wrapped(names: list[str], width: int) -> list[str]:
+    """Names beside each other, in lines that are no wider."""
+    lines = [""]
+    for name in names:
+        if lines[-1] and len(lines[-1]) + 2 + len(name) > width:
+            lines.append("")
+        lines[-1] += f"  {name}" if lines[-1] else name
+    return lines
+
+
+def _word(progress: Progress, exercise: Exercise) -> str:
+    id = exercise.id
+    if not progress.ran(id):
+        return "written, not tested" if progress.begun(exercise) else "not attempted"
+    if id in progress.stale:
+        return "not tested again since it changed" if progress.begun(exercise) else "not attempted"
+    if progress.passes(id):
+        return "inconclusive" if progress.scores[id].inconclusive else "passes"
+    if progress.cannot_run(id):
+        return "not run on this machine"
+    if progress.scores[id].inconclusive:
+        return "inconclusive"
+    return "fails" if progress.begun(exercise) else "not attempted"
+
+
+def _missing(progress: Progress, out: Console) -> None:
+    """Files that are gone, and how to have them back."""
+    gone = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
+            if not (progress.source / f).is_file()]  # fmt: skip
+    if gone:
+        back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:MOST])}"
+        out.print(f"missing: {some(gone)}; {back}", style="red", soft_wrap=True)
+
+
+def _changed(progress: Progress, out: Console) -> None:
+    """Why results no longer hold, one line a cause."""
+    causes: dict[tuple[str, ...], list[str]] = {}
+    for id, names in progress.stale.items():
+        if progress.begun(progress.known.exercise(id)):
+            causes.setdefault(tuple(names), []).append(id)
+    for changed, ids in list(causes.items())[:CAUSES]:
+        files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in changed]
+        tested = "were tested" if len(ids) > 1 else "was tested"
+        line = f"{some(files, 1)} changed since {some(ids, 1)} {tested}: lab check"
+        out.print(line, style="yellow", soft_wrap=True)
+    if (rest := sum(len(ids) for ids in list(causes.values())[CAUSES:])) > 0:
+        out.print(f"and what {rest} more rest on", style="yellow")

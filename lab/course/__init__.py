@@ -1,0 +1,1 @@
+"""The assignment as data: stages, exercises, questions, points, units."""

@@ -1,0 +1,281 @@
+"""The assignment as data: stages, exercises, points, hints, and what may not be called.
+
+Everything that needs to know what an exercise is worth, where its object lives or what comes next reads it here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ASKS = {  # by kind of test
+    "numerics": "are the values right?",
+    "property": "do they come about as the algorithm says: which messages, bytes, memory, order?",
+    "timing": "is it faster than the plain way, measured side by side?",
+}
+KINDS = tuple(ASKS)
+_MISSING = object()
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class AssignmentError(ValueError):
+    """assignment.toml says something it may not; the message names the key, what was expected and what came."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise: what the student writes and what it is worth."""
+
+    id: str  # "ddp.naive"
+    object: str  # "ddp/naive.py:NaiveDDP", by its defining file
+    points: float
+    hours: float
+    difficulty: int  # 1 to 5
+    track: str  # "cpu" or "gpu"
+    needs: tuple[str, ...]
+    hints: tuple[str, ...]
+    forbidden: tuple[str, ...]
+
+    @property
+    def stage(self) -> str:
+        return self.id.partition(".")[0]
+
+    @property
+    def file(self) -> str:
+        return self.object.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        return self.object.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    title: str
+    version: str
+    split: dict[str, float]
+    stages: tuple[Stage, ...]
+    exercises: dict[str, Exercise]  # in the order of the handout
+    profiles: dict[str, tuple[str, ...]]
+
+    def exercise(self, id: str) -> Exercise:
+        try:
+            return self.exercises[id]
+        except KeyError:
+            raise AssignmentError(f"no exercise {id!r}; {self._near(id)}") from None
+
+    def of_stage(self, stage: str) -> list[Exercise]:
+        return [e for e in self.exercises.values() if e.stage == stage]
+
+    def of_profile(self, profile: str) -> Assignment:
+        """The same with the exercises of a profile alone."""
+        if profile not in self.profiles:
+            raise AssignmentError(f"--profile: expected one of {', '.join(self.profiles)}, got {profile!r}")
+        ids = set(self.profiles[profile])
+        return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
+
+    def named(self, name: str, stage: str = "") -> list[Exercise]:
+        """One exercise by its id, the end of its id, or its file's path; all of a stage by the stage's name.
+
+        stage: where exercises of several stages have ids with this end, the exercise of this stage is meant.
+        """
+        if of_file := [e for e in self.exercises.values() if f"/{name}".endswith(f"/{e.file}")]:
+            return of_file
+        name = name.lower()
+        if name in self.exercises:
+            return [self.exercises[name]]
+        if of_stage := self.of_stage(name):
+            return of_stage
+        short = [e for id, e in self.exercises.items() if id.partition(".")[2] == name]
+        short = [e for e in short if e.stage == stage] or short
+        if len(short) > 1:
+            raise AssignmentError(f"{name!r} is the end of {' and of '.join(e.id for e in short)}: which of them?")
+        return short or [self.exercise(name)]
+
+    def _near(self, id: str) -> str:
+        """What may have been meant: ids, stages and ends of ids that are written much like it."""
+        ends = {e.partition(".")[2]: e for e in self.exercises}
+        stages = [s.name for s in self.stages]
+        near = difflib.get_close_matches(id, [*self.exercises, *stages, *ends])
+        if near:
+            return f"did you mean {' or '.join(dict.fromkeys(ends.get(n, n) for n in near))}?"
+        return f"expected an id as lab shows them, as {next(iter(self.exercises))}, or a stage: {', '.join(stages)}"
+
+
+def load(path: Path = ROOT / "assignment.toml") -> Assignment:
+    """Read and check an assignment. Raises AssignmentError with one line that names the key at fault."""
+    return _Reader(path.name).assignment(parsed(path))
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """A TOML file of ours. Raises AssignmentError with one line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AssignmentError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AssignmentError(f"{path}: not TOML: {error}") from None
+
+
+@functools.cache
+def default() -> Assignment:
+    return load()
+
+
+def students_profile() -> str:
+    """A student's profile where --profile names none: LAB_PROFILE, else core, if the assignment has it."""
+    return os.environ.get("LAB_PROFILE") or ("core" if "core" in default().profiles else "full")
+
+
+def needed(id: str) -> set[str]:
+    """What an exercise builds on, directly or not."""
+    known, found, todo = default().exercises, set[str](), [id]
+    while todo:
+        new = set(known[todo.pop()].needs) - found
+        found |= new
+        todo += new
+    return found
+
+
+class Reader:
+    """Reads parsed TOML key by key; knows where it is, so that errors can say so."""
+
+    def __init__(self, file: str):
+        self.file = file
+
+    def fail(self, key: str, expected: str, got: Any) -> AssignmentError:
+        came = "nothing" if got is _MISSING else repr(got)
+        return AssignmentError(f"{self.file}: {key}: expected {expected}, got {came}")
+
+    def get(self, table: dict, key: str, where: str, kind: type | tuple, expected: str) -> Any:
+        if key not in table:
+            raise self.fail(f"{where}{key}", expected, _MISSING)
+        value = table[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.fail(f"{where}{key}", expected, value)
+        return value
+
+    def only(self, table: dict, known: set[str], where: str) -> None:
+        for key in table:
+            if key not in known:
+                raise self.fail(f"{where}{key}", f"one of {', '.join(sorted(known))}", key)
+
+    def strings(self, table: dict, key: str, where: str) -> tuple[str, ...]:
+        values = self.get(table, key, where, list, "a list of strings")
+        if not all(isinstance(v, str) for v in values):
+            raise self.fail(f"{where}{key}", "a list of strings", values)
+        return tuple(values)
+
+
+class _Reader(Reader):
+    """Turns parsed TOML into an Assignment."""
+
+    def assignment(self, data: dict) -> Assignment:
+        self.only(data, {"title", "version", "split", "stage", "exercise", "profiles"}, "")
+        stages = tuple(self.stage(s, i) for i, s in enumerate(self.get(data, "stage", "", list, "a list")))
+        if len({s.name for s in stages}) != len(stages):
+            raise self.fail("stage", "distinct names", [s.name for s in stages])
+        exercises: dict[str, Exercise] = {}
+        for i, table in enumerate(self.get(data, "exercise", "", list, "a list of tables")):
+            e = self.exercise(table, f"exercise[{i}].", {s.name for s in stages})
+            if e.id in exercises:
+                raise self.fail(f"exercise[{i}].id", "an id not used before", e.id)
+            exercises[e.id] = e
+        self.check_needs(exercises)
+        return Assignment(
+            title=self.get(data, "title", "", str, "a string"),
+            version=self.get(data, "version", "", str, "a string"),
+            split=self.split(self.get(data, "split", "", dict, "a table")),
+            stages=stages,
+            exercises=exercises,
+            profiles=self.profiles(self.get(data, "profiles", "", dict, "a table"), exercises),
+        )
+
+    def stage(self, table: Any, i: int) -> Stage:
+        if not isinstance(table, dict):
+            raise self.fail(f"stage[{i}]", "a table", table)
+        self.only(table, {"name", "title"}, f"stage[{i}].")
+        name = self.get(table, "name", f"stage[{i}].", str, "a string")
+        if not name.isidentifier():
+            raise self.fail(f"stage[{i}].name", "a Python identifier", name)
+        return Stage(name, self.get(table, "title", f"stage[{i}].", str, "a string"))
+
+    def exercise(self, table: Any, where: str, stages: set[str]) -> Exercise:
+        if not isinstance(table, dict):
+            raise self.fail(where.rstrip("."), "a table", table)
+        self.only(table, set(Exercise.__dataclass_fields__), where)
+        id = self.get(table, "id", where, str, 'a string "stage.name"')
+        stage, _, name = id.partition(".")
+        if stage not in stages or not name.isidentifier():
+            raise self.fail(f"{where}id", f'"stage.name" with a stage of {", ".join(sorted(stages))}', id)
+        where = f"{id}: "
+        object = self.get(table, "object", where, str, '"stage/file.py:Name"')
+        file, _, attribute = object.partition(":")
+        if not (file.startswith(f"{stage}/") and file.endswith(".py") and attribute.isidentifier()):
+            raise self.fail(f"{where}object", f'"{stage}/file.py:Name"', object)
+        number = (int, float)
+        points = self.get(table, "points", where, number, "a number of at least 0")
+        hours = self.get(table, "hours", where, number, "a number above 0")
+        if points < 0:
+            raise self.fail(f"{where}points", "a number of at least 0", points)
+        if hours <= 0:
+            raise self.fail(f"{where}hours", "a number above 0", hours)
+        difficulty = self.get(table, "difficulty", where, int, "1 to 5")
+        if difficulty not in range(1, 6):
+            raise self.fail(f"{where}difficulty", "1 to 5", difficulty)
+        track = self.get(table, "track", where, str, '"cpu" or "gpu"')
+        if track not in ("cpu", "gpu"):
+            raise self.fail(f"{where}track", '"cpu" or "gpu"', track)
+        hints = self.strings(table, "hints", where)
+        if len(hints) != 3:
+            raise self.fail(f"{where}hints", "three strings, from a nudge to nearly everything", hints)
+        return Exercise(
+            id, object, points, hours, difficulty, track,
+            self.strings(table, "needs", where), hints, self.strings(table, "forbidden", where),
+        )  # fmt: skip
+
+    def check_needs(self, exercises: dict[str, Exercise]) -> None:
+        """Needs name exercises, and following them never leads back."""
+        settled: set[str] = set()
+
+        def visit(id: str, path: tuple[str, ...]) -> None:
+            if id in path:
+                raise self.fail(f"{id}: needs", "no circle", " -> ".join((*path[path.index(id) :], id)))
+            if id in settled:
+                return
+            for need in exercises[id].needs:
+                if need not in exercises:
+                    raise self.fail(f"{id}: needs", f"ids among {', '.join(exercises)}", need)
+                visit(need, (*path, id))
+            settled.add(id)
+
+        for id in exercises:
+            visit(id, ())
+
+    def split(self, table: dict) -> dict[str, float]:
+        self.only(table, set(KINDS), "split.")
+        split = {k: self.get(table, k, "split.", (int, float), "a number of at least 0") for k in KINDS}
+        if min(split.values()) < 0 or sum(split.values()) <= 0:
+            raise self.fail("split", "numbers of at least 0, not all 0", split)
+        return split
+
+    def profiles(self, table: dict, exercises: dict[str, Exercise]) -> dict[str, tuple[str, ...]]:
+        profiles = {}
+        for name, ids in table.items():
+            if ids == "all":
+                ids = list(exercises)
+            if not isinstance(ids, list) or not all(i in exercises for i in ids):
+                raise self.fail(f"profiles.{name}", '"all" or a list of exercise ids', ids)
+            profiles[name] = tuple(ids)
+        return profiles

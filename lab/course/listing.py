@@ -1,0 +1,27 @@
+"""Formats lists of names and test results for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MOST = 3
+
+
+def some(names: Sequence[str], most: int = MOST) -> str:
+    """ "a, b, c and 2 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def inputs(case: Mapping[str, Any]) -> str:
+    """What was given, in a line that ends a message: numbers with six digits, which give the same to a reader."""
+    return f"\ngiven {_short(case)}"
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _short(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

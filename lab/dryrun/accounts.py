@@ -1,0 +1,280 @@
+"""Accounts of a dry run: the events of each rank, and whether ranks agree with each other.
+
+`lab.dryrun.rank` makes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from ..cluster.costs import sent_bytes
+from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
+from ..model.transformer import Config
+from ..ranks.ledger import diff, readable
+
+AXES = ("data", "pipe", "expert", "tensor")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is run: a transformer, a batch, and how both are spread. Raises ValueError where they do not divide."""
+
+    config: Config
+    mesh: Mapping[str, int]
+    sequences: int = 0  # of the whole batch; 0: one for each micro-batch of each data · expert rank
+    context: int = 0  # tokens of each; 0: as many as the model can
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    sequence: bool = False
+    fsdp: bool = False
+    experts: int = 0
+    k: int = 2
+    replicated: bool = False  # data parallelism as chapters ddp and zero have it, without the last chapter's mesh
+    fused: bool = True  # attention in one kernel, which keeps no scores; else as lab.model.transformer has it
+
+    def __post_init__(self) -> None:
+        d = {axis: self.mesh.get(axis, 1) for axis in AXES}
+        object.__setattr__(self, "mesh", d)
+        object.__setattr__(self, "context", self.context or self.config.context)
+        for name, count in (*d.items(), ("micro-batches", self.micro_batches), ("chunks", self.chunks)):
+            if count < 1:
+                raise ValueError(f"{name}: expected at least 1, got {count}")
+        shares = d["data"] * d["expert"] * self.micro_batches
+        object.__setattr__(self, "sequences", self.sequences or shares)
+        c = self.config
+        divided = [
+            ("tensor", "heads", c.heads), ("tensor", "kv_heads", c.kv_heads), ("tensor", "hidden", c.hidden),
+            ("expert", "experts", self.experts),
+        ]  # fmt: skip
+        for axis, name, count in divided:
+            if count % d[axis]:
+                raise ValueError(f"{axis}={d[axis]}: expected a divisor of the model's {name}={count}: "
+                                 f"{_or(_divisors(math.gcd(*(n for a, _, n in divided if a == axis))))}")  # fmt: skip
+        if d["expert"] > 1 and not self.experts:
+            raise ValueError(f"expert={d['expert']}: expected experts above 0, a multiple of it, got none")
+        if d["pipe"] * self.chunks > c.layers:
+            raise ValueError(f"pipe={d['pipe']}: expected at most {c.layers // self.chunks}, with {self.chunks} chunks "
+                             f"of the model's {c.layers} layers on each")  # fmt: skip
+        schedules = ("gpipe", "1f1b", "interleaved") if self.chunks == 1 else ("interleaved",)
+        if self.schedule not in schedules:
+            raise ValueError(f"schedule: expected {_or(schedules)} with {self.chunks} chunks, got {self.schedule}")
+        if self.chunks > 1 and self.micro_batches % d["pipe"]:
+            raise ValueError(f"micro-batches: expected a multiple of pipe={d['pipe']}, since with chunks they go "
+                             f"round in groups, got {self.micro_batches}")  # fmt: skip
+        if self.experts and not 1 <= self.k <= self.experts:
+            raise ValueError(f"k: expected 1 to {self.experts}, the number of experts, got {self.k}")
+        if self.sequences % shares:
+            raise ValueError(f"sequences: expected a multiple of {shares}, data · expert · micro-batches, "
+                             f"got {self.sequences}: {self.sequences // shares * shares or shares} is one")  # fmt: skip
+        if self.context > c.context:
+            raise ValueError(f"context: expected at most the model's {c.context} tokens, got {self.context}")
+        if self.sequence and self.context % d["tensor"]:
+            raise ValueError(f"context: expected a multiple of tensor={d['tensor']}, got {self.context}")
+
+    @property
+    def world(self) -> int:
+        """How many ranks the mesh has."""
+        return math.prod(self.mesh.values())
+
+    def beyond_data(self) -> bool:
+        """Whether it asks for what data parallelism alone does not have."""
+        return bool(self.experts or self.fsdp or self.sequence or self.micro_batches > 1 or self.chunks > 1)
+
+    def stages(self, rank: int = 0) -> list[int]:
+        """The ranks that differ from `rank` along pipe alone."""
+        inner = self.mesh["expert"] * self.mesh["tensor"]
+        outer, place = divmod(rank, self.mesh["pipe"] * inner)
+        first = outer * self.mesh["pipe"] * inner + place % inner
+        return [first + stage * inner for stage in range(self.mesh["pipe"])]
+
+    def axes(self, ranks: Sequence[int]) -> str:
+        """What a group's ranks differ along, as "data×expert"; "" for one rank alone."""
+        sizes, told = [self.mesh[axis] for axis in AXES], []
+        for i, axis in enumerate(AXES):
+            stride = math.prod(sizes[i + 1 :])
+            if len({rank // stride % sizes[i] for rank in ranks}) > 1:
+                told.append(axis)
+        return "×".join(told)
+
+    def plain(self) -> dict:
+        """For the wire; `Step.of` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict) -> Step:
+        return cls(**{**plain, "config": Config(**plain["config"])})
+
+
+@dataclass
+class Account:
+    """What one rank did in one step."""
+
+    rank: int
+    rows: list[dict]  # of the ledger, in order of issue; all that was sent
+    flops: int  # of matrix products and attention, forward and backward
+    parameters: int  # that this rank keeps
+    resting: dict[str, int]  # bytes by kind (lab.cluster.events.KINDS) behind the step
+    peak: dict[str, int]  # when most were held
+    trace: list[list]  # what happened in order: [kind, number or id]
+    segments: list[list] = field(default_factory=list)  # what ran between two messages, each once
+
+    def sent(self, step: Step) -> dict[str, float]:
+        """Bytes by axis, as handout/conventions.md counts; messages along the pipeline are those of "pipe"."""
+        told: defaultdict[str, float] = defaultdict(float)
+        for row in self.rows:
+            axis = "pipe" if row["op"] in ("send", "recv") else step.axes(row["group"])
+            told[axis] += sent_bytes(row["op"], row["bytes"], len(row["group"]))
+        return {axis: told[axis] for axis in sorted(told) if told[axis]}
+
+    def program(self, step: Step) -> Program:
+        """The same for lab.cluster.simulator: what ran between two messages is a block, shared where it is the same."""
+        return tuple(_events(self, step))
+
+
+# ---- of the accounts of several ranks ----
+
+
+def matched(accounts: Sequence[Account]) -> str:
+    """Where these ranks, all stages of one pipeline, disagree, wait for each other for ever or do not wait for what
+    they are sent, in one line; "" if they do none of it. Operations with ranks that have no account are taken to be
+    matched.
+    """
+    accounts = sorted(accounts, key=lambda account: account.rank)
+    for i, one in enumerate(accounts):
+        for other in accounts[i + 1 :]:
+            if wrong := diff(one.rows, other.rows):
+                return f"mismatch: {wrong}"
+    return _played(accounts) or _unawaited(accounts)
+
+
+def _unawaited(accounts: Sequence[Account]) -> str:
+    """The first operation but a send that is issued, and whose end nobody waits for: its tensor is used too early."""
+    for account in accounts:
+        waited = {number for kind, number, *_ in account.trace if kind == "wait"}
+        for number, row in enumerate(account.rows):
+            if row["op"] != "send" and number not in waited:
+                return f"not waited for: {_told(row)}: what it brings may be used before it is there"
+    return ""
+
+
+def _played(accounts: Sequence[Account]) -> str:
+    """Each rank's trace as far as it goes: nobody gets past a wait before the others have issued their part."""
+    issued: Counter[tuple] = Counter()  # by (rank, group) of collectives, (op, from, to, tag) of messages
+    ranks = {account.rank for account in accounts}
+    keys: dict[tuple[int, int], tuple[tuple, int]] = {}
+    at = dict.fromkeys(ranks, 0)
+
+    def waits(account: Account, number: int) -> bool:
+        row, (key, count) = account.rows[number], keys[account.rank, number]
+        if row["op"] in ("send", "recv"):
+            other = ("recv" if row["op"] == "send" else "send", *key[1:])
+            return row["peer"] in ranks and issued[other] <= count
+        return any(issued[rank, key[1]] <= count for rank in row["group"] if rank in ranks)
+
+    moved = True
+    while moved:
+        moved = False
+        for account in accounts:
+            while at[account.rank] < len(account.trace):
+                kind, number, *rest = account.trace[at[account.rank]]
+                if kind == "issue":
+                    key = _key(account.rows[number], *rest)
+                    keys[account.rank, number] = key, issued[key]
+                    issued[key] += 1
+                elif kind == "wait" and waits(account, number):
+                    break
+                at[account.rank] += 1
+                moved = True
+    stuck = [account for account in accounts if at[account.rank] < len(account.trace)]
+
+    def waiting(account: Account) -> str:
+        number = account.trace[at[account.rank]][1]
+        row, key = account.rows[number], keys[account.rank, number][0]
+        told = f"rank {account.rank} waits in {_told(row).removeprefix(f'rank {account.rank}: ')}"
+        if row["op"] not in ("send", "recv"):
+            return told
+        other = "recv" if row["op"] == "send" else "send"
+        same = (theirs for theirs in issued if theirs[:3] == (other, *key[1:3]))
+        loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
+        return f"{told} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
+
+    told = [waiting(account) for account in stuck]
+    return f"deadlock: {'; '.join(told)}" if told else ""
+
+
+def _key(row: dict, tag: int) -> tuple:
+    if row["op"] in ("send", "recv"):
+        ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
+        return row["op"], *ends, tag
+    return row["rank"], tuple(row["group"])
+
+
+def _told(row: dict) -> str:
+    place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}.get(
+        row["op"], f"over {row['group']}"
+    )
+    return f"rank {row['rank']}: {row['op']} #{row['number']} ({readable(row['bytes'])}) {place}"
+
+
+# ---- as events ----
+
+
+def _events(account: Account, step: Step) -> Iterator[Event]:
+    blocks = [_block(*segment) for segment in account.segments]
+    count: Counter[tuple] = Counter()
+    open_: set[int] = set()  # rows that somebody may wait for yet
+    for place, (kind, number, *rest) in enumerate(account.trace):
+        if kind == "run":
+            yield blocks[number]
+        elif kind == "wait":
+            if number in open_:
+                open_.remove(number)
+                yield Wait(number)
+        else:
+            row, at_once = account.rows[number], account.trace[place + 1 : place + 2] == [["wait", number]]
+            handle = None if at_once else number
+            phase = row["phase"] if row["phase"] in ("backward", "step") else "forward"
+            if row["op"] in ("send", "recv"):
+                key = _key(row, *rest)
+                tag = ("message", rest[0], count[key])
+                count[key] += 1
+            if row["op"] == "send":
+                yield Send(row["peer"], row["bytes"], tag, phase, blocks=at_once)
+                continue
+            if handle is not None:
+                open_.add(number)
+            if row["op"] == "recv":
+                yield Recv(row["peer"], row["bytes"], tag, phase, handle)
+            else:
+                yield Collective(
+                    row["op"], row["bytes"], _ranks(row["group"]), phase, step.axes(row["group"]), handle=handle
+                )  # fmt: skip
+
+
+def _block(kernels: list[list], memory: list[list]) -> Block:
+    computed = [Compute(flops, bytes, shape and tuple(shape), batch, dtype, phase, label)
+                for flops, bytes, shape, batch, dtype, phase, label in kernels]  # fmt: skip
+    name = computed[-1].phase if computed else ""
+    return Block((*computed, *(Memory(kind, change) for kind, change in memory)), name=name)
+
+
+def _ranks(group: list[int]) -> Sequence[int]:
+    """A range where they lie evenly."""
+    if len(group) > 1:
+        even = range(group[0], group[-1] + 1, group[1] - group[0])
+        if list(even) == group:
+            return even
+    return tuple(group)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _or(numbers: Sequence[object]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last

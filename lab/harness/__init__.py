@@ -1,0 +1,1 @@
+"""The test harness: runs a probe, judges its answer, and explains a failure."""

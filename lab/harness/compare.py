@@ -1,0 +1,194 @@
+"""Timed comparisons: measures pairs in turn, and decides by an interval around the median of their ratios.
+
+A comparison that is undecided at the limit is *inconclusive*: no pass, and no points lost.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy
+import torch
+
+from ..measure import clock
+from ..ranks import gates
+
+Times = float | Sequence[float]
+Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # of a, of b, and of b what others took
+RESAMPLES = 4000  # so that the outermost thousandth, which five looks at 99 % ask for, is more than one resample
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What pairs of times say of a bar. ratio = a / b: how many times as fast as a b is."""
+
+    verdict: str  # "faster": the bar or more; "slower": less; "inconclusive": they do not tell
+    ratio: float  # the median over pairs
+    low: float  # the interval of that median at the last look; (0, inf) where there are too few pairs for one
+    high: float  # below the bar only where b is slower; of a starved b, what is possible without what others took
+    bar: float
+    pairs: int
+    starved: bool = False  # slower, but perhaps not where others had left b the cores
+
+    def __str__(self) -> str:
+        if not self.pairs:
+            return f"no pair was measured; asked for {self.bar:.2f} times"
+        known = f"{self.low:.2f} to {self.high:.2f}" if self.low else "too few for an interval"
+        busy = "; the machine was busy with something else" if self.starved else ""
+        return f"{self.ratio:.2f} times ({known}, {self.pairs} pairs), asked for {self.bar:.2f} times{busy}"
+
+
+def compare(
+    more: Callable[[], Pairs],
+    bar: float,
+    *,
+    pairs: tuple[int, int] = (12, 192),
+    limit_s: float = 60.0,
+    confidence: float = 0.99,
+    seed: int = 0,
+) -> Comparison:
+    """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
+
+    more: each call gives a time of a and one of b, or as many of each, measured in turn; see `interleaved`. Perhaps a
+    third, how long b waited for a core that others held: without that much it must be "slower", too, to be called so.
+    pairs: the least for a first look, and the most; limit_s: no more are asked for after it. confidence: of all looks
+    together, for who looks often is often wrong: there is one at pairs[0], at twice as many, and so on to pairs[1], and
+    each has an equal share of 1 − confidence (Bonferroni). Raises ValueError for a time that is none.
+    """
+    looks, start = _looks(*pairs), clock.monotonic()
+    share = (1 - confidence) / len(looks)
+    logarithms = fed = numpy.empty(0)
+    for look in looks:
+        while len(logarithms) < look and clock.monotonic() - start < limit_s:
+            a_s, b_s, *starved_s = more()
+            logarithms = numpy.concatenate([logarithms, _log_ratios(a_s, b_s, len(logarithms))])
+            fed = numpy.concatenate([fed, _log_ratios(a_s, _without(b_s, *starved_s))])
+        found = _look(logarithms, bar, share, seed)
+        if found.verdict == "slower" and (left := _look(fed, bar, share, seed)).verdict != "slower":
+            found = replace(found, verdict="inconclusive", high=left.high, starved=True)
+        if found.verdict != "inconclusive" or len(logarithms) < look:
+            break
+    return found
+
+
+def compare_samples(
+    a_s: Sequence[float], b_s: Sequence[float], bar: float, *, confidence: float = 0.99, seed: int = 0
+) -> Comparison:
+    """The same of pairs that were taken already: one look at all of them."""
+    return _look(_log_ratios(a_s, b_s), bar, 1 - confidence, seed)
+
+
+def interleaved(
+    a: Callable[[], object],
+    b: Callable[[], object],
+    pairs: int,
+    seed: int = 0,
+    ready: Callable[[], object] = lambda: None,
+    check: Callable[[int], object] = lambda which: None,
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of a and of b in each pair, for a probe: one after the other, in an order drawn for each pair.
+
+    And those of b's in which threads of this process waited for a core.
+
+    Both run once before, unmeasured. The order comes from the seed, so that all ranks of a world have the same; `ready`
+    is called before each measurement: new inputs, a barrier; `check` after each, with 0 for a and 1 for b, to look at
+    what came of it. A GPU is waited for. The switch is asked at both ends of each: `judge.timed` goes by its clock.
+    """
+    draw = random.Random(seed)
+    taken: tuple[list[float], list[float], list[float]] = ([], [], [])
+    a(), b()
+    for _ in range(pairs):
+        for which in draw.sample((0, 1), 2):
+            ready()
+            _wait_for_the_device()
+            gates.mark(f"{'ab'[which]} begins")
+            starved_s, begin = clock.starved_s(), clock.perf_counter()
+            (a, b)[which]()
+            _wait_for_the_device()
+            taken[which].append(clock.perf_counter() - begin)
+            gates.mark(f"{'ab'[which]} ends")
+            if which == 1:
+                taken[2].append(max(0.0, clock.starved_s() - starved_s))
+            check(which)
+    return taken
+
+
+def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], list[float], list[float]]:
+    """Three lists from three a rank: a step of a world ends when its last rank has ended.
+
+    Ranks wait for each other, so what any of them waited for a core may have kept the last.
+    """
+    a_s, b_s, starved_s = (list(zip(*lists, strict=True)) for lists in zip(*ranks, strict=True))
+    return [max(times) for times in a_s], [max(times) for times in b_s], [sum(times) for times in starved_s]
+
+
+def interval(values: numpy.ndarray, miss: float, seed: int = 0) -> tuple[float, float]:
+    """An interval that misses the median of what `values` are drawn from with a probability of at most `miss`.
+
+    The wider of two at each end. Between order statistics: exact for independent values of any distribution, since
+    each lies below the median with probability ½ (Conover 1999, section 3.2); it is infinite where there are too few.
+    And the bootstrap over circular blocks of √n values (Politis and Romano 1992), which a machine that stays busy for
+    several pairs widens.
+    """
+    n, ordered = len(values), numpy.sort(values)
+    outside = _order_statistic(n, miss / 2)
+    if not outside:
+        return -math.inf, math.inf
+    draw, length = numpy.random.default_rng(seed), round(math.sqrt(n))
+    starts = draw.integers(0, n, (RESAMPLES, math.ceil(n / length), 1))
+    resampled = values[(starts + numpy.arange(length)) % n].reshape(RESAMPLES, -1)[:, :n]
+    low, high = numpy.quantile(numpy.median(resampled, axis=1), [miss / 2, 1 - miss / 2], method="inverted_cdf")
+    return min(float(low), float(ordered[outside - 1])), max(float(high), float(ordered[n - outside]))
+
+
+def _order_statistic(n: int, tail: float) -> int:
+    """The largest k for which the k-th smallest of n values is above their median with probability at most `tail`."""
+    below = 0
+    for k in range(n // 2 + 1):
+        below += math.comb(n, k)
+        if below > tail * 2**n:
+            return k
+    return n // 2
+
+
+def _look(logarithms: numpy.ndarray, bar: float, miss: float, seed: int) -> Comparison:
+    low, high = interval(logarithms, miss, seed)
+    verdict = "faster" if low >= math.log(bar) else "slower" if high < math.log(bar) else "inconclusive"
+    ratio = math.exp(numpy.median(logarithms)) if len(logarithms) else math.nan
+    return Comparison(verdict, ratio, math.exp(low), math.exp(high), bar, len(logarithms))
+
+
+def _looks(least: int, most: int) -> list[int]:
+    """least, twice as many, … and most."""
+    if not 1 <= least <= most:
+        raise ValueError(f"pairs: expected (least, most) with 1 <= least <= most, got {(least, most)}")
+    looks = [least]
+    while 2 * looks[-1] < most:
+        looks.append(2 * looks[-1])
+    return looks if looks[-1] == most else [*looks, most]
+
+
+def _without(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:
+    """What is left of b where others take nothing: a hundredth at least, for a time is above 0."""
+    b = numpy.asarray(b_s, dtype=numpy.float64)
+    return numpy.maximum(b - numpy.asarray(starved_s), b / 100)
+
+
+def _log_ratios(a_s: Times | numpy.ndarray, b_s: Times | numpy.ndarray, before: int = 0) -> numpy.ndarray:
+    """Logarithms, so that twice as fast and half as fast are equally far from the same."""
+    a, b = (numpy.atleast_1d(numpy.asarray(times, dtype=numpy.float64)) for times in (a_s, b_s))
+    if a.shape != b.shape or a.ndim != 1 or not a.size:
+        raise ValueError(f"expected as many times of a as of b, at least one, got shapes {a.shape} and {b.shape}")
+    wrong = ~(numpy.isfinite(a) & numpy.isfinite(b) & (a > 0) & (b > 0))
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise ValueError(f"pair {before + i}: expected two times above 0 s, got {a[i]:g} s and {b[i]:g} s")
+    return numpy.log(a) - numpy.log(b)
+
+
+def _wait_for_the_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,53 @@
+"""Digests of all that an exercise's results depend on: its files, their imports, its prerequisites, the tests, lab.
+
+A digest of each is kept beside the results, so that it can be said at once whether they still hold, and what changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+from ..course.assignment import ROOT, default, needed
+from ..solution import forbidden
+
+
+def on(id: str, source: Path) -> dict[str, str]:
+    """{"ddp/naive.py": digest, "lab": digest, …}: files of the implementation in `source`, and folders of the kit."""
+    known, ids = default().exercises, {id, *needed(id)}
+    own = {path for i in ids for path in forbidden.reachable(source, known[i].file)}
+    files = sorted(path.relative_to(source).as_posix() for path in own)
+    folders = sorted({"lab", *(f"tests/{known[i].stage}" for i in ids)})
+    return {name: _now(name, source) for name in (*files, *folders)}
+
+
+def changed(kept: dict[str, str], source: Path) -> list[str]:
+    """The names in what `on` gave whose content is not what it was."""
+    return [name for name, digest in kept.items() if _now(name, source) != digest]
+
+
+def key(id: str, source: Path, seed: str) -> str:
+    """All of it, and the seed, as one digest: of results with the same key one is enough."""
+    parts = [id, seed, *(f"{name}\0{digest}" for name, digest in on(id, source).items())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _now(name: str, source: Path) -> str:
+    if not name.endswith(".py"):
+        return _folder(name)
+    try:
+        return _digest((source / name).read_bytes())
+    except OSError:
+        return "none"
+
+
+@functools.cache
+def _folder(name: str) -> str:
+    """Of the kit, whose files stay as they are while a process uses them."""
+    files = sorted((ROOT / name).rglob("*.py"))
+    return _digest(b"\0".join(f.relative_to(ROOT).as_posix().encode() + b"\0" + f.read_bytes() for f in files))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,35 @@
+"""`pytest --inline`: probes run in pytest itself, so that a debugger stops in the student's code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ..ranks import child
+from ..solution import impl as implementation
+from ..solution import wire
+from .runner import ProbeFailed, Runner
+from .trace import Trace
+
+
+class InlineRunner(Runner):
+    """Single-rank, real, interpreted probes; the rest is refused by name."""
+
+    def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
+        asked = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
+        refused = [f"{k}={v!r}" for k, v in asked.items() if v not in ("real", "interpret")]
+        if refused:
+            pytest.skip(f"--inline runs single-rank, real, interpreted probes; this one asks for {', '.join(refused)}")
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        # No guard here: it would outlive the probe. The source is still searched for what is forbidden.
+        job = self.job(probe, timeout=options.get("timeout"), replace=options.get("replace"))
+        try:
+            value = child.run(job, wire.unpack(wire.pack(args)), 0, -1)
+            return [Trace(wire.unpack(wire.pack(value)), -1, 0.0)]
+        except NotImplementedError as error:
+            raise ProbeFailed("unwritten", str(error)) from error
+        finally:
+            implementation.unload()

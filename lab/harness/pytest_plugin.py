@@ -1,0 +1,397 @@
+"""The student's runner as a pytest plugin: `run`, `rng`, `expect`, and a summary in points.
+
+A test names its exercise and kind, asks for a probe to be run, and judges what comes back:
+
+    @exercise("ddp.naive", kind="numerics")
+    def test_replicas_start_equal(run, rng): …
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..course import assignment as assignments
+from ..course.assignment import KINDS, ROOT, Assignment, AssignmentError
+from ..course.scoring import Result
+from ..solution import forbidden, wire
+from ..solution.unwritten import untouched
+from . import dependencies, error_hints, mistakes, timing_lock
+from .files import write_whole
+from .judge import DECIDED, MEASURED, Inconclusive, Measurement, keep
+from .rng import Rng
+from .runner import Executor, ExecutorLost, ProbeFailed, Runner
+from .test_index import marks
+from .trace import Trace
+from .verdicts import OWNED, PROFILE, RESULTS, RUNNER, VERDICTS, Verdicts
+
+NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise and what was measured
+KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
+CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
+SELECTED = pytest.StashKey[Counter[str]]()  # by exercise: how many tests
+ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: how many tests, what they rest on
+
+
+def exercise(id: str, kind: str, triton: str = "interpret") -> pytest.MarkDecorator:
+    """Say which exercise a test judges, and what of it: "numerics", "property" or "timing".
+
+    triton: the mode its probes run in, so that their zygote can start before it is asked.
+    """
+    return pytest.mark.exercise(id, kind=kind, triton=triton)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("shardlings")
+    group.addoption("--impl", default="student", help="student, reference, or a folder (default: student)")
+    group.addoption("--stage", action="append", default=[], help="only this stage; may be given again")
+    group.addoption("--exercise", action="append", default=[], help="only this exercise; may be given again")
+    group.addoption("--profile", help="short, core or full: of what is not named (default: LAB_PROFILE or core)")
+    group.addoption("--seed", default="public", help="what inputs are drawn from (default: public)")
+    group.addoption("--inline", action="store_true", help="run probes in pytest itself, for a debugger")
+    group.addoption("--expect-cache", default=str(ROOT / ".cache" / "expect"), help="where expected values are kept")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.tbstyle == "auto" and not _asks_for_kit(config):
+        # A student's run: the summary tells one failure an exercise; --tb=short has all of them, with tracebacks.
+        config.option.tbstyle, config.option.reportchars = "no", ""
+    config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
+    config.stash[RESULTS], config.stash[NUMBERS] = [], {}
+    implementation(config)
+    if config.option.inline:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import what imports Triton
+    try:
+        known = assignments.default()
+    except AssignmentError as error:
+        raise pytest.UsageError(str(error)) from None
+    names = [s.name for s in known.stages]
+    for stage in config.option.stage:
+        if stage not in names:
+            raise pytest.UsageError(f"--stage: expected one of {', '.join(names)}, got {stage!r}")
+    try:
+        for id in config.option.exercise:
+            known.exercise(id)
+            if config.option.stage and id.partition(".")[0] not in config.option.stage:
+                of = f"--stage {id.partition('.')[0]}, or --exercise alone"
+                raise pytest.UsageError(f"--exercise {id}: expected {of}, got --stage {' '.join(config.option.stage)}")
+    except AssignmentError as error:
+        raise pytest.UsageError(f"--exercise: {error}") from None
+    config.stash[PROFILE] = _profile(config)
+
+
+def _profile(config: pytest.Config) -> Assignment:
+    """The exercises that this session tests: those of --profile, or all where ids, files or tests are named."""
+    known = assignments.default()
+    files = any(str(a).partition("::")[0].endswith(".py") for a in config.args)
+    if config.option.exercise or files or _asks_for([CS336], config):
+        return known
+    try:
+        return known.of_profile(config.option.profile or assignments.students_profile())
+    except AssignmentError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def implementation(config: pytest.Config) -> Path:
+    """The folder that --impl names."""
+    name = config.option.impl
+    path = ROOT / name if name in ("student", "reference") else Path(name)
+    if not path.is_dir():
+        raise pytest.UsageError(f"--impl: expected student, reference or a folder, got {name!r}, which is no folder")
+    return path
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests of the kit run only when asked for by path, and so do another course's; files of other exercises never."""
+    if collection_path in (*KIT, CS336):
+        return None if _asks_for([collection_path], config) else True
+    if config.option.exercise and collection_path.match("test_*.py"):
+        judged = {mark.id for mark in marks(collection_path)}
+        return True if judged and judged.isdisjoint(config.option.exercise) else None
+    return None
+
+
+def _asks_for_kit(config: pytest.Config) -> bool:
+    return _asks_for(KIT, config)
+
+
+def _asks_for(folders: list[Path], config: pytest.Config) -> bool:
+    asked = [Path(str(a).partition("::")[0]).resolve() for a in config.args]
+    return any(path.is_relative_to(folder) for path in asked for folder in folders)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the zygote that most probes live in: it imports torch while pytest reads the tests, which do so too."""
+    option = session.config.option
+    if not (option.collectonly or option.inline or _asks_for_kit(session.config)):
+        _runner(session.config).warm()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check markers, put tests in the handout's order, keep what --stage and --exercise ask for."""
+    known = assignments.default().exercises
+    order = {id: n for n, id in enumerate(known)}
+    for item in items:
+        mark = item.get_closest_marker("exercise")
+        if mark is None:
+            continue
+        if mark.args[0] not in known or mark.kwargs.get("kind") not in KINDS:
+            raise pytest.UsageError(f"{item.nodeid}: @exercise{mark.args} {mark.kwargs}: no such exercise or kind")
+    stages, ids = config.option.stage, config.option.exercise
+    kept = [
+        i for i in items
+        if (not stages or _id(i).partition(".")[0] in stages) and (not ids or _id(i) in ids)
+        and (_id(i) in config.stash[PROFILE].exercises or not _id(i))
+    ]  # fmt: skip
+    items[:] = sorted(kept, key=lambda i: (order.get(_id(i), -1), _kind(i) == "timing"))
+    config.stash[SELECTED] = asked = Counter(_id(i) for i in items if _id(i))
+    if config.option.impl == "student" and not config.option.inline and not _picks(config):
+        config.stash[ASKED] = {
+            id: (n, dependencies.on(id, implementation(config).resolve())) for id, n in asked.items()
+        }
+    if any(_id(i) for i in items):
+        config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
+        if not _picks(config):
+            verdicts.judging = Counter(_id(i) for i in items if _kind(i) == "numerics")
+    if not config.option.collectonly and not config.option.inline:
+        for mode in sorted({m.kwargs["triton"] for i in items if (m := i.get_closest_marker("exercise"))}):
+            _runner(config).warm(mode)  # imports torch while pytest goes on
+
+
+def _id(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("exercise")
+    return mark.args[0] if mark else ""
+
+
+def _picks(config: pytest.Config) -> bool:
+    """Whether the session may hold a part of an exercise's tests only."""
+    return bool(config.option.keyword or config.option.markexpr or any("::" in str(a) for a in config.args))
+
+
+def _kind(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("exercise")
+    return mark.kwargs["kind"] if mark else ""
+
+
+def _runner(config: pytest.Config) -> Runner:
+    """The runner of this session; a grader puts its own in the stash first."""
+    if RUNNER not in config.stash:
+        config.stash[OWNED] = True
+        if config.option.inline:
+            from .inline import InlineRunner
+
+            config.stash[RUNNER] = InlineRunner(Executor(implementation(config)), config.option.seed)
+        else:
+            config.stash[RUNNER] = Runner(Executor(implementation(config)), config.option.seed)
+    return config.stash[RUNNER]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if config.stash.get(OWNED, False):
+        config.stash[RUNNER].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What is timed has the machine's cores and GPUs for itself, as far as other timed tests go.
+
+    It takes a minute to tell that something is not faster, so it is not asked before all else of the exercise passes.
+    """
+    if _kind(item) != "timing":
+        return (yield)
+    failed = [
+        r for r in item.config.stash[RESULTS]
+        if r.exercise == _id(item) and r.kind != "timing" and r.outcome == "failed"
+    ]  # fmt: skip
+    if failed and failed[0].reason == "unwritten":
+        raise ProbeFailed("unwritten", failed[0].message.partition("\n")[0])
+    if failed:
+        raise AssertionError(f"not timed: it counts once numerics and property tests of {_id(item)} pass")
+    with timing_lock.alone():
+        return (yield)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`run(probe, *args, world=None, …)`: see runner.Runner. `run.trace(…)` also has what was seen from outside.
+
+    Never calls the code under test here.
+    """
+    runner = _runner(request.config)
+    id = _id(request.node)
+    if not id:
+        return runner
+    asked = assignments.default().exercise(id)
+    known = _known_from_source(runner.executor.source, asked)
+    verdicts = request.config.stash[VERDICTS]
+
+    class Asked:
+        def __call__(self, probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            return runner.run(probe, *args, **self._complete(**options))
+
+        def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
+            return runner.trace(probe, *args, **self._complete(**options))
+
+        def _complete(self, replace: list[str] | None = None, **options: Any) -> dict[str, Any]:
+            if known is not None:
+                raise known.again()
+            stand_ins = verdicts.stand_ins(id, replace or [])
+            return {"exercise": id, "forbidden": asked.forbidden, "replace": stand_ins, **options}
+
+    return Asked()
+
+
+@pytest.fixture
+def replaced(request: pytest.FixtureRequest) -> Callable[[list[str]], list[str]]:
+    """`replaced(ids)`: those of the needed exercises that do not pass: what measures bytes must allow for stand-ins."""
+    verdicts = request.config.stash[VERDICTS]
+    return lambda ids: [id for id in ids if not verdicts.passes(id)]
+
+
+def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed | None:
+    """The failure that needs no probe: nothing written yet, or a call that would be the answer itself."""
+    if stub := untouched(source / asked.file):
+        return ProbeFailed("unwritten", stub)
+    try:
+        found = forbidden.find(source, asked.file, asked.forbidden)
+    except forbidden.Unreadable as error:
+        return ProbeFailed("import", error.msg)
+    if found:
+        return ProbeFailed("forbidden", f"{found[0]} is forbidden in {asked.id}: it would be the answer itself")
+    return None
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> Rng:
+    """Draws of this test and case: the same for the same --seed."""
+    return Rng(request.config.option.seed, request.node.nodeid.rpartition("/")[2])
+
+
+@pytest.fixture
+def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`expect(oracle, *args)`: the oracle's value, computed once for the same oracle and inputs, then kept on disk."""
+    folder = Path(request.config.option.expect_cache)
+
+    def expected(oracle: Callable[..., Any], *args: Any) -> Any:
+        source = inspect.getsource(sys.modules[oracle.__module__])
+        key = hashlib.sha256(f"{oracle.__qualname__}\0{source}\0".encode() + wire.pack(args)).hexdigest()
+        path = folder / key[:2] / key
+        if path.is_file():
+            return wire.unpack(path.read_bytes())
+        value = oracle(*args)
+        write_whole(path, wire.pack(value))
+        return value
+
+    return expected
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn what happened to an exercise's test into a Result, and its text into what a person needs."""
+    report = yield
+    if report.when == "setup":
+        DECIDED.clear()
+        MEASURED.clear()
+        if RUNNER in item.config.stash:
+            runner = item.config.stash[RUNNER]
+            runner.printed = ""
+    if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
+        return report
+    result = _result(item, call, report)
+    item.config.stash[RESULTS].append(result)
+    if result.outcome == "passed":
+        keep(item.config.stash[NUMBERS].setdefault(result.exercise, {}), MEASURED)
+    told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
+    if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
+        report.longrepr = result.message
+    if result.reason == "unwritten":
+        report.unwritten = True  # type: ignore[attr-defined]
+    if told:
+        report.when = "call"  # of a fixture, which ran it for several tests: each failed, none is in error
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """Count tests that met a stub apart: nothing is wrong with what nobody has written. --tb=short shows each."""
+    if getattr(report, "unwritten", False) and report.when == "call" and config.option.tbstyle == "no":
+        return "not attempted", "·", ("NOT ATTEMPTED", {"yellow": True})
+    return None
+
+
+def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport) -> Result:
+    mark = item.get_closest_marker("exercise")
+    assert mark is not None
+    base, _, case = item.nodeid.partition("[")
+    outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, Inconclusive):
+        outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")
+    elif report.skipped:
+        outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
+    elif isinstance(error, ProbeFailed) and error.reason == "busy":
+        outcome, reason = "inconclusive", error.text
+    elif isinstance(error, ProbeFailed):
+        outcome, reason, output = "failed", error.reason, error.output
+        message = _explain(error, mark.args[0])
+    elif isinstance(error, AssertionError):
+        outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
+        known = item.nodeid if item.config.option.seed == mistakes.PUBLIC else ""
+        message = mistakes.added(known, message, getattr(error, "cause", ""))
+        output = _runner(item.config).printed
+    elif isinstance(error, ExecutorLost):
+        outcome, reason, message = "failed", "kit", str(error)
+    elif error is not None:  # a test met a value of another form than it judges
+        outcome, reason = "failed", "refused"
+        message = f"what came back has another form than expected: {type(error).__name__}: {error}"
+        output = _runner(item.config).printed
+    return Result(
+        mark.args[0], mark.kwargs["kind"], base, case.rstrip("]"), outcome, reason, message, report.duration, output,
+        instrumented=mark.kwargs["kind"] != "numerics",
+    )  # fmt: skip
+
+
+def _explain(error: ProbeFailed, id: str) -> str:
+    """A probe's failure in words for the person who wrote the code."""
+    exercise = assignments.default().exercise(id)
+    who = "" if error.rank is None else f"rank {error.rank}: "
+    if error.reason == "unwritten":
+        return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
+    start = {
+        "raised": f"{who}{error_hints.added(error.text)}",
+        "import": f"{who}{exercise.file} does not load: {error.text}",
+        "refused": f"{who}what came back cannot be judged: {error.text}",
+        "forbidden": error.text,
+        "forged": f"{who}what was measured did not come back as it was measured: {error.text}",
+        "crashed": f"{who}{error.text}",
+        "hung": f"no answer in time: {error.text}",
+    }.get(error.reason, error.text)
+    return "\n".join(filter(None, (start, error.where and f"at {error.where}", error.stacks)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    from .progress import remember
+    from .summary import write, write_inline
+
+    results = config.stash[RESULTS]
+    if results and config.option.inline:
+        write_inline(terminalreporter, results)
+    elif results:
+        ran = Counter(r.exercise for r in results)
+        failed = {r.exercise for r in results if r.outcome == "failed"}
+        selected = config.stash[SELECTED]
+        half = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
+        write(terminalreporter, results, config, half)  # what Ctrl-C left half-run has not passed
+        asked = config.stash.get(ASKED, {})
+        rested = {id: on for id, (_, on) in asked.items() if id in ran and id not in half}
+        remember(results, rested, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

@@ -1,0 +1,335 @@
+"""Asks an executor to run a probe, and returns its answer: `run(probe, *args, …)`."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..cluster.costs import Link
+from ..course.scoring import REASONS
+from ..ranks.child import Job
+from ..ranks.ledger import rows_that_differ
+from ..ranks.reports import groups_that_differ
+from ..ranks.switch import Switch
+from ..solution import framing, wire
+from .executor import Executor as Executor
+from .executor import Zygote
+from .trace import Trace
+
+PRINTED_LIMIT = 16 << 10  # of what the probes of a test print, the last of it
+PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
+# What an executor may give as a reason: it neither judges nor knows the kit.
+TOLD = frozenset(REASONS) - {"assertion", "forged", "kit"}
+
+
+class ProbeFailed(Exception):
+    """The probe gave no value. where: the innermost line of the code under test.
+
+    reason: one of scoring.REASONS, or "busy": others had the cores, so nothing is known.
+    """
+
+    def __init__(
+        self, reason: str, text: str, rank: int | None = None, where: str = "", output: str = "", stacks: str = ""
+    ):
+        super().__init__(text)
+        self.reason, self.text, self.rank, self.where, self.output, self.stacks = (
+            reason, text, rank, where, output, stacks,
+        )  # fmt: skip
+
+    def again(self) -> ProbeFailed:
+        """The same failure, told of another probe."""
+        return ProbeFailed(self.reason, self.text, self.rank, self.where, "", self.stacks)
+
+
+class ExecutorLost(RuntimeError):
+    """The executor itself failed, not the code under test: nothing can be said of it."""
+
+
+class Runner:
+    """Runs probes against one implementation in one executor; starts zygotes as needed, anew when one is lost."""
+
+    timeout_s = 30.0  # many times what a probe needs
+
+    def __init__(self, executor: Any, seed: str = "public", limit_s: float = math.inf, allowed: Collection[str] = ()):
+        """limit_s: for all probes together; when they have taken that, no more are run.
+
+        allowed: names that exercises forbid, and that this implementation may call all the same.
+        """
+        self.executor, self.seed, self.limit_s, self.allowed = executor, seed, limit_s, allowed
+        self.spent_s = 0.0
+        self.zygotes: dict[str, Zygote] = {}
+        self.wasted_s: defaultdict[str, float] = defaultdict(float)  # on failed probes, by exercise
+        self.broken: dict[str, ProbeFailed] = {}  # exercises whose file does not load
+        self.verdicts: dict[str, bool] = {}  # whether needed exercises pass: lab.harness.verdicts
+        self.printed = ""  # by the code under test, in the probes of the running test
+        atexit.register(self.close)
+
+    def warm(self, triton: str = "interpret") -> Zygote:
+        """Start the zygote of a Triton mode without waiting for it."""
+        if triton not in self.zygotes:
+            self.zygotes[triton] = Zygote(self.executor, triton)
+        return self.zygotes[triton]
+
+    def close(self) -> None:
+        for zygote in self.zygotes.values():
+            zygote.close()
+        self.zygotes.clear()
+        atexit.unregister(self.close)
+
+    def run(self, probe: Callable[..., Any], *args: Any, world: int | None = None, **options: Any) -> Any:
+        """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n."""
+        values = [trace.values for trace in self.trace(probe, *args, world=world, **options)]
+        return values if world else values[0]
+
+    __call__ = run
+
+    def trace(
+        self,
+        probe: Callable[..., Any],
+        *args: Any,
+        world: int | None = None,
+        link: Link | None = None,
+        gates: Mapping[str, list[float]] | None = None,
+        hold: Sequence[tuple[str, str]] = (),
+        triton: str = "interpret",
+        device: str = "real",
+        replace: dict[str, str] | None = None,
+        timeout: float | None = None,
+        shared: bool = False,
+        network: str = "switch",
+        exercise: str = "",
+        forbidden: Sequence[str] = (),
+    ) -> list[Trace]:
+        """What each rank did; without world, the one process there is.
+
+        probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.solution.wire can carry.
+        Of an argument that it annotates as PerRank, a rank gets its own entry, and None for those of the others.
+        link: the latency and bandwidth that each rank's messages take, lab.cluster.costs.Link; None: no delay.
+        gates, hold: see lab.ranks.switch.Switch.
+        device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
+        in a test, the ids of needed exercises, of which those are replaced that do not pass.
+        shared: whether ranks have a folder in common, lab.ranks.child.shared; they have no other. network: "gloo" puts
+        ranks on plain Gloo: a trace then has no messages, gates give 1.0, and in a box no rank finds another.
+        timeout: seconds, without those in which the probe waits for a core; an exercise whose failing probes have
+        taken 40 s is not asked again, nor is any once all probes have taken limit_s. Raises ProbeFailed.
+        """
+        if link is not None and (type(link) is not Link or not world):
+            raise ValueError(f"link: expected a lab.cluster.costs.Link, and world=n ranks to join, got {link!r}")
+        self._still_worth_it(exercise)
+        forbidden = [name for name in forbidden if name not in self.allowed]
+        job = self.job(probe, world, triton, device, replace, timeout, forbidden, shared, network)
+        packed, start, header = _packed(probe, args, world or 1), time.monotonic(), dict[str, Any]()
+        try:
+            header, blobs, switch = self._ask(
+                triton, job, packed[0], lambda: Switch(job.world, link, gates, hold, packed)
+            )
+            self.printed = (self.printed + _printed(header))[-PRINTED_LIMIT:]
+            traces = _traces(header, blobs, switch, max(job.world, 1))
+        except ProbeFailed as error:
+            self.wasted_s[exercise] += _own_s(start, header)
+            if error.reason == "import":
+                self.broken[exercise] = error
+            raise
+        finally:
+            self.spent_s += _own_s(start, header)
+        return traces
+
+    def _still_worth_it(self, exercise: str) -> None:
+        """Raise at once what is known already: a file that does not load, or an exercise that only burns time."""
+        if exercise in self.broken:
+            raise self.broken[exercise].again()
+        if exercise and self.wasted_s[exercise] > PATIENCE_S:
+            raise ProbeFailed(
+                "hung", f"not run: failing probes of {exercise} have taken {self.wasted_s[exercise]:.0f} s"
+            )
+        if self.spent_s > self.limit_s:
+            raise ProbeFailed(
+                "hung", f"not run: all probes so far have taken {self.spent_s:.0f} s, of {self.limit_s:.0f} there are"
+            )
+
+    def forget(self) -> None:
+        """What was learnt of one implementation says nothing of the next."""
+        self.spent_s = 0.0
+        self.wasted_s.clear()
+        self.broken.clear()
+        self.verdicts.clear()
+
+    def job(
+        self,
+        probe: Callable[..., Any],
+        world: int | None = None,
+        triton: str = "interpret",
+        device: str = "real",
+        replace: dict[str, str] | None = None,
+        timeout: float | None = None,
+        forbidden: Sequence[str] = (),
+        shared: bool = False,
+        network: str = "switch",
+    ) -> Job:
+        """The request as the zygote gets it. Raises ValueError for an option it does not know."""
+        if triton not in ("interpret", "native") or device not in ("real", "simulated"):
+            raise ValueError(
+                f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}"
+            )
+        if network not in ("switch", "gloo"):
+            raise ValueError(f"network is 'switch' or 'gloo'; got {network!r}")
+        name = f"{probe.__module__}:{probe.__qualname__}"
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
+        return Job(
+            name,
+            self.executor.impl,
+            world or 0,
+            device,
+            replace or {},
+            list(forbidden),
+            timeout or self.timeout_s,
+            seed,
+            shared or network == "gloo",
+            network,
+        )
+
+    def _ask(self, triton: str, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
+        """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
+        zygote = self.warm(triton)
+        try:
+            zygote.wait()
+            header, blobs, switch = zygote.ask(job, b"" if job.world else args, make)
+            if header.get("spent"):
+                self.zygotes.pop(triton).close()
+            return header, blobs, switch
+        except (framing.Closed, framing.TimedOut, ValueError, OSError) as error:
+            ready = zygote.ready
+            self.zygotes.pop(triton).close()
+            said = (self.executor.said(zygote.process).strip().splitlines() or ["nothing"])[-1]
+            if not ready:
+                raise ExecutorLost(f"the zygote did not start ({error}); it said: {said}") from None
+            hung = isinstance(error, framing.TimedOut)
+            text = "no answer in time, and the process that was to report it did not either" if hung else (
+                "the code under test brought down the process that runs it"
+            )  # fmt: skip
+            raise ProbeFailed("hung" if hung else "crashed", text) from None
+
+
+def _own_s(start: float, header: dict[str, Any]) -> float:
+    """Seconds since `start`, without those in which the probe waited for a core."""
+    return max(0.0, time.monotonic() - start - float(header.get("waited_s", 0.0)))
+
+
+def _packed(probe: Callable[..., Any], args: tuple, world: int) -> list[bytes]:
+    """Pack the arguments of each rank's probe, without the implementation."""
+    names = probe.__code__.co_varnames[1 : probe.__code__.co_argcount]
+    split = [probe.__annotations__.get(name) in ("PerRank", wire.PerRank) for name in names][: len(args)]
+    if not any(split):
+        return [wire.pack(args)] * world
+    given = list(zip(args, split + [False] * (len(args) - len(split)), strict=True))
+    return [
+        wire.pack(tuple([v if r == rank else None for r, v in enumerate(arg)] if own else arg for arg, own in given))
+        for rank in range(world)
+    ]
+
+
+def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> list[Trace]:
+    """Return a trace per rank. Raises ProbeFailed for the most important failure of a rank."""
+    ranks = header.get("ranks")
+    if type(ranks) is not list or len(ranks) != world or len(blobs) != world:
+        raise ProbeFailed("refused", "an answer that is none")
+    if header.get("busy"):
+        raise ProbeFailed("busy", str(header["busy"])[:200])
+    failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
+    if failures:
+        _, i = max(failures, key=lambda f: (f[0], -f[1]))
+        raise _failure(header, ranks, switch, i, world)
+    try:
+        values = [wire.unpack(blob) for blob in blobs]
+    except wire.WireError as error:
+        raise ProbeFailed("refused", f"an answer that may not cross: {error}") from None
+    for rank, value in zip(switch.ranks, values, strict=False):
+        if why := rows_that_differ(value, rank.rows):
+            raise ProbeFailed("forged", why, rank.number if world > 1 else None)
+    if switch.refused:
+        raise ProbeFailed("refused", switch.refused)
+    if differ := groups_that_differ(switch.ranks):
+        raise ProbeFailed("hung", f"on Gloo and NCCL these ranks would wait for each other for ever: {differ}")
+    peaks, seconds = [int(rank.get("peak_bytes", -1)) for rank in ranks], float(header.get("seconds", 0.0))
+    if not switch.ranks:
+        return [Trace(values[0], peaks[0], seconds)]
+    return [
+        Trace(
+            value, peak, seconds, rank.rows, rank.payloads, rank.gates,
+            [row for number, row in switch.stood_still if number == rank.number],
+        )
+        for value, peak, rank in zip(values, peaks, switch.ranks, strict=True)
+    ]  # fmt: skip
+
+
+def _printed(header: dict) -> str:
+    """What all ranks printed, each line with its rank's number where they did not print the same."""
+    ranks = header.get("ranks")
+    said = [str(r.get("output", "")).splitlines() for r in ranks] if type(ranks) is list else []
+    if not any(said):
+        return ""
+    if all(lines == said[0] for lines in said):
+        return "".join(f"{line}\n" for line in said[0])
+    return "".join(f"rank {n}: {line}\n" for n, lines in enumerate(said) for line in lines)
+
+
+def _weight(rank: dict) -> int:
+    """Which failure to tell: a rank that raised of its own before one that lost its peer, before one that waited."""
+    error = rank.get("error") or {}
+    if error.get("reason") == "unwritten":
+        return 9
+    lost_peer = "onnection" in str(error.get("text", ""))
+    return {"error": 2 if lost_peer else 6, "died": 5, "hung": 3}.get(str(rank.get("outcome")), 0)
+
+
+def _failure(header: dict, ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFailed:
+    error = ranks[i].get("error") or {}
+    reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
+    reason = reason if reason in TOLD else "crashed"
+    own = _own(ranks[i])
+    if reason == "hung":  # the first may wait in the probe, for others
+        own = next((frames for rank in ranks if (frames := _own(rank)) and _is_own(frames[-1])), own)
+    where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
+    if reason in ("raised", "import") and error.get("type") not in (None, "", "ImplementationNotFound"):
+        text = f"{error['type']}: {text}"
+    if own and not _is_own(own[-1]):
+        if reason == "raised" and str(error.get("type")) in ("AttributeError", "TypeError"):
+            text += f": {_FORM}"
+        if reason == "import":
+            where = ""  # of Python's own, or of the probe that asked for it
+    stacks = ""
+    told = switch.mismatch
+    if reason == "hung":
+        text = switch.hang or (switch.describe() if switch.ranks else text)
+        stacks = "\n".join(_stack(n, r) for n, r in enumerate(ranks))
+    if reason == "crashed" and world > 1:
+        text += f" ({switch.describe()})"
+    if told and told not in text and reason in ("hung", "crashed", "raised"):
+        text += f"\n{told}"
+    output = str(ranks[i].get("output", ""))[:16384]
+    return ProbeFailed(reason, text, i if world > 1 else None, where, output, stacks)
+
+
+def _stack(number: int, rank: dict) -> str:
+    lines = [f"  {f[0]}:{f[1]} in {f[2]}" for f in _own(rank)[-6:]]
+    return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
+
+
+_FORM = "the test works with what your code gives, and that has another form: is there a return, and is the name right?"
+
+
+def _own(rank: dict) -> list[list]:
+    """The frames of a rank that are the solution's; if there are none, the probe's; if there are none either, all."""
+    frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
+    probes = [f for f in frames if "tests" in Path(str(f[0])).parts]
+    return [f for f in frames if _is_own(f)] or probes or frames
+
+
+def _is_own(frame: list) -> bool:
+    return not str(frame[0]).startswith(("/", "<"))

@@ -1,0 +1,169 @@
+"""The end of `pytest tests/`: points per exercise, the first failure, and the next exercise."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..course import assignment as assignments
+from ..course.assignment import ASKS, Exercise
+from ..course.listing import some
+from ..course.scoring import ExerciseScore, Result, score, totals, unattempted
+from .verdicts import PROFILE, VERDICTS
+
+MESSAGE_LINES = 7  # the cause, and six of evidence
+PRINTED_LINES = 5
+_WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # a line each: lab.ranks.zygote
+
+
+def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tuple[int, int]] | None = None) -> None:
+    """Append the summary to pytest's report.
+
+    half: (how many tests ran, of how many) of the exercises that were stopped before they were judged.
+    """
+    known, half = assignments.default(), half or {}
+    every = score(known, results, passes=config.stash[VERDICTS].passes)
+    scores = [s for s in every if s.kinds and s.exercise.id not in half]
+    ids, chosen = {s.exercise.id for s in scores}, config.stash.get(PROFILE, known).exercises
+    untried = unattempted(results)
+    terminal.write_line("")
+    _failures(terminal, [r for r in results if r.outcome == "failed" and r.exercise not in untried])
+    next_one = _next_one(scores)
+    stood_in = config.stash[VERDICTS].stood_in
+    if scores:
+        _table(terminal, scores, next_one.stage if next_one is not None else "", stood_in)
+    if {*known.exercises} > {*chosen} == ids:
+        terminal.write_line(f"{len(ids)} of {len(known.exercises)} exercises: --profile full tests all of them")
+    for id, (ran, of) in half.items():
+        terminal.write_line(f"{id}: stopped after {ran} of {of} tests, which says nothing yet", yellow=True)
+    _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
+    if next_one is not None and not half:
+        _next(terminal, next_one, config.option.impl)
+    elif ids == {*chosen}:
+        terminal.write_line("Every exercise that ran here passes.", green=True)
+
+
+def _next_one(scores: list[ExerciseScore]) -> Exercise | None:
+    """The first exercise that was tried and does not pass yet; else the first behind all that were tried."""
+    todo = [s for s in scores if not s.passed and s.possible]
+    last = max((i for i, s in enumerate(scores) if s.attempted and s.possible), default=-1)
+    tried, behind = [s for s in todo if s.attempted], [s for s in scores[last + 1 :] if s in todo]
+    return next((s.exercise for s in tried or behind or todo), None)
+
+
+def printed(output: str) -> list[str]:
+    """The last lines that a solution printed, without Python's warnings."""
+    kept = [line[:160] for line in output.strip().splitlines() if not _WARNING.match(line)]
+    if (more := len(kept) - PRINTED_LINES) > 0:
+        kept = [f"… {more} line{'s' * (more > 1)} before", *kept[more:]]
+    return kept
+
+
+def write_inline(terminal: Any, results: list[Result]) -> None:
+    """What failed in a debugger's session, and why some tests did not run in it: that is no verdict."""
+    terminal.write_line("")
+    _failures(terminal, [r for r in results if r.outcome == "failed"])
+    for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):
+        count = sum(r.reason == reason for r in results)
+        terminal.write_line(f"{count} not run: {reason.removeprefix('Skipped: ')}")
+
+
+def _failures(terminal: Any, failed: list[Result]) -> None:
+    """One message an exercise, the first, and how many more there are; with -v all of them, and whole."""
+    all_of_them = terminal.verbosity >= 0  # -q is what the kit begins with
+    most = None if all_of_them else MESSAGE_LINES
+    shown: set[str] = set()
+    for id in dict.fromkeys(r.exercise for r in failed):
+        mine = [r for r in failed if r.exercise == id]
+        first = mine[0]
+        terminal.write_line(f"{id} · {first.kind} · {first.id.rpartition('::')[2]}", red=True, bold=True)
+        lines = first.message.splitlines()
+        for line in lines[:most]:
+            terminal.write_line(f"  {line}")
+        if (more := len(lines[most:]) if most else 0) > 0:
+            terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with -v")
+        for i, line in enumerate(printed(first.output)):
+            terminal.write_line(f"  {'         ' if i else 'printed: '}{line}")
+        for other in mine[1:] if all_of_them else ():
+            terminal.write_line(f"{id} · {other.kind} · {other.id.rpartition('::')[2]}", red=True)
+            for line in other.message.splitlines():
+                terminal.write_line(f"  {line}")
+        if len(mine) > 1 and not all_of_them:
+            terminal.write_line(f"  … and {len(mine) - 1} more: pytest tests/ --exercise {id} -v")
+        terminal.write_line("")
+        shown |= {r.kind for r in (mine if all_of_them else mine[:1])}
+    for kind in [k for k in ASKS if k in shown]:
+        terminal.write_line(f"{kind}: {ASKS[kind]}")
+    if shown:
+        terminal.write_line("")
+
+
+def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: dict[str, list[str]]) -> None:
+    """A line an exercise; one for a stage of which nothing is attempted."""
+    width = max((len(s.exercise.id) for s in scores), default=8)
+    terminal.write_line(f"{'exercise':<{width}}     points     not run", bold=True)
+    ran = [s for s in scores if (s.possible or s.inconclusive) and s.attempted]
+    begun = {s.exercise.stage for s in ran} | {current}
+    for stage in dict.fromkeys(s.exercise.stage for s in scores):
+        mine = [s for s in scores if s.exercise.stage == stage]
+        if stage in begun or len(mine) == 1:
+            _exercises(terminal, mine, width, stood_in)
+        else:
+            _, possible, not_run = totals(mine)
+            left = sum(not s.attempted for s in mine)
+            away = _points(not_run) if not_run else ""
+            note = f"{left} exercises not attempted"
+            terminal.write_line(f"{stage:<{width}}  · {0:>5}/{_points(possible):<5} {away:>7}   {note}")
+    earned, possible, not_run = totals(scores)
+    if len(scores) > 1:
+        total = f"{'total':<{width}}    {_points(earned):>5}/{_points(possible):<5} {_points(not_run):>7}"
+        terminal.write_line(total, bold=True)
+    terminal.write_line("")
+
+
+def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, stood_in: dict[str, list[str]]) -> None:
+    for s in scores:
+        e = s.exercise
+        mark, colour = ("✓", {"green": True}) if s.passed else ("✗", {"red": True})
+        note = reason = ""
+        if not s.attempted:
+            mark, colour, note = "·", {}, "not attempted"
+        elif not s.possible:
+            mark, colour = "?" if s.inconclusive else "–", {}
+        elif s.gated:
+            mark, colour = "✗", {"red": True}
+            own = any(k.kind == "numerics" for k in s.kinds)
+            reason = f"property and timing count once {'all numerics pass' if own else 'all that it needs passes'}"
+        away = f"{_points(s.not_run) if s.not_run else '':>7}{'?' if s.inconclusive else ''}"
+        terminal.write_line(
+            f"{e.id:<{width}}  {mark} {_points(s.earned):>5}/{_points(s.possible):<5} {away}  {note}".rstrip(), **colour
+        )
+        if reason:
+            terminal.write_line(f"    {reason}")
+        if s.attempted and (others := stood_in.get(e.id)):
+            terminal.write_line(f"    a stand-in for each that does not pass yet: {some(others)}")
+
+
+def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:
+    """What could not be decided, one line a test, and what that costs: nothing."""
+    if not undecided:
+        return
+    points = _points(sum(s.inconclusive for s in scores))
+    terminal.write_line(
+        f"? inconclusive: {points} points, neither earned nor lost; run it again on a quieter machine", bold=True
+    )
+    for r in undecided:
+        terminal.write_line(f"  {r.id.rpartition('::')[2]}: {r.reason}")
+    terminal.write_line("")
+
+
+def _points(value: float) -> str:
+    """10 as "10", 2.857 as "2.86"."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _next(terminal: Any, exercise: Exercise, impl: str) -> None:
+    terminal.write_line(f"next: {exercise.id}, about {exercise.hours:g} h, in {impl}/{exercise.file}", bold=True)
+    terminal.write_line(f"hint: {exercise.hints[0]}")
+    terminal.write_line(f"lab hint {exercise.id} --level 2 says more")
+    terminal.write_line("")

@@ -1,0 +1,102 @@
+"""Decides whether a prerequisite passes, so that a stand-in can take its place where it does not.
+
+A verdict comes from this run if its numerics have run here, else from a cache on disk keyed by everything it depends
+on, else its numerics are run first, in a pytest session of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+
+from .. import standins
+from ..course import assignment as assignments
+from ..course.assignment import ROOT, needed
+from ..course.scoring import Result
+from . import dependencies
+from .files import write_whole
+from .runner import Runner
+
+PROFILE = pytest.StashKey[assignments.Assignment]()  # with the exercises that are tested
+RESULTS = pytest.StashKey[list[Result]]()
+RUNNER = pytest.StashKey[Runner]()
+OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
+
+
+class Verdicts:
+    """Verdicts of one implementation in one session."""
+
+    def __init__(self, config: pytest.Config, runner: Runner, results: list[Result]):
+        self.config, self.runner, self.results = config, runner, results
+        self.folder = Path(config.option.expect_cache) / "verdicts"
+        self.stood_in: dict[str, list[str]] = {}  # exercise -> what was replaced in its tests
+        self.judging: dict[str, int] = {}  # exercise -> numerics in this session; what -k or :: picked does not count
+
+    def stand_ins(self, id: str, wanted: list[str]) -> dict[str, str]:
+        """{object: stand-in} for those of `wanted` that do not pass. Raises ValueError for what `id` does not need."""
+        known = assignments.default().exercises
+        if strangers := set(wanted) - needed(id):
+            raise ValueError(f"replace: {id} does not need {', '.join(sorted(strangers))}")
+        missing = [w for w in wanted if not self.passes(w)]
+        self.stood_in[id] = [*dict.fromkeys([*self.stood_in.get(id, ()), *missing])]
+        return {known[w].object: standins.source(w) for w in missing}
+
+    def passes(self, id: str) -> bool:
+        """Whether all numerics of the exercise pass."""
+        if id not in self.runner.verdicts:
+            self.runner.verdicts[id] = self._of_this_run(id)
+        return self.runner.verdicts[id]
+
+    def _of_this_run(self, id: str) -> bool:
+        mine = [r for r in self.results if r.exercise == id and r.kind == "numerics"]
+        if any(r.outcome == "failed" for r in mine):
+            return False
+        if mine and len(mine) == self.judging.get(id):
+            return any(r.outcome == "passed" for r in mine)
+        kept = self.folder / dependencies.key(id, self.runner.executor.source, self.config.option.seed)
+        if not kept.is_file():
+            write_whole(kept, b"passed" if self._ask(id) else b"failed")
+        return kept.read_text(encoding="ascii") == "passed"
+
+    def _ask(self, id: str) -> bool:
+        """Run the numerics of one exercise beside this session, with the same runner."""
+        option, inner = self.config.option, _Inner(self.runner)
+        arguments = [
+            str(ROOT / "tests" / id.partition(".")[0]), "--exercise", id, "--seed", option.seed, "--impl", option.impl,
+            "--expect-cache", option.expect_cache, "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"),
+            "-p", "no:cacheprovider", "-x", "-m", "exercise",
+        ]  # fmt: skip
+        seed, said = self.runner.seed, io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                pytest.main(arguments, plugins=[inner])
+        finally:
+            self.runner.seed = seed
+        numerics = [r.outcome for r in inner.results if r.kind == "numerics"]
+        return "passed" in numerics and "failed" not in numerics
+
+
+VERDICTS = pytest.StashKey[Verdicts]()
+
+
+class Lent:
+    """A pytest plugin that lends a runner to the session it is given to, whose zygotes stay warm afterwards."""
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+        self.results: list[Result] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[RUNNER], config.stash[OWNED] = self.runner, False
+        self.results = config.stash[RESULTS]
+
+
+class _Inner(Lent):
+    """Takes the numerics alone."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [i for i in items if (m := i.get_closest_marker("exercise")) and m.kwargs["kind"] == "numerics"]

@@ -1,0 +1,151 @@
+"""Isolate each rank in a sandbox, so that ranks can reach each other only through the switch.
+
+Each rank gets its own user, mount, network, IPC and PID namespaces, a /proc that shows only itself, no inherited
+descriptors, no capabilities, and a system-call filter (lab/ranks/seccomp.py). Its /tmp and /dev/shm are small: a
+tensor whose memory a test measures does not fit there. Some kernels allow unprivileged processes no namespaces; there
+ranks keep only the filter and the sandbox, and `lacking` gives the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from .processes import dumpable
+
+SHARED = "/tmp/shared"  # where ranks see the folder of a probe that asks for one
+_FOLDERS = 0x00020000 | 0x10000000  # mount and user namespaces
+_ALL = _FOLDERS | 0x08000000 | 0x20000000 | 0x40000000  # IPC, PID and network, too
+_PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
+_SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # the same for all processes
+ROOM, MORE_ROOM = "4m", "256m"  # bytes for files; MORE_ROOM for probes that write checkpoints or compile
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+def lacking() -> str:
+    """Return why this machine cannot isolate ranks, or "" if it can. Tries it in a child process."""
+    if sys.platform != "linux":
+        return f"ranks need Linux to be kept apart, this is {sys.platform}"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            dumpable(True)
+            _unshare(_ALL)
+            os._exit(0)
+        except OSError as error:
+            os._exit(error.errno or 255)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return f"ranks cannot have namespaces of their own: {os.strerror(code)}" if code else ""
+
+
+def enter(room: str, shared: str, tell: socket.socket | None) -> None:
+    """Isolate the current process, which was just forked. Raises OSError if the kernel refuses.
+
+    room: size of /tmp, and of /dev/shm. shared: folder that all ranks see as SHARED, or "". tell: None for a single
+    rank. Otherwise the function forks: only the child, PID 1 of a new namespace, returns. The parent sends the child's
+    PID to `tell`, waits, and ends as the child ended.
+    """
+    _unshare(_ALL if tell else _FOLDERS)
+    if tell:
+        if pid := os.fork():
+            tell.send(pid.to_bytes(4, "little"))
+            _stand_for(pid)
+        _libc("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # the kernel kills it with its parent
+    kept = {path: os.open(path, os.O_PATH) for path in _mounted_in("/tmp/")}  # an environment may lie there
+    if shared:
+        kept[SHARED] = os.open(shared, os.O_PATH)
+    _libc("mount", b"none", b"/", None, _PRIVATE, None)
+    for path in ("/tmp", "/dev/shm"):
+        _tmpfs(path, room)
+    for path, fd in kept.items():
+        os.makedirs(path)
+        _libc("mount", f"/proc/self/fd/{fd}".encode(), path.encode(), None, _BIND, None)
+        os.close(fd)
+    if tell:
+        with contextlib.suppress(FileNotFoundError):
+            _tmpfs("/dev/pts", ROOM)
+        _hide_others()
+    os.chdir("/tmp")
+    _drop()
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close all inherited descriptors except 0, 1, 2 and `kept`."""
+    last = 2
+    for fd in sorted(kept | {1 << 20}):
+        os.closerange(last + 1, fd)
+        last = max(last, fd)
+
+
+def _unshare(namespaces: int) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    _libc("unshare", namespaces)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        Path("/proc/self", name).write_text(text)
+
+
+def _mounted_in(folder: str) -> list[str]:
+    """Return the mount points in `folder`, without those inside another."""
+    with open("/proc/self/mountinfo") as mounts:
+        found = sorted(line.split()[4] for line in mounts)
+    outer: list[str] = []
+    for path in found:
+        if path.startswith(folder) and os.path.isdir(path) and not (outer and path.startswith(f"{outer[-1]}/")):
+            outer.append(path)
+    return outer
+
+
+def _stand_for(pid: int) -> NoReturn:
+    """Wait for the rank, then end with its exit code or signal."""
+    close_all_but(set())  # otherwise the rank's pipes stay open after it ends
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _tmpfs(path: str, room: str) -> None:
+    _libc("mount", b"tmpfs", path.encode(), b"tmpfs", _PLAIN, f"size={room},mode=1777".encode())
+
+
+def _hide_others() -> None:
+    """Replace /proc by one that shows only this process. The sandbox does not allow a fresh procfs."""
+    stage = Path("/tmp/proc")
+    stage.mkdir()
+    _tmpfs(str(stage), ROOM)
+    for name in (os.readlink("/proc/self"), *_SEEN_OF_PROC):
+        source = Path("/proc", name)
+        target = stage / ("self" if name.isdecimal() else name)
+        if source.is_dir():
+            target.mkdir()
+        elif source.exists():
+            target.touch()
+        else:
+            continue
+        _libc("mount", str(source).encode(), str(target).encode(), None, _BIND, None)
+    (stage / "mounts").symlink_to("self/mounts")
+    _libc("mount", str(stage).encode(), b"/proc", None, 0x2000, None)  # MS_MOVE
+    stage.rmdir()
+
+
+def _drop() -> None:
+    """Drop all capabilities that the new user namespace granted."""
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    capability = 0
+    while _C.prctl(24, capability, 0, 0, 0) == 0:  # PR_CAPBSET_DROP
+        capability += 1
+    _libc("capset", header, none)
+
+
+def _libc(name: str, *args: object) -> None:
+    if getattr(_C, name)(*args) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

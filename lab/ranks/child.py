@@ -1,0 +1,171 @@
+"""Runs one probe in a fresh process: installs the device, loads the implementation, calls the probe, answers.
+
+A child is forked for one probe and one rank and never returns from `answer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import select
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..solution import compiled, framing, wire
+from ..solution import impl as implementation
+from ..solution.forbidden import ForbiddenCall
+from . import frames
+from .port import Port
+from .watch import Watch
+
+FRAMES = 12
+BUSY = 10  # times its limit that a probe may take where it waits for a core
+shared = ""  # a folder that all ranks of this probe have; "" where it has not asked for one
+# What takes as long to import as all of torch and many probes never use. A gradient given to backward() wants the
+# first, an optimizer's first step and checkpoints want both.
+LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the runner asks for, as it crosses to the zygote."""
+
+    probe: str  # "tests.ddp.probes:train"
+    impl: str  # the implementation's folder
+    world: int  # 0: one process, no process group
+    device: str  # "real" or "simulated"
+    replace: dict[str, str]  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
+    forbidden: list[str]  # dotted names that raise when the solution calls them
+    timeout_s: float  # of which time spent waiting for a core is no part
+    seed: int
+    shared: bool = False  # whether the ranks have a folder in common
+    network: str = "switch"  # or "gloo"
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after which nobody waits for ranks, even if others had the cores."""
+        return BUSY * self.timeout_s
+
+
+def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str) -> None:
+    """Run the probe as `rank`, and write what came of it, with `secret`, to `reply`.
+
+    port: the descriptor of this rank's socket to the switch, which sends `args` first; -1: none. Never returns.
+    """
+    if any(name not in sys.modules for name in LATE):
+        sys.meta_path.insert(0, _Late(reply, secret))
+    try:
+        value = run(job, wire.unpack(args if port < 0 else _own(port)), rank, port, Watch(job.impl))
+        blob = wire.pack(value)
+        header: dict[str, Any] = {"ok": True}
+    except BaseException as error:  # SystemExit from the code under test is an answer too
+        header, blob = {"ok": False, "error": describe(error, job.impl)}, b""
+    with contextlib.suppress(framing.Closed):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        framing.send(reply, {**header, "secret": secret, "compiled": compiled.missed[: compiled.MOST]}, [blob])
+        if job.world > 1 and header["ok"]:
+            select.select([], [], [], job.longest_s)  # the zygote ends all ranks at once
+    os._exit(0)
+
+
+class _Late:
+    """A finder that ends this rank where one of LATE is to be imported: the zygote does, and forks all ranks anew."""
+
+    def __init__(self, reply: int, secret: str):
+        self.reply, self.secret = reply, secret
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name in LATE:
+            error = {"reason": "import", "type": "ImportError", "text": f"{name} is to be imported first", "frames": []}
+            framing.send(self.reply, {"ok": False, "late": name, "error": error, "secret": self.secret}, [b""])
+            os._exit(0)
+
+
+def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -> Any:
+    """The probe's value, in this process. watch: over the solution; None in a process that goes on afterwards."""
+    import torch
+
+    from . import group
+
+    sys.dont_write_bytecode = True
+    torch.set_num_threads(1)
+    # Where there is no CUDA, torch.manual_seed would format a stack for the day on which there is.
+    (torch.manual_seed if torch.version.cuda else torch.default_generator.manual_seed)(job.seed)
+    random.seed(job.seed)
+    if job.device == "simulated":
+        from ..measure import device
+
+        simulated = device.SimulatedGPU().install()
+    if job.world:
+        if job.network == "gloo":
+            group.join(rank, job.world, None, gloo=f"{shared}/gloo")
+        else:
+            group.join(rank, job.world, Port(port))
+    replace = {target: _stand_in(source) for target, source in job.replace.items()}
+    module, _, name = job.probe.partition(":")
+    probe = getattr(importlib.import_module(module), name)
+    if watch:
+        watch.guard(job.forbidden)  # after stand-ins and probes: they may use, or race, what the exercise forbids
+    value = probe(implementation.load(job.impl, replace), *args)
+    if watch:
+        watch.look()
+    if job.device == "simulated":
+        simulated.uninstall()  # what crosses are plain CPU tensors again
+    if job.world:
+        group.finished()
+    return value
+
+
+def _own(port: int) -> bytes:
+    """Receive this rank's arguments, which the switch sends first."""
+    with socket.socket(fileno=os.dup(port)) as sock:
+        _, size = frames.receive(sock)
+        return bytes(frames.into(sock, bytearray(size)))
+
+
+def _stand_in(source: str) -> Any:
+    module, _, name = source.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def describe(error: BaseException, impl: str) -> dict[str, Any]:
+    """An exception as plain values: what, where in the implementation, and when."""
+    found = [*traceback.extract_tb(error.__traceback__)]
+    if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton's, around what the kernel met
+        error = error.__cause__
+        found += traceback.extract_tb(error.__traceback__)
+    text = str(error)[:4000]
+    frames = [
+        [Path(f.filename).relative_to(impl).as_posix() if f.filename.startswith(impl + os.sep) else f.filename,
+         f.lineno or 0, f.name, (f.line or "")[:200]]
+        for f in found
+    ]  # fmt: skip
+    if isinstance(error, SyntaxError) and error.filename:
+        name = error.filename.removeprefix(impl + os.sep)
+        text = f"{error.msg} ({name}, line {error.lineno}): {(error.text or '').strip()[:200]}"
+    if isinstance(error, wire.WireError):
+        reason = "refused"
+    elif isinstance(error, ForbiddenCall):
+        reason = "forbidden"
+    elif isinstance(error, NotImplementedError) and _names_an_exercise(text):
+        reason = "unwritten"
+    elif getattr(error, "while_loading", None) or isinstance(error, implementation.ImplementationNotFound):
+        reason = "import"
+    else:
+        reason = "raised"
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is not None:  # a finally that fails hides why it was reached
+            text += f" (after {type(before).__name__}: {str(before)[:300]})"
+    return {"reason": reason, "type": type(error).__name__, "text": text, "frames": frames[-FRAMES:]}
+
+
+def _names_an_exercise(text: str) -> bool:
+    stage, dot, rest = text.partition(":")[0].partition(".")
+    return bool(dot) and stage.isidentifier() and rest.isidentifier()

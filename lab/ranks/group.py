@@ -1,0 +1,367 @@
+# mypy: disable-error-code="call-arg,attr-defined,override,assignment"
+# torch's own stubs of ProcessGroup do not know groups that are written in Python.
+"""The process group of a probe: every operation is a frame to the switch, which does the work (lab/ranks/switch.py).
+
+`dist.init_process_group("lab")` and `dist.new_group` make it; torch's own DDP, FSDP2, DeviceMesh, pipelines and
+functional collectives run on it unchanged.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import waits
+from .ledger import MESSAGES, Ledger, Row
+from .port import Port
+
+BACKEND = "lab"
+ledger = Ledger()  # of this process; a fresh child a rank makes it fresh
+
+_port: Port | None = None
+_kind: type[LedgerGroup]
+_plain = False  # whether Gloo is Gloo
+_errors: dict[int, str] = {}  # why operations failed, by number
+_polled: dict[int, float] = {}  # when the switch was last told that somebody asked for an answer, by number
+_POLLS_S = 1e-3  # between two such frames of one operation: whoever spins would flood the switch
+_source: Any = dist.Work._source_rank
+
+
+def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | None = None, gloo: str = "") -> None:
+    """Make this process one of `world` ranks. port: to the switch. kind: of group, where it is not the switch's.
+
+    gloo: a file by which ranks meet on plain Gloo instead, of which neither the switch nor the ledger knows.
+    """
+    global _port, _kind, _plain
+    _port, ledger.rank, _kind, _plain = port, rank, kind or SwitchGroup, bool(gloo)
+    install()
+    if gloo:
+        dist.init_process_group("gloo", store=dist.FileStore(gloo, world), rank=rank, world_size=world)
+        return
+    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
+
+
+def install() -> None:
+    """Make torch know of this backend; once is enough, and can be before a fork."""
+    if BACKEND in dist.Backend.backend_list:
+        return
+    c10d = dist.distributed_c10d
+    c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
+    c10d._store_based_barrier = lambda *args, **kwargs: None  # ranks share no store: the switch sees who makes groups
+    dist.Backend.register_backend(
+        BACKEND, lambda store, rank, size, timeout: _kind(store, rank, size, timeout), devices=["cpu", "cuda"]
+    )
+    waits.install(_begin, _asked)
+    dist.Work.wait = _raising(dist.Work.wait)  # type: ignore[method-assign]
+    dist.Work._source_rank = _known_source  # type: ignore[method-assign]
+
+
+def finished() -> None:
+    """Let the switch know that this rank will issue nothing more."""
+    if _port is not None:
+        _port.tell({"do": "finish"})
+
+
+def gate(name: str) -> Tensor:
+    """The numbers of a gate, which are given when they are asked for; 1.0 where there is no switch."""
+    return _port.gate(name) if _port is not None else torch.ones(())
+
+
+def _always_ours(make: Any) -> Any:
+    """A group that asks for Gloo gets ours; all ranks come here for every group, and the switch is told of it."""
+
+    def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
+        backend = BACKEND if "gloo" in str(backend) and not _plain else backend
+        if _port is not None and BACKEND in str(backend):
+            members = list(ranks or range(size))
+            # The name of a group that all ranks make is counted; that of one its members make alone is a hash.
+            _port.tell({"do": "group", "name": name, "ranks": members, "of_all": name.isdigit()})
+        return make(size, rank, ranks, backend, store, name, *args, **more)
+
+    return call
+
+
+def _begin(row: Row) -> None:
+    """Called when a wait begins."""
+    again = row.op in MESSAGES and row.returned_s >= 0
+    _kind.awaited(row)
+    if _port is not None and (row.waited_s < 0 or again):
+        _port.tell({"do": "wait", "number": row.number, "again": again})
+        if again:
+            threading.Event().wait()  # as on Gloo, for ever; the switch has been told
+
+
+def _asked(row: Row) -> None:
+    """Called when somebody asked whether a row is done, and it was not."""
+    now = time.perf_counter()
+    if _port is not None and now - _polled.get(row.number, 0.0) > _POLLS_S:
+        _polled[row.number] = now
+        _port.tell({"do": "poll", "number": row.number})
+
+
+def _raising(wait: Any) -> Any:
+    """A Work made from a future waits for it, but does not raise what it holds."""
+
+    def call(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        result = wait(work, *args, **kwargs)
+        row = waits.known(work)
+        if row is not None and row.number in _errors:
+            raise RuntimeError(_errors[row.number])
+        return result
+
+    return call
+
+
+def _known_source(work: dist.Work) -> int:
+    """Work._source_rank: of a message from anyone it is in the answer."""
+    row = waits.known(work)
+    return _source(work) if row is None else row.group.index(row.peer)
+
+
+class LedgerGroup(dist.ProcessGroup):
+    """A ProcessGroup whose every operation is one call of `issue`, and a row."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
+        super().__init__(rank, size)
+        self.name_ = ""
+        self.ranks_: list[int] | None = None
+
+    def __repr__(self) -> str:
+        return f"the group of ranks {', '.join(map(str, self.ranks()))}"
+
+    # What torch asks of a group besides collectives.
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        return self.name_
+
+    def _set_group_name(self, name: str) -> None:
+        self.name_ = name
+
+    @property
+    def pg_name(self) -> str:
+        return self.name_
+
+    def ranks(self) -> list[int]:
+        if self.ranks_ is None:
+            self.ranks_ = dist.get_process_group_ranks(self)
+        return self.ranks_
+
+    @classmethod
+    def awaited(cls, row: Row) -> None:
+        """Called when somebody begins to wait for a row."""
+
+    def issue(
+        self,
+        op: str,
+        sends: Sequence[Tensor] = (),
+        into: Sequence[Tensor] = (),
+        of: Sequence[Tensor] | None = None,
+        peer: int = -1,
+        gets: int | None = None,
+        **details: Any,
+    ) -> dist.Work:
+        """Write the row, send what is sent, and return the Work of what will be written into `into`.
+
+        of: the tensors that the row counts, where they are not those that are sent. peer: within the group.
+        gets: how many elements come. details: more of the header.
+        """
+        counted, ranks = list(sends if of is None else of), self.ranks()
+        if peer >= len(ranks):
+            raise ValueError(
+                f"expected one of the {len(ranks)} ranks of the group, 0 … {len(ranks) - 1}, got {peer}: "
+                "how many there are, dist.get_world_size(group) says"
+            )
+        if op in MESSAGES and peer == self.rank():
+            way = "sent to" if op == "send" else "received from"
+            raise ValueError(
+                f"a message {way} this rank itself, which is rank {peer} of {ranks}: expected another's; "
+                "group_src= and group_dst= are numbers within the group, as dist.get_rank(group) is"
+            )
+        if op in MESSAGES and not all(t.is_contiguous() for t in (*sends, *into)):
+            raise RuntimeError(f"{'input' if op == 'send' else 'output'} tensor has to be contiguous")
+        if gets is not None and gets != sum(t.numel() for t in into):
+            raise ValueError(f"{op}: expected {gets} elements to receive into, got {sum(t.numel() for t in into)}")
+        row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
+        work = self.carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
+        waits.know(work, row)
+        return work
+
+    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+        """The Work of one operation."""
+        raise NotImplementedError
+
+    # ---- what torch calls: each says what it sends, and where the answer goes ----
+
+    def allreduce(self, tensors: list, opts: Any = None) -> dist.Work:
+        return self.issue("all_reduce", tensors, tensors, **_reduction(opts))
+
+    def allreduce_coalesced(self, tensors: list, opts: Any = None) -> dist.Work:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        mine = root == self.rank()
+        return self.issue("broadcast", tensors if mine else (), () if mine else tensors, of=tensors, peer=root)
+
+    def reduce(self, tensors: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        return self.issue("reduce", tensors, tensors if root == self.rank() else (), peer=root, **_reduction(opts))
+
+    def allgather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        into = [parts[r] for r in range(len(outputs[0])) for parts in outputs]
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+
+    def allgather_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        into = [t for parts in outputs for t in parts]
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        return self.issue("all_gather", [input], [output], gets=self.size() * input.numel())
+
+    def allgather_into_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        into = self._by_rank(outputs)
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+
+    def gather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        mine = root == self.rank()
+        gets = self.size() * _elements(inputs) if mine else 0
+        return self.issue("gather", inputs, outputs[0] if mine else (), peer=root, gets=gets)
+
+    def scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        root = _root(opts)
+        return self.issue("scatter", inputs[0] if root == self.rank() else (), outputs, of=outputs, peer=root)
+
+    def reduce_scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        sends = [parts[r] for r in range(len(inputs[0])) for parts in inputs]
+        return self._scattered(outputs, sends, opts)
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        return self._scattered([output], [input], opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        return self._scattered(outputs, self._by_rank(inputs), opts)
+
+    def _scattered(self, outputs: list, sends: list, opts: Any) -> dist.Work:
+        if _elements(sends) != self.size() * _elements(outputs):
+            raise ValueError(
+                f"reduce_scatter: expected {self.size()} parts of {_elements(outputs)} elements, got {_elements(sends)}"
+            )
+        return self.issue("reduce_scatter", sends, outputs, of=outputs, **_reduction(opts))
+
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, output_splits: list, input_splits: list, opts: Any = None
+    ) -> dist.Work:
+        return self.issue(
+            "all_to_all", [input], [output],
+            splits=self._splits(input, input_splits), expected=self._splits(output, output_splits),
+        )  # fmt: skip
+
+    def alltoall(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
+        return self.issue(
+            "all_to_all", inputs, outputs, splits=[t.numel() for t in inputs], expected=[t.numel() for t in outputs]
+        )
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self.issue("barrier")
+
+    def send(self, tensors: list, dst: int, tag: int = 0) -> dist.Work:
+        return self.issue("send", tensors, peer=dst, tag=tag)
+
+    def recv(self, tensors: list, src: int, tag: int = 0) -> dist.Work:
+        return self.issue("recv", (), tensors, of=tensors, peer=src, tag=tag)
+
+    def recv_anysource(self, tensors: list, tag: int = 0) -> dist.Work:
+        return self.issue("recv", (), tensors, of=tensors, tag=tag)
+
+    def _by_rank(self, tensors: list) -> list[Tensor]:
+        """Each rank's part of every tensor, rank by rank."""
+        with _disable_current_modes():
+            parts = [t.detach().view(self.size(), -1) for t in tensors]
+        return [part[r] for r in range(self.size()) for part in parts]
+
+    def _splits(self, tensor: Tensor, rows: list[int]) -> list[int]:
+        """Elements for each rank, from the numbers of rows."""
+        length = tensor.shape[0] if tensor.dim() else 1
+        if not rows:
+            if length % self.size():
+                raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+            rows = [length // self.size()] * self.size()
+        if len(rows) != self.size():
+            raise RuntimeError("Number of tensor splits not equal to group size")
+        if sum(rows) != length:
+            raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        return [n * (tensor.numel() // length if length else 0) for n in rows]
+
+    # torch 2.13 renamed the single-tensor collectives; 2.11 has only the old names.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+
+class SwitchGroup(LedgerGroup):
+    """The group of a probe's ranks: what it issues goes to the switch."""
+
+    def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
+        assert _port is not None
+        future: torch.futures.Future = torch.futures.Future()
+        result = list(into)
+        with _disable_current_modes():
+            payload = [t if t.is_contiguous() else t.detach().contiguous() for t in sends]
+
+        def done(answer: dict[str, Any]) -> None:
+            row.started_s, row.done_s = answer.get("started_s", -1.0), answer.get("done_s", -1.0)
+            row.peer = answer.get("peer", row.peer)
+            if "error" in answer:
+                _errors[row.number] = answer["error"]
+            future.set_result((result, answer.get("error")))
+
+        _port.expect(row.number, into, done)
+        header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
+        _port.tell({**header, "segments": segments, **details}, payload)
+        # What set_exception sets is known to Python alone; what `then` raises is the Future's own error, in C++ too.
+        return _create_work_from_future(future.then(_returned))
+
+
+def _returned(done: Any) -> Any:
+    value, error = done.value()
+    if error is not None:
+        raise RuntimeError(error)
+    return value
+
+
+def _root(opts: Any) -> int:
+    return 0 if opts is None else int(opts.rootRank)
+
+
+def _reduction(opts: Any) -> dict[str, Any]:
+    """How it reduces, for the header."""
+    if opts is None:
+        return {"reduce": "SUM"}
+    op = opts.reduceOp
+    name = next(n for n in dist.ReduceOp.RedOpType.__members__ if op == getattr(dist.ReduceOp, n))
+    if name != "PREMUL_SUM":
+        return {"reduce": name}
+    return {"reduce": name, "factor": float(op.__getstate__()[1])}
+
+
+def _elements(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() for t in tensors)
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

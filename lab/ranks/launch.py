@@ -1,0 +1,327 @@
+"""The ranks of one probe, from fork to last answer."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..solution import framing
+from . import alone, child, seccomp
+from .child import LATE, Job
+from .processes import dumpable, ends_with_its_parent, processes, resident, time_on_cores
+
+OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
+GRACE_S = 1.0  # for the other ranks, once one has failed
+_ENDS = (signal.SIGTERM,)
+
+
+@dataclass
+class Rank:
+    """One child and what it has said so far."""
+
+    pid: int
+    go: socket.socket  # on which it is told to begin, and tells which process it is, if that is another
+    reply: int
+    output_fd: int
+    stack: Any
+    secret: str  # what an answer must hold, or the code under test has written it to the pipe itself
+    began_bytes: int  # resident when it was forked, before it ran; -1: the system does not tell
+    peak_bytes: int = -1  # how far it then grew, by the kernel's books
+    status: int = 0
+    inbox: bytearray = field(default_factory=bytearray)
+    output: bytearray = field(default_factory=bytearray)
+    outcome: str = ""  # "", then "ok", "error", "died", "hung"
+    blob: bytes = b""
+    extra: dict = field(default_factory=dict)
+    inner: int = 0  # the process that the solution runs in, if that is not `pid`
+
+    def pids(self) -> set[int]:
+        """Its own, and that of the process which stands for it outside of its namespaces."""
+        if not self.inner:
+            with contextlib.suppress(OSError):  # it has not told yet, or ended before
+                self.inner = int.from_bytes(self.go.recv(4, socket.MSG_DONTWAIT), "little")
+        return {self.pid, self.inner} - {0}
+
+    def signal(self, number: int) -> None:
+        """Let the rank have a signal, or, while there is none yet, who stands for it."""
+        self.pids()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.inner or self.pid, number)
+
+    def wait(self, options: int = 0) -> bool:
+        """Reap it, if it has ended: only then does the kernel say how large it was at most."""
+        pid, status, used = os.wait4(self.pid, options)
+        if pid:
+            self.pid, self.status = 0, status
+            if self.began_bytes >= 0:
+                self.peak_bytes = max(0, 1024 * used.ru_maxrss - self.began_bytes)
+        return bool(pid)
+
+
+@dataclass(frozen=True)
+class Walls:
+    """What each rank of a box is put behind."""
+
+    filter: bytes  # for system calls; none where this machine's numbers are not known
+    apart: bool  # in namespaces of its own
+
+
+class World:
+    """The ranks of one probe, from fork to last answer."""
+
+    def __init__(
+        self, job: Job, args: bytes, ports: list[int], requests: int, walls: Walls | None = None,
+        known: set[str] | None = None,
+    ):  # fmt: skip
+        """ports: each rank's socket to the switch. requests: a byte from it means that no waiting will help.
+
+        walls: between the ranks of a box. known: in a box, the processes in it before; what is more, but for ranks, is
+        a solution's.
+        """
+        self.job, self.args, self.walls, self.known = job, args, walls, known
+        self.shared = ""  # a folder that all ranks have
+        self.ports, self.requests = ports, requests
+        self.strays = set[str]()
+        self.compiled = set[str]()  # files of the solution that ranks had to compile
+        self.late = ""  # what a rank wants imported that the zygote has put off: all are to be forked anew
+        self.hung = False
+        self.busy = ""  # how long ranks waited for cores, where that is why they did not end in time
+        self.seconds = 0.0
+        self.waited_s = 0.0  # of these, for a core: that rank which waited longest
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> list[Rank]:
+        start = time.monotonic()
+        ranks: list[Rank] = []
+        try:
+            self.shared = tempfile.mkdtemp() if self.job.shared else ""
+            for r in range(max(self.job.world, 1)):
+                signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could end this between a fork and the list
+                ranks.append(self._fork(r))
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+            for port in self.ports:  # or the switch would not see when a rank is gone
+                os.close(port)
+            self.ports = []
+            self._collect(ranks, start)
+            self.waited_s = max(time_on_cores(rank.inner or rank.pid)[1] for rank in ranks)
+            if self.known is not None:  # before they go with the rank that started them
+                self.strays = processes() - self.known - {str(pid) for rank in ranks for pid in rank.pids()}
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could keep this from ending them all
+            for rank in ranks:
+                self._end(rank)
+            self.selector.close()
+            for port in self.ports:
+                os.close(port)
+            if self.shared:
+                shutil.rmtree(self.shared, ignore_errors=True)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        self.seconds = time.monotonic() - start
+        return ranks
+
+    def _fork(self, number: int) -> Rank:
+        reply_read, reply_write = os.pipe()
+        output_read, output_write = os.pipe()
+        go, theirs = socket.socketpair()
+        stack = tempfile.TemporaryFile()  # noqa: SIM115 (the rank holds it)
+        secret = os.urandom(16).hex()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                dumpable(True)
+                ends_with_its_parent()
+                os.dup2(output_write, 1)
+                os.dup2(output_write, 2)
+                mine = self.ports[number] if self.ports else -1
+                theirs.recv(1)  # until its size was read
+                apart = self.walls is not None and self.walls.apart
+                if apart:
+                    room = alone.MORE_ROOM if self.job.shared or not os.environ.get("TRITON_INTERPRET") else alone.ROOM
+                    alone.enter(room, self.shared, theirs if self.job.world > 1 else None)
+                kept = {reply_write, stack.fileno(), mine} - {-1}
+                alone.close_all_but(kept)
+                faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+                if self.walls and self.walls.filter:
+                    seccomp.install(self.walls.filter)
+                child.shared = alone.SHARED if apart and self.shared else self.shared
+                child.answer(self.job, self.args, number, reply_write, mine, secret)
+            except OSError as error:
+                os.write(2, f"the rank did not start: {error}\n".encode())
+            finally:
+                os._exit(1)
+        began_bytes = resident(pid)
+        theirs.close()
+        go.send(b"g")
+        for fd in (reply_write, output_write):
+            os.close(fd)
+        rank = Rank(pid, go, reply_read, output_read, stack, secret, began_bytes)
+        for fd, what in ((reply_read, "reply"), (output_read, "output")):
+            os.set_blocking(fd, False)
+            self.selector.register(fd, selectors.EVENT_READ, (rank, what))
+        return rank
+
+    def _collect(self, ranks: list[Rank], start: float) -> None:
+        """Read until every rank has answered or died, time is up, or the switch has seen a deadlock."""
+        deadline, failed = start + self.job.timeout_s, False
+        self.selector.register(self.requests, selectors.EVENT_READ, None)
+        while any(not r.outcome for r in ranks) and not self.late:
+            now = time.monotonic()
+            found = [key.data for key, _ in self.selector.select(min(0.1, max(0.0, deadline - now)))]
+            if now > deadline and not failed and None not in found:
+                deadline = now + self._left(ranks, now - start)
+            if now > deadline or None in found:
+                if None in found and not os.read(self.requests, 1):
+                    raise framing.Closed("nobody is there to be answered")
+                self._give_up(ranks)
+                return
+            for rank, what in found:
+                self._read(rank, what)
+            for rank in ranks:
+                self._reap(rank)
+            if not failed and any(r.outcome in ("error", "died") for r in ranks):
+                deadline, failed = min(deadline, now + GRACE_S), True
+
+    def _left(self, ranks: list[Rank], elapsed_s: float) -> float:
+        """Seconds after which to look again, since ranks have waited for cores; negative: time is up."""
+        times = [time_on_cores(rank.inner or rank.pid) for rank in ranks if rank.pids() and not rank.outcome]
+        waited_s, limit_s = sum(waited for _, waited in times), self.job.timeout_s
+        if any(ran > limit_s for ran, _ in times) or elapsed_s > limit_s + waited_s:
+            return -1.0
+        if elapsed_s > self.job.longest_s:
+            self.busy = f"the machine was busy: ranks waited {waited_s:.0f} s for a core in {elapsed_s:.0f} s"
+            return -1.0
+        return min(max(limit_s + waited_s - elapsed_s, 0.1), 1.0)
+
+    def _read(self, rank: Rank, what: str) -> None:
+        fd = rank.reply if what == "reply" else rank.output_fd
+        try:
+            data = os.read(fd, 1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            self.selector.unregister(fd)
+            if what == "reply" and not rank.outcome:
+                self._died(rank)
+        elif what == "output":
+            rank.output += data[: max(0, OUTPUT_LIMIT - len(rank.output))]
+        elif not rank.outcome:
+            rank.inbox += data
+            self._parse(rank)
+
+    def _parse(self, rank: Rank) -> None:
+        """Take the answer once all of it is here."""
+        if len(rank.inbox) < 8:
+            return
+        size = int.from_bytes(rank.inbox[:8], "little")
+        if size > framing.HEADER_LIMIT or len(rank.inbox) > framing.BLOB_LIMIT:
+            self.refuse(rank, "an answer that is too large")
+            return
+        if len(rank.inbox) < 8 + size:
+            return
+        try:
+            header = framing.json.loads(rank.inbox[8 : 8 + size])
+            (blob_size,) = header["blobs"]
+            if header.get("secret") != rank.secret:
+                self.refuse(rank, framing.FORGED)
+                return
+            ok = header["ok"] is True
+            if header.get("late") in LATE and header["late"] not in sys.modules:
+                self.late = header["late"]
+            error = None if ok else header["error"]
+            self.compiled |= {str(path) for path in header.get("compiled", ())}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.refuse(rank, framing.FORGED)
+            return
+        if type(blob_size) is not int or blob_size < 0 or blob_size > framing.BLOB_LIMIT:
+            self.refuse(rank, "an answer that is too large")
+        elif len(rank.inbox) >= 8 + size + blob_size:
+            rank.outcome = "ok" if ok else "error"
+            rank.blob = bytes(rank.inbox[8 + size : 8 + size + blob_size])
+            rank.extra = {} if ok else {"error": error}
+
+    def _reap(self, rank: Rank) -> None:
+        """Notice a death that its pipe does not show, because a grandchild holds the other end."""
+        if rank.outcome or not rank.pid:
+            return
+        if rank.wait(os.WNOHANG):
+            self._read(rank, "reply")
+            if not rank.outcome:
+                self._died(rank)
+
+    def refuse(self, rank: Rank, why: str, reason: str = "refused") -> None:
+        rank.outcome, rank.extra = "error", {"error": {"reason": reason, "type": "", "text": why, "frames": []}}
+
+    def _died(self, rank: Rank) -> None:
+        """The reply pipe closed without an answer: say how the process ended."""
+        deadline = time.monotonic() + 0.5
+        while rank.pid and time.monotonic() < deadline:
+            rank.wait(os.WNOHANG)
+            time.sleep(0.002)
+        code = os.waitstatus_to_exitcode(rank.status)
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        how = "closed its pipes" if rank.pid else how
+        text = f"the process {how} without an answer"
+        rank.outcome = "died"
+        rank.extra = {"error": {"reason": "crashed", "type": "", "text": text, "frames": []}}
+
+    def _give_up(self, ranks: list[Rank]) -> None:
+        """Time is up, or waiting cannot help: ask every rank for its stack, then stop them all."""
+        late = [r for r in ranks if not r.outcome]
+        self.hung = True
+        for rank in late:
+            rank.signal(signal.SIGUSR1)
+        time.sleep(0.1)
+        for rank in late:
+            rank.stack.seek(0)
+            stack = rank.stack.read(OUTPUT_LIMIT).decode(errors="replace")
+            rank.outcome = "hung"
+            rank.extra = {
+                "error": {
+                    "reason": "hung",
+                    "type": "",
+                    "text": "the time is up",
+                    "frames": _frames(stack, self.job.impl),
+                }
+            }
+
+    def _end(self, rank: Rank) -> None:
+        if rank.pid:
+            rank.signal(signal.SIGKILL)
+            if not rank.inner:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()  # for who stands for it, who ends when it has
+        with contextlib.suppress(BlockingIOError, OSError):  # what was printed last
+            while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
+                rank.output += data
+        for fd in (rank.reply, rank.output_fd):
+            os.close(fd)
+        rank.stack.close()
+        rank.go.close()
+
+
+def _frames(stack: str, impl: str) -> list[list]:
+    """faulthandler's text as [file, line, function, ""], innermost last, as tracebacks have it."""
+    frames: list[list] = []
+    for line in stack.splitlines():
+        if line.startswith('  File "') and '", line ' in line:
+            file, _, rest = line[8:].partition('", line ')
+            number, _, name = rest.partition(" in ")
+            frames.insert(0, [file.removeprefix(impl + os.sep), int(number) if number.isdigit() else 0, name, ""])
+        elif frames:
+            break
+    return frames[-12:]

@@ -1,0 +1,151 @@
+"""Explains ranks that do not agree: which rank waits for what, and where they first issued different operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from .ledger import MESSAGES, Row, readable
+
+if TYPE_CHECKING:
+    from .switch import Part, Rank, Switch
+
+_TOLD = 4  # ranks of those that wait for each other
+
+
+def deadlock(switch: Switch) -> str:
+    """Why these ranks, none of which will send anything more, can never go on."""
+    ranks = switch.ranks
+    waits_for = {rank.number: _blocker(ranks, rank) for rank in ranks if rank.waits}
+    chain = [min((r for r, blocker in waits_for.items() if blocker != r), default=min(waits_for))]
+    while (blocker := waits_for.get(chain[-1], chain[-1])) not in chain:
+        chain.append(blocker)
+    told = [_at(ranks, r) for r in chain[:_TOLD]] + [f"{len(chain) - _TOLD} more"] * (len(chain) > _TOLD)
+    return "; ".join(told) + _rule(ranks, chain)
+
+
+def stands(switch: Switch) -> str:
+    """`rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`: those that wait first."""
+    order = sorted(switch.ranks, key=lambda rank: not rank.waits)
+    return "; ".join(_at(switch.ranks, rank.number) for rank in order)
+
+
+def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
+    """Where the ranks of a group issued different collectives, in a line; "" if they issued the same."""
+    one = parts[0]
+    for two in parts[1:]:
+        if _issued_alike(one, two):
+            continue
+        rows = f"first mismatch: {_issued(one.row)}; {_issued(two.row)}"
+        if one.reduce != two.reduce and (one.row.op, one.row.bytes) == (two.row.op, two.row.bytes):
+            return f"{rows}: one asks for {one.reduce}, the other for {two.reduce}"
+        if one.row.peer != two.row.peer and one.row.op == two.row.op:
+            return f"{rows}: one from rank {one.row.peer}, the other from rank {two.row.peer}"
+        return rows
+    for i, sender in enumerate(parts):
+        for j, receiver in enumerate(parts):
+            if sender.row.op == "all_to_all" and sender.splits[j] != receiver.expected[i]:
+                return (
+                    f"first mismatch: rank {members[i]} sends {sender.splits[j]} elements to rank {members[j]} in "
+                    f"all_to_all #{sender.row.number}, which expects {receiver.expected[i]}"
+                )
+    return ""
+
+
+def message_that_differs(send: Part, recv: Part) -> str:
+    """A message and a recv of another size, in a line."""
+    one, two = sorted((send.row, recv.row), key=lambda row: row.rank)
+    return f"first mismatch: {_issued(one)}; {_issued(two)}"
+
+
+def groups_that_differ(ranks: Iterable[Rank]) -> str:
+    """Where two ranks made different groups, of those that all ranks make; "" if they agree so far."""
+    first: dict[int, tuple[int, tuple[str, tuple[int, ...]]]] = {}
+    for rank in ranks:
+        for i, made in enumerate(rank.made):
+            number, other = first.setdefault(i, (rank.number, made))
+            if other != made:
+                return (
+                    f"first mismatch: rank {number} made a group {_of(other[1])}; rank {rank.number} made a group "
+                    f"{_of(made[1])}: every rank makes every group, in the same order"
+                )
+    return ""
+
+
+def _issued_alike(a: Part, b: Part) -> bool:
+    if a.row.op != b.row.op or a.row.peer != b.row.peer or a.reduce != b.reduce or a.row.dtype != b.row.dtype:
+        return False
+    return a.row.op == "all_to_all" or a.segments == b.segments
+
+
+def _blocker(ranks: Sequence[Rank], rank: Rank) -> int:
+    """A rank that has not issued what this one waits for; itself if it waits for nobody."""
+    row = rank.rows[min(rank.waits)]
+    if rank.again:
+        return rank.number
+    if row.op in MESSAGES:
+        return row.peer if row.peer >= 0 else rank.number
+    place = _place(rank, row)
+    others = [ranks[r] for r in row.group if r != rank.number]
+    absent = [other for other in others if len(_collectives(other, row.group)) <= place]
+    return (absent or others or [rank])[0].number
+
+
+def _collectives(rank: Rank, group: list[int]) -> list[Row]:
+    return [row for row in rank.rows if row.group == group and row.op not in MESSAGES]
+
+
+def _place(rank: Rank, row: Row) -> int:
+    return _collectives(rank, row.group).index(row)
+
+
+def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
+    """What is to be done where ranks wait for each other."""
+    rows = [ranks[r].rows[min(ranks[r].waits)] if ranks[r].waits else None for r in chain]
+    first, last = rows[0], ranks[chain[-1]]
+    if last.again:
+        return ": on Gloo, wait() of a message returns once, and never again"
+    if first is not None and first.op not in MESSAGES:
+        whole = len(first.group) == len(ranks)
+        return ": without group=, a collective is one of all ranks, and all of them issue it" * (
+            whole and _has_parts(ranks)
+        )
+    messages = [row for row in rows if row is not None and row.op in MESSAGES]
+    if len(messages) < len(rows):
+        return ""
+    if {row.op for row in messages} == {*MESSAGES} and len({frozenset((r.rank, r.peer)) for r in messages}) == 1:
+        return ": a message and who waits for it have the same tag, and are counted in the same order"
+    rule = "every send has its recv at the other end; where two messages cross, start both, then wait"
+    return f": each waits for what another does later, or never: {rule}"
+
+
+def _has_parts(ranks: Sequence[Rank]) -> bool:
+    """Whether there are groups of some ranks, too."""
+    return any(1 < len(members) < len(ranks) for rank in ranks for members in rank.groups.values())
+
+
+def _at(ranks: Sequence[Rank], number: int) -> str:
+    """Where a rank is, and with whom where that is not clear."""
+    rank = ranks[number]
+    if rank.waits:
+        row = rank.rows[min(rank.waits)]
+        of = f" {_of(row.group, len(ranks))}" if row.op not in MESSAGES and _has_parts(ranks) else ""
+        return f"rank {number} waits in {_what(row)}{' a second time' * rank.again}{of}"
+    if rank.state == "finished":
+        return f"rank {number} finished after {len(rank.rows)} collectives"
+    return f"rank {number} issued {_what(rank.rows[-1]) if rank.rows else 'no collective yet'}"
+
+
+def _what(row: Row) -> str:
+    way = "to" if row.op == "send" else "from"
+    ends = f" {way} {f'rank {row.peer}' if row.peer >= 0 else 'any rank'} with tag {row.tag}" * (row.op in MESSAGES)
+    return f"{row.op} #{row.number} ({readable(row.bytes)}){ends}"
+
+
+def _issued(row: Row) -> str:
+    details = ", ".join(filter(None, (readable(row.bytes), row.dtype)))
+    return f"rank {row.rank} issued {row.op} #{row.number} ({details})"
+
+
+def _of(members: Sequence[int], world: int = 0) -> str:
+    return f"of all {world} ranks" if len(members) == world else f"of ranks {', '.join(map(str, members))}"

@@ -1,0 +1,512 @@
+"""The switch carries everything that ranks send each other, and runs in the process that judges them.
+
+A rank sends it a frame for every operation that it issues, for every wait that begins, for polls of what is not done,
+and when it is done. The switch matches operations, reduces in rank order (the same bits each time), and answers when
+the link would have carried the data. What it carried is the ledger: no rank writes it. Deadlocks and mismatches are
+read off its queues, exactly.
+
+Gates give the order of the work: a layer of a probe's model multiplies by numbers that only the switch knows, so who
+wants to compute past it must ask first. `hold` keeps back the answers to what is issued between two gates until the
+second is asked: a rank that waits or polls in between stands still, and is seen to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..cluster.costs import Link
+from . import frames, reports
+from .ledger import MESSAGES, Row
+from .reduction import reduced
+
+_LONGEST_S = 0.05  # between looks at what else is to be done
+_FRAMES = 32  # of one rank in a row, before the others have their turn
+OPERATIONS = frozenset((
+    "all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
+    *MESSAGES,
+))  # fmt: skip
+KEPT_BYTES = 64 << 20  # of all payloads of a probe, which a test may look at
+
+
+class Refused(Exception):
+    """A rank sent what no rank of ours sends."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A rank asked for the numbers of a gate, when it had issued so many operations."""
+
+    name: str
+    issued: int
+    at_s: float
+
+
+@dataclass
+class Part:
+    """What one rank hands in for one operation."""
+
+    rank: int
+    row: Row
+    payload: bytearray
+    segments: list[tuple[torch.dtype, int]]
+    reduce: str  # "SUM", …
+    factor: float  # of PREMUL_SUM
+    splits: list[int]  # elements for each rank of the group, of an all_to_all
+    expected: list[int]  # elements from each
+
+
+@dataclass
+class Rank:
+    """One rank's end, and what it did."""
+
+    number: int
+    socket: socket.socket
+    reader: frames.Reader
+    state: str = "running"  # "finished": it will issue nothing more; "gone": its end is closed
+    waits: set[int] = field(default_factory=set)  # numbers of operations that it waits for, and has no answer of
+    polls: dict[int, int] = field(default_factory=dict)  # how often it asked for each answer since it last went on
+    again: bool = False  # it waits for a message a second time, which Gloo never answers
+    rows: list[Row] = field(default_factory=list)
+    payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to be kept
+    gates: list[Gate] = field(default_factory=list)
+    made: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # groups, in order, that all ranks make
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that it is in: name -> global ranks
+    answered: set[int] = field(default_factory=set)
+    outbox: deque[memoryview] = field(default_factory=deque)
+    is_full: bool = False  # its socket takes no more at present
+
+    def spins(self) -> bool:
+        """Whether it asked for an answer twice, with nothing done in between."""
+        return any(count > 1 for count in self.polls.values())
+
+
+class Switch:
+    """One probe's switch. `ends` are for the ranks; `serve` runs until `done` can be read from."""
+
+    def __init__(
+        self,
+        world: int,
+        link: Link | None = None,
+        gates: Mapping[str, list[float]] | None = None,
+        hold: Sequence[tuple[str, str]] = (),
+        args: Sequence[bytes] = (),
+    ):
+        """gates: the numbers by name. hold: pairs of gates between which answers are kept back. args: of each
+        rank's probe, sent as its first frame; no other process of the box ever holds them."""
+        self.link = None if link is None or link.free else link
+        self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
+        self.hang = ""  # why these ranks can never go on
+        self.mismatch = ""  # where ranks first issued different things
+        self.refused = ""  # what no rank of ours sends
+        self.stood_still: list[tuple[int, Row]] = []  # ranks that waited for an answer that was kept back
+        self.ranks: list[Rank] = []
+        self.ends: list[socket.socket] = []
+        self._selector = selectors.SelectSelector()  # its time limits are exact to microseconds
+        for number in range(world):
+            mine, theirs = socket.socketpair()
+            for end in (mine, theirs):
+                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                    end.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+            mine.setblocking(False)
+            self.ranks.append(Rank(number, mine, frames.Reader(mine)))
+            self.ends.append(theirs)
+        self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
+        self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # messages that wait for their other end
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap of what the link delivers, and when
+        self._order = itertools.count()
+        self._kept: defaultdict[tuple[int, str], list[Callable[[], None]]] = defaultdict(list)  # by (rank, gate)
+        self._busy = [0.0] * world  # when each rank's link is free again
+        self._room = KEPT_BYTES
+        self._unheard: list[Rank] = []  # that may have sent more than was read at a time
+
+    def __enter__(self) -> Switch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for end in (*self.ends, *(rank.socket for rank in self.ranks)):
+            end.close()
+
+    def serve(self, done: int, deadline: float, stop: Callable[[], None]) -> None:
+        """Carry until `done` is readable or it is `deadline`, by time.monotonic(). stop: called once at a deadlock."""
+        for end in self.ends:  # the ranks have them now
+            end.close()
+        self._selector.register(done, selectors.EVENT_READ, None)
+        for rank in self.ranks:
+            self._selector.register(rank.socket, selectors.EVENT_READ, rank)
+        for rank, packed in zip(self.ranks, self.args, strict=False):
+            self._send(rank, {}, packed)
+        stopped = False
+        while time.monotonic() < deadline:
+            unheard, self._unheard = self._unheard, []
+            events = self._selector.select(0 if unheard else self._patience())
+            for rank in unheard:
+                self._hear(rank)
+            for key, mask in events:
+                if key.data is None:
+                    return
+                if mask & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if mask & selectors.EVENT_READ:
+                    self._hear(key.data)
+            self._deliver()
+            if not stopped and self._is_stuck():
+                self.hang, stopped = reports.deadlock(self), True
+                stop()
+
+    def describe(self) -> str:
+        """Where every rank is, in a line."""
+        return reports.stands(self)
+
+    # ---- hearing ----
+
+    def _hear(self, rank: Rank) -> None:
+        """Take what this rank has sent; a rank that sends what ours never do is not heard again."""
+        try:
+            left = _FRAMES
+            for header, payload in rank.reader.frames(_FRAMES):
+                self._take(rank, header, payload)
+                left -= 1
+            if not left:
+                self._unheard.append(rank)
+        except EOFError:
+            self._lose(rank)
+        except (frames.Malformed, Refused, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self.refused = self.refused or f"rank {rank.number} sent what no rank of ours sends ({error})"
+            self._lose(rank)
+
+    def _take(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
+        what = header["do"]
+        if what == "issue":
+            self._issue(rank, header, payload)
+        elif what == "poll":
+            number = _known(rank, header)
+            rank.polls[number] = rank.polls.get(number, 0) + 1
+            if rank.polls[number] == 2 and self._held_until(rank, rank.rows[number]):
+                self._stood_still(rank, number)
+        elif what == "wait":
+            number = _known(rank, header)
+            rank.rows[number].waited_s = time.perf_counter()
+            rank.again = header.get("again") is True
+            if rank.again or number not in rank.answered:
+                rank.waits.add(number)
+        elif what == "gate":
+            self._open(rank, str(header["name"])[:200], int(header["number"]))
+        elif what == "group":
+            name, members = str(header["name"])[:200], tuple(int(r) for r in header["ranks"])
+            if rank.number in members:
+                rank.groups[name] = members
+            if header["of_all"]:
+                rank.made.append((name, members))
+                self.mismatch = self.mismatch or reports.groups_that_differ(self.ranks)
+        elif what == "finish":
+            rank.state = "finished"
+        else:
+            raise Refused(f"to do {what!r}")
+
+    def _lose(self, rank: Rank) -> None:
+        """Its end is closed: whoever waits for it will not be answered."""
+        if rank.socket in self._selector.get_map():
+            self._selector.unregister(rank.socket)
+        if rank.state == "running":
+            rank.state = "gone"
+            why = f"Connection closed by peer: rank {rank.number} is gone"
+            for key, queues in self._queues.items():
+                if rank.number in key[1]:
+                    self._fail([part for queue in queues.values() for part in queue], why)
+                    queues.clear()
+            for key, parts in self._mail.items():
+                if rank.number in key[1:3]:
+                    self._fail(parts, why)
+                    parts.clear()
+
+    def _issue(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
+        op, name, peer = header["op"], header["group"], int(header["peer"])
+        members = rank.groups[name]
+        segments = [(_dtype(dtype), _count(n)) for dtype, n in header["segments"]]
+        size = sum(dtype.itemsize * n for dtype, n in segments)
+        if int(header["number"]) != len(rank.rows) or (peer >= 0 and peer not in members):
+            raise Refused(f"operation {header['number']} of {len(rank.rows)}, with rank {peer}")
+        row = Row(
+            number=len(rank.rows), op=op, bytes=size, elements=sum(n for _, n in segments),
+            dtype=str(segments[0][0]).removeprefix("torch.") if segments else "", group=list(members), phase="",
+            rank=rank.number, issued_s=time.perf_counter(), peer=peer, tag=int(header.get("tag", 0)),
+        )  # fmt: skip
+        part = Part(
+            rank.number, row, payload, segments, str(header.get("reduce", "")), float(header.get("factor", 1)),
+            [_count(n) for n in header.get("splits", ())], [_count(n) for n in header.get("expected", ())],
+        )  # fmt: skip
+        _check(part, len(members))
+        rank.rows.append(row)
+        rank.payloads.append(self._copy(part))
+        rank.waits.clear()
+        rank.polls.clear()
+        gone = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
+        if gone:
+            self._fail([part], f"Connection closed by peer: rank {gone[0]} is gone")
+        elif op in MESSAGES:
+            self._message(name, part)
+        else:
+            self._collective((name, members), part)
+
+    def _copy(self, part: Part) -> torch.Tensor | None:
+        """The payload, for tests to look at; None where it does not fit, or is of several dtypes."""
+        if len({dtype for dtype, _ in part.segments}) != 1 or len(part.payload) > self._room:
+            return None
+        self._room -= len(part.payload)
+        dtype = part.segments[0][0]
+        return torch.frombuffer(part.payload, dtype=dtype).clone() if part.payload else torch.zeros(0, dtype=dtype)
+
+    # ---- matching ----
+
+    def _collective(self, key: tuple[str, tuple[int, ...]], part: Part) -> None:
+        queues, members = self._queues[key], key[1]
+        queues.setdefault(part.rank, deque()).append(part)
+        if not all(queues.get(r) for r in members):
+            return
+        parts = [queues[r].popleft() for r in members]
+        if why := reports.parts_that_differ(parts, members):
+            self.mismatch = self.mismatch or why
+            self._fail(parts, why)
+            return
+        cost = max(self.link.cost_s(p.row.op, p.row.bytes, len(members)) for p in parts) if self.link else 0.0
+        answers = _results(parts, members)
+        self._carry(parts, [(p, a, -1) for p, a in zip(parts, answers, strict=True)], cost)
+
+    def _message(self, name: str, part: Part) -> None:
+        row = part.row
+        if row.op == "send":
+            for source in (row.rank, -1):
+                if waiting := self._mail["recv", source, row.peer, name, row.tag]:
+                    self._meet(part, waiting.popleft())
+                    return
+            self._mail["send", row.rank, row.peer, name, row.tag].append(part)
+            if self.link:
+                self._busy[row.rank] = self._begin(row, [row.rank]) + self.link.cost_s("send", row.bytes, 2)
+                row.done_s = self._busy[row.rank]
+            return
+        found = [
+            parts[0] for (op, source, to, of, tag), parts in self._mail.items()
+            if (op, to, of, tag) == ("send", row.rank, name, row.tag) and parts and row.peer in (source, -1)
+        ]  # fmt: skip
+        if found:
+            first = min(found, key=lambda p: p.row.issued_s)
+            self._mail["send", first.rank, row.rank, name, row.tag].popleft()
+            self._meet(first, part)
+        else:
+            self._mail["recv", row.peer, row.rank, name, row.tag].append(part)
+
+    def _meet(self, send: Part, recv: Part) -> None:
+        """A message and who waits for it."""
+        if send.row.bytes != recv.row.bytes:
+            why = reports.message_that_differs(send, recv)
+            self.mismatch = self.mismatch or why
+            self._fail([send, recv], why)
+            return
+        if self.link and send.row.started_s < 0:
+            self._busy[send.rank] = self._begin(send.row, [send.rank]) + self.link.cost_s("send", send.row.bytes, 2)
+            send.row.done_s = self._busy[send.rank]
+        recv.row.started_s, recv.row.peer = send.row.started_s, send.rank
+        at = max(send.row.done_s, time.perf_counter()) if self.link else 0.0
+        self._at(at, [(send, b"", -1), (recv, send.payload, send.rank)])
+
+    def _begin(self, row: Row, ranks: Sequence[int]) -> float:
+        """When the links of these ranks are free."""
+        row.started_s = max(time.perf_counter(), *(self._busy[r] for r in ranks))
+        return row.started_s
+
+    def _carry(self, parts: list[Part], answers: list[tuple[Part, Any, int]], cost: float) -> None:
+        """Keep the links of these ranks busy for `cost`, and answer then."""
+        end = 0.0
+        if self.link and len(parts) > 1:
+            ranks = [p.rank for p in parts]
+            start = self._begin(parts[0].row, ranks)
+            end = start + cost
+            for part in parts:
+                part.row.started_s, self._busy[part.rank] = start, end
+        self._at(end, answers)
+
+    # ---- answering ----
+
+    def _at(self, when: float, answers: list[tuple[Part, Any, int]]) -> None:
+        def deliver() -> None:
+            for part, payload, peer in answers:
+                self._answer(part, payload, peer)
+
+        if when > time.perf_counter():
+            heapq.heappush(self._later, (when, next(self._order), deliver))
+        else:
+            deliver()
+
+    def _deliver(self) -> None:
+        while self._later and self._later[0][0] <= time.perf_counter():
+            heapq.heappop(self._later)[2]()
+
+    def _patience(self) -> float:
+        return max(0.0, min(_LONGEST_S, self._later[0][0] - time.perf_counter())) if self._later else _LONGEST_S
+
+    def _answer(self, part: Part, payload: Any, peer: int = -1, error: str = "") -> None:
+        rank, row = self.ranks[part.rank], part.row
+        if until := self._held_until(rank, row):
+            self._kept[rank.number, until].append(lambda: self._answer(part, payload, peer, error))
+            return
+        row.done_s = time.perf_counter()
+        rank.answered.add(row.number)
+        if not rank.again:
+            rank.waits.discard(row.number)
+        rank.polls.pop(row.number, None)
+        header: dict[str, Any] = {"number": row.number, "started_s": row.started_s, "done_s": row.done_s}
+        header |= {"peer": peer} if peer >= 0 else {}
+        header |= {"error": error} if error else {}
+        self._send(rank, header, payload)
+
+    def _fail(self, parts: Any, why: str) -> None:
+        for part in parts:
+            self._answer(part, b"", error=why)
+
+    def _send(self, rank: Rank, header: dict[str, Any], payload: Any) -> None:
+        rank.outbox.append(memoryview(frames.pack(header, len(payload))))
+        if len(payload):
+            rank.outbox.append(memoryview(payload))
+        self._flush(rank)
+
+    def _flush(self, rank: Rank) -> None:
+        """Send what the rank takes; the rest when it takes more."""
+        try:
+            while rank.outbox:
+                count = rank.socket.send(rank.outbox[0])
+                rank.outbox[0] = rank.outbox[0][count:]
+                if not rank.outbox[0]:
+                    rank.outbox.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            rank.outbox.clear()
+        if bool(rank.outbox) != rank.is_full and rank.socket in self._selector.get_map():
+            rank.is_full = bool(rank.outbox)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.is_full else 0)
+            self._selector.modify(rank.socket, events, rank)
+
+    # ---- gates ----
+
+    def _open(self, rank: Rank, name: str, number: int) -> None:
+        rank.gates.append(Gate(name, len(rank.rows), time.perf_counter()))
+        rank.polls.clear()
+        self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
+        for answer in self._kept.pop((rank.number, name), ()):
+            answer()
+
+    def _held_until(self, rank: Rank, row: Row) -> str:
+        """The gate that must be asked first; "" where nothing is kept back."""
+        for first, last in self.hold:
+            asked = {gate.name: gate.issued for gate in rank.gates}
+            if first in asked and asked[first] <= row.number and last not in asked:
+                return last
+        return ""
+
+    def _is_stuck(self) -> bool:
+        """Whether no rank will send anything more. Answers that were kept back are given first, and that is noted."""
+        live = [rank for rank in self.ranks if rank.state == "running"]
+        if not live or self._later or self._unheard or any(rank.outbox for rank in live):
+            return False
+        if not self._kept:
+            return all(rank.waits for rank in live)  # who polls may go on
+        if not all(rank.waits or rank.spins() for rank in live):
+            return False
+        for (number, _), answers in list(self._kept.items()):
+            rank = self.ranks[number]
+            for n in sorted(rank.waits):
+                self._stood_still(rank, n)
+            hold, self.hold = self.hold, []
+            for answer in answers:
+                answer()
+            self.hold = hold
+        self._kept.clear()
+        return False
+
+    def _stood_still(self, rank: Rank, number: int) -> None:
+        """Note that a rank waits, or polls, for an answer that is kept back."""
+        row = rank.rows[number]
+        if row.waited_s < 0:
+            row.waited_s = time.perf_counter()
+        self.stood_still.append((rank.number, row))
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise Refused(f"dtype {name!r}")
+    return dtype
+
+
+def _known(rank: Rank, header: dict[str, Any]) -> int:
+    """The number of an operation that this rank has issued."""
+    number = _count(header["number"])
+    if number >= len(rank.rows):
+        raise Refused(f"to wait for operation {number} of {len(rank.rows)}")
+    return number
+
+
+def _count(n: object) -> int:
+    if type(n) is not int or not 0 <= n < 1 << 40:
+        raise Refused(f"a count of {n!r}")
+    return n
+
+
+def _check(part: Part, world: int) -> None:
+    """Raise Refused where a payload is not as long as its operation says."""
+    row, sent = part.row, part.row.bytes
+    if row.op not in OPERATIONS:
+        raise Refused(f"operation {row.op!r}")
+    times = {"reduce_scatter": world, "barrier": 0, "recv": 0}.get(row.op, 1)
+    if row.op == "scatter":
+        times = world if row.peer == row.rank else 0
+    if row.op == "broadcast":
+        times = int(row.peer == row.rank)
+    if len(part.payload) != times * sent:
+        raise Refused(f"{len(part.payload)} bytes for {row.op} of {sent}")
+    if row.op == "all_to_all" and (
+        {len(part.splits), len(part.expected)} != {world} or sum(part.splits) != row.elements
+    ):
+        raise Refused("an all_to_all whose parts are not all of it")
+
+
+def _results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
+    """What each rank of a collective gets, as bytes. Sums are taken in rank order."""
+    op, world = parts[0].row.op, len(parts)
+    nothing = [b""] * world
+    if op == "barrier":
+        return nothing
+    if op in ("all_reduce", "reduce"):
+        total = reduced(parts[0].segments, [p.payload for p in parts], parts[0].reduce, parts[0].factor)
+        return [total if op == "all_reduce" or p.rank == p.row.peer else b"" for p in parts]
+    if op in ("all_gather", "gather"):
+        whole = b"".join(p.payload for p in parts)
+        return [whole if op == "all_gather" or p.rank == p.row.peer else b"" for p in parts]
+    root = next((p for p in parts if p.rank == p.row.peer), parts[0])
+    if op == "broadcast":
+        return [b"" if p is root else root.payload for p in parts]
+    size = parts[0].row.bytes
+    if op == "scatter":
+        return [root.payload[r * size : (r + 1) * size] for r in range(world)]
+    if op == "reduce_scatter":
+        return [
+            reduced(parts[0].segments, [p.payload[r * size : (r + 1) * size] for p in parts], p0.reduce, p0.factor)
+            for r, p0 in enumerate(parts)
+        ]
+    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # an all_to_all
+    ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
+    return [
+        b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
+        for r in range(world)
+    ]

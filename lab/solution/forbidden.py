@@ -1,0 +1,115 @@
+"""Calls that would be the answer itself: an early error where the source names one.
+
+The list of an exercise stands in assignment.toml and in its chapter. Here the source is read, and not run: imports and
+dotted names as they are written. A call by any other way is refused when it is made, by lab.ranks.watch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .impl import NAME
+from .source import Unreadable, parsed
+
+# An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
+INSTRUMENTS = (
+    "lab.measure", "lab.standins", "lab.ranks.group", "lab.ranks.ledger", "lab.ranks.waits",
+    "lab.ranks.switch", "lab.ranks.port", "lab.solution.wire", "lab.harness.runner", "lab.harness.executor",
+)  # fmt: skip
+SPIES = (  # lead to the arguments and the instruments of a probe
+    "sys._getframe", "sys.setprofile", "sys.settrace", "inspect.currentframe", "inspect.stack", "gc.get_objects",
+    "gc.get_referrers",
+)  # fmt: skip
+
+
+class ForbiddenCall(RuntimeError):
+    """The code under test called what the exercise asks to be written, or what is no business of a solution's."""
+
+    first: ForbiddenCall | None = None  # in this process: a solution that catches it is reported all the same
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        ForbiddenCall.first = ForbiddenCall.first or self
+
+
+def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
+    """Where `file`, or what it imports of its own, names something forbidden: ["ddp/naive.py:3: torch.…"].
+
+    Raises Unreadable where one of them cannot be read, and yet might run.
+    """
+    forbidden, found = (*names, *INSTRUMENTS, *SPIES), []
+    for path, mentions in _sources(root, file).items():
+        relative = path.relative_to(root).as_posix()
+        if isinstance(mentions, str):
+            raise Unreadable(f"{relative}: {mentions}")
+        lines = {(at, m) for at, m in mentions if any(m == n or m.startswith(f"{n}.") for n in forbidden)}
+        found += [f"{relative}:{line}: {name}" for line, name in sorted(lines)]
+    return found
+
+
+def reachable(root: Path, file: str) -> list[Path]:
+    """`file` and what it imports of its own, directly or not; packages on the way, too."""
+    return [*_sources(root, file)]
+
+
+def _sources(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
+    """The mentions of each file of the implementation that is loaded with `file`, or why it cannot be read."""
+    sources: dict[Path, list[tuple[int, str]] | str] = {}
+    todo = [*_files(root, file.removesuffix(".py").split("/"))]
+    while todo:
+        path = todo.pop()
+        if path in sources or not path.is_file():
+            continue
+        folders = path.relative_to(root).parts[:-1]
+        mentions = sources[path] = _mentions(path.read_bytes(), (NAME, *folders))
+        own = {name for _, name in mentions if name.startswith(f"{NAME}.")} if isinstance(mentions, list) else ()
+        for name in own:
+            todo += _files(root, name.split(".")[1:])
+    return sources
+
+
+def _files(root: Path, parts: list[str]) -> Iterator[Path]:
+    """Where a name of the implementation, and each that it is part of, may be defined."""
+    yield root / "__init__.py"
+    for n in range(1, len(parts) + 1):
+        where = root.joinpath(*parts[:n])
+        yield from (where.with_name(f"{where.name}.py"), where / "__init__.py")
+
+
+@functools.lru_cache(maxsize=512)  # every test asks this of the same few files
+def _mentions(text: bytes, package: tuple[str, ...]) -> list[tuple[int, str]] | str:
+    """(line, dotted name) of all that a source imports, and of what it names in that."""
+    try:
+        nodes = [*ast.walk(parsed(text))]
+    except Unreadable as error:
+        return error.msg
+    except SyntaxError:
+        return []  # it does not load either, and says so itself
+    found, means = list[tuple[int, str]](), dict[str, str]()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, a.name) for a in node.names]
+            means |= {a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
+                      for a in node.names}  # fmt: skip
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *filter(None, [node.module])))
+            found += [(node.lineno, f"{module}.{a.name}") for a in node.names]
+            means |= {a.asname or a.name: f"{module}.{a.name}" for a in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and (name := _dotted(node, means)):
+            found.append((node.lineno, name))
+    return found
+
+
+def _dotted(node: ast.expr, means: dict[str, str]) -> str:
+    """What an expression such as F.softmax stands for, "" where it does not begin with what was imported."""
+    parts = list[str]()
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    first = means.get(node.id, "") if isinstance(node, ast.Name) else ""
+    return ".".join((first, *reversed(parts))) if first else ""

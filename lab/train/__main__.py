@@ -1,0 +1,5 @@
+"""`python -m lab.train`."""
+
+from .loop import main
+
+main()

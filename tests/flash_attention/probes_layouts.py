@@ -1,0 +1,94 @@
+"""How operands lie in memory. Each has its own layout, so that no kernel can use one operand's strides for another."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from lab.harness.rng import Rng
+
+ALIGNED = ["contiguous", "heads inside", "rows apart"]  # as tensor descriptors want them
+# Of one tensor no two of these have the same strides; the last three hold what is repeated only.
+DIFFERENT = [
+    "odd offset", "heads inside", "rows apart", "columns first", "sliced",
+    "rows repeated", "columns repeated", "one number",
+]  # fmt: skip
+LEAST_DIMS = {"heads inside": 3, "columns first": 2, "rows repeated": 2, "columns repeated": 2}
+FAR = "beyond 2³¹"  # a layout whose last rows lie more than 2³¹ elements behind the first
+FAR_CAUSE = "an offset beyond 2³¹ − 1 does not fit an int32: convert indices with .to(tl.int64) before multiplying"
+
+
+def draw(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The operands, and a layout for each; half of the time all layouts are such as descriptors want."""
+    options = rng.choice([ALIGNED, [*ALIGNED, "odd offset", "columns first", "sliced"]])
+    fit = {name: [o for o in options if x.ndim >= LEAST_DIMS.get(o, 1)] for name, x in operands.items()}
+    return operands, {name: rng.choice(fit[name]) for name in operands}
+
+
+def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A layout for each operand, no two alike, and the operands with values that these can hold."""
+    left, chosen = rng.shuffled(DIFFERENT), {}
+    for name, x in operands.items():
+        chosen[name] = next(layout for layout in left if x.ndim >= LEAST_DIMS.get(layout, 1))
+        left.remove(chosen[name])
+    return {name: lay(x, chosen[name]).contiguous() for name, x in operands.items()}, chosen
+
+
+def far(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The operands, and for each the layout whose offsets exceed 2³¹."""
+    return operands, dict.fromkeys(operands, FAR)
+
+
+def told(layouts: dict[str, str]) -> str:
+    """For a message."""
+    return ", ".join(f"{name} {layout}" for name, layout in layouts.items())
+
+
+def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, Tensor]:
+    """Each operand as its layout says; contiguous without one."""
+    return {name: lay(x, layouts.get(name, "contiguous")) for name, x in operands.items()}
+
+
+def lay(x: Tensor, layout: str) -> Tensor:
+    """The same values, laid out otherwise; a layout that repeats takes the first ones. In between is NaN, or −1."""
+    fill = torch.nan if x.is_floating_point() else -1
+    if x.ndim == 1 and layout in ("rows apart", "sliced", FAR):
+        return lay(x[:, None], layout)[:, 0]
+    if layout == "heads inside":
+        return x.transpose(-3, -2).contiguous().transpose(-3, -2)
+    if layout == "columns first":
+        return x.mT.contiguous().mT
+    if layout == "rows apart":
+        return x.new_full((*x.shape[:-1], x.shape[-1] + 16), fill)[..., 16:].copy_(x)
+    if layout == "sliced":
+        rows, columns = x.shape[-2:]
+        return x.new_full((*x.shape[:-2], 2 * rows + 1, 2 * columns + 2), fill)[..., 1::2, 2::2].copy_(x)
+    if layout == "odd offset":
+        return x.new_full((x.numel() + 1,), fill)[1:].view(x.shape).copy_(x)
+    if layout == "rows repeated":
+        return x[:1].expand_as(x)
+    if layout == "columns repeated":
+        return x[..., :1].expand_as(x)
+    if layout == "one number":
+        return x.flatten()[0].expand_as(x)
+    if layout == FAR:
+        return _far(x)
+    if layout != "contiguous":
+        raise ValueError(f"expected a layout, one of contiguous, {', '.join(DIFFERENT)} or {FAR}, got {layout!r}")
+    return x
+
+
+def _far(x: Tensor) -> Tensor:
+    """Rows so far apart that offsets of the last ones exceed 2³¹, in memory of which only what is used exists.
+
+    There is as much memory before the first row: an offset that wraps around reads zeros there instead of crashing.
+    """
+    rows, inside = x.movedim(-2, 0), x[..., 0, :]  # a row has all of batch and heads
+    apart = (9 << 28) // max(len(rows) - 1, 1) + 1
+    strides = (apart, *inside.contiguous().stride())
+    elements = (1 << 31) + (len(rows) - 1) * apart + inside.numel()
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = torch.frombuffer(mmap.mmap(-1, elements * x.element_size(), flags=flags), dtype=x.dtype)
+    return memory[1 << 31 :].as_strided(rows.shape, strides, 1 << 31).copy_(rows).movedim(0, -2)

@@ -1,0 +1,77 @@
+"""Known mistakes are named by the messages that mutants get, and by those alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from grader.judge import _with
+from grader.mutants import read
+from lab.course.assignment import default
+from lab.course.scoring import Result
+from lab.harness import mistakes
+
+TEST = "tests/ddp/test_naive.py::test_means[2]"
+RECORDED = [s.name for s in default().stages if mistakes.file(s.name).is_file()]
+
+
+@pytest.fixture
+def known(tmp_path, monkeypatch):
+    (tmp_path / "tests" / "ddp").mkdir(parents=True)
+    monkeypatch.setattr(mistakes, "ROOT", tmp_path)
+    mistakes.read.cache_clear()
+
+    def write(**messages: str) -> None:
+        seen = [[*mistakes.fingerprint(message), [name]] for name, message in messages.items()]
+        path = mistakes.file("ddp")
+        when = {name: f"{name} is wrong" for name in messages}
+        path.write_text(json.dumps({"when": when, "tests": {TEST: seen}}))
+        mistakes.read.cache_clear()
+
+    yield write
+    mistakes.read.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("message", "is_told"),
+    [
+        ("rank 1: got 0.50001, expected 1,000", True),
+        ("rank 1: got 0.53, expected 1,000", False),
+        ("rank 1: got 0.5, expected 1,000 or so", False),
+        ("rank 1: got 0.5, expected 1,000, not 3", False),
+    ],
+)
+def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, message, is_told):
+    known(sum="rank 1: got 0.5, expected 1,000")
+    told = mistakes.explain(TEST, message)
+    assert told == ("This is what comes out when sum is wrong." if is_told else "")
+    assert mistakes.explain(TEST.replace("[2]", "[3]"), message) == ""
+
+
+def test_several_causes_are_all_told_in_the_first_line(known):
+    known(sum="got 1\nthe inputs", mean="got 1\nthe inputs")
+    added = mistakes.added(TEST, "got 1\nthe inputs")
+    assert added == "This is what comes out when sum is wrong; or when mean is wrong.\ngot 1\nthe inputs"
+    assert mistakes.without(added) == "got 1\nthe inputs"
+
+
+def test_where_nothing_is_recorded_the_message_stays_as_it_is(known):
+    assert mistakes.added(TEST, "got 1") == "got 1"
+
+
+def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one():
+    secret = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "got 7\nthe inputs")
+    public = Result(
+        "ddp.naive", "numerics", TEST, "", "failed", "assertion", "This is what comes out when x.\ngot 1\n2"
+    )
+    both = _with(secret, public)
+    assert (both.message, both.public) == ("This is what comes out when x.\ngot 7\nthe inputs", "failed")
+
+
+@pytest.mark.parametrize("stage", RECORDED)
+def test_what_is_recorded_is_of_the_mutants_there_are(stage):
+    when = {m.name: m.why for m in read("mutant", stage)}
+    recorded = mistakes.read(stage)["when"]
+    assert recorded == when, f"grader mutants --record --stage {stage}"
+    assert not [clause for clause in when.values() if clause.endswith(".") or len(clause.split()) > 30]

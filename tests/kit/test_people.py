@@ -1,0 +1,152 @@
+"""What learning platforms hand out is taken as it comes, and what goes back to students holds what it may."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from grader import people
+from grader.cli import app
+from grader.gradebook import Gradebook, Graded
+from grader.submissions import find
+from lab.course.assignment import default
+from lab.course.scoring import Result
+
+A = default()
+IDS = A.profiles["tour"]
+RUN = {"seed": "0123abcd", "profile": "tour", "isolation": "process", "assignment": "f" * 64}
+GRADESCOPE = """
+submission_11:
+  :submitters:
+  - :name: Ada Lovelace
+    :sid: '101'
+    :email: ada@uni.edu
+  - :name: Bob Byron
+    :sid: '102'
+    :email: bob@uni.edu
+  :created_at: 2026-02-15 01:30:00.000000000 -08:00
+submission_12:
+  :submitters:
+  - :name: Cyd Charisse
+    :sid: '103'
+    :email: cyd@uni.edu
+  :created_at: 2026-02-14 20:00:00.000000000 -08:00
+"""
+CLASSROOM = (
+    '"assignment_name","student_repository_name","github_username","roster_identifier","submission_timestamp"\n'
+    '"kit","kit-ada","ada","101","2026-02-15T09:30:00Z"\n'
+)
+ROSTER = """Student,ID,SIS User ID,SIS Login ID,Kit (1)
+Points Possible,,,,100
+"Lovelace, Ada",1,101,al,
+"Byron, Bob",2,,bob@uni.edu,
+"Charisse, Cyd",3,103,cc,
+"Dorothy, Dan",4,104,dd,
+"""
+
+
+def a_zip(members: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
+    own = a_zip({"ddp/naive.py": b"x = 1\n"})
+    canvas = {f"{name}_10{i}_9{i}_kit.zip": own for i, name in enumerate(("ada", "bob"))}
+    (tmp_path / "canvas.zip").write_bytes(a_zip(canvas))
+    assert [s.name for s in find([tmp_path / "canvas.zip"], into=tmp_path / "out")] == [n[:-4] for n in canvas]
+    scope = {f"assignment_7_export/submission_{n}/ddp/naive.py": b"x = 1\n" for n in (11, 12)}
+    scope["assignment_7_export/submission_metadata.yml"] = GRADESCOPE.encode()
+    (tmp_path / "scope.zip").write_bytes(a_zip(scope))
+    found = find([tmp_path / "scope.zip"], into=tmp_path / "out")
+    assert [s.name for s in found] == ["submission_11", "submission_12"]
+    assert (found[0].path.parent / "submission_metadata.yml").read_text() == GRADESCOPE
+    assert find([tmp_path / "scope.zip"], into=tmp_path / "out") == found, "opened again, it is the same"
+    evil = {"../out.zip": own, "/abs.zip": own, "fine.zip": own}
+    (tmp_path / "evil.zip").write_bytes(a_zip(evil))
+    told: list[str] = []
+    assert [s.name for s in find([tmp_path / "evil.zip"], told.append, tmp_path / "out")] == ["fine"]
+    assert "left out for their names, or as links: ../out.zip" in told[0]
+    assert not (tmp_path / "out.zip").exists()
+    (tmp_path / "one.zip").write_bytes(own)
+    assert [s.path for s in find([tmp_path / "one.zip"], into=tmp_path / "out")] == [tmp_path / "one.zip"]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A graded class of one group and one student by herself, and Gradescope's list of them."""
+    results = [Result(id, "numerics", f"t::test_{id}", "", "passed") for id in IDS]
+    failed = [*results[:2], Result(IDS[2], "numerics", "t::a", "", "failed", "assertion", "~~~\n| wrong |")]
+    with Gradebook(tmp_path / "gradebook.sqlite") as book:
+        run = book.start_run(**RUN)
+        book.record(run, Graded("submission_11", results=results))
+        book.record(run, Graded("submission_12", results=failed))
+    (tmp_path / "submission_metadata.yml").write_text(GRADESCOPE)
+    (tmp_path / "roster.csv").write_text(ROSTER)
+    (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\npercent_a_day = 10\n")
+    return tmp_path
+
+
+def say(out: Path, *arguments: str) -> str:
+    done = CliRunner().invoke(app, [*(a.format(out=out) for a in arguments), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
+    assert "3 students of 2 submissions" in say(out, "people", "{out}/submission_metadata.yml")
+    late = say(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
+    assert "submission_11: 1 days late" in late
+    assert "submission_12" not in late
+    told = say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
+    assert "1 on the roster have no points in it: Dorothy, Dan" in told
+    for _ in range(2):
+        rows = {row[0]: row[-1] for row in csv.reader((out / "canvas.csv").read_text().splitlines()[2:])}
+        share = f"{100 * 25 / 35:.4f}"
+        assert rows == {"Lovelace, Ada": "90.0", "Byron, Bob": "90.0", "Charisse, Cyd": share, "Dorothy, Dan": ""}
+        say(out, "report")
+
+
+def test_classrooms_list_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "grades.csv").write_text(CLASSROOM)
+    (row,) = people.from_list(tmp_path / "grades.csv")
+    assert list(row.values()) == ["kit-ada", "2026-02-15T09:30:00Z", "101", "ada", "101"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("x.yml", "just words", "expected Gradescope's list with :submitters"),
+        ("x.yml", "{", "expected Gradescope's list with :submitters"),
+        ("x.yml", "submission_1: {}", "expected Gradescope's list with :submitters of each submission: ':submitters'"),
+        ("x.yml", "{}", "expected submissions, it lists none"),
+        ("x.csv", "a,b\n1,2\n", "expected GitHub Classroom's grades.csv; column 'student_repository_name' is missing"),
+    ],
+)
+def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(people.PeopleError) as caught:
+        people.from_list(tmp_path / name)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hints", [0, 1, 3])
+def test_feedback_shows_the_allowed_hints_alone(out: Path, hints: int) -> None:
+    say(out, "feedback", "{out}/back", "--hints", str(hints))
+    told = A.exercises[IDS[2]].hints
+    (folder,) = [p for p in (out / "back").iterdir() if p.name.startswith("submission_12")]
+    comment, page = (folder / "comment.md").read_text(), html.unescape((folder / "report.html").read_text())
+    assert [hint in comment for hint in told] == [i < hints for i in range(3)]
+    assert [hint in page for hint in told] == [i < hints for i in range(3)]
+    assert "**25 of 35 points**" in comment
+    assert "\n    ~~~\n    | wrong |" in comment, "a message stays a block of code"

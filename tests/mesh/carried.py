@@ -1,0 +1,58 @@
+"""Runs probes, and puts the messages that the switch carried beside the values that ranks returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lab.cluster.costs import sent_bytes
+from lab.harness.judge import callers, never_holds
+
+BOTH = ("forward", "backward")
+
+
+def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = BOTH, **options: Any) -> list:
+    """Run a probe; return each rank's value, one dict, or a list of dicts for cases. Each dict also has "sent": by
+    part, the rows of the messages that the switch carried.
+
+    parts: the gates that the probe asks for in each case, in this order. A part ends where the next one begins. A
+    process without a world has no switch and sends nothing.
+    """
+    ranks = []
+    for trace in run.trace(probe, *args, **options):
+        given = trace.values
+        cases = given if isinstance(given, list) else [given] if given else []
+        for case in cases:
+            callers(case.get("changed", []), [], f"rank {len(ranks)}, {probe.__name__}")
+        names = [*parts] * len(cases)
+        rows = iter(trace.cut(names) if options.get("world") else [[] for _ in names])
+        told = [{**case, "sent": {part: next(rows) for part in parts}} for case in cases]
+        ranks.append(told[0] if isinstance(given, dict) and told else told or given)
+    return ranks
+
+
+def messages(rows: list) -> list:
+    """[operation, elements] of each row."""
+    return [[row["op"], row["elements"]] for row in rows]
+
+
+def bytes_sent(rows: list) -> float:
+    """The bytes that a rank sends for these rows, each around a ring."""
+    return sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in rows)
+
+
+def does_not_grow(
+    run: Any, probe: Callable, cases: list, judge: Callable, what: str, forbidden: int, most: int, **options: Any
+) -> None:
+    """Assert that in the last of three cases a rank holds about as much as in the one before. The kernel decides.
+
+    cases: (world, arguments) of a tiny, a small and a large case. judge(values, *arguments): asserts that the values
+    are right. forbidden: the bytes of `what`, which only the large case has. most: the bytes that a rank of the small
+    case may take.
+    """
+    (little, *_), few, many = (run.trace(probe, *args, world=world, **options) for world, args in cases)
+    for traces, (_, args) in zip((few, many), cases[1:], strict=True):
+        judge([trace.values for trace in traces], *args)
+    needs = min(max(trace.grew(little) for trace in few), most)
+    for rank, trace in enumerate(many):
+        never_holds(trace, little, f"rank {rank} of {len(many)}: {what}", forbidden, needs)

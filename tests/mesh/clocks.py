@@ -1,0 +1,87 @@
+"""Logical clocks: when each rank did what, read off the gates, messages and waits that the switch saw."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+from lab.ranks.ledger import MESSAGES
+
+
+def played_back(traces: list, last: int) -> list[list]:
+    """Return for each rank [kind, micro-batch, chunk, start] of each action. A forward takes 1, a backward 2.
+
+    An action asks for a gate: "forward 0 2" is micro-batch 0 on virtual stage 2 of 0 … `last`. The second and third
+    number of a message name the action that made it: 0.0 and 2.0 for that forward, 0.0 and 2.5 for its backward.
+    Messages take no time. An action begins when the message that it needs has left. A rank that waits for a message
+    goes on when the other rank has issued its end.
+    """
+    clocks, issued, left, events = [0.0] * len(traces), {}, {}, [[] for _ in traces]
+    happened, meets = [deque(_in_order(trace)) for trace in traces], _other_ends(traces)
+
+    def ready(rank: int, what: str, which: Any) -> float | None:
+        """The earliest time that other ranks allow; None where it is not known yet."""
+        if what == "wait":
+            return issued.get(meets.get((rank, which)))
+        if what == "issue":
+            return 0.0
+        kind, micro_batch, stage = _action(which)
+        before = stage + (-1 if kind == "forward" else 1)
+        from_here = not 0 <= before <= last or before % len(traces) == rank
+        return 0.0 if from_here else left.get((micro_batch, before + (kind == "backward") / 2))
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, todo in enumerate(happened):
+            while todo and (at := ready(rank, *todo[0][1:])) is not None:
+                _, what, which = todo.popleft()
+                clocks[rank], moved = max(clocks[rank], at), True
+                if what == "issue":
+                    issued[rank, which] = clocks[rank]
+                    if (made := _made_by(traces[rank], which)) is not None:
+                        left[made] = clocks[rank]
+                elif what == "act":
+                    kind, micro_batch, stage = _action(which)
+                    events[rank].append([kind, micro_batch, stage // len(traces), clocks[rank]])
+                    clocks[rank] += 1 if kind == "forward" else 2
+    stuck = {rank: todo[0][2] for rank, todo in enumerate(happened) if todo}
+    assert not stuck, f"ranks went on without the message that they need: {stuck}"
+    return events
+
+
+def _in_order(trace: Any) -> list[tuple]:
+    """(seconds, "act", gate) and (seconds, "issue" or "wait", number of the message), in the switch's order."""
+    seen = [(gate.at_s, "act", gate.name) for gate in trace.gates]
+    for row in trace.messages:
+        seen += [(row.issued_s, "issue", row.number)] + [(row.waited_s, "wait", row.number)] * (row.waited_s >= 0)
+    return sorted(seen)
+
+
+def _action(gate: str) -> tuple[str, int, int]:
+    kind, micro_batch, stage = gate.split()
+    return kind, int(micro_batch), int(stage)
+
+
+def _made_by(trace: Any, number: int) -> tuple | None:
+    """The action that made a message, as the message itself says; None for a receive."""
+    payload = trace.payloads[number]
+    if trace.messages[number].op != "send" or payload is None or len(payload) < 3:
+        return None
+    return tuple(payload[1:3].tolist())
+
+
+def _other_ends(traces: list) -> dict:
+    """(rank, number) of each message's other end, by its own. Ends of the same pair and tag meet in order."""
+    ends: dict = defaultdict(list)
+    for rank, trace in enumerate(traces):
+        for row in trace.messages:
+            if row.op in MESSAGES:
+                way = (rank, row.peer) if row.op == "send" else (row.peer, rank)
+                ends[row.op, *way, row.tag].append((rank, row.number))
+    meets = {}
+    for op, *way in [*ends]:
+        if op == "send":
+            for send, recv in zip(ends["send", *way], ends["recv", *way], strict=False):
+                meets |= {send: recv, recv: send}
+    return meets
