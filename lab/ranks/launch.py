@@ -113,9 +113,9 @@ class World:
                 os.close(port)
             self.ports = []
             self._collect(ranks, start)
-            self.waited_s = max(time_on_cores(rank.inner or rank.pid)[1] for rank in ranks)
-            if self.known is not None:  # before they go with the rank that started them
-                self.strays = processes() - self.known - {str(pid) for rank in ranks for pid in rank.pids()}
+            self.strays = self._beside(ranks)  # before they go with the rank that started them
+            if not self.strays:
+                self.waited_s = max(time_on_cores(rank.inner or rank.pid)[1] for rank in ranks)
         finally:
             signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could keep this from ending them all
             for rank in ranks:
@@ -195,10 +195,20 @@ class World:
             if not failed and any(r.outcome in ("error", "died") for r in ranks):
                 deadline, failed = min(deadline, now + GRACE_S), True
 
+    def _beside(self, ranks: list[Rank]) -> set[str]:
+        """Processes that the solution has started; none without a box, where nobody can tell whose they are."""
+        ours = {str(pid) for rank in ranks for pid in rank.pids()}
+        return set() if self.known is None else processes() - self.known - ours
+
     def _left(self, ranks: list[Rank], elapsed_s: float) -> float:
-        """Seconds after which to look again, since ranks have waited for cores; negative: time is up."""
+        """Seconds after which to look again, since ranks have waited for cores; negative: time is up.
+
+        Waiting for what the solution itself has started is no excuse.
+        """
         times = [time_on_cores(rank.inner or rank.pid) for rank in ranks if rank.pids() and not rank.outcome]
         waited_s, limit_s = sum(waited for _, waited in times), self.job.timeout_s
+        if self._beside(ranks):
+            return -1.0
         if any(ran > limit_s for ran, _ in times) or elapsed_s > limit_s + waited_s:
             return -1.0
         if elapsed_s > self.job.longest_s:

@@ -18,6 +18,7 @@ from lab.course.assignment import ROOT, default
 
 CANARY = "a-secret-of-the-graders-environment"
 EXPECTED = json.loads((ROOT / "examples" / "expected.json").read_text(encoding="utf-8"))
+WORTH = sum(default().exercises[id].points for id in default().profiles[PROFILE])
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,8 @@ def test_a_page_a_results_file_and_a_csv_row_for_each(graded):
     for name in EXPECTED:
         assert (out / "report" / "submissions" / f"{name}.html").stat().st_size < 300 << 10
         results = json.loads((out / "gradescope" / f"{name}.json").read_text())
-        assert results["score"] == pytest.approx(sum(t["score"] for t in results["tests"]), abs=1e-3)
+        got, counts = (sum(t[key] for t in results["tests"]) for key in ("score", "max_score"))
+        assert results["score"] == pytest.approx(got / counts * WORTH, abs=1e-3)
     assert (out / "report" / "index.html").is_file()
     rows = (out / "grades.csv").read_text().splitlines()
     assert len(rows) == len(EXPECTED) + 1
