@@ -22,7 +22,6 @@ REASONS = {
     "import": "could not be imported",
     "unwritten": "not attempted",
     "forbidden": "calls what would be the answer itself",
-    "forged": "moved its own measurements",
     "crashed": "the process died",
     "hung": "ran out of time",
     "refused": "returned what cannot be read",

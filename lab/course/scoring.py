@@ -16,7 +16,7 @@ from .assignment import KINDS, Assignment, Exercise
 
 OUTCOMES = ("passed", "failed", "not_run", "inconclusive")
 # Why a test failed. Only "assertion" is a judgement of values; the others say how the code under test ended.
-REASONS = ("assertion", "raised", "import", "unwritten", "forbidden", "forged", "crashed", "hung", "refused", "kit")
+REASONS = ("assertion", "raised", "import", "unwritten", "forbidden", "crashed", "hung", "refused", "kit")
 
 
 @dataclass(frozen=True)

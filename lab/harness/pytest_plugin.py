@@ -371,7 +371,6 @@ def _explain(error: ProbeFailed, id: str) -> str:
         "import": f"{who}{exercise.file} does not load: {error.text}",
         "refused": f"{who}what came back cannot be judged: {error.text}",
         "forbidden": error.text,
-        "forged": f"{who}what was measured did not come back as it was measured: {error.text}",
         "crashed": f"{who}{error.text}",
         "hung": f"no answer in time: {error.text}",
     }.get(error.reason, error.text)

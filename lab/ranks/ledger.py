@@ -1,7 +1,7 @@
 """The ledger: which rank sent how many bytes to whom, and when.
 
-The switch keeps the ledger that counts (lab/ranks/switch.py). A rank keeps a copy of its own rows, so that a probe can
-count them and name phases; rows that come back from a rank must agree with the switch's.
+The switch keeps the ledger that tests read (lab/ranks/switch.py). A rank keeps a copy of its own rows, for timelines,
+the dry run and benchmarks, which judge nobody.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Row:
     done_s: float = -1.0  # when it was done, waited for or not; without a link that is only known from a wait
     peer: int = -1  # source or destination, a global rank; of a recv from anyone, once it has come
     tag: int = 0  # of a send or a recv
-    storage: int = 0  # where the first tensor of the payload lies: the address of its storage
 
     def plain(self) -> dict:
         return {**vars(self), "group": list(self.group)}
@@ -79,7 +78,6 @@ class Ledger:
             issued_s=_now(),
             peer=peer,
             tag=tag,
-            storage=tensors[0].untyped_storage().data_ptr() if tensors else 0,
         )
         self.rows.append(row)
         return row
@@ -90,28 +88,6 @@ class Ledger:
 
 
 _Plain = Mapping[str, Any]
-FACTS = ("op", "bytes", "elements", "dtype", "group", "rank", "peer", "tag")  # of a row, which the switch knows
-
-
-def rows_that_differ(value: Any, carried: Sequence[Row]) -> str:
-    """Where a row in a rank's value is none that the switch carried for it, in a line; "" if all are."""
-    for row in _rows(value):
-        number = row["number"]
-        known = carried[number].plain() if type(number) is int and 0 <= number < len(carried) else {}
-        if any(row[name] != known.get(name) for name in FACTS):
-            return f"row #{number} ({row['op']}, {row['bytes']} B) is none that was carried"
-    return ""
-
-
-def _rows(value: Any) -> Iterator[dict]:
-    """All plain rows in a value, however deep."""
-    if isinstance(value, dict):
-        if "number" in value and all(name in value for name in FACTS):
-            yield value
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _rows(part)
 
 
 def diff(rows_a: Sequence[Row | _Plain], rows_b: Sequence[Row | _Plain]) -> str:

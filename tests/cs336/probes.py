@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -9,8 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.kernels import watching
 from lab.measure.memory import Held
-from lab.ranks.group import ledger
+from lab.ranks import gates
 from lab.solution.wire import PerRank
+
+if TYPE_CHECKING:  # ranks have no use for it
+    from lab.harness.trace import Trace
 
 from ..zero.probes_fsdp import at_rest
 
@@ -105,6 +111,9 @@ class Toy(nn.Module):
         return x * self.scale
 
 
+PHASES = ("forward", "backward", "finish")  # of a step
+
+
 def wrapped(impl, kind: str, module: nn.Module, megabytes: float) -> nn.Module:
     if kind == "overlapped":
         return impl.ddp.overlapped.OverlappedDDP(module)
@@ -114,7 +123,7 @@ def wrapped(impl, kind: str, module: nn.Module, megabytes: float) -> nn.Module:
 def train(
     impl, kind: str, tied: bool, states: PerRank, shares: PerRank, lr: float, megabytes: float, resting: list
 ) -> dict:
-    """The state after steps on this rank's shares, and what was sent, by phase. shares: [rank][step] -> (x, y).
+    """The state after steps on this rank's shares, [rank][step] -> (x, y); the switch sees when each PHASE begins.
 
     resting: of each step, the layers that have no part in it. The parameters are those that the wrapper has, as in the
     course's own tests: it may have copied the model.
@@ -122,22 +131,30 @@ def train(
     rank = dist.get_rank()
     m = Toy(shares[rank][0][0].shape[1], tied)
     m.load_state_dict(states[rank])
-    with ledger.phase("start"):
-        model = wrapped(impl, kind, m, megabytes)
+    model = wrapped(impl, kind, m, megabytes)
     ps = [*model.parameters()] or [*m.parameters()]
     optimizer = torch.optim.SGD([p for p in ps if p.requires_grad], lr=lr)
     for (x, y), layers in zip(shares[rank], resting, strict=True):
         RESTING.clear()
         RESTING.update(layers)
         optimizer.zero_grad()
-        with ledger.phase("forward"):
-            out = model(x)
-        ((out - y) ** 2).mean().backward()
-        with ledger.phase("finish"):
-            model.finish_gradient_synchronization()
+        gates.mark("forward")
+        loss = ((model(x) - y) ** 2).mean()
+        gates.mark("backward")
+        loss.backward()
+        gates.mark("finish")
+        model.finish_gradient_synchronization()
         optimizer.step()
     names = [name for name, _ in m.named_parameters()]
-    return {"state": dict(zip(names, (p.detach() for p in ps), strict=True)), "rows": ledger.plain()}
+    return {"state": dict(zip(names, (p.detach() for p in ps), strict=True))}
+
+
+def by_phase(trace: Trace, steps: int, end: Sequence[str] = ()) -> dict[str, list[dict]]:
+    """What the switch carried in each phase of all steps. end: marks after the last."""
+    found: dict[str, list[dict]] = {phase: [] for phase in PHASES}
+    for phase, rows in zip([*PHASES * steps, *end], trace.cut([*PHASES * steps, *end]), strict=True):
+        found.setdefault(phase, []).extend(rows)
+    return found
 
 
 class Tokens(nn.Module):
@@ -159,7 +176,10 @@ class Tokens(nn.Module):
 
 
 def train_sharded(impl, sizes: list, state: dict, batches: PerRank, lr: float, dtype: str) -> dict:
-    """The whole state after steps on this rank's batches, [rank][step] -> (tokens, targets), and what was sent."""
+    """The whole state after steps on this rank's batches, [rank][step] -> (tokens, targets).
+
+    The switch sees when each PHASE begins, and the end.
+    """
     m = Tokens(*sizes)
     m.load_state_dict(state)
     options = {"compute_dtype": torch.float16} if dtype == "float16" else {}
@@ -167,16 +187,16 @@ def train_sharded(impl, sizes: list, state: dict, batches: PerRank, lr: float, d
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for tokens, targets in batches[dist.get_rank()]:
         optimizer.zero_grad()
-        with ledger.phase("forward"):
-            out = model(tokens).float()
-        with ledger.phase("backward"):
-            nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten()).backward()
-        with ledger.phase("finish"):
-            model.finish_gradient_synchronization()
+        gates.mark("forward")
+        out = model(tokens).float()
+        gates.mark("backward")
+        nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten()).backward()
+        gates.mark("finish")
+        model.finish_gradient_synchronization()
         optimizer.step()
-    rows = ledger.plain()
+    gates.mark("end")
     dtypes = sorted({str(p.grad.dtype) for p in model.parameters() if p.grad is not None})
-    return {"state": {n: t.clone() for n, t in model.full_state().items()}, "rows": rows, "dtypes": dtypes}
+    return {"state": {n: t.clone() for n, t in model.full_state().items()}, "dtypes": dtypes}
 
 
 def held(impl, sizes: list, tokens: Tensor) -> dict:

@@ -52,17 +52,19 @@ def oracle(tied, state, shares, lr, resting, dtype) -> dict:
 
 
 def trains_as_one(run, rng, expect, kind, tied=False, resting=AWAKE, megabytes=1e-4, world=2):
+    """Assert that ranks have what one process has learnt; return their traces."""
     states, shares = draw(rng, world, tied)
     lr = rng.uniform(0.05, 0.2)
-    ranks = run(probes.train, kind, tied, states, shares, lr, megabytes, resting, world=world)
+    traces = run.trace(probes.train, kind, tied, states, shares, lr, megabytes, resting, world=world)
     want, plain = (expect(oracle, tied, states[0], shares, lr, resting, d) for d in ("float64", "float32"))
     cause = "parameters start as rank 0's, and gradients are means over ranks"
     if resting is not AWAKE:
         cause = f"layers that rest in steps 0 to {STEPS - 1}: {resting}; all others' gradients are means, as ever"
-    for rank, got in enumerate(ranks):
+    for rank, trace in enumerate(traces):
         for name, tensor in want.items():
             what = f"rank {rank} of {world}, {name} after {STEPS} steps"
-            close(got["state"][name], tensor, plain[name], what, factor=15, cause=cause)
+            close(trace.values["state"][name], tensor, plain[name], what, factor=15, cause=cause)
+    return traces
 
 
 @exercise("ddp.overlapped", kind="numerics")
@@ -95,27 +97,27 @@ def rests(rng) -> list:
     return [[], [first], [second]]
 
 
-def sums(run, rng, kind, megabytes) -> list:
-    """Of each rank, how many messages each phase began in all steps."""
-    states, shares = draw(rng, 2, False)
-    ranks = run(probes.train, kind, False, states, shares, 0.1, megabytes, AWAKE, world=2)
-    sent = ("all_reduce", "reduce_scatter")
-    return [Counter(r["phase"] for r in got["rows"] if r["op"] in sent and r["phase"] != "start") for got in ranks]
+def sums(run, rng, expect, kind, megabytes) -> list:
+    """Of each rank, how many messages each phase began in all steps; what they learnt is right."""
+    traces = trains_as_one(run, rng, expect, kind, megabytes=megabytes)
+    found = [probes.by_phase(trace, STEPS) for trace in traces]
+    ops = ("all_reduce", "reduce_scatter")
+    return [Counter({phase: sum(r["op"] in ops for r in rows) for phase, rows in of.items()}) for of in found]
 
 
 @exercise("ddp.overlapped", kind="property")
-def test_communication_begins_during_backward(run, rng):
-    for rank, phases in enumerate(sums(run, rng, "overlapped", 1)):
+def test_communication_begins_during_backward(run, rng, expect):
+    for rank, phases in enumerate(sums(run, rng, expect, "overlapped", 1)):
         assert phases["backward"] >= STEPS, (
             f"rank {rank}: sums by phase in {STEPS} steps: {dict(phases)}; expected them to begin during backward"
         )
 
 
 @exercise("ddp.bucketed", kind="property")
-def test_buckets_hold_what_fits_and_leave_during_backward(run, rng):
+def test_buckets_hold_what_fits_and_leave_during_backward(run, rng, expect):
     """Of eight parameters: all in one bucket where it is large, one in each where it is tiny."""
     for megabytes, least, most in ((1, 1, 1), (1e-5, 8, 8)):
-        for rank, phases in enumerate(sums(run, rng, "bucketed", megabytes)):
+        for rank, phases in enumerate(sums(run, rng, expect, "bucketed", megabytes)):
             assert STEPS * least <= phases.total() <= STEPS * most, (
                 f"rank {rank}: {phases.total()} messages in {STEPS} steps with buckets of {megabytes} MB, expected "
                 f"{STEPS * least}: eight parameters, {'all in one' if most == 1 else 'each in its own'}"

@@ -46,10 +46,11 @@ def oracle(sizes, state, batches, lr, dtype) -> dict:
 
 
 def trains_as_one(run, rng, expect, dtype):
+    """Assert that ranks have what one process has learnt; return what each sent in each phase, and the sizes."""
     sizes, state, batches, lr = draw(rng)
-    ranks = run(probes.train_sharded, sizes, state, batches, lr, dtype, world=WORLD)
+    traces = run.trace(probes.train_sharded, sizes, state, batches, lr, dtype, world=WORLD)
     want, plain = (expect(oracle, sizes, state, batches, lr, d) for d in ("float64", dtype))
-    for rank, got in enumerate(ranks):
+    for rank, got in enumerate(trace.values for trace in traces):
         assert sorted(got["state"]) == sorted(want), (
             f"rank {rank}: the gathered state has {sorted(got['state'])}, expected {sorted(want)}"
         )
@@ -60,6 +61,7 @@ def trains_as_one(run, rng, expect, dtype):
             cause="gradients are means over ranks, of parts and of what is whole",
         )  # fmt: skip
         assert got["dtypes"] == ["torch.float32"], f"rank {rank}: gradients are {got['dtypes']}, masters float32"
+    return [probes.by_phase(trace, len(batches[0]), ("end",)) for trace in traces], sizes
 
 
 @exercise(GATHER, kind="numerics")
@@ -73,12 +75,13 @@ def test_training_with_weights_in_float16(run, rng, expect):
 
 
 @exercise(GATHER, kind="property")
-def test_weights_are_gathered_for_each_use_and_gradients_scattered(run, rng):
-    sizes, state, batches, lr = draw(rng)
-    for rank, got in enumerate(run(probes.train_sharded, sizes, state, batches, lr, "float32", world=WORLD)):
-        ops = {phase: {r["op"] for r in got["rows"] if r["phase"] == phase} for phase in ("forward", "backward")}
-        assert ops["forward"] & {"all_gather", "broadcast"}, f"rank {rank}: nothing was gathered in forward"
-        whole = [r for r in got["rows"] if r["op"] == "all_reduce" and r["elements"] > sizes[1]]
+def test_weights_are_gathered_for_each_use_and_gradients_scattered(run, rng, expect):
+    ranks, sizes = trains_as_one(run, rng, expect, "float32")
+    for rank, sent in enumerate(ranks):
+        ops = {r["op"] for r in sent["forward"]}
+        assert ops & {"all_gather", "broadcast"}, f"rank {rank}: nothing was gathered in forward"
+        trained = [r for phase in probes.PHASES for r in sent[phase]]
+        whole = [r for r in trained if r["op"] == "all_reduce" and r["elements"] > sizes[1]]
         assert not whole, (
             f"rank {rank}: an all-reduce of {whole[0]['elements']} elements: a gradient of what is cut is "
             "reduce-scattered"
@@ -100,8 +103,7 @@ def test_a_rank_holds_its_part(run, rng):
 
 
 @exercise(MIXED, kind="property")
-def test_what_is_gathered_is_in_float16(run, rng):
-    sizes, state, batches, lr = draw(rng)
-    for rank, got in enumerate(run(probes.train_sharded, sizes, state, batches, lr, "float16", world=WORLD)):
-        dtypes = sorted({r["dtype"] for r in got["rows"] if r["phase"] == "forward" and r["op"] == "all_gather"})
+def test_what_is_gathered_is_in_float16(run, rng, expect):
+    for rank, sent in enumerate(trains_as_one(run, rng, expect, "float16")[0]):
+        dtypes = sorted({r["dtype"] for r in sent["forward"] if r["op"] == "all_gather"})
         assert dtypes == ["float16"], f"rank {rank}: forward gathered {dtypes or 'nothing'}, expected float16"

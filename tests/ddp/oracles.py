@@ -9,7 +9,7 @@ import torch
 
 from lab.cluster.costs import Link
 from lab.harness import gated
-from lab.harness.judge import close, measured
+from lab.harness.judge import close, measured, never_holds
 from lab.ranks import gates
 
 from . import probes, probes_collectives, probes_wrappers
@@ -262,16 +262,9 @@ def keeps_nothing(run, rng, kind, options=None):
         run.trace(probes_wrappers.many, kind, options or {}, hidden, n, seed, lr, world=world, replace=_needs(kind),
                   gates=numbers) for n in (1, steps)
     )  # fmt: skip
-    with gates.answered(numbers):
-        want, plain = (_learnt(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
-    gradients = sum(p.nbytes for p in probes_wrappers.large(hidden, seed).parameters() if p.requires_grad)
+    _learns(last, numbers, hidden, steps, seed, lr)
+    gradients = _gradient_bytes(hidden, seed)
     for rank, trace in enumerate(last):
-        for got, exact, rough in zip(trace.values, want, plain, strict=True):
-            close(
-                torch.tensor(got, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64),
-                torch.tensor(rough, dtype=torch.float32), f"rank {rank}: sums of parameters after {steps} steps",
-                factor=20,
-            )  # fmt: skip
         if min(trace.peak_bytes, first[rank].peak_bytes) < 0:
             pytest.skip("this system does not say how much memory a process has held")
         more = trace.peak_bytes - first[rank].peak_bytes
@@ -281,6 +274,40 @@ def keeps_nothing(run, rng, kind, options=None):
             f"most {2 * gradients / 1e6:.0f}, twice the gradients: each step leaves its messages behind. A Work holds "
             "its tensors; forget it once it has been waited for"
         )
+
+
+def sends_without_a_copy(run, rng, kind):
+    """Assert that gradients which lie in their buffer already are sent from there: the process has room for no copy."""
+    hidden, seed, world, steps = rng.integers(900_000, 1_000_000), rng.integers(1, 999), 2, 2
+    lr = 0.3 / hidden
+    numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
+    gradients = _gradient_bytes(hidden, seed)
+    ballast = 3 * gradients  # a first step needs the parameters, their gradients, the buffer and what comes back
+    traces, small = (
+        run.trace(probes_wrappers.many, kind, {}, h, steps, seed, lr, b, world=world, replace=_needs(kind),
+                  gates=numbers) for h, b in ((hidden, ballast), (8, 8))
+    )  # fmt: skip
+    _learns(traces, numbers, hidden, steps, seed, lr)
+    for trace, little in zip(traces, small, strict=True):
+        never_holds(trace, little, "a copy of all gradients beside their buffer", gradients, ballast + 2 * gradients)
+
+
+def _learns(traces, numbers, hidden: int, steps: int, seed: int, lr: float) -> None:
+    """Assert that each rank has learnt what one process learns on the whole batch."""
+    world = len(traces)
+    with gates.answered(numbers):
+        want, plain = (_learnt(hidden, dtype, steps, seed, lr, world) for dtype in (torch.float64, torch.float32))
+    for rank, trace in enumerate(traces):
+        for got, exact, rough in zip(trace.values, want, plain, strict=True):
+            close(
+                torch.tensor(got, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64),
+                torch.tensor(rough, dtype=torch.float32), f"rank {rank}: sums of parameters after {steps} steps",
+                factor=20,
+            )  # fmt: skip
+
+
+def _gradient_bytes(hidden: int, seed: int) -> int:
+    return sum(p.nbytes for p in probes_wrappers.large(hidden, seed).parameters() if p.requires_grad)
 
 
 def _learnt(hidden: int, dtype: torch.dtype, steps: int, seed: int, lr: float, world: int) -> list:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import torch
 import torch.distributed as dist
 
 from lab.measure.memory import meter
 from lab.ranks import gates
-from lab.ranks.group import ledger
 from lab.solution.wire import PerRank
 
 
@@ -70,22 +66,6 @@ def whole_numbers(elements: int, seed: int, rank: int) -> torch.Tensor:
 def blocks(tensor: torch.Tensor) -> list:
     """The sum of each 65,536 elements: a copy of the tensor would be memory that the caller measures."""
     return [float(part.double().sum()) for part in tensor.detach().split(1 << 16)]
-
-
-@contextlib.contextmanager
-def noting(note: Callable[[str], object]) -> Iterator[None]:
-    """Call `note` with what is sent, whenever something is."""
-    write = ledger.write
-
-    def written(op: str, *args, **kwargs):
-        note(op)
-        return write(op, *args, **kwargs)
-
-    ledger.write = written
-    try:
-        yield
-    finally:
-        ledger.write = write
 
 
 def prepared(impl, op: str, case: dict):

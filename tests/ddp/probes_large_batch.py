@@ -8,7 +8,7 @@ import torch.distributed as dist
 from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.measure.reads import reads
-from lab.ranks.group import ledger
+from lab.ranks import gates
 from lab.solution.wire import PerRank
 
 from .probes_clip import group_of
@@ -70,7 +70,7 @@ def refused(impl, kind: str, options: list) -> list:
 
 
 def noise(impl, options: dict, values: PerRank, groups: list) -> list:
-    """values: [rank][step][parameter], None: none. The mean over ranks is taken here."""
+    """values: [rank][step][parameter], None: none. The mean over ranks is taken here, between marks."""
     rank = dist.get_rank()
     group = group_of(rank, groups)
     made = impl.ddp.noise_scale.NoiseScale(**options, **group)
@@ -79,18 +79,18 @@ def noise(impl, options: dict, values: PerRank, groups: list) -> list:
         parameters = [torch.nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in step]
         for p, g in zip(parameters, step, strict=True):
             p.grad = None if g is None else g.clone()
-        first, kept = len(ledger.rows), []
+        gates.mark("before()")
+        kept = []
         with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
             made.before(iter(parameters))
             kept.append(memory.live_bytes)
-        before = len(ledger.rows)
+        gates.mark("mean")
         _average(parameters, group)
-        after = len(ledger.rows)
+        gates.mark("after()")
         with meter([t for p in parameters for t in (p, p.grad) if t is not None]) as memory:
             made.after(iter(parameters))
             kept.append(memory.live_bytes)
-        rows = [r.plain() for r in (*ledger.rows[first:before], *ledger.rows[after:])]
-        told.append({**_estimate(made), "sent": [f"{r['op']} of {r['elements']}" for r in rows], "kept": kept})
+        told.append({**_estimate(made), "kept": kept})
     return told
 
 

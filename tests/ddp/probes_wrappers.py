@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from lab.ranks import gates
-from lab.ranks.group import ledger
 from lab.solution.wire import PerRank
 
 from .probes import wrap
-from .probes_collectives import blocks, noting
+from .probes_collectives import blocks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -107,15 +106,21 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRan
     return {"gradients": gradients, "state": dict(nn.Module.state_dict(m))}
 
 
-def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float) -> list:
-    """Train a chain of two large layers, made here, and return the sums of blocks of its parameters."""
+def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float, ballast: int = 0) -> list:
+    """Train a chain of two large layers, made here, and return the sums of blocks of its parameters.
+
+    ballast: bytes by which the process is larger while the last step is finished, so that its high-water mark tells
+    what is held then; gradients are kept from step to step.
+    """
     m = large(hidden, seed)
     wrapped = wrap(impl, kind, m, **options)
     for step in range(steps):
-        wrapped.zero_grad(set_to_none=True)
+        wrapped.zero_grad(set_to_none=not ballast)
         x, y = batch(seed, step, dist.get_rank())
         ((wrapped(x, [0, 1], f"{step}.0") - y) ** 2).mean().backward()
+        larger = torch.ones(ballast // 4 if step == steps - 1 else 0)
         wrapped.finish_gradient_synchronization()
+        del larger
         descend(m, lr)
     return [blocks(p) for p in m.parameters()]
 
@@ -181,31 +186,21 @@ def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank)
     return {}
 
 
-def storages(impl, width: int, plan: list, states: PerRank, batches: PerRank, set_to_none: bool) -> dict:
-    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]; the
-    addresses of what was sent, by dtype; and those of all gradients as each message left."""
+def storages(impl, width: int, plan: list, states: PerRank, batches: PerRank, set_to_none: bool) -> list:
+    """Where gradients lie after each step: [name, dtype, address and bytes of the storage, offset, elements]."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
     wrapped = wrap(impl, "flat", m)
-    told, sent, kept, lay = [], [], [], []
+    told, kept = [], []
     for ((x, y, order),) in batches[rank]:
         wrapped.zero_grad(set_to_none=set_to_none)
         ((wrapped(x, order) - y) ** 2).mean().backward()
-        first, at = len(ledger.rows), []
-        with noting(lambda _, at=at: at.append([p.grad.untyped_storage().data_ptr() for p in with_gradient(m)])):
-            wrapped.finish_gradient_synchronization()
-        lay.append(at)
-        sent.append([[row.dtype, row.storage] for row in ledger.rows[first:]])
+        wrapped.finish_gradient_synchronization()
         present = [(n, p.grad) for n, p in m.named_parameters() if p.grad is not None]
         kept.append([g.untyped_storage() for _, g in present])  # alive, so that no address is used twice
         told.append([
             [n, str(g.dtype).removeprefix("torch."), g.untyped_storage().data_ptr(), g.untyped_storage().nbytes(),
              g.storage_offset(), g.numel()] for n, g in present
         ])  # fmt: skip
-    return {"steps": told, "sent": sent, "lay": lay}
-
-
-def with_gradient(m: nn.Module) -> list:
-    """The parameters that have a gradient."""
-    return [p for p in m.parameters() if p.grad is not None]
+    return told

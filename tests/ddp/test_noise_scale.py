@@ -164,10 +164,15 @@ def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
 
 @exercise(NOISE, kind="property")
 def test_one_number_a_step_is_sent(run, rng):
-    for rank, told in enumerate(run(probes.noise, {"samples": 4}, draw(rng, 3), [], world=3)):
-        for step, got in enumerate(told):
-            assert got["sent"] == ["all_reduce of 1"], (
-                f"rank {rank}, step {step + 1}: sent {got['sent'] or 'nothing'}, expected one all_reduce of 1: the "
+    values = draw(rng, 3)
+    shares = [list(step) for step in zip(*values, strict=True)]
+    for rank, trace in enumerate(run.trace(probes.noise, {"samples": 4}, values, [], world=3)):
+        check(trace.values, shares, 4, 1.0, f"rank {rank} of 3", rank)
+        parts = trace.cut(["before()", "mean", "after()"] * len(values[0]))
+        for step in range(len(values[0])):
+            sent = [f"{r['op']} of {r['elements']}" for r in (*parts[3 * step], *parts[3 * step + 2])]
+            assert sent == ["all_reduce of 1"], (
+                f"rank {rank}, step {step + 1}: sent {sent or 'nothing'}, expected one all_reduce of 1: the "
                 "averaged gradients are the same on every rank, and of the others only the length is needed"
             )
 

@@ -288,7 +288,7 @@ def test_no_honest_fork_is_flagged():
     ]  # fmt: skip
     assert not list(batch._flags(results[:1])), "nor is a submission of ours for a time-out"
     forged = result(test, "failed", reason="forged", message="other messages")
-    assert [flag.kind for flag in batch._flags([forged], "cs336-2025")] == ["moved its own measurements"]
+    assert [flag.kind for flag in batch._flags([forged], "cs336-2025")] == ["forged answer"]
 
 
 def test_a_fork_that_knows_the_instruments_is_told_of_and_the_bridge_is_none(tmp_path):
