@@ -19,6 +19,7 @@ from grader.submissions import Submission, SubmissionError, UnpackLimits, find, 
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import Result, score
 from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.solution.framing import FORGED
 
 FORKS = {fork["name"]: fork for fork in listed()}
 FILES = {
@@ -287,7 +288,7 @@ def test_no_honest_fork_is_flagged():
         "fits the public inputs only", "ended its process", "forbidden call",
     ]  # fmt: skip
     assert not list(batch._flags(results[:1])), "nor is a submission of ours for a time-out"
-    forged = result(test, "failed", reason="forged", message="other messages")
+    forged = result(test, "failed", reason="refused", message=FORGED)
     assert [flag.kind for flag in batch._flags([forged], "cs336-2025")] == ["forged answer"]
 
 
