@@ -61,6 +61,7 @@ class Watch:
     operators: list[str] = field(default_factory=list)  # of torch, outside of launches
     accesses: list[Access] = field(default_factory=list)
     atomics: int = 0
+    largest: int = 0  # elements of the largest tensor that a program has held
     storages: list[tuple[int, int]] = field(default_factory=list)  # first and last byte of the launch's tensors
 
     def touched(self, *kinds: str) -> set[int]:
@@ -169,7 +170,13 @@ def watching(keep: bool = False) -> Iterator[Watch]:
 
         return access
 
+    def made(handle: Any) -> None:
+        seen.largest = max(seen.largest, handle.data.size)
+        checked(handle)
+
+    checked = interpreter.TensorHandle.__post_init__
     with (
+        mock.patch.object(interpreter.TensorHandle, "__post_init__", made),
         mock.patch.object(interpreter.GridExecutor, "__call__", interpreted),
         mock.patch.object(JITFunction, "run", launched),
         mock.patch.multiple(builder, **{name: noted(name) for name in _MEMORY}),

@@ -60,11 +60,19 @@ def expected(expect, given: dict, is_causal: bool) -> tuple[dict, dict]:
 
 
 def tiles(got: dict) -> tuple[int, int]:
-    """How many rows a store covers at most, and a load; none may cover whole rows or columns of scores."""
+    """How many rows a store covers at most, and a load; none may cover whole rows or columns of scores.
+
+    Nor may a program hold them: a tile of tiles grows with the length, and a GPU has no room for it.
+    """
     block, tile = (max((len(rows) for *_, rows in got[n]), default=0) for n in ("stores", "loads"))
     assert 0 < block <= LARGEST, f"a store covers {block} rows: a program's tile has 1 to {LARGEST}"
     assert 0 < tile <= LARGEST, (
         f"a load covers {tile} rows, expected tiles of 1 to {LARGEST}: whole rows or columns of scores are not tiles"
+    )
+    most = 2 * max(block, tile, got["width"]) ** 2
+    assert got["largest"] <= most, (
+        f"a program holds a tensor of {got['largest']:,} elements; it stores tiles of {block} rows and loads tiles of "
+        f"{tile}, {got['width']} wide: what it holds may not grow with the length, so use each tile and let go of it"
     )
     return block, tile
 

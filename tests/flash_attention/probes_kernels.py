@@ -55,6 +55,7 @@ def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
         "loads": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(walked, "load")],
         "stores": [[[*program], matrix, sorted(rows)] for _, program, matrix, rows in seen.rows(written[0], "store")],
         "elsewhere": len(seen.touched("store", "atomic") - results), "own": _own(impl),
+        "largest": seen.largest, "width": walked.shape[-1],
     }  # fmt: skip
 
 
