@@ -16,7 +16,7 @@ from lab.harness.raising import raised
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
 
-from .probes_layouts import all_laid
+from .probes_layouts import WALLED, all_laid
 
 
 def place(where: str, *tensors: Tensor) -> list[Tensor]:
@@ -39,7 +39,7 @@ def _laid(where: str, given: dict, names: str, layouts: dict) -> dict[str, Tenso
 def forward(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
     """o and lse of the fused kernel, and what was launched; keep: and what was loaded and stored."""
     laid = _laid(where, given, "q k v", layouts)
-    changed = changes(**laid)
+    changed = changes(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
     call = impl.flash_attention.triton_forward.attention_forward
     with poisoned(), watching(keep=keep) as seen:
         o, lse = call(*laid.values(), is_causal)

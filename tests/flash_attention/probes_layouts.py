@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 
 import torch
@@ -17,6 +18,7 @@ DIFFERENT = [
 ]  # fmt: skip
 LEAST_DIMS = {"heads inside": 3, "columns first": 2, "rows repeated": 2, "columns repeated": 2}
 FAR = "beyond 2³¹"  # a layout whose last rows lie more than 2³¹ elements behind the first
+WALLED = "walled after row "  # a layout whose later rows nobody can read: the kernel ends who tries
 FAR_CAUSE = "an offset beyond 2³¹ − 1 does not fit an int32: convert indices with .to(tl.int64) before multiplying"
 
 
@@ -75,6 +77,8 @@ def lay(x: Tensor, layout: str) -> Tensor:
         return x.flatten()[0].expand_as(x)
     if layout == FAR:
         return _far(x)
+    if layout.startswith(WALLED):
+        return _walled(x, int(layout.removeprefix(WALLED)))
     if layout != "contiguous":
         raise ValueError(f"expected a layout, one of contiguous, {', '.join(DIFFERENT)} or {FAR}, got {layout!r}")
     return x
@@ -92,3 +96,16 @@ def _far(x: Tensor) -> Tensor:
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     memory = torch.frombuffer(mmap.mmap(-1, elements * x.element_size(), flags=flags), dtype=x.dtype)
     return memory[1 << 31 :].as_strided(rows.shape, strides, 1 << 31).copy_(rows).movedim(0, -2)
+
+
+def _walled(x: Tensor, seen: int) -> Tensor:
+    """Rows one after another, those from `seen` on in memory that the kernel lets nobody read."""
+    rows = x.movedim(-2, 0)
+    first, rest = (part.numel() * x.element_size() for part in (rows[:seen], rows[seen:]))
+    start = -first % mmap.PAGESIZE
+    memory = torch.frombuffer(mmap.mmap(-1, start + first + rest), dtype=torch.uint8)
+    memory[start : start + first].view(x.dtype).view(rows[:seen].shape).copy_(rows[:seen])
+    wall = ctypes.c_void_p(memory.data_ptr() + start + first)
+    if ctypes.CDLL(None, use_errno=True).mprotect(wall, ctypes.c_size_t(rest), 0):
+        raise OSError(ctypes.get_errno(), "expected to be allowed to protect memory")
+    return memory[start : start + first + rest].view(x.dtype).view(rows.shape).movedim(0, -2)

@@ -21,7 +21,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
 from . import probes_layouts as layouts
-from .oracles import ALLOWED, PRECISIONS, WHERE, attention, described, draw, needs_triton, room, tiles
+from .oracles import ALLOWED, LARGEST, PRECISIONS, WHERE, attention, described, draw, needs_triton, room, tiles
 
 FORWARD = "flash_attention.triton_forward"
 CAUSAL = "flash_attention.causal"
@@ -229,6 +229,9 @@ def test_tiles_above_the_diagonal_are_never_read(run, rng, expect, kind, where):
             f"program {program} stores tile {stores} of {block_m} rows of o and loads {len(loads)} tiles of k, up to "
             f"key {max(loads)}; {most} tiles of {block_n} keys hold all that its rows see"
         )
+    seen = n + LARGEST
+    q, k, v, _ = draw(rng, n, seen + 300, batch=1, heads=1, dim=16, dtype="float16")
+    check(run, rng, expect, q, k, v, True, "interpret", dict.fromkeys("kv", f"{layouts.WALLED}{seen}"))
 
 
 @exercise(FORWARD, kind="property")
