@@ -118,10 +118,11 @@ class _Bucket:
         if all(p.grad is None for p in self.parameters):
             return
         for parameter in self.parameters:
+            if parameter.grad is not None and parameter not in self.ready:  # accumulated before, and not this time
+                self.hold(parameter, dist.get_world_size(self.group))
+        for parameter in self.parameters:
             if parameter.grad is None:
                 self.places[parameter].zero_()
-            elif parameter not in self.ready:  # accumulated before, and not this time
-                self.places[parameter].div_(dist.get_world_size(self.group))
         self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
     def receive(self) -> None:

@@ -103,4 +103,4 @@ class NoiseScale:
 def _squared(parameters: Iterable[Tensor]) -> Tensor:
     """The squared length of all gradients as one vector, () in float64."""
     norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in parameters if p.grad is not None]
-    return torch.stack(norms).square().sum()
+    return torch.stack([torch.zeros((), dtype=torch.float64), *norms]).square().sum()

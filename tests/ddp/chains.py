@@ -45,6 +45,7 @@ def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
     m.load_state_dict(state)
     if dtype:
         m.to(DTYPES[dtype])
+    probes_wrappers.start(m, set_to_none)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients, own = [], []
     for step in range(len(batches[0])):

@@ -82,6 +82,12 @@ def noted(where: str) -> Iterator[None]:
         raise
 
 
+def start(m: nn.Module, set_to_none: bool) -> None:
+    """Who keeps gradients may have zeros before the first backward, and before the model is wrapped."""
+    for p in m.parameters() if not set_to_none else ():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+
+
 def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRank, batches: PerRank, lr: float,
           set_to_none: bool) -> dict:  # fmt: skip
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
@@ -89,6 +95,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRan
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
+    start(m, set_to_none)
     wrapped = wrap(impl, kind, m, **options)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients = []

@@ -131,12 +131,7 @@ def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2)
     every = list(range(len(chain[1])))
     resting = [rng.shuffled(every)[: rng.integers(1, len(every) - 2)] for _ in range(2)]
-    orders = [
-        [every],
-        [[i for i in every if i not in resting[0]]],
-        [[i for i in every if i not in resting[1]]],
-        [every],
-    ]
+    orders = [[[i for i in every if i not in rest]] for rest in (every[1:], [], *resting, [])]
     options = {"bucket_bytes": draw_limit(rng, chain)}
     trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, options)
 

@@ -127,6 +127,9 @@ def test_noise_that_hides_the_gradient_is_infinite(run, rng):
             "negative; one that is cut off at 0 is too large on average"
         )
         assert got["noise_scale"] == math.inf, f"expected an infinite noise scale, got {got['noise_scale']}"
+    for (got,) in run(probes.noise, {"samples": 2}, [[[None]], [[None]]], [], world=2):
+        estimates = [got["gradient_squared"], got["trace"]]
+        assert estimates == [0, 0], f"no parameter has a gradient: expected estimates of 0, got {estimates}"
 
 
 @exercise(NOISE, kind="numerics")
