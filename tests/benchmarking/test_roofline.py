@@ -104,6 +104,16 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
 
 
 @exercise(ROOFLINE, kind="numerics")
+def test_on_the_ridge_arithmetic_binds(run, rng):
+    sizes, batch, context = draw(rng, rng.choice(list(CASES)))
+    free = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0), replace=[FLOPS])
+    name = f"{rng.choice(NAMES)} forward"
+    peaks = tuple(float(number) for number in free[name][:2])  # both take one second
+    by = run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])[name][4]
+    assert by == "compute", f"{name}: its intensity is the device's to the last bit, and it is bound by {by!r}"
+
+
+@exercise(ROOFLINE, kind="numerics")
 def test_mfu_is_the_share_of_the_peak(run, rng):
     step, seconds, peak = rng.uniform(1e12, 1e15), rng.uniform(0.1, 3), rng.uniform(1e14, 1e15)
     got = run(probes.mfu, step, seconds, (peak, 1e12), replace=[FLOPS])

@@ -49,7 +49,7 @@ def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients, own = [], []
     for step in range(len(batches[0])):
-        optimizer.zero_grad(set_to_none=set_to_none)
+        probes_wrappers.clear(m, set_to_none, [layer for *_, order in batches[0][step] for layer in order])
         own.append([own_gradients(m, _loss(m, [rank], step, dtype)) for rank in batches])
         _loss(m, batches, step, dtype).backward()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})

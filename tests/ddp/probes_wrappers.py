@@ -82,14 +82,20 @@ def noted(where: str) -> Iterator[None]:
         raise
 
 
-def start(m: nn.Module, set_to_none: bool) -> None:
+def start(m: nn.Module, set_to_none: bool | str) -> None:
     """Who keeps gradients may have zeros before the first backward, and before the model is wrapped."""
     for p in m.parameters() if not set_to_none else ():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
 
 
+def clear(m: Chain, set_to_none: bool | str, used: list) -> None:
+    """Before a step. set_to_none: "resting" drops the gradients of layers that are not used in it, and zeroes others."""
+    for i, layer in enumerate(m.layers):
+        layer.zero_grad(set_to_none=i not in used if set_to_none == "resting" else bool(set_to_none))
+
+
 def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRank, batches: PerRank, lr: float,
-          set_to_none: bool) -> dict:  # fmt: skip
+          set_to_none: bool | str) -> dict:  # fmt: skip
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
     step are under no_sync()."""
     rank = dist.get_rank()
@@ -100,7 +106,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRan
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients = []
     for number, step in enumerate(batches[rank]):
-        optimizer.zero_grad(set_to_none=set_to_none)
+        clear(m, set_to_none, [layer for *_, order in step for layer in order])
         for i, (x, y, order) in enumerate(step):
             last = i == len(step) - 1
             with contextlib.nullcontext() if last else wrapped.no_sync():

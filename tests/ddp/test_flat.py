@@ -50,7 +50,7 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 
 @exercise(FLAT, kind="numerics")
-@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False, "resting"])
 def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
     chain = draw_chain(rng, 2, dtypes=rng.choice([MIXED, ("float32",)]))
     every = list(range(len(chain[1])))

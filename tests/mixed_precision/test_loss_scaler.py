@@ -130,7 +130,12 @@ def said_of(run, rng, bad: str, where: int) -> object:
     gradients = [rng.normal(4), None, rng.normal(3, 5), rng.normal(6)]
     chosen = [gradients[0], gradients[2], gradients[3]][where].view(-1)
     chosen[rng.integers(0, len(chosen) - 1)] = float(bad)
-    return run(probes.unscaled, gradients, 1024.0)["finite"]
+    got = run(probes.unscaled, gradients, 1024.0)
+    for i, (mine, scaled) in enumerate(zip(got["gradients"], gradients, strict=True)):
+        assert scaled is None or torch.equal(mine.nan_to_num(), (scaled / 1024.0).nan_to_num()), (
+            f"gradient {i} of {len(gradients)} is not divided by the scale; there is {bad} in another, or in it"
+        )
+    return got["finite"]
 
 
 @harmless
