@@ -53,6 +53,8 @@ def _same(got: Any, want: Any) -> bool:
 def _short(value: Any) -> str:
     """A value in as few characters as a line has room for."""
     if isinstance(value, torch.Tensor):
+        if value.numel() > 12:
+            return f"{value.numel()} numbers"
         value = value.tolist()
     if isinstance(value, float):
         return f"{value:.6g}"
