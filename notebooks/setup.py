@@ -14,7 +14,8 @@ from lab.plots import COLOURS
 __all__ = ["BLUE", "GREEN", "ORANGE", "PURPLE", "check", "math", "plt", "torch"]
 
 BLUE, ORANGE, GREEN, PURPLE = (COLOURS[name] for name in ("blue", "orange", "green", "purple"))
-plt.rcParams.update({"figure.constrained_layout.use": True, "figure.figsize": (6.4, 3.4), "axes.grid": True, "axes.axisbelow": True, "grid.color": "0.88"})
+plt.rcParams.update({"figure.constrained_layout.use": True, "figure.figsize": (6.4, 3.4)})
+plt.rcParams.update({"axes.grid": True, "axes.axisbelow": True, "grid.color": "0.88"})
 
 
 def check(function: Callable, cases: Iterable[tuple[tuple, Any]], hint: str) -> bool:

@@ -82,17 +82,17 @@ def sharded_step(weights, grads, states):
     ...
 
 # %%
-def case(*sizes):
-    """Weights 1, 2, 3 …; on rank r every gradient is r + 1; each state has a size of its own."""
-    n, ranks = sum(sizes), len(sizes)
-    grads = [torch.full((n,), r + 1.0) for r in range(ranks)]
+def case(n, W):
+    """Weights 1 … n; rank r's gradients are r + 1 times as large; the state is of a training that has begun."""
     weights = torch.arange(1.0, n + 1)
-    want = adamw(weights, sum(grads) / ranks, fresh(n))
-    return (weights, grads, [fresh(size) for size in sizes]), want
+    grads = [(r + 1) * weights for r in range(W)]
+    state = lambda piece: {"m": 0 * piece, "v": piece.clone(), "t": 2}
+    want = adamw(weights, sum(grads) / W, state(weights))
+    return (weights, grads, [state(piece) for piece in weights.tensor_split(W)]), want
 
 written = check(
     sharded_step,
-    [case(4), case(2, 2), case(2, 2, 1)],
+    [case(4, 1), case(4, 2), case(5, 3)],
     "Take piece r of each gradient, average over the ranks, and update piece r of the weights with state r.",
 )
 
@@ -111,8 +111,8 @@ written = check(
 # ```
 # </details>
 #
-# The check has gradients that are all equal, and AdamW's first step then hardly depends on their size. A real training is
-# a better test. If yours is not right yet, the cells below use one that averages everything first.
+# The states in the check are of a training that has begun. AdamW's very first step hardly depends on the size of a gradient,
+# so it would not notice a sum in place of the mean. If yours is not right yet, the cells below average everything first.
 
 # %%
 def averaged_first(weights, grads, states):

@@ -83,7 +83,7 @@ def step_s(data, pipe, tensor):
 # %%
 written = check(
     step_s,
-    [((1024, 1, 1), sum(parts(1024, 1, 1)[:3])), ((128, 1, 8), sum(parts(128, 1, 8)[:3])),
+    [((512, 1, 2), sum(parts(512, 1, 2)[:3])), ((128, 1, 8), sum(parts(128, 1, 8)[:3])),
      ((16, 8, 8), sum(parts(16, 8, 8)[:2]) * (1 + 7 / 32) + parts(16, 8, 8)[2])],
     "Add arithmetic and tensor messages, multiply by 1 + (pipe − 1) / m, and add the gradients' time.",
 )
