@@ -76,7 +76,7 @@ def test_what_a_reader_writes_is_judged(name, capsys):
     assert not right
     assert "not written yet" in line
     old, new = MISTAKES[name]
-    assert any(old in c.source for c in make(name).cells if c.cell_type == "markdown"), "expected the mistake in a solution"
+    assert any(old in c.source for c in make(name).cells if c.cell_type == "markdown"), "no such solution"
     right, line = said(name, capsys, lambda solution: solution.replace(old, new))
     assert not right
     assert re.search(r"expected .*, got .*\. \w.* \w", line), line  # and a hint
