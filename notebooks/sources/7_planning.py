@@ -51,7 +51,7 @@ for pipe, tensor in ((1, 1), (1, 8), (2, 8), (4, 8), (8, 8)):
 # - **Pipe** leaves a bubble: idle / busy is (pipe − 1) / m, with m micro-batches.
 # - **Data** reduces the gradients once a step. We count it whole, as if nothing were hidden.
 #
-# The first two times come from the cell below. A ring inside a node uses NVLink, and any other uses InfiniBand.
+# The cell below has the times of tensor and data. A ring inside a node uses NVLink, and any other uses InfiniBand.
 
 # %%
 def ring_s(size, ranks, rate):
@@ -134,7 +134,8 @@ for speed, (pipe, tensor) in best[:5]:
     print(f"data {GPUS // (pipe * tensor):3}, pipe {pipe:2}, tensor {tensor:2}: {speed:.0f} TFLOP/s")
 
 # %% [markdown]
-# **Figure 1.** Speed by pipe and tensor (your model; hatched: does not fit). Look at the top row: tensor 16 leaves the node, and
+# **Figure 1.** Speed by pipe and tensor (your model; hatched: does not fit, or has more data ranks than
+# sequences). Look at the top row: tensor 16 leaves the node, and
 # every layer waits for InfiniBand. In the lower left corner the parameters do not fit. Just above that corner each GPU
 # reduces the gradients of many parameters. A deep pipe looks nearly free: with fewer data ranks, each has more
 # micro-batches, so pipe 16 with tensor 8 has m = 64.
