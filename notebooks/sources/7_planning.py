@@ -134,11 +134,10 @@ for speed, (pipe, tensor) in best[:5]:
     print(f"data {GPUS // (pipe * tensor):3}, pipe {pipe:2}, tensor {tensor:2}: {speed:.0f} TFLOP/s")
 
 # %% [markdown]
-# **Figure 1.** Speed by pipe and tensor (your model; hatched: does not fit, or has more data ranks than
-# sequences). Look at the top row: tensor 16 leaves the node, and
-# every layer waits for InfiniBand. In the lower left corner the parameters do not fit. Just above that corner each GPU
-# reduces the gradients of many parameters. A deep pipe looks nearly free: with fewer data ranks, each has more
-# micro-batches, so pipe 16 with tensor 8 has m = 64.
+# **Figure 1.** Speed by pipe and tensor (your model; hatched: does not fit, or has more data ranks than sequences). Look at the
+# top row: tensor 16 leaves the node, and every layer waits for InfiniBand. In the lower left corner the parameters do not fit.
+# Just above that corner each GPU reduces the gradients of many parameters. A deep pipe looks nearly free: with fewer data
+# ranks, each has more micro-batches, so pipe 16 with tensor 8 has m = 64.
 #
 # **Change.** Halve `SEQUENCES`: m is halved. Which plan wins now? Then make `INFINIBAND` ten times as fast.
 #
@@ -168,10 +167,9 @@ for speed, (pipe, tensor) in best[:5]:
 
 # %% [markdown]
 # Look at the last row. The page puts it fifth, and the simulator puts it first. The page counts the reduction of gradients
-# whole. In the simulator most of it hides behind the backward pass, so many data ranks cost less than the page says. A
-# page of arithmetic finds the right corner of
-# the map. It does not find the right plan in that corner. [Planning](../handout/planning.md) compares the simulator with
-# published runs.
+# whole. In the simulator most of it hides behind the backward pass, so many data ranks cost less than the page says. A page of
+# arithmetic finds the right corner of the map. It does not find the right plan in that corner.
+# [Planning](../handout/planning.md) compares the simulator with published runs.
 #
 # ## A step, played
 # Four stages and eight micro-batches of an 8 B model, on its wire and on one that is fifty times slower.
