@@ -1,7 +1,8 @@
 """Builds and executes the notebooks: `python -m notebooks.build [6_mesh …]`, all by default.
 
 Each is written as sources/*.py, cells between lines of `# %%`, which jupytext reads; the second cell of all is
-sources/switch.py. Outputs are committed; they come from the reference. A reader's copy runs on `student` by one switch.
+sources/setup.py. Outputs are committed. They need no implementation: what a reader is to write is a stub, and the cells
+below it go on without it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def make(name: str) -> nbformat.NotebookNode:
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},
     }
-    book.cells = [first, *jupytext.read(SOURCES / "switch.py").cells, *others]
+    book.cells = [first, *jupytext.read(SOURCES / "setup.py").cells, *others]
     for i, cell in enumerate(book.cells):
         cell.id, cell.metadata = f"cell-{i}", {}
     return book

@@ -6,7 +6,6 @@ Everything that goes in is searched for solution bodies first (`leaks`); with on
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import zipfile
@@ -33,7 +32,6 @@ _KINDS = (*_TEXT, ".svg", ".png")  # and pictures
 _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout:", "clean:")  # paragraphs of the Makefile
-_FROM_THE_REFERENCE = "*What is drawn here came from a finished implementation; run the cells to see yours.*"
 
 # Statements of the reference that are handed out on purpose: (where, the first of them).
 GIVEN = {
@@ -65,9 +63,7 @@ def files() -> dict[str, bytes]:
     found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
     found |= read(p for p in below("handout/site"))
     found |= read(p for p in below("examples/cluster"))
-    found |= read(p for p in (ROOT / "notebooks").glob("*.py") if p.name != "build.py")
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        found[f"notebooks/{path.name}"] = _notebook(path)
+    found |= read(p for p in (ROOT / "notebooks").glob("*.*") if p.suffix in (".py", ".ipynb") and p.name != "build.py")
     found["README.md"] = (HERE / "README.md").read_bytes()
     found["Makefile"] = _makefile().encode()
     found["pyproject.toml"] = _pyproject().encode()
@@ -143,23 +139,6 @@ def _pictures(name: str, data: bytes) -> Iterable[Path]:
             path = (ROOT / name).parent / target
             if not target.startswith("http") and path.is_file():
                 yield path.resolve()
-
-
-def _notebook(path: Path) -> bytes:
-    """The student's edition: it runs on student/, and says whose outputs it shows."""
-    book = json.loads(path.read_text(encoding="utf-8"))
-    switched = 0
-    for cell in book["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code":
-            switched += source.count('IMPL = "reference"')
-            source = re.sub(r'IMPL = "reference".*', 'IMPL = "student"', source)
-        elif cell is book["cells"][0]:
-            source += f"\n\n{_FROM_THE_REFERENCE}"
-        cell["source"] = source.splitlines(keepends=True)
-    if switched != 1:
-        raise ReleaseError(f'{path.name}: expected one cell with IMPL = "reference", found {switched}')
-    return (json.dumps(book, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _makefile() -> str:

@@ -1,148 +1,221 @@
 # %% [markdown]
-# # 7 · Planning: a mesh for a cluster you do not have
-# A step is a list of events on each rank. Priced one by one and played against each other, they say what it
-# takes. [Planning](../handout/planning.md) tells the constants, and how near that comes to published runs.
-# First the third roof, after arithmetic and device memory: the network.
-
-# %%
-from lab.plots import planning as draw
-from lab.cluster import steps
-from lab.cluster.events import Block, Collective
-from lab.cluster.hardware import cluster
-from lab.cluster.jobs import MODELS, Job, Plan, unfit
-from lab.cluster.layers import Layers
-from lab.cluster.prices import collective_s
-from lab.cluster.simulator import closed
-
-llama = MODELS["70b"]
-job_of = lambda gpus, sequences: Job(llama, sequences, 4096, cluster("dgx-h100", gpus))
-device = cluster("dgx-h100", 8).device
-tokens = [2**i for i in range(9, 18)]
-shares = {"tensor 1": [], "tensor 8": []}
-for name, ranks in (("tensor 1", 1), ("tensor 8", 8)):
-    where = cluster("dgx-h100", 64 * ranks)
-    for count in tokens:
-        layer = Layers(llama, job_of(8, 8).recipe, max(1, count // 4096), min(count, 4096), range(ranks))
-        seconds = sum(closed(Block(tuple(layer.forward())), where).values())
-        part = 2 * llama.layer_parameters / ranks / 64  # FSDP over 64 data ranks: gathered while it computes
-        gathered = collective_s(Collective("all_gather", part, range(0, 64 * ranks, ranks)), where)
-        flops = sum(e.flops for e in layer.forward() if hasattr(e, "flops"))
-        shares[name].append(flops / max(seconds, gathered) / device.peak_flops)
-figure, axes = plt.subplots(figsize=(6.5, 3.2), dpi=70)
-picture = draw.roofs(axes, tokens, shares, "a layer of 70B, parameters gathered over 64 data ranks")
-figure.tight_layout()
-plt.show()
-print(picture.table)
+# # 7 · Planning: which mesh for a cluster that you do not have?
+# You may use 1,024 GPUs for a month. How should the model be cut? Every wrong try costs thousands of hours of GPU time.
+# In this notebook you write a cost model that fits on a page, let it choose a mesh for a model of 70 B parameters, and compare
+# it with the kit's simulator.
+#
+# You write one function of about six lines, `step_s`. Chapter: [Planning](../handout/planning.md).
 
 # %% [markdown]
-# *Two curves that rise and bend. On the left a layer is over before its parameters have come: twice the
-# tokens, twice the share. With tensor 1 eight data ranks share a node, and what eight cards bring in NVLink
-# passes on. With tensor 8 each rank of the data group has a card of its own and no neighbour: the roof bends
-# at eight times the tokens.*
+# ## The facts
+# The model is Llama 3 70B. Each step has 512 sequences of 4,096 tokens. A node has eight H100s on NVLink. Between nodes each
+# GPU has a card for InfiniBand.
 #
-# ## A plan
-# 70B on 1,024 H100s, a batch of 512 sequences of 4,096 tokens. Your planner tries all meshes.
+# **Predict.** A token costs about 6 FLOPs for each parameter, forward and backward. How long does a step take at least, if
+# 1,024 GPUs reach 600 TFLOP/s each?
 
 # %%
-from dataclasses import asdict
-from tests.mesh import probes_planner as probes
+P, LAYERS, WIDTH = 70.6e9, 80, 8192
+SEQUENCES, CONTEXT, GPUS = 512, 4096, 1024
+RATE = 600e12  # FLOP/s that large products reach; the data sheet says 989
+NVLINK, INFINIBAND = 360e9, 47e9  # bytes/s from each GPU
+ALPHA = 10e-6  # s a message
 
-def case(name, gpus, sequences, context, keep=1, where="dgx-h100"):
-    return {"model": asdict(MODELS[name]), "cluster": where, "gpus": gpus, "sequences": sequences, "keep": keep,
-            "context": context, "recipe": "today", "drawn": False, "seed": "", "room": 1.0}
+flops = 6 * P * SEQUENCES * CONTEXT
+print(f"{flops:.2g} FLOPs: {flops / GPUS / RATE:.2f} s on {GPUS:,} GPUs, if nobody ever waits")
 
-asked = case("70b", 1024, 512, 4096, keep=3)
-answer = ask(probes.planned, [asked], timeout=300)
-if answer:
-    ((choices, priced),) = answer
-    job = probes.job_of(asked)
-    for plan, step_s, memory in choices:
-        speed = steps.model_flops(job) / step_s / 1024 / 1e12
-        print(f"{step_s:.2f} s, {speed:.0f} TFLOP/s, {memory / 1e9:.0f} GB: {Plan(*plan)}")
-    print(f"{len(priced)} prices were asked for")
-    (saved,) = ask(probes.bound, [asked], timeout=300)
-    for resource, share in sorted(saved.items(), key=lambda pair: -pair[1]):
-        print(f"twice the {resource}: {100 * share:.1f} % of the step saved")
+# %% [markdown]
+# ## What fits
+# A plan has three degrees: data · pipe · tensor = 1,024. Pipe and tensor divide the parameters; data alone does not. A
+# parameter takes 18 bytes with AdamW in mixed precision: 2 for itself, 4 for its gradient, 12 for the state. ZeRO-1 shards the
+# 12 over data. A GPU has 80 GB. We allow 60, and leave the rest to activations.
+#
+# **Predict.** Does 70 B fit with tensor = 8 and pipe = 1? With ZeRO-1?
+
+# %%
+def held_gb(data, pipe, tensor, zero1=True):
+    """Parameters, gradients and state on one GPU."""
+    return P / (pipe * tensor) * (6 + 12 / (data if zero1 else 1)) / 1e9
+
+for pipe, tensor in ((1, 1), (1, 8), (2, 8), (4, 8), (8, 8)):
+    data = GPUS // (pipe * tensor)
+    print(f"data {data:4}, pipe {pipe}, tensor {tensor}: {held_gb(data, pipe, tensor, False):7.1f} GB, "
+          f"with ZeRO-1 {held_gb(data, pipe, tensor):6.1f} GB")
+
+# %% [markdown]
+# ## What each axis costs
+# Three things make a step longer than its arithmetic.
+#
+# - **Tensor** sends four all-reduces a layer and micro-batch, two forward and two backward, of the activations. Everybody
+#   waits for them.
+# - **Pipe** leaves a bubble: idle / busy is (pipe − 1) / m, with m micro-batches.
+# - **Data** reduces the gradients once a step. We count it whole, as if nothing were hidden.
+#
+# The cell below has the times of tensor and data. A ring inside a node uses NVLink, and any other uses InfiniBand.
+
+# %%
+def ring_s(size, ranks, rate):
+    """Seconds of an all-reduce of `size` bytes."""
+    return 2 * (ranks - 1) * (ALPHA + size / ranks / rate)
+
+def parts(data, pipe, tensor):
+    """Of one step: seconds of arithmetic, of tensor messages, of data messages, and the micro-batches of a data rank."""
+    m = SEQUENCES // data  # one sequence each
+    arithmetic = flops / (data * pipe * tensor) / RATE
+    activations = 2 * CONTEXT * WIDTH  # bytes, in bfloat16
+    messages = m * 4 * LAYERS / pipe * ring_s(activations, tensor, NVLINK if tensor <= 8 else INFINIBAND)
+    gradients = 4 * P / (pipe * tensor)  # bytes, in float32
+    return arithmetic, messages, ring_s(gradients, data, INFINIBAND), m
+
+for plan in ((1024 // 64, 8, 8), (1024 // 16, 2, 8), (1024 // 16, 16, 1)):
+    arithmetic, messages, reduction, m = parts(*plan)
+    print(f"{plan}: arithmetic {arithmetic:.2f} s, tensor {messages:.2f} s, data {reduction:.2f} s, {m} micro-batches")
+
+# %% [markdown]
+# **Your turn.** Put them together. While a rank is busy it computes and waits for tensor messages. The bubble makes this
+# longer, by the factor 1 + (pipe − 1) / m. The gradients come after it. Return the seconds of the step.
+
+# %%
+def step_s(data, pipe, tensor):
+    """Seconds of a step of this plan."""
+    ...
+
+# %%
+written = check(
+    step_s,
+    [((512, 1, 2), sum(parts(512, 1, 2)[:3])), ((128, 1, 8), sum(parts(128, 1, 8)[:3])),
+     ((16, 8, 8), sum(parts(16, 8, 8)[:2]) * (1 + 7 / 32) + parts(16, 8, 8)[2])],
+    "Add arithmetic and tensor messages, multiply by 1 + (pipe − 1) / m, and add the gradients' time.",
+)
+
+# %% [markdown]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def step_s(data, pipe, tensor):
+#     """Seconds of a step of this plan."""
+#     arithmetic, messages, reduction, m = parts(data, pipe, tensor)
+#     busy = arithmetic + messages
+#     bubble = busy * (pipe - 1) / m
+#     return busy + bubble + reduction
+# ```
+# </details>
+#
+# The notebook goes on with a function of its own until yours is right.
+
+# %%
+def in_one(data, pipe, tensor):
+    *busy, reduction, m = parts(data, pipe, tensor)
+    return sum(busy) * (m + pipe - 1) / m + reduction
+
+price = step_s if written else in_one
 
 # %% [markdown]
 # ## The map
-# For each pipe and tensor the best micro-batch, chunks, recomputation and ZeRO stage. Hatched: nothing fits.
+# Now try all plans with powers of two.
+#
+# **Predict.** Where is the fastest: much tensor, much pipe, or little of both? Which corner does not fit?
+
+# %%
+from lab.plots.planning import mesh_map
+
+degrees = (1, 2, 4, 8, 16)
+speeds = {}
+for pipe in degrees:
+    for tensor in degrees:
+        data = GPUS // (pipe * tensor)
+        possible = data <= SEQUENCES and held_gb(data, pipe, tensor) <= 60
+        speeds[pipe, tensor] = flops / price(data, pipe, tensor) / GPUS / 1e12 if possible else None
+figure, axes = plt.subplots(figsize=(6, 3.2))
+mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a GPU", "TFLOP/s"), axes.grid(False)
+plt.show()
+best = sorted((speed, key) for key, speed in speeds.items() if speed)[::-1]
+for speed, (pipe, tensor) in best[:5]:
+    print(f"data {GPUS // (pipe * tensor):3}, pipe {pipe:2}, tensor {tensor:2}: {speed:.0f} TFLOP/s")
+
+# %% [markdown]
+# **Figure 1.** Speed by pipe and tensor (your model; hatched: does not fit, or has more data ranks than sequences). Look at the
+# top row: tensor 16 leaves the node, and every layer waits for InfiniBand. In the lower left corner the parameters do not fit.
+# Just above that corner each GPU reduces the gradients of many parameters. A deep pipe looks nearly free: with fewer data
+# ranks, each has more micro-batches, so pipe 16 with tensor 8 has m = 64.
+#
+# **Change.** Halve `SEQUENCES`: m is halved. Which plan wins now? Then make `INFINIBAND` ten times as fast.
+#
+# ## What does the page leave out?
+# Much: attention, the time of norms, tiles, overlap, activations in memory. The kit's simulator has these. It makes a list of
+# events for each stage, prices each event, and plays the lists against each other.
+#
+# **Predict.** Will it put the five plans above in the same order? Will it call them faster or slower?
+
+# %%
+from lab.cluster import steps
+from lab.cluster.hardware import cluster
+from lab.cluster.jobs import MODELS, Job, Plan
+
+def named(played):
+    """The causes of a step's time, the largest first."""
+    shares = sorted(((s / played.step_s, cause) for cause, s in played.causes.items()), reverse=True)
+    return ", ".join(f"{cause} {share:.0%}" for share, cause in shares if share >= 0.01)
+
+job = Job(MODELS["70b"], SEQUENCES, CONTEXT, cluster("dgx-h100", GPUS))
+print(f"{'data':>4} {'pipe':>4} {'tensor':>6}   page, s   simulated, s    of it")
+for speed, (pipe, tensor) in best[:5]:
+    plan = Plan(GPUS // (pipe * tensor), pipe, tensor, 1, 1, "none", 1)
+    played = steps.price(job, plan)
+    room = "" if steps.fits(job, plan) else "  (activations do not fit)"
+    print(f"{plan.data:4} {pipe:4} {tensor:6} {price(plan.data, pipe, tensor):9.2f} {played.step_s:14.2f}    {named(played)}{room}")
+
+# %% [markdown]
+# Look at the last row. The page puts it fifth, and the simulator puts it first. The page counts the reduction of gradients
+# whole. In the simulator most of it hides behind the backward pass, so many data ranks cost less than the page says. A page of
+# arithmetic finds the right corner of the map. It does not find the right plan in that corner.
+# [Planning](../handout/planning.md) compares the simulator with published runs.
+#
+# ## A step, played
+# Four stages and eight micro-batches of an 8 B model, on its wire and on one that is fifty times slower.
+#
+# **Predict.** What happens to the shape of 1F1B when a message takes about half as long as a forward?
 
 # %%
 from dataclasses import replace
-
-job, speeds = job_of(1024, 512), {}
-for pipe in (1, 2, 4, 8, 16):
-    for tensor in (1, 2, 4, 8, 16):
-        if 1024 % (pipe * tensor):
-            continue
-        plans = [Plan(1024 // pipe // tensor, pipe, tensor, m, chunks, again, zero) for m in (1, 2, 4)
-                 for chunks in (1, 4, 5) for again in ("none", "full") for zero in range(4)]
-        fitting = [p for p in plans if not unfit(job, p) and steps.fits(job, p)]
-        least = None
-        for floor, plan in sorted((steps.floor_s(job, p), p) for p in fitting):
-            if least is not None and floor > least:
-                break
-            step_s = steps.price(job, plan).step_s
-            least = step_s if least is None else min(least, step_s)
-        speeds[pipe, tensor] = least and steps.model_flops(job) / least / 1024 / 1e12
-figure, axes = plt.subplots(figsize=(6.5, 3.2), dpi=70)
-picture = draw.mesh_map(axes, speeds, "70B on 1,024 H100s, TFLOP/s a device", "TFLOP/s")
-figure.tight_layout()
-plt.show()
-print(picture.table)
-
-# %% [markdown]
-# *A grid of numbers, largest where tensor times pipe is 8 or 16, hatched where nothing fits. They fall towards
-# large tensor, where each layer waits for its collectives, towards a deep pipe, where too few micro-batches are
-# left to fill it, and towards little of both, where it only fits with ZeRO 3 and recomputation.*
-#
-# ## A step, played
-# Four stages, eight micro-batches, on a wire and on one a fiftieth as fast.
-
-# %%
+from lab.plots.planning import spans
 from lab.plots.timeline import timelines
 
 small = Job(MODELS["8b"], 8, 4096, cluster("dgx-h100", 32))
 slow = replace(small, cluster=small.cluster.faster("links between nodes", 1 / 50))
 plan = Plan(1, 4, 8, 1, 1, "full", 0)
-jobs = {"InfiniBand": small, "a fiftieth": slow}
-panels = {name: draw.spans(steps.played(job, plan).timeline) for name, job in jobs.items()}
-figure, pictures = timelines(panels)
-figure.set_dpi(60)
+figure, _ = timelines({name: spans(steps.played(j, plan).timeline) for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
+figure.set_dpi(70)
 plt.show()
-for name, job in jobs.items():
-    price = steps.price(job, plan)
-    parts = [f"{cause} {100 * seconds / price.step_s:.0f} %" for cause, seconds in price.causes.items()]
-    print(f"{name}: {1e3 * price.step_s:.0f} ms;", ", ".join(parts))
+for name, j in (("InfiniBand", small), ("a fiftieth", slow)):
+    played = steps.price(j, plan)
+    print(f"{name:10}  {1e3 * played.step_s:5.0f} ms:", named(played))
 
 # %% [markdown]
-# *Two panels of four rows. Each row begins later than the one above and ends earlier, the shape of 1F1B.
-# Below, messages are bars long enough to see, and forwards and backwards stand apart.*
+# **Figure 2.** One step on both wires (simulated). Look at the gaps between the upper bars: below, forwards and backwards stand
+# apart, because each waits for a message. The work is the same.
 #
-# ## Strong and weak scaling
-# 405B. Strong: 512 sequences of 8,192 tokens on ever more devices. Weak: a sequence for every 8 devices.
+# ## More GPUs for the same batch
+# **Predict.** The batch stays 512 sequences. What happens to the speed of each GPU, as their number grows from 256 to 4,096?
 
 # %%
-sizes = [1024, 2048, 4096, 8192, 16384]
-kinds = {"strong: 512 sequences": lambda gpus: 512, "weak: a sequence for 8": lambda gpus: gpus // 8}
-curves = {}
-for name, batch in kinds.items():
-    cases = [case("405b", gpus, batch(gpus), 8192, where="grand-teton") for gpus in sizes]
-    answers = ask(probes.planned, cases, timeout=300)
-    if answers:
-        curves[name] = []
-        for gpus, asked, (((plan, step_s, _),), _) in zip(sizes, cases, answers):
-            curves[name].append(steps.model_flops(probes.job_of(asked)) / step_s / gpus / 1e12)
-            print(f"{gpus:6,} devices, {batch(gpus):,} sequences: {step_s:6.2f} s, {Plan(*plan)}")
-if curves:
-    figure, axes = plt.subplots(figsize=(6.5, 3.2), dpi=70)
-    picture = draw.scaling(axes, sizes, curves, "405B on H100s")
-    figure.tight_layout()
-    plt.show()
-    print(picture.table)
+counts, best_speeds = (256, 512, 1024, 2048, 4096), []
+for count in counts:
+    fitting = [
+        (price(data, pipe, tensor), (data, pipe, tensor))
+        for pipe in degrees for tensor in degrees
+        if (data := count // (pipe * tensor)) and data <= SEQUENCES and held_gb(data, pipe, tensor) <= 60
+    ]
+    seconds, plan = min(fitting)
+    best_speeds.append(flops / seconds / count / 1e12)
+    print(f"{count:5,} GPUs: {seconds:6.2f} s, data {plan[0]}, pipe {plan[1]}, tensor {plan[2]}, {best_speeds[-1]:.0f} TFLOP/s each")
+plt.plot(counts, best_speeds, "o-", color=BLUE)
+plt.xscale("log", base=2), plt.xticks(counts, counts), plt.ylim(0, RATE / 1e12)
+plt.xlabel("GPUs"), plt.ylabel("TFLOP/s a GPU, best plan")
+plt.show()
 
 # %% [markdown]
-# *Two lines over the number of devices, which meet at 4,096. Weak scaling is level: this network has no
-# congestion, and no device fails. Strong scaling falls as a data rank has fewer micro-batches to fill its
-# pipeline. Which batch is worth its tokens is not the planner's question: `ddp.noise_scale` measures that.*
+# **Figure 3.** Strong scaling by your cost model (computed). Look at the fall: arithmetic shrinks with each doubling, and the
+# messages and bubbles do not. A larger batch would help, up to the point where more tokens a step teach the model no more.
+#
+# **Next:** a planner over all of this: `lab check mesh.planner`.

@@ -42,23 +42,3 @@ def step(impl, kind: str, sizes: dict, batch: int, options: dict) -> dict:
     compute = [["forward", "forward", forward, backward], ["backward", "backward", backward, finish]]
     rows = [r.plain() for r in ledger.rows[first:] if r.op != "barrier"]
     return {"compute": [*compute, ["step", "optimizer", update, end]], "rows": rows}
-
-
-def losses(impl, kind: str, sizes: dict, tokens: torch.Tensor, options: dict) -> list[float]:
-    """The mean loss over ranks of each step. tokens: (steps, batch of all ranks, context + 1)."""
-    torch.manual_seed(0)
-    config = Config(**sizes)
-    wrapped = wrap(impl, kind, Transformer(config), **options)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=3e-3)
-    found = []
-    for batch in tokens:
-        mine = batch.chunk(dist.get_world_size())[dist.get_rank()]
-        optimizer.zero_grad()
-        loss = F.cross_entropy(wrapped(mine[:, :-1]).flatten(0, 1), mine[:, 1:].flatten())
-        loss.backward()
-        wrapped.finish_gradient_synchronization()
-        optimizer.step()
-        mean = loss.detach() / dist.get_world_size()
-        dist.all_reduce(mean)
-        found.append(float(mean))
-    return found

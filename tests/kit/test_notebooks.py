@@ -1,14 +1,29 @@
-"""Notebooks are valid, small and in step with their source; tests/docs/ runs them on an empty student/."""
+"""Notebooks are valid, small and in step with their source; what a reader writes in them is judged, wrong or right.
+
+tests/docs/ runs them from the top.
+"""
 
 from __future__ import annotations
 
 import re
 
+import matplotlib
 import nbformat
 import pytest
 
 from lab.course.assignment import ROOT
 from notebooks.build import NOTEBOOKS, make
+
+# An edit of each solution that makes it wrong, as a reader might.
+MISTAKES = {
+    "1_benchmarking": ("        device.synchronize()\n        before", "        before"),  # warm-up runs into the first
+    "2_mixed_precision": ("number - excess", "number"),  # a plain sum
+    "3_flash_attention": ("shrink * l", "l"),  # the old sum is not rescaled
+    "4_ddp": ("max(ready, free)", "ready"),  # messages overlap
+    "5_zero": (" / W  # reduce", "  # reduce"),  # a sum in place of the mean
+    "6_mesh": ("B.chunk(W, dim=0)", "B.chunk(W, dim=0)[::-1]"),  # another rank's rows
+    "7_planning": ("busy * (pipe - 1)", "arithmetic * (pipe - 1)"),  # the bubble does not wait for tensor messages
+}
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -16,7 +31,7 @@ def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
     path = ROOT / "notebooks" / f"{name}.ipynb"
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
-    assert path.stat().st_size < 200 << 10
+    assert path.stat().st_size < 250 << 10
     outputs = [o for c in book.cells if c.cell_type == "code" for o in c.outputs]
     assert outputs
     assert not [o for o in outputs if o.output_type == "error"]
@@ -24,3 +39,49 @@ def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
     assert [c.source for c in book.cells] == [c.source for c in make(name).cells], (
         "out of step: run python -m notebooks.build"
     )
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_read_in_an_hour_and_asks_before_it_shows(name):
+    prose = " ".join(c.source for c in make(name).cells if c.cell_type == "markdown")
+    assert 800 <= len(prose.split()) <= 1500
+    for word in ("**Predict.**", "**Your turn.**", "**Change.**", "**Figure 1.**", "**Next:**"):
+        assert word in prose, word
+
+
+def said(name, capsys, edit=lambda solution: solution):
+    """What the check says of a notebook's own solution after an edit of it; None leaves the stub."""
+    matplotlib.use("agg")
+    cells = make(name).cells
+    (solution,) = re.findall(r"```python\n(.*?)```\n</details>", "\n".join(c.source for c in cells), re.DOTALL)
+    head = solution.partition("\n")[0]
+    space: dict = {}
+    for source in (c.source for c in cells if c.cell_type == "code"):
+        if source.startswith(head):
+            assert source.endswith("    ..."), "expected a stub"
+            source = edit(solution) or source
+        capsys.readouterr()
+        exec(compile(source, name, "exec"), space)
+        if "written" in space:
+            return space["written"], capsys.readouterr().out
+    raise AssertionError("expected a cell with written = check(…)")
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_a_reader_writes_is_judged(name, capsys):
+    right, line = said(name, capsys)
+    assert right, line
+    assert "right in all" in line
+    right, line = said(name, capsys, lambda solution: None)
+    assert not right
+    assert "not written yet" in line
+    old, new = MISTAKES[name]
+    assert any(old in c.source for c in make(name).cells if c.cell_type == "markdown"), "no such solution"
+    right, line = said(name, capsys, lambda solution: solution.replace(old, new))
+    assert not right
+    assert re.search(r"expected .*, got .*\. \w.* \w", line), line  # and a hint
+    assert len(line.splitlines()) == 1
+    head = re.compile(r"(def .*\n)")
+    right, line = said(name, capsys, lambda solution: head.sub(r"\1    raise KeyError('key')\n", solution, count=1))
+    assert not right
+    assert "raised KeyError" in line

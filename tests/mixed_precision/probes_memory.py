@@ -297,19 +297,3 @@ def chain_peak(impl: Any, rows: int, sizes: list[int], depths: list[int]) -> dic
             start += length
         y.sum().backward()
     return {**made, "inputs": inputs, "saved": saved, "measured": kept.peak}
-
-
-def timeline(impl: Any, sizes: dict, batch: int, context: int, checkpointed: bool) -> dict:
-    """For the notebook: bytes alive over a step of a transformer, by phase, its blocks checkpointed or not."""
-    model = Transformer(Config(**sizes))
-    tokens = torch.randint(sizes["vocabulary"], (batch, context))
-    if checkpointed:
-        for block in model.blocks:
-            plain = block.forward
-            block.forward = lambda *args, plain=plain: impl.mixed_precision.checkpoint.checkpoint(plain, *args)
-    with meter(inputs=[*model.parameters(), *model.buffers(), tokens]) as memory:
-        loss = model.loss(tokens, tokens)
-        memory.phase = "backward"
-        loss.backward()
-        del loss
-    return {"events": [list(event) for event in memory.events], "peak": memory.peak_bytes}
