@@ -1,13 +1,15 @@
-"""The site's additions to Sphinx: an exercise's card and box, captions, and mathematics as MathML.
+"""The site's additions to Sphinx: an exercise's card and box, captions, figures that move, and mathematics as MathML.
 
 Chapters are read on code hosts too. So a figure is an image, and below it a paragraph that begins with **Figure 1.**;
-an exercise is a section with a card. The site makes a figure with a caption of the one, a box of the other.
+an exercise is a section with a card. The site makes a figure with a caption of the one, a box of the other. A figure
+moves if moving/ has numbers of its image's name; static/moving/ then has a script of that name.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from pathlib import Path, PurePosixPath
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -88,6 +90,9 @@ def _folded(title: str, inside: list[nodes.Node], unfolded: bool = False) -> lis
     return [nodes.raw("", head, format="html"), *inside, nodes.raw("", "</details>", format="html")]
 
 
+NUMBERS = Path(__file__).resolve().parent / "moving"
+
+
 class Captions(SphinxTransform):
     """A paragraph "Figure 1. …" below an image becomes its caption; an exercise's section becomes its box."""
 
@@ -101,6 +106,7 @@ class Captions(SphinxTransform):
                 number = nodes.make_id(below.astext().partition(".")[0])
                 figure = nodes.figure("", image, nodes.caption("", "", *below.children), ids=[number])
                 paragraph.replace_self(figure)
+                figure += _moving(PurePosixPath(image["uri"]).stem)
         for more in list(
             self.document.findall(lambda n: "exercise-more" in getattr(n, "attributes", {}).get("classes", []))
         ):
@@ -108,6 +114,24 @@ class Captions(SphinxTransform):
             section.remove(more)
             section += more
             section["classes"].append("exercise")
+
+
+def _moving(name: str) -> list[nodes.Node]:
+    """What a script needs to make this figure move: its numbers, in a place that stays hidden without the script."""
+    numbers = NUMBERS / f"{name}.json"
+    if not numbers.is_file():
+        return []
+    data = numbers.read_text(encoding="utf-8").strip().replace("<", "\\u003c")
+    place = f'<div class="moving" data-moving="{name}" hidden><script type="application/json">{data}</script></div>'
+    return [nodes.raw("", place, format="html", moving=name)]
+
+
+def _add_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """A page loads the scripts of the figures that move on it, and no other page does."""
+    raw = doctree.findall(nodes.raw) if doctree and app.builder.name == "html" else ()
+    for name in dict.fromkeys(node["moving"] for node in raw if "moving" in node):
+        app.add_js_file("moving/moving.js", loading_method="defer")
+        app.add_js_file(f"moving/{name}.js", priority=600, loading_method="defer")
 
 
 def mathml(latex: str, display: str) -> str:
@@ -133,5 +157,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("edition", "student", "env")
     app.add_directive("exercise", Card)
     app.add_transform(Captions)
+    app.connect("html-page-context", _add_scripts)
     app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(displayed_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,28 @@
+// Ring collectives, step by step: rows are ranks, columns are chunks.
+Moving.start("ring", (data, controls) => {
+  const op = controls.menu("Collective", { all_reduce: "all-reduce", reduce_scatter: "reduce-scatter", all_gather: "all-gather" });
+  const ranks = controls.slider("Ranks W", [2, 3, 4, 5, 6], 4);
+  const step = controls.slider("Step", [0, 1, 2, 3, 4, 5, 6], 0);
+  controls.player(step);
+  controls.drawn(440, 236, (picture) => {
+    const world = ranks.value, run = data[`${op.value} ${world}`], last = run.states.length - 1;
+    const now = Math.min(step.value, last);
+    if (step.values.length !== last + 1) step.offer([...Array(last + 1).keys()], now);
+    const wide = 340 / world, high = 32, came = new Set(run.states[now].came.map(String));
+    for (let chunk = 0; chunk < world; chunk++) picture.words(84 + wide * (chunk + 0.5), 22, `chunk ${chunk}`, "soft small", "middle");
+    run.states[now].rows.forEach((row, rank) => {
+      const y = 30 + high * rank;
+      picture.words(16, y + 20, `rank ${rank}`);
+      row.forEach((n, chunk) => {
+        const x = 84 + wide * chunk;
+        if (n === null) picture.frame(x, y, wide - 4, high - 4);
+        else picture.box(x, y, wide - 4, high - 4, came.has(`${rank},${chunk}`) ? Moving.orange : Moving.blue, `${n}`, wide > 70 ? "in" : "in small");
+      });
+    });
+    const reduces = now > 0 && now <= run.reduces;
+    const rule = now === 0 ? "At the start." : `Orange has just come from the rank above, rank 0's from the last, and ${reduces ? "was added" : "replaced what was there"}.`;
+    const each = last ? run.ms / last : 0;
+    return `Step ${now} of ${last}, ${Moving.number(now * each)} ms of ${Moving.number(run.ms)} ms at 100 µs and 1 GB/s for a tensor of 1 MB; `
+      + `each rank has sent ${Moving.number(run.sent_kb * now / last, 1)} kB. ${rule}`;
+  });
+});
