@@ -75,7 +75,7 @@ def tiles() -> dict[str, Any]:
     return found
 
 
-def bucket_size() -> dict[str, Any]:
+def buckets() -> dict[str, Any]:
     """By latency in µs, bandwidth in GB/s and gradients a bucket: when each message of the worked example leaves."""
     layers, backward_ms = ddp.LAYERS, 1e3 * ddp.LAYERS_BACKWARD_S
     found: dict[str, Any] = {"layers": len(layers), "backward_ms": backward_ms, "bucket_mb": layers[0] / MB}
@@ -124,7 +124,7 @@ def growth() -> dict[str, Any]:
     return found
 
 
-def roofline() -> dict[str, Any]:
+def layers() -> dict[str, Any]:
     """The roofs of each device. Which point a shape has is for the figure to say: there are too many shapes."""
     devices = [cluster(name, 1).device for name in CLUSTERS]
     return {d.name: [d.peak_flops, d.hbm_bytes_per_s] for d in devices}
@@ -142,4 +142,4 @@ def grid() -> dict[str, Any]:
     return found
 
 
-MOVING = (ring, tiles, bucket_size, schedules, growth, roofline, grid)
+MOVING = (ring, tiles, buckets, schedules, growth, layers, grid)

@@ -1,5 +1,5 @@
 // A mesh of eight ranks: the rank that is chosen, and its group along each axis.
-Moving.start("grid", (data, controls) => {
+Moving.start("grid", "Click a rank: its groups in a mesh of eight", (data, controls) => {
   const axes = ["data", "pipe", "expert", "tensor"], first = "data 2 × pipe 2 × tensor 2";
   const mesh = controls.menu("Mesh", Object.fromEntries(Object.keys(data).map((name) => [name, name])));
   mesh.value = first;

@@ -1,5 +1,5 @@
 // Bytes on a rank by stage of ZeRO: parameters, gradients and the optimizer's state.
-Moving.start("growth", (data, controls) => {
+Moving.start("growth", "Move it: your model and your ranks", (data, controls) => {
   const names = Object.keys(data.models);
   const model = controls.slider("Model", names, "7.5 B");
   const ranks = controls.slider("Ranks W", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024], 8, (w) => w.toLocaleString("en"));

@@ -1,15 +1,14 @@
 // What figures that move share: native controls, a drawing, and a line that says in words what it shows.
-// A figure's script ends with Moving.start(name, draw). Without scripts, and on paper, the static picture stays.
+// A figure's script ends with Moving.start(name, title, draw). It stands below the static picture, which is all there is without scripts and on paper.
 "use strict";
 
 const Moving = {
   blue: "#56b4e9", orange: "#e69f00", green: "#2fb98e", yellow: "#f0e442", grey: "#b8bcc2",
 
-  start(name, draw) {
+  start(name, title, draw) {
     for (const box of document.querySelectorAll(`.moving[data-moving="${name}"]`)) {
-      const figure = box.closest("figure");
-      draw(JSON.parse(box.querySelector("script").textContent), new Controls(box, figure.id || name));
-      figure.classList.add("moves");
+      box.prepend(element("p", { class: "moving-title" }, title));
+      draw(JSON.parse(box.querySelector("script").textContent), new Controls(box, name));
       box.hidden = false;
     }
   },

@@ -1,5 +1,5 @@
 // Ring collectives, step by step: rows are ranks, columns are chunks.
-Moving.start("ring", (data, controls) => {
+Moving.start("ring", "Step through it: a tensor of one number a rank", (data, controls) => {
   const op = controls.menu("Collective", { all_reduce: "all-reduce", reduce_scatter: "reduce-scatter", all_gather: "all-gather" });
   const ranks = controls.slider("Ranks W", [2, 3, 4, 5, 6], 4);
   const step = controls.slider("Step", [0, 1, 2, 3, 4, 5, 6], 0);
@@ -20,7 +20,8 @@ Moving.start("ring", (data, controls) => {
       });
     });
     const reduces = now > 0 && now <= run.reduces;
-    const rule = now === 0 ? "At the start." : `Orange has just come from the rank above, rank 0's from the last, and ${reduces ? "was added" : "replaced what was there"}.`;
+    const rule = now === 0 ? "Nothing has been sent yet."
+      : `Each rank has just received the orange number from the rank before it, and ${reduces ? "added it" : "kept it"}.`;
     const each = last ? run.ms / last : 0;
     return `Step ${now} of ${last}, ${Moving.number(now * each)} ms of ${Moving.number(run.ms)} ms at 100 µs and 1 GB/s for a tensor of 1 MB; `
       + `each rank has sent ${Moving.number(run.sent_kb * now / last, 1)} kB. ${rule}`;

@@ -1,5 +1,5 @@
 // Pipeline schedules on logical clocks: a forward takes 1, a backward 2, and a v-th of it where there are v chunks.
-Moving.start("schedules", (data, controls) => {
+Moving.start("schedules", "Move it: other schedules, ranks, micro-batches and chunks", (data, controls) => {
   const kind = controls.menu("Schedule", { gpipe: "GPipe", "1f1b": "1F1B", interleaved: "interleaved" });
   const stages = controls.slider("Ranks p", [2, 3, 4], 4);
   const micro = controls.slider("Micro-batches m", [1, 2, 3, 4, 5, 6, 7, 8], 6);
@@ -19,7 +19,7 @@ Moving.start("schedules", (data, controls) => {
       for (const [back, batch, chunk, start] of actions) {
         const wide = unit * (1 + back) / v;
         const colours = back ? [Moving.orange, Moving.yellow, Moving.grey] : [Moving.blue, Moving.green, Moving.grey];
-        picture.box(28 + unit * start, y, wide - 1, 28, colours[chunk], wide > 9 ? `${batch + 1}` : "", "in tiny");
+        picture.box(28 + unit * start, y, wide - 1, 28, colours[chunk], wide > 9 ? `${batch}` : "", "in tiny");
       }
     });
     picture.words(28, 164, interleaved ? "blue, green: forward by chunk; orange, yellow: backward" : "blue: forward; orange: backward; numbers: micro-batches", "soft small");

@@ -1,5 +1,5 @@
 // FlashAttention's tiles as they are visited; beside each row of queries its m, l and acc.
-Moving.start("tiles", (data, controls) => {
+Moving.start("tiles", "Step through it: eight queries and keys, a value a key", (data, controls) => {
   const mask = controls.menu("Mask", { causal: "causal", full: "none" });
   const side = controls.slider("Tile", [1, 2, 4], 2, (n) => `${n} × ${n}`);
   const visit = controls.slider("Visited tiles", [0], 0);

@@ -1,5 +1,5 @@
 // The step's timeline: eight gradients of 0.5 MB on four ranks, over latency, bandwidth and the size of a bucket.
-Moving.start("bucket_size", (data, controls) => {
+Moving.start("buckets", "Move it: the same eight gradients on four ranks, on your link and in your buckets", (data, controls) => {
   const alpha = controls.slider("Latency α", [10, 30, 100, 300, 1000], 100, (us) => `${us} µs`);
   const rate = controls.slider("Bandwidth 1/β", [0.25, 0.5, 1, 2, 4, 8], 1, (gb) => `${gb} GB/s`);
   const bucket = controls.slider("Bucket", [1, 2, 3, 4, 5, 6, 7, 8], 1, (n) => `${Moving.number(n * data.bucket_mb, 1)} MB`);

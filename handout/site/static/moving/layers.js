@@ -1,5 +1,5 @@
 // The roofline of a product (m × k) · (k × n) in 16 bits. The formula is that of lab/measure/roofline.py: a test compares.
-Moving.start("roofline", (data, controls) => {
+Moving.start("layers", "Move it: the product of an m × k and a k × n matrix in 16 bits", (data, controls) => {
   const sizes = [...Array(15).keys()].map((i) => 2 ** i);
   const device = controls.menu("Device", Object.fromEntries(Object.keys(data).map((name) => [name, name])));
   const [m, k, n] = [["m", 4096], ["k", 4096], ["n", 4096]].map(([name, first]) => controls.slider(name, sizes, first, (v) => v.toLocaleString("en")));
@@ -7,9 +7,9 @@ Moving.start("roofline", (data, controls) => {
     const [peak, bandwidth] = data[device.value];
     const flops = 2 * m.value * k.value * n.value, bytes = 2 * (m.value * k.value + k.value * n.value + m.value * n.value);
     const intensity = flops / bytes, seconds = Math.max(flops / peak, bytes / bandwidth), ridge = peak / bandwidth;
-    const x = (i) => 60 + 360 * Math.log10(i / 0.1) / 5, y = (f) => 216 - 180 * Math.log10(f / 1e11) / 5;
+    const x = (i) => 60 + 340 * Math.log10(i / 0.1) / 5, y = (f) => 216 - 180 * Math.log10(f / 1e11) / 5;
     for (const f of [1e11, 1e12, 1e13, 1e14, 1e15, 1e16]) {
-      picture.line(60, y(f), 420, y(f), "faint");
+      picture.line(60, y(f), 400, y(f), "faint");
       picture.words(54, y(f) + 4, Moving.withPrefix(f, ""), "soft small", "end");
     }
     for (const i of [0.1, 1, 10, 100, 1000, 10000]) picture.words(x(i), 234, i.toLocaleString("en"), "soft small", "middle");
