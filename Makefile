@@ -54,7 +54,7 @@ checks: lint
 
 # Every command of README and chapters, what *runs* links point to, and the site.
 test-docs: env sandbox
-	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs,browser]"
 	$(PY) -m pytest tests/docs
 
 # The chapters and notebooks as a site that needs no network, in build/handout; EDITION=solutions shows the reference.

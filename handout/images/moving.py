@@ -18,6 +18,7 @@ from reference.mesh.mesh import AXES, Mesh
 from reference.zero.accounting import accounting as shares
 
 from . import ddp, mesh, zero
+from . import journey as trip
 
 MB = 1e6
 SCORES = (  # of eight queries and eight keys, and a value for each key
@@ -142,4 +143,19 @@ def grid() -> dict[str, Any]:
     return found
 
 
-MOVING = (ring, tiles, buckets, schedules, growth, layers, grid)
+def journey() -> dict[str, Any]:
+    """The stops of the front page's picture."""
+    return {
+        "card_gb": trip.CARD_GB,
+        "stops": [
+            {
+                "name": stop.name,
+                "seconds": {part: round(s, 4) for part, s in stop.seconds.items()},
+                "gb": {kind: round(n, 3) for kind, n in stop.gb.items()},
+            }
+            for stop in trip.stops()
+        ],
+    }
+
+
+MOVING = (journey, ring, tiles, buckets, schedules, growth, layers, grid)

@@ -134,6 +134,24 @@ def _add_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: 
         app.add_js_file(f"moving/{name}.js", priority=600, loading_method="defer")
 
 
+_ACCESSIBLE = (  # what the theme and Sphinx leave out, so that screen readers find their way
+    ('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
+    ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="Contents of the site">'),
+    ('<aside class="toc-drawer">', '<aside class="toc-drawer" aria-label="Contents of the page">'),
+    ('<aside class="toc-drawer no-toc">', '<aside class="toc-drawer no-toc" aria-label="Contents of the page">'),
+    ('<th class="head"><p></p></th>', "<td></td>"),
+)
+
+
+def _mend(app: Sphinx, error: Exception | None) -> None:
+    """Mend the pages that are written: no template of the theme has a place for this."""
+    for page in Path(app.outdir).rglob("*.html") if error is None else ():
+        text = page.read_text(encoding="utf-8")
+        for old, new in _ACCESSIBLE:
+            text = text.replace(old, new)
+        page.write_text(text, encoding="utf-8")
+
+
 def mathml(latex: str, display: str) -> str:
     return convert(latex, display=display).replace("<math ", f'<math alttext="{html.escape(latex.strip())}" ', 1)
 
@@ -158,5 +176,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("exercise", Card)
     app.add_transform(Captions)
     app.connect("html-page-context", _add_scripts)
+    app.connect("build-finished", _mend)
     app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(displayed_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -20,7 +20,7 @@ const Moving = {
   withPrefix(x, unit) {
     const [scale, prefix] = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [0, "µ"]]
       .find(([least]) => x >= least);
-    return `${Moving.number(x / (scale || 1e-6), 1)} ${prefix}${unit}`;
+    return `${Moving.number(Number((x / (scale || 1e-6)).toPrecision(3)))} ${prefix}${unit}`;
   },
 };
 
@@ -69,12 +69,14 @@ class Controls {
   }
 
   // A button that moves a slider from its first value to its last; none for readers who want less motion.
-  player(slider, ms = 700) {
+  // atOnce: it also begins by itself. Keep that below 5 s: what moves for longer must not begin unasked.
+  player(slider, ms = 700, atOnce = false) {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
     const button = this.row.appendChild(element("button", { type: "button" }, "Play"));
     let timer = 0;
     const stop = () => { clearInterval(timer); timer = 0; button.textContent = "Play"; };
     const move = (place) => { slider.input.value = place; slider.input.dispatchEvent(new Event("input")); };
+    if (atOnce) addEventListener("load", () => button.click());
     button.addEventListener("click", () => {
       if (timer) return stop();
       button.textContent = "Pause";
@@ -102,7 +104,8 @@ class Drawing {
   }
 
   box(x, y, width, height, colour, words = "", kind = "in") {
-    this.add("rect", { x, y, width: Math.max(width, 0.5), height: Math.max(height, 0.5), rx: Math.min(3, width / 4), fill: colour });
+    const wide = Math.max(width, 0.5);
+    this.add("rect", { x, y, width: wide, height, rx: Math.min(3, wide / 4), fill: colour });
     if (words !== "") this.words(x + width / 2, y + height / 2 + 5, words, kind, "middle");
   }
 
