@@ -58,10 +58,11 @@ test-docs: env sandbox
 	$(PY) -m pytest tests/docs
 
 # The chapters and notebooks as a site that needs no network, in build/handout; EDITION=solutions shows the reference.
+# PROFILE=core keeps the exercises of that profile.
 handout: env
 	@$(PY) -c 'import furo, latex2mathml, myst_nb' 2>/dev/null || \
 	  $(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
-	@$(PY) -m handout.site --edition $(or $(EDITION),student)
+	@$(PY) -m handout.site --edition $(or $(EDITION),student) --profile $(or $(PROFILE),full)
 
 lint: env
 	@$(PY) -m ruff check .

@@ -69,7 +69,7 @@ def journey() -> Picture:
         fits = "" if stop.total_gb <= CARD_GB else ", does not fit"
         p.words(16, y, f"{stop.name}: {stop.step_s:.2f} s, {stop.total_gb:.0f} GB{fits}", "ink bold small")
         for top, scale, parts in (
-            (y + 6, 180.0, [(stop.seconds[part], colour) for part, colour in TIMES]),
+            (y + 6, 160.0, [(stop.seconds[part], colour) for part, colour in TIMES]),
             (y + 26, 408 / 215, [(stop.gb[kind], colour) for kind, colour in KINDS]),
         ):
             x = 16.0

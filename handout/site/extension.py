@@ -17,10 +17,10 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from lab.course.assignment import Assignment, AssignmentError, Exercise, default
+from lab.course.assignment import AssignmentError, Exercise, default
 
 from . import cards
-from .stage import anchor, code_of
+from .stage import anchor, code_of, heading
 
 
 class Card(SphinxDirective):
@@ -41,7 +41,7 @@ class Card(SphinxDirective):
             raise self.error(f"{e.id}: not what assignment.toml says; run python -m handout.site --cards")
         edition = self.config.edition
         box = nodes.container(classes=["exercise-card"])
-        box += self.parse_text_to_nodes(_facts(e))
+        box += self.parse_text_to_nodes(_facts(e, set(default().of_profile(self.config.profile).exercises)))
         more = nodes.container(classes=["exercise-more"])
         more += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
         title = "Solution" if edition == "solutions" else "Interface"
@@ -53,9 +53,9 @@ class Card(SphinxDirective):
         return [box, more]
 
 
-def _facts(e: Exercise) -> str:
-    """The card's head, in Markdown."""
-    needs = [f"[`{id}`]({_heading(default(), id)})" for id in e.needs]
+def _facts(e: Exercise, kept: set[str]) -> str:
+    """The card's head, in Markdown; of what is not kept there is no section to link to."""
+    needs = [f"[`{id}`]({heading(id)})" if id in kept else f"`{id}`" for id in e.needs]
     stars = "●" * e.difficulty + "○" * (5 - e.difficulty)
     where = "a GPU" if e.track == "gpu" else "a laptop"
     rows = [
@@ -64,16 +64,13 @@ def _facts(e: Exercise) -> str:
         f"Builds on: {', '.join(needs) or 'no other exercise'}.",
     ]
     first, more = cards.forbidden(e)
+    if first and first not in kept:
+        first = ""
+        rows.append(f"Forbidden: {', '.join(f'`{name}`' for name in e.forbidden)}.")
     if first:  # the first of a group says in its text what all forbid
-        forbidden = [f"what [`{first}`]({_heading(default(), first)}) forbids", *(f"`{name}`" for name in more)]
+        forbidden = [f"what [`{first}`]({heading(first)}) forbids", *(f"`{name}`" for name in more)]
         rows.append(f"Forbidden: {', '.join(forbidden)}.")
     return "\n\n".join(rows)
-
-
-def _heading(assignment: Assignment, id: str) -> str:
-    """An exercise's heading, as GitHub and MyST name it."""
-    e = assignment.exercise(id)
-    return f"{e.stage}.md#exercise-{id.replace('.', '')}"
 
 
 def _judged(e: Exercise) -> str:
@@ -173,6 +170,7 @@ def displayed_math(self, node: nodes.math_block) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("edition", "student", "env")
+    app.add_config_value("profile", "full", "env")
     app.add_directive("exercise", Card)
     app.add_transform(Captions)
     app.connect("html-page-context", _add_scripts)

@@ -5,24 +5,24 @@ Moving.start("journey", "Move it: one training step, chapter by chapter", (data,
   const colours = [Moving.blue, Moving.orange, Moving.green], holds = [Moving.blue, Moving.green, Moving.orange, Moving.grey];
   const sum = (parts) => Object.values(parts).reduce((a, b) => a + b);
   const longest = Math.max(...data.stops.map((s) => sum(s.seconds))), most = Math.max(...data.stops.map((s) => sum(s.gb)));
-  controls.drawn(440, 186, (picture) => {
+  controls.drawn(440, 212, (picture) => {
     const now = data.stops[stop.value];
-    const row = (y, parts, scale, kinds, unit) => {
+    const row = (y, title, parts, scale, kinds) => {
       let x = 16;
+      picture.words(16, y - 8, title, "ink bold");
       Object.entries(parts).forEach(([name, n], i) => {
         const words = n * scale > 9 * name.length ? name : "";
         picture.box(x, y, n * scale - 1, 36, kinds[i], words, "in small");
         x += n * scale;
       });
-      picture.words(Math.min(x + 6, 360), y - 6, unit, "ink bold", x > 340 ? "end" : "start");
     };
-    picture.words(16, 20, "a step", "soft");
-    row(28, now.seconds, 408 / longest, colours, `${Moving.number(sum(now.seconds))} s`);
-    picture.words(16, 96, "memory of a GPU", "soft");
-    row(104, now.gb, 408 / most, holds, `${Moving.number(sum(now.gb), 0)} GB`);
+    row(28, `A step: ${Moving.number(sum(now.seconds))} s`, now.seconds, 408 / longest, colours);
+    row(104, `Memory of a GPU: ${Moving.number(sum(now.gb), 0)} GB`, now.gb, 408 / most, holds);
     const card = 16 + data.card_gb * 408 / most;
     picture.line(card, 98, card, 148, "line");
     picture.words(card, 164, `${Moving.number(data.card_gb, 0)} GB: an H100`, "soft small", "middle");
+    picture.words(16, 186, "orange above: waits; green: updates. Below: blue parameters, green", "soft small");
+    picture.words(16, 203, "gradients, orange optimizer, grey activations and buffers", "soft small");
     const fits = sum(now.gb) <= data.card_gb;
     return `${now.name}: ${Moving.number(sum(now.seconds))} s a step, ${Moving.number(sum(now.gb), 0)} GB, which ${fits ? "fits" : "does not fit"}.`;
   });
