@@ -37,6 +37,7 @@ def main() -> None:
     asked.add_argument("--edition", choices=EDITIONS, default="student")
     asked.add_argument("--profile", choices=list(default().profiles), default="full", help="whose exercises it has")
     asked.add_argument("--out", type=Path, default=ROOT / "build" / "handout")
+    asked.add_argument("--pdf", action="store_true", help="print the site's pages to book.pdf too, through Chromium")
     asked.add_argument("--cards", action="store_true", help="write the cards' lines into the chapters")
     given = asked.parse_args()
     if given.cards:
@@ -48,6 +49,14 @@ def main() -> None:
     out = given.out / (given.edition if given.profile == "full" else f"{given.edition}-{given.profile}")
     if status := build(given.edition, given.profile, out):
         sys.exit(status)
+    if given.pdf:
+        from .book import BookError, title, write_pdf  # what it imports comes with the theme
+
+        try:
+            write_pdf(out / "html", out / "book.pdf", title(given.profile))
+        except BookError as error:
+            sys.exit(f"--pdf: {error}")
+        print(f"open {out / 'book.pdf'}")
     print(f"open {out / 'html' / 'index.html'}")
 
 
