@@ -70,10 +70,14 @@ def tiles() -> dict[str, Any]:
                     seen = scores[i : i + side, : j + side]  # (rows, keys so far)
                     row = online_softmax(seen.split(side, dim=-1))
                     acc = torch.exp(seen.double() - row.maximum.double()[:, None]) @ values[: j + side]  # (rows,)
-                    rows = zip(row.maximum.tolist(), row.normaliser.tolist(), acc.tolist(), strict=True)
-                    visits.append({"i": i, "j": j, "rows": [[m, round(l, 4), round(a, 4)] for m, l, a in rows]})
+                    visits.append({"i": i, "j": j, "rows": _rounded(row.maximum, row.normaliser, acc)})
             found[f"{side} {'causal' if causal else 'full'}"] = visits
     return found
+
+
+def _rounded(*columns: torch.Tensor) -> list[list[float]]:
+    """Vectors as the columns of a table."""
+    return [[round(n, 4) for n in row] for row in torch.stack([c.double() for c in columns], dim=1).tolist()]
 
 
 def buckets() -> dict[str, Any]:
@@ -90,7 +94,9 @@ def buckets() -> dict[str, Any]:
                 )
                 found[f"{alpha_us} {gb_per_s:g} {many}"] = {
                     "step_ms": round(1e3 * time.step_s, 3),
-                    "sends": [[round(at, 3), round(takes, 3), said] for at, takes, said in ddp.bucket_sends(limit, link)],
+                    "sends": [
+                        [round(at, 3), round(takes, 3), said] for at, takes, said in ddp.bucket_sends(limit, link)
+                    ],
                 }
     return found
 
@@ -104,7 +110,10 @@ def schedules() -> dict[str, Any]:
         run = mesh.played(kind, m, v, p)
         found[f"{kind} {p} {m} {v}"] = {
             "ranks": [
-                [[int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)] for a, start in zip(*rank, strict=True)]
+                [
+                    [int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)]
+                    for a, start in zip(*rank, strict=True)
+                ]
                 for rank in zip(run.ranks, run.starts, strict=True)
             ],
             "length": round(run.length, 3), "bubble": round(run.bubble, 4), "live": run.live,
@@ -135,7 +144,9 @@ def grid() -> dict[str, Any]:
     """By mesh of eight ranks: the place of each rank, and the groups along each axis."""
     found: dict[str, Any] = {}
     degrees = [1, 2, 4, 8]
-    for sizes in [(d, p, e, 8 // (d * p * e)) for d in degrees for p in degrees for e in degrees if d * p * e in degrees]:
+    for sizes in [
+        (d, p, e, 8 // (d * p * e)) for d in degrees for p in degrees for e in degrees if d * p * e in degrees
+    ]:
         here = Mesh(*sizes, rank=0)
         name = " × ".join(f"{axis} {n}" for axis, n in here.sizes.items() if n > 1)
         places = [list(here.coordinate(rank).values()) for rank in range(here.world)]

@@ -24,9 +24,12 @@ article { break-before: page }
 article:first-of-type { break-before: auto }
 h1, h2, h3, summary { break-after: avoid }
 figure, tr, .equation { break-inside: avoid }
-article img { max-width: 88%; max-height: 120mm }
+article pre, .highlight, section, details { break-inside: auto !important }
+article img { max-width: 88%; max-height: 100mm }
 article pre { white-space: pre-wrap; overflow-wrap: anywhere }
-nav.contents li { list-style: none }
+nav.of-the-book { columns: 2; font-size: 9pt }
+nav.of-the-book h1 { column-span: all }
+nav.of-the-book li { list-style: none; margin: 0 }
 """
 
 
@@ -66,7 +69,7 @@ def as_one_page(html: Path, title: str) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>{links}'
         f'<style>{_STYLE}</style></head><body data-theme="light">{first}'
-        f'<article><nav class="contents"><h1>Contents</h1><ul>{contents}</ul></nav></article>{"".join(others)}'
+        f'<article><nav class="of-the-book"><h1>Contents</h1><ul>{contents}</ul></nav></article>{"".join(others)}'
         "</body></html>"
     )
 
@@ -113,7 +116,7 @@ def _contents(name: str, article: Tag) -> str:
     sections = [
         f'<li><a href="#{section["id"]}">{below.get_text()}</a></li>'
         for section in article.select("section[id]")
-        if (below := section.find("h2", recursive=False))
+        if (below := section.find("h2", recursive=False)) and len(below.get_text()) > 1  # no letters of the glossary
     ]
     return f'<li><a href="#{_anchor(name)}"><strong>{title}</strong></a><ul>{"".join(sections)}</ul></li>'
 

@@ -7,7 +7,6 @@ without scripts no part of it shows; axe finds nothing wrong.
 
 from __future__ import annotations
 
-import math
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +34,11 @@ PAGE_OF = {
     "ring": "ddp", "buckets": "ddp", "tiles": "flash_attention", "schedules": "mesh", "grid": "mesh", "growth": "zero",
     "layers": "benchmarking", "journey": "index",
 }  # fmt: skip
-AXE = Path(find_spec("axe_playwright_python").origin).with_name("axe.min.js") if find_spec("axe_playwright_python") else None
+AXE = (
+    Path(find_spec("axe_playwright_python").origin).with_name("axe.min.js")
+    if find_spec("axe_playwright_python")
+    else None
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +121,13 @@ def test_tiles_end_with_what_plain_attention_computes(reader, site):
     assert words.startswith("Tile 10 of 10")
     assert words.endswith("its output.")
     assert numbers(words)[2:] == [6, *near(*map(float, expected), digits=3)]
-    words = Figure(reader, site, "tiles").press("Mask", "ArrowDown").press("Tile", "Home").press("Visited tiles", "End").says()
+    words = (
+        Figure(reader, site, "tiles")
+        .press("Mask", "ArrowDown")
+        .press("Tile", "Home")
+        .press("Visited tiles", "End")
+        .says()
+    )
     assert words.startswith("Tile 64 of 64")
     out = torch.softmax(scores, -1) @ values
     assert numbers(words)[-1] == pytest.approx(float(out[7]), abs=1e-3)
@@ -158,7 +167,9 @@ def test_layers_has_the_roofline_of_the_kit(reader, site, lefts):
     figure = Figure(reader, site, "layers").press("Device", "ArrowDown").press("m", "ArrowLeft", lefts)
     words = figure.press("n", "ArrowRight").says()
     h100 = cluster("dgx-h100", 8).device
-    device = Device(flops_per_s=dict.fromkeys((torch.bfloat16, torch.float32), h100.peak_flops), bytes_per_s=h100.hbm_bytes_per_s)
+    device = Device(
+        flops_per_s=dict.fromkeys((torch.bfloat16, torch.float32), h100.peak_flops), bytes_per_s=h100.hbm_bytes_per_s
+    )
     m, k, n = 4096 >> lefts, 4096, 8192
     flops, moved = 2 * m * k * n, 2 * (m * k + k * n + m * n)
     seconds = operator_seconds(device, flops, moved, torch.bfloat16)
@@ -190,7 +201,9 @@ def test_the_journey_says_what_the_planner_says(reader, site):
         assert words.endswith(f"{fits}.")
         assert numbers(words.removeprefix(stop.name)) == [*near(stop.step_s), *near(stop.total_gb, digits=0)]
         alternative = reader.ask_page("document.querySelector('figure img').alt")
-        assert f"{stop.step_s:.2f} s, {stop.total_gb:.0f} GB" in alternative.replace("takes ", "").replace(" and ", ", ")
+        assert f"{stop.step_s:.2f} s, {stop.total_gb:.0f} GB" in alternative.replace("takes ", "").replace(
+            " and ", ", "
+        )
 
 
 def test_play_plays_to_the_end_and_is_not_there_for_who_wants_less_motion(reader, site):
