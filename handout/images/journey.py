@@ -69,16 +69,17 @@ def journey() -> Picture:
         fits = "" if stop.total_gb <= CARD_GB else ", does not fit"
         p.words(16, y, f"{stop.name}: {stop.step_s:.2f} s, {stop.total_gb:.0f} GB{fits}", "ink bold small")
         for top, scale, parts in (
-            (y + 6, 160.0, [(stop.seconds[part], colour) for part, colour in TIMES]),
-            (y + 26, 408 / 215, [(stop.gb[kind], colour) for kind, colour in KINDS]),
+            (y + 6, 160.0, [(stop.seconds[part], part, colour) for part, colour in TIMES]),
+            (y + 26, 408 / 215, [(stop.gb[kind], kind, colour) for kind, colour in KINDS]),
         ):
             x = 16.0
-            for amount, colour in parts:
-                p.box(x, top, max(amount * scale - 1, 0.5), 16, colour, hatched=colour == GREY)
+            for amount, name, colour in parts:
+                letter = name[0] if amount * scale > 13 else ""
+                p.box(x, top, max(amount * scale - 1, 0.5), 16, colour, letter, hatched=colour == GREY)
                 x += amount * scale
         p.frame(16, y + 26, CARD_GB * 408 / 215, 16)
-    p.words(16, 482, "upper: seconds; blue computes, orange waits, green updates", "soft small")
-    p.words(16, 502, "lower: GB; p blue, g green, state orange, hatched activations", "soft small")
+    p.words(16, 482, "upper: seconds; c: computes, w: waits for messages, o: optimizer", "soft small")
+    p.words(16, 502, "lower: GB; p: parameters, g: gradients, o: state, a: activations", "soft small")
     return p
 
 

@@ -28,8 +28,8 @@ article pre, .highlight, section, details { break-inside: auto !important }
 article img { max-width: 88%; max-height: 100mm }
 article pre { white-space: pre-wrap; overflow-wrap: anywhere }
 nav.of-the-book { columns: 2; font-size: 9pt }
-nav.of-the-book h1 { column-span: all }
-nav.of-the-book li { list-style: none; margin: 0 }
+nav.of-the-book li { list-style: none; margin: 0; break-inside: auto }
+nav.of-the-book > ul { margin: 0; padding: 0 }
 """
 
 
@@ -69,7 +69,7 @@ def as_one_page(html: Path, title: str) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>{links}'
         f'<style>{_STYLE}</style></head><body data-theme="light">{first}'
-        f'<article><nav class="of-the-book"><h1>Contents</h1><ul>{contents}</ul></nav></article>{"".join(others)}'
+        f'<article><h1>Contents</h1><nav class="of-the-book"><ul>{contents}</ul></nav></article>{"".join(others)}'
         "</body></html>"
     )
 

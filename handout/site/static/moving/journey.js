@@ -11,7 +11,7 @@ Moving.start("journey", "Move it: one training step, chapter by chapter", (data,
       let x = 16;
       picture.words(16, y - 8, title, "ink bold");
       Object.entries(parts).forEach(([name, n], i) => {
-        const words = n * scale > 9 * name.length ? name : "";
+        const words = n * scale > 9 * name.length ? name : n * scale > 13 ? name[0] : "";
         picture.box(x, y, n * scale - 1, 36, kinds[i], words, "in small");
         x += n * scale;
       });
@@ -19,10 +19,10 @@ Moving.start("journey", "Move it: one training step, chapter by chapter", (data,
     row(28, `A step: ${Moving.number(sum(now.seconds))} s`, now.seconds, 408 / longest, colours);
     row(104, `Memory of a GPU: ${Moving.number(sum(now.gb), 0)} GB`, now.gb, 408 / most, holds);
     const card = 16 + data.card_gb * 408 / most;
-    picture.line(card, 98, card, 148, "line");
+    picture.line(card, 101, card, 148, "line");
     picture.words(card, 164, `${Moving.number(data.card_gb, 0)} GB: an H100`, "soft small", "middle");
-    picture.words(16, 186, "orange above: waits; green: updates. Below: blue parameters, green", "soft small");
-    picture.words(16, 203, "gradients, orange optimizer, grey activations and buffers", "soft small");
+    picture.words(16, 188, "w: waits for messages, o: optimizer's step or its state", "soft small");
+    picture.words(16, 205, "p: parameters, g: gradients, a: activations and buffers", "soft small");
     const fits = sum(now.gb) <= data.card_gb;
     return `${now.name}: ${Moving.number(sum(now.seconds))} s a step, ${Moving.number(sum(now.gb), 0)} GB, which ${fits ? "fits" : "does not fit"}.`;
   });
