@@ -8,6 +8,7 @@ Moving.start("ring", "Step through it: a tensor of one number a rank", (data, co
     const world = ranks.value, run = data[`${op.value} ${world}`], last = run.states.length - 1;
     const now = Math.min(step.value, last);
     if (step.values.length !== last + 1) step.offer([...Array(last + 1).keys()], now);
+    const sums = data[`all_reduce ${world}`].states.at(-1).rows[0];
     const wide = 340 / world, high = 32, came = new Set(run.states[now].came.map(String));
     for (let chunk = 0; chunk < world; chunk++) picture.words(84 + wide * (chunk + 0.5), 22, `chunk ${chunk}`, "soft small", "middle");
     run.states[now].rows.forEach((row, rank) => {
@@ -16,7 +17,10 @@ Moving.start("ring", "Step through it: a tensor of one number a rank", (data, co
       row.forEach((n, chunk) => {
         const x = 84 + wide * chunk;
         if (n === null) picture.frame(x, y, wide - 4, high - 4);
-        else picture.box(x, y, wide - 4, high - 4, came.has(`${rank},${chunk}`) ? Moving.orange : Moving.blue, `${n}`, wide > 70 ? "in" : "in small");
+        else {
+          const colour = came.has(`${rank},${chunk}`) ? Moving.orange : n === sums[chunk] ? Moving.blue : Moving.grey;
+          picture.box(x, y, wide - 4, high - 4, colour, `${n}`, wide > 70 ? "in" : "in small");
+        }
       });
     });
     const reduces = now > 0 && now <= run.reduces;
