@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test stages checks test-docs test-slurm handout grade mutants hostile soak survival lint bench clean sandbox
+.PHONY: env test stages checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench clean sandbox
 
 env: $(VENV)/.ready
 
@@ -54,14 +54,15 @@ checks: lint
 
 # Every command of README and chapters, what *runs* links point to, and the site.
 test-docs: env sandbox
-	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
+	@$(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs,browser]"
 	$(PY) -m pytest tests/docs
 
 # The chapters and notebooks as a site that needs no network, in build/handout; EDITION=solutions shows the reference.
-handout: env
+# PROFILE=core keeps the exercises of that profile; `make pdf` prints the book beside the site, with Chromium.
+handout pdf: env
 	@$(PY) -c 'import furo, latex2mathml, myst_nb' 2>/dev/null || \
 	  $(PY) -m pip install --progress-bar on -q -c $(VENV)/constraints.txt -e ".[docs]"
-	@$(PY) -m handout.site --edition $(or $(EDITION),student)
+	@$(PY) -m handout.site --edition $(or $(EDITION),student) --profile $(or $(PROFILE),full) $(if $(filter pdf,$@),--pdf)
 
 lint: env
 	@$(PY) -m ruff check .

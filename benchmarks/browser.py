@@ -24,7 +24,7 @@ class Browser:
     """with Browser() as browser: seconds, picture = browser.open(page)"""
 
     def __enter__(self) -> Browser:
-        self._profile = tempfile.TemporaryDirectory()
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # the browser's children end last
         ours, its_out = os.pipe()
         its_in, to_it = os.pipe()
         # Chromium reads from 3 and writes to 4; by name, since dash knows no descriptor above 9.

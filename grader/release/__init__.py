@@ -31,7 +31,7 @@ _TEXT = ("", ".py", ".md", ".toml", ".json", ".txt", ".tsv", ".yaml", ".sh", ".s
 _KINDS = (*_TEXT, ".svg", ".png")  # and pictures
 _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
-_TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout:", "clean:")  # paragraphs of the Makefile
+_TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout pdf:", "clean:")  # paragraphs of the Makefile
 
 # Statements of the reference that are handed out on purpose: (where, the first of them).
 GIVEN = {
@@ -149,7 +149,7 @@ def _makefile() -> str:
         raise ReleaseError(f"Makefile: expected paragraphs for {', '.join(_TARGETS)}, found {len(kept)} of them")
     kept[0] = re.sub(r"EXTRAS \?= .*", "EXTRAS ?= jupyter", re.sub(r"^#.*\n", "", kept[0]))
     head = "# make env, make test, make handout: see README.md. TORCH=keep leaves torch alone (Colab, a cluster).\n"
-    rules = [".PHONY: env test handout clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
+    rules = [".PHONY: env test handout pdf clean", *kept[1:-1], "test: env\n\t$(PY) -m pytest tests/", kept[-1]]
     return head + "\n\n".join([kept[0], *rules]).rstrip().replace("; EDITION=solutions shows the reference", "") + "\n"
 
 

@@ -51,16 +51,16 @@ def tree() -> Picture:
     return p
 
 
-def ring_states() -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
-    """A ring all-reduce of four numbers on four ranks: each rank's numbers, and which (rank, chunk) came last."""
-    have = [[(c + 1) * 10**r for c in range(RANKS)] for r in range(RANKS)]
+def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
+    """A ring all-reduce of a number a rank: each rank's numbers, and which (rank, chunk) came last."""
+    have = [[(c + 1) * 10**r for c in range(world)] for r in range(world)]
     states = [([row[:] for row in have], list[tuple[int, int]]())]
-    for step in range(2 * (RANKS - 1)):
-        sent = [have[r][(r - step) % RANKS] for r in range(RANKS)]
+    for step in range(2 * (world - 1)):
+        sent = [have[r][(r - step) % world] for r in range(world)]
         came = []
-        for r in range(RANKS):
-            chunk = (r - step - 1) % RANKS
-            have[r][chunk] = sent[r - 1] + (have[r][chunk] if step < RANKS - 1 else 0)
+        for r in range(world):
+            chunk = (r - step - 1) % world
+            have[r][chunk] = sent[r - 1] + (have[r][chunk] if step < world - 1 else 0)
             came.append((r, chunk))
         states.append(([row[:] for row in have], came))
     return states
@@ -99,8 +99,8 @@ def transpose() -> Picture:
     return p
 
 
-def cost_ms(size: float) -> float:
-    return 1e3 * ring_cost("all_reduce", size, RANKS, LINK.alpha_s, 1 / LINK.bytes_per_s)
+def cost_ms(size: float, link: Link = LINK) -> float:
+    return 1e3 * ring_cost("all_reduce", size, RANKS, link.alpha_s, 1 / link.bytes_per_s)
 
 
 def overlap() -> Picture:
@@ -115,7 +115,7 @@ def overlap() -> Picture:
     return p
 
 
-def bucket_sends(limit: int) -> list[tuple[float, float, str]]:
+def bucket_sends(limit: int, link: Link = LINK) -> list[tuple[float, float, str]]:
     """When each bucket of the worked example leaves, in ms, how long it is under way, and what is in it."""
     sends, free, passed = list[tuple[float, float, str]](), 0.0, 0
     bucket: list[int] = []
@@ -126,7 +126,7 @@ def bucket_sends(limit: int) -> list[tuple[float, float, str]]:
         if full:
             size = sum(LAYERS[i] for i in bucket)
             start = max(free, 1e3 * LAYERS_BACKWARD_S * passed / sum(LAYERS))
-            free = start + cost_ms(size)
+            free = start + cost_ms(size, link)
             words = f"{bucket[0]}" if len(bucket) == 1 else f"{bucket[0]}–{bucket[-1]}"
             sends.append((start, free - start, words))
             bucket = []

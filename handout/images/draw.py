@@ -1,23 +1,32 @@
-"""Draws the chapters' pictures: `python handout/images/draw.py` writes an SVG for each function of PICTURES."""
+"""Draws the chapters' pictures: `python handout/images/draw.py` writes an SVG for each function of PICTURES.
+
+Beside them it writes the numbers of the figures that move, a JSON file for each function of MOVING.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from handout.images import benchmarking, ddp, flash_attention, mesh, mixed_precision, planning, zero  # noqa: E402
+from handout.images import benchmarking, ddp, flash_attention, journey, mesh, mixed_precision, planning, zero  # noqa: E402
+from handout.images.moving import MOVING  # noqa: E402
 
-CHAPTERS = (benchmarking, mixed_precision, flash_attention, ddp, zero, mesh, planning)
+CHAPTERS = (journey, benchmarking, mixed_precision, flash_attention, ddp, zero, mesh, planning)
 PICTURES = tuple(draw for chapter in CHAPTERS for draw in chapter.PICTURES)
 
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--out", type=Path, default=HERE)
-    folder = asked.parse_args().out
+    asked.add_argument("--numbers", type=Path, default=HERE.parent / "site" / "moving")
+    given = asked.parse_args()
     for draw in PICTURES:
         drawn = draw()
-        (folder / f"{drawn.name}.svg").write_text(drawn.svg(), encoding="utf-8")
+        (given.out / f"{drawn.name}.svg").write_text(drawn.svg(), encoding="utf-8")
+    for numbers in MOVING:
+        text = json.dumps(numbers(), ensure_ascii=False, separators=(",", ":"))
+        (given.numbers / f"{numbers.__name__}.json").write_text(f"{text}\n", encoding="utf-8")

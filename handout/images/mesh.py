@@ -126,13 +126,13 @@ def sequence() -> Picture:
     return p
 
 
-def played(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1) -> Simulation:
+def played(kind: str, micro_batches: int = MICRO_BATCHES, chunks: int = 1, stages: int = STAGES) -> Simulation:
     """A schedule on logical clocks: a micro-batch through a rank takes 1 forward and 2 backward, in chunks a part."""
     if kind == "interleaved":
-        ranks = [schedule_interleaved(r, STAGES, micro_batches, chunks) for r in range(STAGES)]
+        ranks = [schedule_interleaved(r, stages, micro_batches, chunks) for r in range(stages)]
     else:
         schedule = {"gpipe": schedule_gpipe, "1f1b": schedule_1f1b}[kind]
-        ranks = [schedule(r, STAGES, micro_batches) for r in range(STAGES)]
+        ranks = [schedule(r, stages, micro_batches) for r in range(stages)]
     return check(ranks, micro_batches, chunks, 1 / chunks, 2 / chunks)
 
 

@@ -1,13 +1,15 @@
-"""The site's additions to Sphinx: an exercise's card and box, captions, and mathematics as MathML.
+"""The site's additions to Sphinx: an exercise's card and box, captions, figures that move, and mathematics as MathML.
 
 Chapters are read on code hosts too. So a figure is an image, and below it a paragraph that begins with **Figure 1.**;
-an exercise is a section with a card. The site makes a figure with a caption of the one, a box of the other.
+an exercise is a section with a card. The site makes a figure with a caption of the one, a box of the other. A figure
+moves if moving/ has numbers of its image's name; static/moving/ then has a script of that name.
 """
 
 from __future__ import annotations
 
 import html
 import re
+from pathlib import Path, PurePosixPath
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -15,10 +17,10 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from lab.course.assignment import Assignment, AssignmentError, Exercise, default
+from lab.course.assignment import AssignmentError, Exercise, default
 
 from . import cards
-from .stage import anchor, code_of
+from .stage import anchor, code_of, heading
 
 
 class Card(SphinxDirective):
@@ -39,7 +41,7 @@ class Card(SphinxDirective):
             raise self.error(f"{e.id}: not what assignment.toml says; run python -m handout.site --cards")
         edition = self.config.edition
         box = nodes.container(classes=["exercise-card"])
-        box += self.parse_text_to_nodes(_facts(e))
+        box += self.parse_text_to_nodes(_facts(e, set(default().of_profile(self.config.profile).exercises)))
         more = nodes.container(classes=["exercise-more"])
         more += _folded("What judges it", self.parse_text_to_nodes(_judged(e)))
         title = "Solution" if edition == "solutions" else "Interface"
@@ -51,9 +53,9 @@ class Card(SphinxDirective):
         return [box, more]
 
 
-def _facts(e: Exercise) -> str:
-    """The card's head, in Markdown."""
-    needs = [f"[`{id}`]({_heading(default(), id)})" for id in e.needs]
+def _facts(e: Exercise, kept: set[str]) -> str:
+    """The card's head, in Markdown; of what is not kept there is no section to link to."""
+    needs = [f"[`{id}`]({heading(id)})" if id in kept else f"`{id}`" for id in e.needs]
     stars = "●" * e.difficulty + "○" * (5 - e.difficulty)
     where = "a GPU" if e.track == "gpu" else "a laptop"
     rows = [
@@ -62,16 +64,13 @@ def _facts(e: Exercise) -> str:
         f"Builds on: {', '.join(needs) or 'no other exercise'}.",
     ]
     first, more = cards.forbidden(e)
+    if first and first not in kept:
+        first = ""
+        rows.append(f"Forbidden: {', '.join(f'`{name}`' for name in e.forbidden)}.")
     if first:  # the first of a group says in its text what all forbid
-        forbidden = [f"what [`{first}`]({_heading(default(), first)}) forbids", *(f"`{name}`" for name in more)]
+        forbidden = [f"what [`{first}`]({heading(first)}) forbids", *(f"`{name}`" for name in more)]
         rows.append(f"Forbidden: {', '.join(forbidden)}.")
     return "\n\n".join(rows)
-
-
-def _heading(assignment: Assignment, id: str) -> str:
-    """An exercise's heading, as GitHub and MyST name it."""
-    e = assignment.exercise(id)
-    return f"{e.stage}.md#exercise-{id.replace('.', '')}"
 
 
 def _judged(e: Exercise) -> str:
@@ -88,6 +87,9 @@ def _folded(title: str, inside: list[nodes.Node], unfolded: bool = False) -> lis
     return [nodes.raw("", head, format="html"), *inside, nodes.raw("", "</details>", format="html")]
 
 
+NUMBERS = Path(__file__).resolve().parent / "moving"
+
+
 class Captions(SphinxTransform):
     """A paragraph "Figure 1. …" below an image becomes its caption; an exercise's section becomes its box."""
 
@@ -101,6 +103,7 @@ class Captions(SphinxTransform):
                 number = nodes.make_id(below.astext().partition(".")[0])
                 figure = nodes.figure("", image, nodes.caption("", "", *below.children), ids=[number])
                 paragraph.replace_self(figure)
+                figure += _moving(PurePosixPath(image["uri"]).stem)
         for more in list(
             self.document.findall(lambda n: "exercise-more" in getattr(n, "attributes", {}).get("classes", []))
         ):
@@ -108,6 +111,42 @@ class Captions(SphinxTransform):
             section.remove(more)
             section += more
             section["classes"].append("exercise")
+
+
+def _moving(name: str) -> list[nodes.Node]:
+    """What a script needs to make this figure move: its numbers, in a place that stays hidden without the script."""
+    numbers = NUMBERS / f"{name}.json"
+    if not numbers.is_file():
+        return []
+    data = numbers.read_text(encoding="utf-8").strip().replace("<", "\\u003c")
+    place = f'<div class="moving" data-moving="{name}" hidden><script type="application/json">{data}</script></div>'
+    return [nodes.raw("", place, format="html", moving=name)]
+
+
+def _add_scripts(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """A page loads the scripts of the figures that move on it, and no other page does."""
+    raw = doctree.findall(nodes.raw) if doctree and app.builder.name == "html" else ()
+    for name in dict.fromkeys(node["moving"] for node in raw if "moving" in node):
+        app.add_js_file("moving/moving.js", loading_method="defer")
+        app.add_js_file(f"moving/{name}.js", priority=600, loading_method="defer")
+
+
+_ACCESSIBLE = (  # what the theme and Sphinx leave out, so that screen readers find their way
+    ('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
+    ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="Contents of the site">'),
+    ('<aside class="toc-drawer">', '<aside class="toc-drawer" aria-label="Contents of the page">'),
+    ('<aside class="toc-drawer no-toc">', '<aside class="toc-drawer no-toc" aria-label="Contents of the page">'),
+    ('<th class="head"><p></p></th>', "<td></td>"),
+)
+
+
+def _mend(app: Sphinx, error: Exception | None) -> None:
+    """Mend the pages that are written: no template of the theme has a place for this."""
+    for page in Path(app.outdir).rglob("*.html") if error is None else ():
+        text = page.read_text(encoding="utf-8")
+        for old, new in _ACCESSIBLE:
+            text = text.replace(old, new)
+        page.write_text(text, encoding="utf-8")
 
 
 def mathml(latex: str, display: str) -> str:
@@ -131,7 +170,10 @@ def displayed_math(self, node: nodes.math_block) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("edition", "student", "env")
+    app.add_config_value("profile", "full", "env")
     app.add_directive("exercise", Card)
     app.add_transform(Captions)
+    app.connect("html-page-context", _add_scripts)
+    app.connect("build-finished", _mend)
     app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(displayed_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,8 +22,12 @@ _CODE = re.compile(r"(```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash"}
 
 
-def stage(folder: Path, edition: str) -> None:
-    """Fill `folder` with the sources of an edition; what was there before is removed."""
+def stage(folder: Path, edition: str, profile: str = "full") -> None:
+    """Fill `folder` with the sources of an edition; what was there before is removed.
+
+    Of the exercises, chapters keep those of the profile.
+    """
+    kept = set(default().of_profile(profile).exercises)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "notebooks").mkdir(parents=True)
     pages = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "handout").glob("*.md"))}
@@ -31,9 +35,10 @@ def stage(folder: Path, edition: str) -> None:
         pages.pop(INSTRUCTORS, None)
     linked: set[str] = set()
     for name, text in pages.items():
-        _write(folder / _page(name), _relinked(text, "handout", edition, linked) + _contents(name, pages))
+        text = _relinked(without_exercises(text, kept), "handout", edition, linked, kept)
+        _write(folder / _page(name), text + _contents(name, pages))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        _write(folder / "notebooks" / path.name, _notebook(path, edition, linked))
+        _write(folder / "notebooks" / path.name, _notebook(path, edition, linked, kept))
     for picture in sorted((ROOT / "handout" / "images").glob("*.[sp][vn]g")):
         shutil.copyfile(picture, _parent(folder / "images" / picture.name))
     for file in sorted(linked):
@@ -57,33 +62,48 @@ def anchor(id: str) -> str:
     return f"interface-{id.replace('.', '-').replace('_', '-')}"
 
 
+def without_exercises(chapter: str, kept: set[str]) -> str:
+    """A chapter less the sections of exercises that are not kept."""
+    sections = re.split(r"(?m)^(?=## )", chapter)
+    named = [re.match(r"## Exercise `(\S+)`", section) for section in sections]
+    return "".join(s for s, name in zip(sections, named, strict=True) if name is None or name[1] in kept)
+
+
+def heading(id: str) -> str:
+    """Where an exercise's section is, as GitHub and MyST name it."""
+    return f"{default().exercise(id).stage}.md#exercise-{id.replace('.', '')}"
+
+
 def _page(name: str) -> str:
     return "index.md" if name == "README.md" else name
 
 
-def _relinked(text: str, of: str, edition: str, linked: set[str]) -> str:
+def _relinked(text: str, of: str, edition: str, linked: set[str], kept: set[str]) -> str:
     """`text`, a page of the folder `of`, with links that lead somewhere in the site; adds files that want a page."""
     parts = _CODE.split(text)
     for i in range(0, len(parts), 2):  # those between are code
-        parts[i] = _LINK.sub(lambda m: _target(m[1], of, edition, linked), parts[i])
+        parts[i] = _LINK.sub(lambda m: _target(m[1], of, edition, linked, kept), parts[i])
     joined = "".join(parts)
     return re.sub(r"(?<!!)\[([^\]\n]+)\]\(\)", r"\1", joined)  # what has no page is no link
 
 
-def _target(link: str, of: str, edition: str, linked: set[str]) -> str:
+def _target(link: str, of: str, edition: str, linked: set[str], kept: set[str]) -> str:
     """Where a link of a page in the folder `of` leads; nothing for what has no page in the site."""
     if link.startswith(("http", "#", "mailto:")):
         return link
-    path, hash, heading = link.partition("#")
+    path, hash, place = link.partition("#")
     file = os.path.normpath(f"{of}/{path}").replace(os.sep, "/")
     up = "../" if of == "notebooks" else ""
     top, _, rest = file.partition("/")
     exercise = next((e for e in default().exercises.values() if top == "student" and e.file == rest), None)
+    left_out = {heading(id) for id in default().exercises if id not in kept}
+    if (exercise and exercise.id not in kept) or f"{PurePosixPath(path).name}#{place}" in left_out:
+        return ""
     if exercise:
         return f"{up}{exercise.stage}.md#{anchor(exercise.id)}" if up else f"#{anchor(exercise.id)}"
     if top == "handout" and "/" not in rest and rest.endswith(".md"):
         known = (ROOT / file).is_file() and (edition, rest) != ("student", INSTRUCTORS)
-        return f"{up}{_page(rest)}{hash}{heading}" if known else ""
+        return f"{up}{_page(rest)}{hash}{place}" if known else ""
     if top == "handout" and rest.startswith("images/"):
         return f"{up}{rest}"
     if top == "notebooks" and rest.endswith(".ipynb"):
@@ -106,11 +126,11 @@ def _contents(name: str, pages: dict[str, str]) -> str:
     return "".join(f"{head} {title}\n\n{chr(10).join(names)}\n```\n" for title, names in trees.items())
 
 
-def _notebook(path: Path, edition: str, linked: set[str]) -> str:
+def _notebook(path: Path, edition: str, linked: set[str], kept: set[str]) -> str:
     book = json.loads(path.read_text(encoding="utf-8"))
     for cell in book["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = _relinked("".join(cell["source"]), "notebooks", edition, linked)
+            cell["source"] = _relinked("".join(cell["source"]), "notebooks", edition, linked, kept)
     return json.dumps(book, ensure_ascii=False)
 
 

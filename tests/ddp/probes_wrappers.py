@@ -89,7 +89,7 @@ def start(m: nn.Module, set_to_none: bool | str) -> None:
 
 
 def clear(m: Chain, set_to_none: bool | str, used: list) -> None:
-    """Before a step. set_to_none: "resting" drops the gradients of layers that are not used in it, and zeroes others."""
+    """Before a step. set_to_none: "resting" drops gradients of layers that rest, and zeroes others."""
     for i, layer in enumerate(m.layers):
         layer.zero_grad(set_to_none=i not in used if set_to_none == "resting" else bool(set_to_none))
 

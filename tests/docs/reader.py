@@ -23,19 +23,29 @@ class Reader(Browser):
             self.ask(f"{domain}.enable", self._session)
         return self
 
-    def look(self, width: int, dark: bool = False) -> None:
+    def look(self, width: int, dark: bool = False, less_motion: bool = False) -> None:
         """From now on: a window of `width` pixels, a phone's below 600; in the dark scheme or the light one."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.ask("Emulation.setDeviceMetricsOverride", self._session, **size)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.ask("Emulation.setEmulatedMedia", self._session, features=scheme)
+        motion = [{"name": "prefers-reduced-motion", "value": "reduce" if less_motion else "no-preference"}]
+        self.ask("Emulation.setEmulatedMedia", self._session, features=scheme + motion)
 
-    def turn_to(self, page: Path, query: str = "") -> None:
-        """Open a page and wait until it is loaded."""
+    def press(self, key: str) -> None:
+        """Press a key, by its name in the DOM, and let it go."""
+        code = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        for type in ("keyDown", "keyUp"):
+            typed = {"type": type, "key": key, "code": key, "windowsVirtualKeyCode": code}
+            self.ask("Input.dispatchKeyEvent", self._session, **typed, **(text if type == "keyDown" else {}))
+
+    def turn_to(self, page: Path, query: str = "", wait: bool = True) -> None:
+        """Open a page and wait until it is loaded, and drawn if its scripts run (`wait`)."""
         self.complaints.clear()
         self.ask("Page.navigate", self._session, url=page.resolve().as_uri() + query)
         self._until("Page.loadEventFired")
-        self.ask_page("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        if wait:
+            self.ask_page("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def ask_page(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page; promises are waited for."""

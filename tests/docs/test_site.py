@@ -27,6 +27,8 @@ from .reader import Reader
 for package in ("sphinx", "myst_nb", "furo", "latex2mathml"):
     pytest.importorskip(package, reason="the site's packages are not here: pip install -e .[docs]")
 
+from handout.site.book import as_one_page, write_pdf  # noqa: E402, needs the theme's packages
+
 CHAPTERS = [s.name for s in default().stages]
 BOOKS = sorted(f"notebooks/{p.stem}" for p in (ROOT / "notebooks").glob("*.ipynb"))
 BESIDE = ["index", "conventions", "cluster", "glossary", "search"]
@@ -34,12 +36,12 @@ SOLVED = [e.file for e in list(default().exercises.values())[::2]]  # of the stu
 BROKEN = "ddp/naive.py"  # and who is in the middle of an edit
 
 
-def build(kit: Path, edition: str, out: Path) -> Path:
-    command = [sys.executable, "-m", "handout.site", "--edition", edition, "--out", str(out)]
+def build(kit: Path, edition: str, out: Path, profile: str = "full") -> Path:
+    command = [sys.executable, "-m", "handout.site", "--edition", edition, "--profile", profile, "--out", str(out)]
     said = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=900)
     assert said.returncode == 0, said.stdout + said.stderr
     assert "WARNING" not in said.stdout + said.stderr
-    return out / edition / "html"
+    return out / (edition if profile == "full" else f"{edition}-{profile}") / "html"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,12 @@ def page(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module", params=["students", "whole"])
+@pytest.fixture(scope="module")
+def core(tmp_path_factory) -> Path:
+    return build(ROOT, "student", tmp_path_factory.mktemp("core"), "core")
+
+
+@pytest.fixture(scope="module", params=["students", "whole", "core"])
 def site(request) -> Path:
     return request.getfixturevalue(request.param)
 
@@ -124,6 +131,36 @@ def test_the_other_edition_has_every_solution(whole):
     files = {p.name: p.read_bytes() for p in whole.glob("*.html")}
     found = {leak.source for leak in release.leaks(files)}
     assert {e.file for e in default().exercises.values()} - found == {"flash_attention/speed.py"}
+
+
+def test_an_edition_of_a_profile_has_its_exercises_and_no_other(core, students):
+    for site, exercises in ((core, default().of_profile("core").exercises), (students, default().exercises)):
+        for chapter in CHAPTERS:
+            text = (site / f"{chapter}.html").read_text(encoding="utf-8")
+            shown = re.findall(r'<section class="exercise" id="exercise-([\w-]+)">', text)
+            assert shown == [id.replace(".", "-").replace("_", "-") for id in exercises if id.startswith(f"{chapter}.")]
+
+
+def test_the_book_has_every_page_and_its_links_stay_in_it(site):
+    """As the one page that is printed."""
+    book = Page(as_one_page(site, "a title"))
+    pages = [p for p in site.rglob("*.html") if "code" not in p.parts and p.stem not in ("search", "genindex")]
+    for path in pages:
+        assert path.relative_to(site).as_posix().removesuffix(".html").replace("/", "-") in book.ids, path
+    for link in book.links:
+        assert re.match(r"https?:|mailto:", link) or unquote(link).removeprefix("#") in book.ids, link
+    assert all((site / url).is_file() for url in book.fetched)
+
+
+def test_chromium_prints_the_book(core, tmp_path):
+    if chromium() is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    write_pdf(core, tmp_path / "book.pdf", "a title")
+    printed = (tmp_path / "book.pdf").read_bytes()
+    assert printed.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type /Page\b", printed)) > 100
+    assert b"/Outlines" in printed
+    assert not (core / "book.html").exists()
 
 
 def test_nothing_is_fetched_from_elsewhere(site):

@@ -1,0 +1,172 @@
+"""The numbers of the figures that move, one function each: `draw.py` writes them to handout/site/moving/*.json.
+
+Each is named for the picture that it moves. A student's archive has no reference, so the numbers are kept as files.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from lab.cluster.costs import ring_cost, sent_bytes
+from lab.cluster.hardware import cluster
+from reference.ddp.accounting import Link, accounting
+from reference.flash_attention.online_softmax import online_softmax
+from reference.mesh.mesh import AXES, Mesh
+from reference.zero.accounting import accounting as shares
+
+from . import ddp, mesh, zero
+from . import journey as trip
+
+MB = 1e6
+SCORES = (  # of eight queries and eight keys, and a value for each key
+    (1, 0, 2, -1, 3, 1, 0, 2), (0, 2, 1, 1, -1, 4, 0, 1), (2, 1, 0, 3, 1, 0, 2, -1), (-1, 0, 1, 2, 0, 5, 1, 0),
+    (1, 1, 3, 0, 2, -1, 0, 4), (0, 3, -1, 1, 0, 2, 1, 1), (2, 0, 1, -1, 4, 1, 3, 0), (1, 2, 0, 1, 0, 3, -1, 2),
+)  # fmt: skip
+VALUES = (4, -2, 1, 3, 0, 5, -1, 2)
+MODELS = {"GPT-2, 124 M": 124e6, "1.3 B": 1.3e9, "7.5 B": 7.5e9, "13 B": 13e9, "70 B": 70e9, "405 B": 405e9}
+GPU_BYTES = 80e9
+CLUSTERS = ("dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200")
+
+
+def ring() -> dict[str, Any]:
+    """By collective and ranks: the numbers of each rank after each step (None: not there), and which came last."""
+    found: dict[str, Any] = {}
+    for world in range(2, 7):
+        states = ddp.ring_states(world)
+        whole, half = states[-1][0][0], world - 1
+        gathered = [
+            ([[n if n == total else None for n, total in zip(row, whole, strict=True)] for row in rows], came)
+            for rows, came in states[half:]
+        ]
+        gathered[0] = (gathered[0][0], [])
+        of_op = {"all_reduce": states, "reduce_scatter": states[: half + 1], "all_gather": gathered}
+        for op, steps in of_op.items():
+            payload = MB if op == "all_reduce" else MB / world
+            found[f"{op} {world}"] = {
+                "reduces": {"all_reduce": half, "reduce_scatter": half, "all_gather": 0}[op],
+                "states": [{"rows": rows, "came": came} for rows, came in steps],
+                "ms": 1e3 * ring_cost(op, payload, world, ddp.LINK.alpha_s, 1 / ddp.LINK.bytes_per_s),
+                "sent_kb": sent_bytes(op, payload, world) / 1e3,
+            }
+    return found
+
+
+def tiles() -> dict[str, Any]:
+    """By side of a tile and mask: each tile that is visited, with m, l and acc of its rows after it."""
+    found: dict[str, Any] = {"scores": SCORES, "values": VALUES}
+    values = torch.tensor(VALUES, dtype=torch.float64)
+    for side in (1, 2, 4):
+        for causal in (False, True):
+            scores = torch.tensor(SCORES, dtype=torch.float32)
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -math.inf)
+            visits = []
+            for i in range(0, len(SCORES), side):
+                last = i + side if causal else len(SCORES)
+                for j in range(0, last, side):
+                    seen = scores[i : i + side, : j + side]  # (rows, keys so far)
+                    row = online_softmax(seen.split(side, dim=-1))
+                    acc = torch.exp(seen.double() - row.maximum.double()[:, None]) @ values[: j + side]  # (rows,)
+                    visits.append({"i": i, "j": j, "rows": _rounded(row.maximum, row.normaliser, acc)})
+            found[f"{side} {'causal' if causal else 'full'}"] = visits
+    return found
+
+
+def _rounded(*columns: torch.Tensor) -> list[list[float]]:
+    """Vectors as the columns of a table."""
+    return [[round(n, 4) for n in row] for row in torch.stack([c.double() for c in columns], dim=1).tolist()]
+
+
+def buckets() -> dict[str, Any]:
+    """By latency in µs, bandwidth in GB/s and gradients a bucket: when each message of the worked example leaves."""
+    layers, backward_ms = ddp.LAYERS, 1e3 * ddp.LAYERS_BACKWARD_S
+    found: dict[str, Any] = {"layers": len(layers), "backward_ms": backward_ms, "bucket_mb": layers[0] / MB}
+    for alpha_us in (10, 30, 100, 300, 1000):
+        for gb_per_s in (0.25, 0.5, 1, 2, 4, 8):
+            link = Link(alpha_us * 1e-6, gb_per_s * 1e9)
+            for many in range(1, len(layers) + 1):
+                limit = many * layers[0]
+                time = accounting(
+                    layers, ddp.RANKS, link, variant="bucketed", backward_s=ddp.LAYERS_BACKWARD_S, bucket_bytes=limit
+                )
+                found[f"{alpha_us} {gb_per_s:g} {many}"] = {
+                    "step_ms": round(1e3 * time.step_s, 3),
+                    "sends": [
+                        [round(at, 3), round(takes, 3), said] for at, takes, said in ddp.bucket_sends(limit, link)
+                    ],
+                }
+    return found
+
+
+def schedules() -> dict[str, Any]:
+    """By kind, stages, micro-batches and chunks: (backward?, micro-batch, chunk, start) of each rank's actions."""
+    asked = [(kind, p, m, 1) for kind in ("gpipe", "1f1b") for p in (2, 3, 4) for m in range(1, 9)]
+    asked += [("interleaved", p, m, v) for p in (2, 3, 4) for m in range(p, 9, p) for v in (2, 3)]
+    found = {}
+    for kind, p, m, v in asked:
+        run = mesh.played(kind, m, v, p)
+        found[f"{kind} {p} {m} {v}"] = {
+            "ranks": [
+                [
+                    [int(a.kind == "backward"), a.micro_batch, a.chunk, round(start, 3)]
+                    for a, start in zip(*rank, strict=True)
+                ]
+                for rank in zip(run.ranks, run.starts, strict=True)
+            ],
+            "length": round(run.length, 3), "bubble": round(run.bubble, 4), "live": run.live,
+        }  # fmt: skip
+    return found
+
+
+def growth() -> dict[str, Any]:
+    """By precision and ranks: (parameters, gradients, state) in bytes a parameter for each stage."""
+    size = 1024  # elements: every rank has as many
+    found: dict[str, Any] = {"models": MODELS, "gpu_bytes": GPU_BYTES, "stages": [name for name, _ in zero.STAGES]}
+    for precision in ("mixed", "float32"):
+        for world in (2**i for i in range(11)):
+            kept = [shares([size], world, method=method, precision=precision) for _, method in zero.STAGES]
+            found[f"{precision} {world}"] = [
+                [n / size for n in (share.parameters, share.gradients, share.optimizer)] for share in kept
+            ]
+    return found
+
+
+def layers() -> dict[str, Any]:
+    """The roofs of each device. Which point a shape has is for the figure to say: there are too many shapes."""
+    devices = [cluster(name, 1).device for name in CLUSTERS]
+    return {d.name: [d.peak_flops, d.hbm_bytes_per_s] for d in devices}
+
+
+def grid() -> dict[str, Any]:
+    """By mesh of eight ranks: the place of each rank, and the groups along each axis."""
+    found: dict[str, Any] = {}
+    degrees = [1, 2, 4, 8]
+    for sizes in [
+        (d, p, e, 8 // (d * p * e)) for d in degrees for p in degrees for e in degrees if d * p * e in degrees
+    ]:
+        here = Mesh(*sizes, rank=0)
+        name = " × ".join(f"{axis} {n}" for axis, n in here.sizes.items() if n > 1)
+        places = [list(here.coordinate(rank).values()) for rank in range(here.world)]
+        found[name] = {"places": places, "groups": {axis: here.partition(axis) for axis in AXES}}
+    return found
+
+
+def journey() -> dict[str, Any]:
+    """The stops of the front page's picture."""
+    return {
+        "card_gb": trip.CARD_GB,
+        "stops": [
+            {
+                "name": stop.name,
+                "seconds": {part: round(s, 4) for part, s in stop.seconds.items()},
+                "gb": {kind: round(n, 3) for kind, n in stop.gb.items()},
+            }
+            for stop in trip.stops()
+        ],
+    }
+
+
+MOVING = (journey, ring, tiles, buckets, schedules, growth, layers, grid)

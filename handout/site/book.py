@@ -1,0 +1,129 @@
+"""The whole book as a PDF: the site's pages in their order, on one page that Chromium prints.
+
+What must be true: each page of the site is in it, figures as pictures; links between chapters lead inside the PDF;
+what only a screen can use (buttons, figures that move) is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from bs4 import BeautifulSoup, Tag
+
+from lab.course.assignment import default
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FIRST = "index.html"
+_STYLE = """
+@page { size: A4; margin: 18mm 16mm 20mm; @bottom-center { content: counter(page); font: 9pt system-ui, sans-serif } }
+body { font-size: 10pt; background: #fff }
+article { break-before: page }
+article:first-of-type { break-before: auto }
+h1, h2, h3, summary { break-after: avoid }
+figure, tr, .equation { break-inside: avoid }
+article pre, .highlight, section, details { break-inside: auto !important }
+article img { max-width: 88%; max-height: 100mm }
+article pre { white-space: pre-wrap; overflow-wrap: anywhere }
+nav.of-the-book { columns: 2; font-size: 9pt }
+nav.of-the-book li { list-style: none; margin: 0; break-inside: auto }
+nav.of-the-book > ul { margin: 0; padding: 0 }
+"""
+
+
+class BookError(RuntimeError):
+    """The PDF cannot be made; one line that says why and what to do."""
+
+
+def write_pdf(html: Path, out: Path, title: str) -> None:
+    """Print the site in the folder `html` to the file `out`. Raises BookError without Chromium, and where it fails."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        raise BookError("expected Chromium, found none: apt-get install chromium, or leave --pdf out")
+    page = html / "book.html"
+    page.write_text(as_one_page(html, title), encoding="utf-8")
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+        "--no-pdf-header-footer", "--generate-pdf-document-outline", f"--print-to-pdf={out}", page.resolve().as_uri(),
+    ]  # fmt: skip
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    except subprocess.TimeoutExpired:
+        raise BookError("Chromium took longer than 600 s to print the book") from None
+    finally:
+        page.unlink()
+    if said.returncode or not out.is_file():
+        raise BookError(f"Chromium ended with {said.returncode}: {said.stderr[-500:]}")
+
+
+def as_one_page(html: Path, title: str) -> str:
+    """All pages of the site one after the other, behind their contents."""
+    pages = _pages(html)
+    articles = [_article(html, name, pages) for name in pages]
+    contents = "".join(_contents(name, article) for name, article in zip(pages, articles, strict=True))
+    first, *others = map(str, articles)
+    styles = ("styles/furo.css", "styles/furo-extensions.css", "pygments.css", "site.css")
+    links = "".join(f'<link rel="stylesheet" href="_static/{style}">' for style in styles)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>{links}'
+        f'<style>{_STYLE}</style></head><body data-theme="light">{first}'
+        f'<article><h1>Contents</h1><nav class="of-the-book"><ul>{contents}</ul></nav></article>{"".join(others)}'
+        "</body></html>"
+    )
+
+
+def _pages(html: Path) -> list[str]:
+    """The pages in the order of the side bar: index.html first, then chapters, notebooks, and what is beside them."""
+    side = BeautifulSoup((html / FIRST).read_text(encoding="utf-8"), "html.parser").select(".sidebar-tree a.reference")
+    names = [str(link["href"]).partition("#")[0] for link in side if not str(link["href"]).startswith("http")]
+    return list(dict.fromkeys([FIRST, *(name for name in names if name)]))
+
+
+def _article(html: Path, name: str, pages: list[str]) -> Tag:
+    """A page's text: its anchors have the page's name before them, and its links lead to such anchors."""
+    soup = BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
+    article = soup.select_one("article")
+    assert article is not None, f"{name}: expected an article, found none"
+    for left_out in article.select(".moving, script, .headerlink, button"):
+        left_out.decompose()
+    for folded in article.select("details"):
+        folded["open"] = ""
+    folder = os.path.dirname(name)
+    for tag in article.select("[id]"):
+        tag["id"] = _anchor(name, str(tag["id"]))
+    article["id"] = _anchor(name)
+    for image in article.select("img"):
+        image["src"] = os.path.normpath(os.path.join(folder, str(image["src"])))
+    for link in article.select("a[href]"):
+        target = str(link["href"])
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, place = target.partition("#")
+        page = os.path.normpath(os.path.join(folder, path)) if path else name
+        if page in pages:
+            link["href"] = f"#{_anchor(page, place)}"
+        else:  # a file's own page, which the book leaves out
+            link.unwrap()
+    return article
+
+
+def _contents(name: str, article: Tag) -> str:
+    """A page's line in the contents, and its sections below it."""
+    head = article.select_one("h1")
+    title = head.get_text() if head else name
+    sections = [
+        f'<li><a href="#{section["id"]}">{below.get_text()}</a></li>'
+        for section in article.select("section[id]")
+        if (below := section.find("h2", recursive=False)) and len(below.get_text()) > 1  # no letters of the glossary
+    ]
+    return f'<li><a href="#{_anchor(name)}"><strong>{title}</strong></a><ul>{"".join(sections)}</ul></li>'
+
+
+def _anchor(page: str, place: str = "") -> str:
+    return f"{page.removesuffix('.html').replace('/', '-')}{'--' if place else ''}{place}"
+
+
+def title(profile: str) -> str:
+    return default().title if profile == "full" else f"{default().title}, profile {profile}"

@@ -1,0 +1,239 @@
+"""The figures that move, in a browser: moved by keys alone, and what they then say compared with the kit's own numbers.
+
+What must be true: each control is reached and moved by keys; the words below a figure say what the cost model, the
+schedules or the reference compute for what was chosen; a reader who wants less motion sees no button that plays;
+without scripts no part of it shows; axe finds nothing wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.browser import chromium
+from handout.images.journey import stops
+from handout.images.moving import MOVING, SCORES, VALUES
+from lab.cluster.costs import ring_cost, sent_bytes
+from lab.cluster.hardware import cluster
+from lab.cluster.schedule import check
+from lab.course.assignment import ROOT
+from lab.measure.roofline import Device, operator_seconds
+from reference.ddp.accounting import Link, accounting, best_bucket_bytes
+from reference.mesh.mesh import Mesh
+from reference.mesh.schedule_interleaved import schedule_interleaved
+from reference.zero.accounting import accounting as shares
+
+from .reader import Reader
+from .test_site import build
+
+PAGE_OF = {
+    "ring": "ddp", "buckets": "ddp", "tiles": "flash_attention", "schedules": "mesh", "grid": "mesh", "growth": "zero",
+    "layers": "benchmarking", "journey": "index",
+}  # fmt: skip
+AXE = (
+    Path(find_spec("axe_playwright_python").origin).with_name("axe.min.js")
+    if find_spec("axe_playwright_python")
+    else None
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    return build(ROOT, "student", tmp_path_factory.mktemp("moving"))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if chromium() is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with Reader() as browser:
+        yield browser
+
+
+@pytest.fixture
+def reader(browser):
+    browser.look(1400)
+    return browser
+
+
+class Figure:
+    """One figure that moves, on its page."""
+
+    def __init__(self, reader: Reader, site: Path, name: str):
+        self.reader, self.box = reader, f"document.querySelector('.moving[data-moving={name}]')"
+        reader.turn_to(site / f"{PAGE_OF[name]}.html")
+
+    def press(self, label: str, key: str, times: int = 1) -> Figure:
+        """Go to the control of that label with Tab, as a reader without a mouse does, and press a key there."""
+        self.reader.ask_page(f"{self.box}.querySelector('input, select, button').focus()")
+        named = "(a => a.labels?.[0]?.textContent ?? a.ariaLabel ?? a.textContent)(document.activeElement)"
+        for _ in range(20):
+            if self.reader.ask_page(named) == label:
+                break
+            self.reader.press("Tab")
+        assert self.reader.ask_page(named) == label, f"Tab does not reach {label}"
+        for _ in range(times):
+            self.reader.press(key)
+        return self
+
+    def says(self) -> str:
+        assert not self.reader.complaints
+        return self.reader.ask_page(f"{self.box}.querySelector('.moving-words').textContent")
+
+
+def numbers(words: str) -> list[float]:
+    return [float(n.replace(",", "").replace("−", "-")) for n in re.findall(r"−?\d[\d,]*(?:\.\d+)?", words)]
+
+
+def near(*expected: float, digits: int = 2) -> list[object]:
+    return [pytest.approx(n, abs=0.51 * 10**-digits) for n in expected]
+
+
+def test_every_figure_with_numbers_is_on_a_page(site):
+    assert set(PAGE_OF) == {numbers.__name__ for numbers in MOVING}
+    for name, page in PAGE_OF.items():
+        assert f'data-moving="{name}" hidden' in (site / f"{page}.html").read_text(encoding="utf-8")
+
+
+def test_ring_says_what_the_cost_model_says(reader, site):
+    figure = Figure(reader, site, "ring").press("Collective", "ArrowDown").press("Ranks W", "ArrowRight")
+    said = numbers(figure.press("Step", "ArrowRight", 2).says())
+    whole_ms = 1e3 * ring_cost("reduce_scatter", 1e6 / 5, 5, 100e-6, 1e-9)
+    sent = sent_bytes("reduce_scatter", 1e6 / 5, 5) / 1e3
+    assert said[:4] == [2, 4, *near(whole_ms / 2, whole_ms)]
+    assert said[-1] == pytest.approx(sent / 2, abs=0.1)
+    first = reader.ask_page(f"[...{figure.box}.querySelectorAll('svg text.in')].map(t => t.textContent)")
+    # Rank 3 has the sum of three: chunk c of rank r begins as (c + 1) · 10^r, and chunk 1 set out from rank 1.
+    assert first[3 * 5 + 1] == str(2 * (10 + 100 + 1000))
+
+
+def test_tiles_end_with_what_plain_attention_computes(reader, site):
+    words = Figure(reader, site, "tiles").press("Visited tiles", "End").says()
+    scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)
+    row, keys = scores[6, :7], values[:7]
+    m = row.max()
+    weights = torch.exp(row - m)
+    expected = (m, weights.sum(), weights @ keys, torch.softmax(row, 0) @ keys)
+    assert words.startswith("Tile 10 of 10")
+    assert words.endswith("its output.")
+    assert numbers(words)[2:] == [6, *near(*map(float, expected), digits=3)]
+    words = (
+        Figure(reader, site, "tiles")
+        .press("Mask", "ArrowDown")
+        .press("Tile", "Home")
+        .press("Visited tiles", "End")
+        .says()
+    )
+    assert words.startswith("Tile 64 of 64")
+    out = torch.softmax(scores, -1) @ values
+    assert numbers(words)[-1] == pytest.approx(float(out[7]), abs=1e-3)
+
+
+def test_buckets_take_as_long_as_the_model_says(reader, site):
+    figure = Figure(reader, site, "buckets").press("Latency α", "ArrowRight").press("Bandwidth 1/β", "ArrowLeft")
+    words = figure.press("Bucket", "ArrowRight", 3).says()
+    sizes, link = [500_000] * 8, Link(300e-6, 0.5e9)
+    step = accounting(sizes, 4, link, variant="bucketed", backward_s=8e-3, bucket_bytes=2_000_000)
+    best = best_bucket_bytes(sizes, 4, link, backward_s=8e-3)
+    least = accounting(sizes, 4, link, variant="bucketed", backward_s=8e-3, bucket_bytes=best)
+    expected = near(1e3 * step.step_s, step.all_reduces, 1e3 * step.exposed_s, best / 1e6, 1e3 * least.step_s)
+    assert numbers(words) == expected
+
+
+def test_schedules_say_what_the_checker_says(reader, site):
+    figure = Figure(reader, site, "schedules").press("Schedule", "ArrowDown", 2).press("Ranks p", "ArrowLeft")
+    words = figure.press("Micro-batches m", "Home").press("Chunks v", "ArrowRight").says()
+    run = check([schedule_interleaved(rank, 3, 3, 3) for rank in range(3)], 3, 3, 1 / 3, 2 / 3)
+    assert numbers(words) == [*near(run.length), 9, *near(100 * run.bubble, digits=1), 0, run.live[0]]
+
+
+def test_growth_counts_as_the_reference_does(reader, site):
+    figure = Figure(reader, site, "growth").press("Model", "End").press("Ranks W", "ArrowRight", 4)
+    words = figure.press("Precision", "ArrowDown").says()
+    assert "On each of 128 ranks" in words
+    found = [float(n) * {"G": 1e9, "T": 1e12}[unit] for n, unit in re.findall(r"([\d.]+) ([GT])B", words)]
+    methods = ("none", "p_os", "zero2", "zero3")
+    expected = [shares([405 * 10**9], 128, method=method, precision="float32").total for method in methods]
+    assert found == [pytest.approx(n, rel=0.006) for n in expected]
+
+
+@pytest.mark.parametrize("lefts", [0, 9])
+def test_layers_has_the_roofline_of_the_kit(reader, site, lefts):
+    """The one formula that the site has of its own."""
+    figure = Figure(reader, site, "layers").press("Device", "ArrowDown").press("m", "ArrowLeft", lefts)
+    words = figure.press("n", "ArrowRight").says()
+    h100 = cluster("dgx-h100", 8).device
+    device = Device(
+        flops_per_s=dict.fromkeys((torch.bfloat16, torch.float32), h100.peak_flops), bytes_per_s=h100.hbm_bytes_per_s
+    )
+    m, k, n = 4096 >> lefts, 4096, 8192
+    flops, moved = 2 * m * k * n, 2 * (m * k + k * n + m * n)
+    seconds = operator_seconds(device, flops, moved, torch.bfloat16)
+    took = re.search(r"At least ([\d.]+) (m|µ)s, bound by (\w+), at ([\d.]+) %", words)
+    assert took, words
+    assert float(took[1]) * {"m": 1e-3, "µ": 1e-6}[took[2]] == pytest.approx(seconds, rel=0.01)
+    assert took[3] == ("memory" if flops / h100.peak_flops < moved / h100.hbm_bytes_per_s else "arithmetic")
+    assert float(took[4]) == pytest.approx(100 * flops / seconds / h100.peak_flops, abs=0.06)
+    assert f"{round(flops / moved, 1):,g} FLOPs a byte" in words
+
+
+def test_grid_names_the_groups_of_the_rank_that_is_chosen(reader, site):
+    words = Figure(reader, site, "grid").press("rank 5", "Enter").says()
+    mesh = Mesh(data=2, pipe=2, tensor=2, rank=5)
+    place = ", ".join(f"{axis} {at}" for axis, at in mesh.coordinate().items())
+    groups = [f"{axis}: {', '.join(map(str, mesh.ranks(axis)))}" for axis in ("data", "pipe", "tensor")]
+    assert words.startswith(f"Rank 5 is at {place}.")
+    assert all(group in words for group in groups)
+    assert "expert: alone" in words
+
+
+def test_the_journey_says_what_the_planner_says(reader, site):
+    reader.look(1400, less_motion=True)  # it stands still until it is asked
+    figure = Figure(reader, site, "journey")
+    for i, stop in enumerate(stops()):
+        words = figure.press("Step of the way", "ArrowRight", int(i > 0)).says()
+        fits = "which fits" if stop.total_gb <= 80 else "which does not fit"
+        assert words.startswith(f"{stop.name}: ")
+        assert words.endswith(f"{fits}.")
+        assert numbers(words.removeprefix(stop.name)) == [*near(stop.step_s), *near(stop.total_gb, digits=0)]
+        alternative = reader.ask_page("document.querySelector('figure img').alt")
+        assert f"{stop.step_s:.2f} s, {stop.total_gb:.0f} GB" in alternative.replace("takes ", "").replace(
+            " and ", ", "
+        )
+
+
+def test_play_plays_to_the_end_and_is_not_there_for_who_wants_less_motion(reader, site):
+    figure = Figure(reader, site, "ring").press("Play", "Enter")
+    end = f"{figure.box}.querySelector('button').textContent === 'Play'"
+    reader.ask_page(f"new Promise(done => {{ const look = () => {end} ? done() : setTimeout(look, 100); look(); }})")
+    assert figure.says().startswith("Step 6 of 6")
+    reader.look(1400, less_motion=True)
+    figure = Figure(reader, site, "ring")
+    assert reader.ask_page(f"{figure.box}.querySelector('button')") is None
+    assert figure.press("Step", "ArrowRight").says().startswith("Step 1 of 6")
+
+
+def test_without_scripts_the_picture_stands_alone(reader, site):
+    reader.ask("Emulation.setScriptExecutionDisabled", reader._session, value=True)
+    reader.turn_to(site / "ddp.html", wait=False)
+    assert reader.ask_page("document.querySelectorAll('.moving').length") == 2  # ring and buckets
+    assert reader.ask_page("[...document.querySelectorAll('.moving')].every(box => box.offsetHeight === 0)")
+    assert reader.ask_page("document.querySelector('figure img').offsetHeight > 0")
+    reader.ask("Emulation.setScriptExecutionDisabled", reader._session, value=False)
+
+
+@pytest.mark.skipif(AXE is None, reason="axe is not here: pip install -e .[browser]")
+@pytest.mark.parametrize("page", sorted(set(PAGE_OF.values())))
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)], ids=["desk", "phone, dark"])
+def test_axe_finds_nothing(reader, site, page, width, dark):
+    reader.look(width, dark)
+    reader.turn_to(site / f"{page}.html")
+    reader.ask_page(f"{AXE.read_text(encoding='utf-8')}; 0")
+    found = reader.ask_page(
+        "axe.run().then(said => said.violations.map(v => [v.id, v.nodes.length, v.nodes[0].html.slice(0, 200)]))"
+    )
+    assert not found
