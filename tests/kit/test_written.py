@@ -7,7 +7,6 @@ import html
 import json
 import math
 import sqlite3
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -537,23 +536,6 @@ def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
         rubric.read(out / "bad.csv", latest(out), "eve")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def said(monkeypatch, capsys):
-    """said(main, *arguments): exit code, and all that a command line printed in lines as wide as they are."""
-
-    def run(main, *arguments):
-        monkeypatch.setattr(sys, "argv", ["it", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code or 0
-        told = capsys.readouterr()
-        return code, told.out + told.err
-
-    return run
 
 
 def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
