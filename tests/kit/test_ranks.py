@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -83,13 +82,8 @@ def test_what_takes_long_to_import_is_imported_when_a_rank_first_wants_it_and_it
 
 
 def test_what_a_probe_leaves_behind_is_not_there_for_the_next(tmp_path):
-    (tmp_path / "alice").mkdir()
-    kit = tmp_path / "kit"
-    for package in ("lab", "tests"):
-        shutil.copytree(ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (kit / "tests" / "kit" / "__init__.py").touch()
-    with Sandbox(choose(None), tmp_path / "alice", kit) as box:
-        r = Runner(SandboxExecutor(box, tmp_path / "alice"))
+    with Sandbox(choose(None), tmp_path, ROOT) as box:
+        r = Runner(SandboxExecutor(box, tmp_path))
         for _ in range(3):
             assert [f for f in r.run(probes.litter) if f in ("mine", "hoard")] == []
         r.close()
