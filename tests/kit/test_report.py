@@ -147,11 +147,7 @@ def test_the_students_page_says_what_to_do() -> None:
         result("flash_attention.tiled_forward", "timing", "test_speed", "not_run", reason="needs a GPU"),
     ]
     g = Graded(
-        "ada",
-        seconds=12.0,
-        notes=["left out: .git/"],
-        results=results,
-        flags=[Flag("forged", "caught red-handed")],
+        "ada", seconds=12.0, notes=["left out: .git/"], results=results, flags=[Flag("forged", "caught red-handed")]
     )
     page = submission_page(g, A, RUN, IDS)
     text = visible(page)
@@ -361,10 +357,7 @@ def test_reports_are_written_whole(tmp_path: Path) -> None:
     index = write_reports(tmp_path / "report", small_class(), A, RUN, IDS)
     assert index == tmp_path / "report" / "index.html"
     files = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
-    assert files == [
-        "report/index.html",
-        *(f"report/submissions/{n}.html" for n in ("ada", "bob", "cyd", "dan")),
-    ]
+    assert files == ["report/index.html", *(f"report/submissions/{n}.html" for n in ("ada", "bob", "cyd", "dan"))]
     for link in re.findall(r'href="(submissions/[^"]+)"', index.read_text()):
         assert (index.parent / link).is_file()
 

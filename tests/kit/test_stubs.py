@@ -353,11 +353,7 @@ MORE = {  # source, what stays, what does not
         "zlib",
     ),
     "else": ("if 1:\n  x = 1\nelse:\n  def f():\n    SECRET\n", "else:\n  def f():\n    raise", "SECRET"),
-    "dunder all": (
-        "from os import sep, path\n__all__ = ['path']\ndef f(): sep, path\n",
-        "import path",
-        "sep",
-    ),
+    "dunder all": ("from os import sep, path\n__all__ = ['path']\ndef f(): sep, path\n", "import path", "sep"),
     "side effect": ("import readline\nimport zlib\ndef f(): zlib\n", "import readline", "zlib"),
     "shadowed": (
         "import zlib\ndef _h(): SECRET\n@provided\ndef f(zlib, _h):\n    return zlib, _h\ndef g(): zlib\n",
@@ -365,21 +361,9 @@ MORE = {  # source, what stays, what does not
         "import",
     ),
     "overload": ("@overload\ndef f(x: int) -> int: ...\ndef f(x): SECRET\n", "-> int: ...", "SECRET"),
-    "nested": (
-        "class A:\n    class B:\n        def f(self): SECRET\n    class _C: SECRET\n",
-        "A.B.f",
-        "SECRET",
-    ),
-    "typing only": (
-        "import typing as t\nif t.TYPE_CHECKING:\n    import os\ndef f(): os\n",
-        "def f",
-        "import",
-    ),
-    "whole base": (
-        "class _B:\n    def f(self): return 1\n@provided\nclass A(_B): pass\n",
-        "return 1",
-        "raise",
-    ),
+    "nested": ("class A:\n    class B:\n        def f(self): SECRET\n    class _C: SECRET\n", "A.B.f", "SECRET"),
+    "typing only": ("import typing as t\nif t.TYPE_CHECKING:\n    import os\ndef f(): os\n", "def f", "import"),
+    "whole base": ("class _B:\n    def f(self): return 1\n@provided\nclass A(_B): pass\n", "return 1", "raise"),
     "set of a constant": ("_T = {}\n_T['a'] = 'SECRET'\ndef f(): return _T\n", "raise", "_T"),
     "default": ("def _d(): return 1\ndef f(x=_d()): SECRET\n", "return 1", "SECRET"),
     "decorator": ("def _d(f): return f\n@_d\ndef f(x): SECRET\n", "return f", "SECRET"),
@@ -393,22 +377,10 @@ MORE = {  # source, what stays, what does not
     "long": (f'def f():\n    """{"do it " * 40}."""\n    SECRET\n', '…"\n    )', "SECRET"),
     "backslash": ('def f():\n    r"""Do \\alpha."""\n    SECRET\n', "Do \\\\alpha", "SECRET"),
     "fields": ("class A:\n    _x: int\n    _y: int = 'SECRET'\n    z = 3\n", "_x: int\n    z = 3", "SECRET"),
-    "first in a class": (
-        "class A:\n    _x = 1\n\n    def f(self): SECRET\n",
-        "class A:\n    def f",
-        "SECRET",
-    ),
-    "end of a class": (
-        "class A:\n    y = 1\n    def _f(self): x\n\n    # SECRET\nz = 2\n",
-        "y = 1\nz",
-        "SECRET",
-    ),
+    "first in a class": ("class A:\n    _x = 1\n\n    def f(self): SECRET\n", "class A:\n    def f", "SECRET"),
+    "end of a class": ("class A:\n    y = 1\n    def _f(self): x\n\n    # SECRET\nz = 2\n", "y = 1\nz", "SECRET"),
     "end of a file": ("x = 1\ndef _f(): x\n\n# SECRET\n", "x = 1\n", "SECRET"),
-    "private kernel": (
-        "@triton.jit\ndef _k(x): SECRET\n@provided\n@triton.jit\ndef _p(x): x\n",
-        "def _p",
-        "SECRET",
-    ),
+    "private kernel": ("@triton.jit\ndef _k(x): SECRET\n@provided\n@triton.jit\ndef _p(x): x\n", "def _p", "SECRET"),
 }
 
 
@@ -426,10 +398,7 @@ def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
     first = default().exercises["ddp.naive"]
     second = dataclasses.replace(first, id="ddp.flat", object="ddp/naive.py:FlatDDP")
     both = dataclasses.replace(default(), exercises={e.id: e for e in (first, second)})
-    stub(
-        tmp_path,
-        "class FlatDDP:\n    def f(self): x\ndef flatten(): x\nclass NaiveDDP:\n    def f(self): x\n",
-    )
+    stub(tmp_path, "class FlatDDP:\n    def f(self): x\ndef flatten(): x\nclass NaiveDDP:\n    def f(self): x\n")
     text = stubs.generate(tmp_path, both)[FILE]
     for message in ("ddp.flat: write FlatDDP.f", "ddp.flat: write flatten", "ddp.naive: write NaiveDDP.f"):
         assert f'"{message}"' in text
