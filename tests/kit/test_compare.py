@@ -21,7 +21,7 @@ from grader.gradebook import Gradebook
 from grader.graded import Graded
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score
-from lab.harness.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
+from lab.harness.compare import Comparison, _looks, compare, interleaved, interval, slowest
 from lab.harness.judge import Inconclusive, bars, decide, never_holds, timed
 from lab.harness.runner import Executor, Runner
 from lab.harness.trace import NOISE_BYTES, Trace
@@ -147,8 +147,6 @@ def test_each_look_has_its_share_of_what_may_go_wrong():
     first = compare(lambda: (numpy.exp(values), numpy.ones(12)), 1.0, confidence=0.95)
     assert first.pairs == 12
     assert (math.log(first.low), math.log(first.high)) == pytest.approx(interval(values, 0.05 / 5))
-    alone = compare_samples(numpy.exp(values), numpy.ones(12), 1.0, confidence=0.95)
-    assert (math.log(alone.low), math.log(alone.high)) == pytest.approx(interval(values, 0.05))
 
 
 # ---- compare ----
