@@ -74,13 +74,6 @@ def compare(
     return found
 
 
-def compare_samples(
-    a_s: Sequence[float], b_s: Sequence[float], bar: float, *, confidence: float = 0.99, seed: int = 0
-) -> Comparison:
-    """The same of pairs that were taken already: one look at all of them."""
-    return _look(_log_ratios(a_s, b_s), bar, 1 - confidence, seed)
-
-
 def interleaved(
     a: Callable[[], object],
     b: Callable[[], object],

@@ -157,27 +157,8 @@ def mismatch(impl):
         dist.all_reduce(x)
 
 
-def disagree(impl, how: str):
-    """Two ranks do not agree, and go on."""
-    rank = dist.get_rank()
-    x = torch.ones((64, 32)[rank])
-    dist.all_reduce(torch.ones(8))
-    if how == "size":
-        dist.broadcast(x, 0)
-    elif how == "order":
-        for work in [dist.all_reduce(torch.ones(n), async_op=True) for n in ((64, 32), (32, 64))[rank]]:
-            work.wait()
-    else:
-        (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
-    for _ in range(3):
-        dist.all_reduce(torch.ones(2))
-
-
 def make_groups(impl, how: str):
-    """Groups of even and of odd ranks, made by their members only, and used; or used wrongly.
-
-    In turn: of two ranks that make what each thinks is a group with rank 2, one is left alone, whichever it is.
-    """
+    """Groups of even and of odd ranks, made by their members only, and used; or used wrongly."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if how == "not contiguous":
         works = dist.batch_isend_irecv([dist.P2POp((dist.isend, dist.irecv)[rank], torch.ones(3, 2).T, 1 - rank)])
@@ -189,8 +170,7 @@ def make_groups(impl, how: str):
         if rank % 2:
             dist.broadcast(torch.ones(2), src=0, group=odd)
         return
-    mine = ([0, 2], [1, 2], [1, 2])[rank] if how == "in turn" else list(range(rank % 2, world, 2))
-    group = dist.new_group(mine, use_local_synchronization=how == "locally")
+    group = dist.new_group(list(range(rank % 2, world, 2)), use_local_synchronization=how == "locally")
     dist.all_reduce(torch.ones(8), group=group)
     if how == "locally":
         raise ValueError("something else")

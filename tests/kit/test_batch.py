@@ -118,17 +118,6 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
     assert "nothing to regrade" in told
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["nobody"], "got 'nobody'"), (["s000", "--exercise", "toys.nope"], "--exercise: expected one that is graded")],
-)
-def test_what_is_not_there_is_not_regraded(kit, arguments, says):
-    process = toy.grader(kit, "regrade", *arguments)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2
-    assert says in said
-
-
 def test_an_idle_worker_that_died_is_replaced_and_one_that_dies_twice_is_told(monkeypatch):
     pools, done = [], []
 
@@ -319,20 +308,6 @@ def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
     again = run("grade", tmp_path / "late", *tour, "--resume")
     assert again.exit_code == 0, again.output
     assert len(judged) == 4, "nothing was left to do"
-
-
-def test_who_is_refused_makes_the_command_fail(tmp_path, light, monkeypatch):
-    run, _ = light
-
-    def refuse(submissions, settings, jobs, done, before):
-        for s in submissions:
-            done(Graded(s.name, str(s.path), status="refused", message=f"{s.name}: cannot be read"))
-        yield from ()
-
-    monkeypatch.setattr(batch, "grade_all", refuse)
-    done = run("grade", tmp_path / "class", "--profile", "tour", "--isolation", ISOLATION)
-    assert done.exit_code == 1, done.output
-    assert "refused: bob: bob: cannot be read" in done.output
 
 
 @pytest.mark.parametrize("other", [["--profile", "core"], ["--seed", "1"], ["--layout", "cs336"], []])

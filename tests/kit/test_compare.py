@@ -21,7 +21,7 @@ from grader.gradebook import Gradebook
 from grader.graded import Graded
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score
-from lab.harness.compare import Comparison, _looks, compare, compare_samples, interleaved, interval, slowest
+from lab.harness.compare import Comparison, _looks, compare, interleaved, interval, slowest
 from lab.harness.judge import Inconclusive, bars, decide, never_holds, timed
 from lab.harness.runner import Executor, Runner
 from lab.harness.trace import NOISE_BYTES, Trace
@@ -147,8 +147,6 @@ def test_each_look_has_its_share_of_what_may_go_wrong():
     first = compare(lambda: (numpy.exp(values), numpy.ones(12)), 1.0, confidence=0.95)
     assert first.pairs == 12
     assert (math.log(first.low), math.log(first.high)) == pytest.approx(interval(values, 0.05 / 5))
-    alone = compare_samples(numpy.exp(values), numpy.ones(12), 1.0, confidence=0.95)
-    assert (math.log(alone.low), math.log(alone.high)) == pytest.approx(interval(values, 0.05))
 
 
 # ---- compare ----
@@ -303,33 +301,31 @@ def course(tmp_path):
     return tmp_path
 
 
-def test_the_student_sees_that_no_points_are_lost(course):
+def shown(course: Path) -> tuple[str, dict[str, list[str]]]:
+    """What a student's pytest prints, and the rows of its table."""
     command = [sys.executable, "-m", "pytest", "tests", "--impl", str(ROOT / "reference")]
-    run = subprocess.run(
-        command, cwd=course, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    rows = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines() if line.strip()}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=120, env=environment).stdout
+    return out, {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+
+
+def test_the_student_sees_that_no_points_are_lost(course):
+    out, rows = shown(course)
     half = f"{10 * 10 / 70 / 2:.2f}"  # one of two timing tests
     assert rows["ddp.naive"] == ["✓", f"{10 - float(half):.2f}/{10 - float(half):.2f}", f"{half}?"]
     flat = default().exercise("ddp.flat").points
     assert rows["ddp.flat"] == ["?", "0/0", f"{flat:g}?"]
-    assert f"? inconclusive: {float(half) + flat:g} points, neither earned nor lost" in run.stdout
-    assert "test_nobody_knows[4]: a beside b: 1." in run.stdout
-    assert "2 passed" not in run.stdout
-    assert "3 passed, 2 skipped" in run.stdout
+    assert f"? inconclusive: {float(half) + flat:g} points, neither earned nor lost" in out
+    assert "test_nobody_knows[4]: a beside b: 1." in out
+    assert "3 passed, 2 skipped" in out
 
 
 def test_what_would_not_count_is_not_timed(course):
     file = course / "tests" / "ddp" / "test_timed.py"
     file.write_text(file.read_text().replace("def test_right(): pass", "def test_right(): assert False"))
-    command = [sys.executable, "-m", "pytest", "tests", "--impl", str(ROOT / "reference")]
-    run = subprocess.run(
-        command, cwd=course, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert "4 failed, 1 skipped" in run.stdout, "three of them had not failed"
-    assert "test_nobody_knows_either: c beside d: 1." in run.stdout, "another exercise's is"
-    rows = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines() if line.strip()}
+    out, rows = shown(course)
+    assert "4 failed, 1 skipped" in out, "three of them had not failed"
+    assert "test_nobody_knows_either: c beside d: 1." in out, "another exercise's is"
     assert rows["ddp.naive"] == ["✗", "0/10"]
 
 

@@ -21,7 +21,6 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from grader import release
 from handout.site import cards
 from lab.commands import capstone, cli, doctor, explain, status
 from lab.commands.doctor import Finding
@@ -333,11 +332,6 @@ def test_every_exercise_is_explained_in_prose_with_a_source():
     for page in explain.FOLDER.glob("*.md"):
         ids = explain.sections_of(page.read_text(encoding="utf-8"))
         assert set(ids) == {e.id for e in default().of_stage(page.stem)}, "a section of no exercise"
-
-
-def test_no_solution_is_in_an_explanation():
-    solutions = release.solutions()
-    assert not [leak for text in sections().values() for leak in solutions.find(text)]
 
 
 def test_explanations_are_for_those_who_have_passed(student):

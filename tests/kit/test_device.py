@@ -496,10 +496,7 @@ def test_saved_tensors_can_be_packed_to_the_host(gpu):
 
 def test_autocast_and_loss_scaling_work(gpu):
     model = nn.Linear(4, 4).cuda()
-    optimizer, scaler = (
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        torch.amp.GradScaler("cuda", init_scale=8.0),
-    )
+    optimizer, scaler = (torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda", init_scale=8.0))
     with torch.autocast("cuda", dtype=torch.float16):
         out = model(torch.ones(2, 4, device="cuda"))
         assert out.dtype == torch.float16

@@ -27,22 +27,9 @@ def graded(tmp_path_factory):
     if why := available()["bubblewrap"]:
         pytest.skip(f"no sandbox: {why}")
     out = tmp_path_factory.mktemp("out")
-    command = [
-        sys.executable,
-        "-m",
-        "grader",
-        "grade",
-        "examples/submissions",
-        "--profile",
-        PROFILE,
-        "--out",
-        str(out),
-        "--jobs",
-        "2",
-        "--json",
-    ]
+    command = [*f"-m grader grade examples/submissions --profile {PROFILE} --jobs 2 --json --out".split(), str(out)]
     environment = {**os.environ, "CANARY": CANARY}
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    run = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert run.returncode == 1, run.stderr  # some are refused
     return json.loads(run.stdout)["submissions"], out
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
@@ -70,7 +69,6 @@ def test_an_all_reduce_costs_its_two_halves():
     [
         (lambda: Link(-1e-3, 1e6), "alpha_s: expected"),
         (lambda: Link(math.nan, 1e6), "alpha_s: expected"),
-        (lambda: Link(math.inf, 1e6), "alpha_s: expected"),
         (lambda: Link(0, 0), "bytes_per_s: expected"),
         (lambda: Link(0, math.nan), "bytes_per_s: expected"),
         (lambda: Link(0, "1 Gbit/s"), "bytes_per_s: expected"),
@@ -147,12 +145,9 @@ def counterparts(row: dict, rows: list[dict], ranks: list[list[dict]]) -> list[d
     ]
 
 
-def test_a_rank_sends_one_message_after_the_other_in_whatever_group(runner):
-    nothing_is_sooner(runner.run(probes_link.burst, 6, 250, world=4, link=SLOW), SLOW)
-
-
-def test_a_collective_begins_and_ends_on_all_its_ranks_at_once(runner):
+def test_a_rank_sends_one_message_after_the_other_and_a_collective_begins_on_all_its_ranks_at_once(runner):
     ranks = runner.run(probes_link.burst, 6, 250, world=4, link=SLOW)
+    nothing_is_sooner(ranks, SLOW)
     for members in ([0, 1, 2, 3], [0, 1], [2, 3]):
         starts = [
             [r["started_s"] for r in ranks[m] if r["group"] == members and r["op"] == "all_reduce"] for m in members
@@ -232,11 +227,7 @@ def test_a_wait_for_a_peer_that_is_gone_raises(runner, link):
 
 
 def test_a_link_works_in_the_graders_room(tmp_path):
-    (tmp_path / "alice").mkdir()
-    kit = tmp_path / "kit"
-    for package in ("lab", "tests"):
-        shutil.copytree(ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with Sandbox(choose(None), tmp_path / "alice", kit) as box:
-        r = Runner(SandboxExecutor(box, tmp_path / "alice"))
+    with Sandbox(choose(None), tmp_path, ROOT) as box:
+        r = Runner(SandboxExecutor(box, tmp_path))
         nothing_is_sooner(r.run(probes_link.burst, 2, 100, world=4, link=SLOW), SLOW)
         r.close()

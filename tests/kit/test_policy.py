@@ -318,6 +318,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
         (["withdraw", "7", "--why", "x"], "expected the number of a decision that stands, got 7"),
         (["canvas", "{out}/words", "--column", "x"], "expected Canvas' export with columns Student and ID"),
         (["regrade", "bob"], "NAME: expected one that is graded"),
+        (["regrade", "ada", "--exercise", "ddp.nope"], "--exercise: expected one that is graded"),
         (["regrade", "ada"], "ada: expected it at nowhere/ada.zip, it is gone"),
     ],
 )

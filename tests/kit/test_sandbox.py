@@ -182,16 +182,7 @@ def test_the_lookout_sees_the_parents_environment_without_a_box(kit: Path) -> No
 
 def test_the_environment_holds_only_what_was_given(boxed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADER_SECRET", SECRET)
-    minimum = {
-        "PATH",
-        "LANG",
-        "HOME",
-        "TMPDIR",
-        "PWD",
-        "PYTHONPATH",
-        "PYTHONSAFEPATH",
-        "PYTHONDONTWRITEBYTECODE",
-    }
+    minimum = {"PATH", "LANG", "HOME", "TMPDIR", "PWD", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE"}
     environment = boxed("print(json.dumps(dict(os.environ)))")
     assert set(environment) == minimum | {"GIVEN"}
     assert SECRET not in str(environment)

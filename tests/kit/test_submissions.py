@@ -18,12 +18,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-CODE = {
-    "ddp/naive.py": b"x = 1\n",
-    "ddp/__init__.py": b"",
-    "zero/deep/er.py": b"y = 2\n",
-    "answers.toml": b"a = 1\n",
-}
+CODE = {"ddp/naive.py": b"x = 1\n", "ddp/__init__.py": b"", "zero/deep/er.py": b"y = 2\n", "answers.toml": b"a = 1\n"}
 
 
 def a_zip(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
@@ -200,12 +195,7 @@ def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
 def test_bombs_are_refused(tmp_path: Path) -> None:
     zeros = bytes(3 << 20)
     refused(a_zip(tmp_path / "z.zip", {"ddp/x.py": zeros}), tmp_path, "ddp/x.py", "200 times")
-    refused(
-        a_tar(tmp_path / "t.tgz", {f"ddp/{i}.py": zeros for i in range(5)}),
-        tmp_path,
-        "t.tgz",
-        "unpacks to over",
-    )
+    refused(a_tar(tmp_path / "t.tgz", {f"ddp/{i}.py": zeros for i in range(5)}), tmp_path, "t.tgz", "unpacks to over")
     info = tarfile.TarInfo("ddp/pax.py")
     info.pax_headers = {"comment": "x" * (40 << 20)}  # the module itself would hold all of it
     refused(a_tar(tmp_path / "p.tgz", {}, more=(info,)), tmp_path, "p.tgz", "unpacks to over")
@@ -338,22 +328,7 @@ def test_the_hash_follows_names_and_contents(tmp_path: Path) -> None:
 
 NAMES = st.lists(
     st.sampled_from(
-        [
-            "ddp",
-            "zero",
-            "..",
-            ".",
-            "",
-            "x.py",
-            "naive.py",
-            ".git",
-            "conftest.py",
-            "C:",
-            "\\",
-            "é.py",
-            "\n",
-            "hw",
-        ]
+        ["ddp", "zero", "..", ".", "", "x.py", "naive.py", ".git", "conftest.py", "C:", "\\", "é.py", "\n", "hw"]
     )
     | st.text(max_size=6),
     min_size=1,
