@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
 
@@ -86,15 +87,22 @@ class Database:
                 self._db.execute(statement)
 
     @contextlib.contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+    def _transaction(self, kind: str = "IMMEDIATE", of: str = "decided") -> Iterator[None]:
+        """of: what one that writes changes, "results" or "decided"; readers see by its count when to look again."""
         self._db.execute(f"BEGIN {kind}")
         try:
             yield
+            if kind == "IMMEDIATE":
+                self._db.execute(f"UPDATE change SET {of} = {of} + 1")
             self._db.execute("COMMIT")
         except BaseException:  # Ctrl-C too: nothing half-written stays
             if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
                 self._db.execute("ROLLBACK")
             raise
+
+    def _insert(self, table: str, row: tuple[Any, ...]) -> int:
+        """Add a row; its number."""
+        return int(self._db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row).lastrowid or 0)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -110,6 +118,20 @@ class Database:
             elif "readonly" in says or "unable to open" in says:
                 says = "cannot be opened or written here; check its permissions or give another path"
             raise GradebookError(f"{self.path}: {says}") from None
+
+
+def exact(name: str) -> str | bytes:
+    """A file's name, kept exactly, for --resume looks it up: as bytes where it is not Unicode."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "surrogatepass")
+    return name
+
+
+def text(stored: str | bytes) -> str:
+    """A name as `exact` stored it."""
+    return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
 
 
 def _statements(script: str) -> Iterator[str]:

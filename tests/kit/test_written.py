@@ -600,7 +600,7 @@ def test_lab_answers_tells_the_form_and_never_whether_it_is_right(tmp_path, said
 def test_a_gradebook_of_format_1_is_upgraded_in_place(out):
     path = out / "gradebook.sqlite"
     with sqlite3.connect(path) as db:
-        for table in ("answer", "rubric", "carried", "decision"):
+        for table in ("answer", "rubric", "carried", "decision", "account", "message", "change"):
             db.execute(f"DROP TABLE {table}")
         db.execute("ALTER TABLE run DROP COLUMN manifest")
         db.execute("PRAGMA user_version = 1")
