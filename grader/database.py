@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import postgres
+from .errors import GradebookError
+
 APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
-
-
-class GradebookError(RuntimeError):
-    """The gradebook cannot be used; the message is one line that says why and what to do."""
 
 
 class Database:
@@ -23,13 +22,21 @@ class Database:
     schema: the tables of format `newest`; upgrades: by format, the statements that make the next one of it.
     With `write` (the default) this process is the only grader on it: a second one is refused. `write=False`
     reads an existing one, also while another process grades into it. Use it from the thread that opened it.
+    Where gradebook.address stands beside it, the gradebook is in the PostgreSQL database that this file names.
     """
+
+    _db: sqlite3.Connection | postgres.Connection
 
     def __init__(self, path: str | Path, schema: str, newest: int, upgrades: Mapping[int, str], *, write: bool = True):
         self.path = Path(path)
         self._schema, self._newest, self._upgrades = schema, newest, upgrades
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise GradebookError(f"{self.path}: expected a file in an existing folder; make the folder or name a file")
+        self._lock: int | None = None
+        if (beside := self.path.with_suffix(".address")).is_file():
+            address = beside.read_text(encoding="utf-8").strip()
+            self._db = postgres.Connection(address, schema, newest, write=write)
+            return
         if not write and not self.path.exists():
             raise GradebookError(f"{self.path}: no gradebook here yet; `grader grade` makes one")
         self._lock = _lock(self.path) if write else None

@@ -237,7 +237,7 @@ def rubric_import(
     """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
     from . import rubric
 
-    if not (out_folder / "gradebook.sqlite").exists():
+    if not any((out_folder / f"gradebook.{kind}").exists() for kind in ("sqlite", "address")):
         raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
     with latest(out_folder) as (book, run, ids):
         marks = rubric.read(sheet, book.graded(run.id), _who(by))

@@ -33,6 +33,7 @@ NOTES_LIMIT = 100
 _OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
 _SUBMISSION = "name, source, hash, status, message, seconds, notes, earned, possible, not_run"
 _RESULT = 'exercise, kind, test, "case", outcome, reason, message, seconds, output, public, instrumented'
+_ANSWER = "question, given, outcome, share, message"
 # Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
 _WRITTEN = f"""
 CREATE TABLE answer (
@@ -172,14 +173,14 @@ class Gradebook(Desk):
         judged: dict[int, dict[str, int | None]] = defaultdict(dict)
         with self._errors(), self._transaction("DEFERRED"):  # one moment, while another process may be grading
             db = self._db
-            for key, exercise, earlier in db.execute(f"SELECT * FROM carried {of_run}", (run,)):
+            for key, exercise, earlier in db.execute(f"SELECT submission, exercise, run FROM carried {of_run}", (run,)):
                 judged[key][exercise] = earlier
-            for key, *row in db.execute(f"SELECT * FROM result {of_run}", (run,)):
+            for key, *row in db.execute(f"SELECT submission, {_RESULT} FROM result {of_run}", (run,)):
                 row[-1] = bool(row[-1])  # instrumented
                 results[key].append(Result(*row))
-            for key, kind, detail in db.execute(f"SELECT * FROM flag {of_run}", (run,)):
+            for key, kind, detail in db.execute(f"SELECT submission, kind, detail FROM flag {of_run}", (run,)):
                 flags[key].append(Flag(kind, detail))
-            for key, *row in db.execute(f"SELECT * FROM answer {of_run}", (run,)):
+            for key, *row in db.execute(f"SELECT submission, {_ANSWER} FROM answer {of_run}", (run,)):
                 answers[key].append(Answer(*row))
             columns = "id, name, source, hash, status, message, seconds, notes"
             rows = db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)).fetchall()
@@ -196,21 +197,19 @@ class Gradebook(Desk):
         """Copy the submissions of a run, and note from which one each exercise's results are."""
         earlier: dict[int, dict[str, int | None]] = defaultdict(dict)
         joined = "JOIN submission o ON o.id = c.submission AND o.run = ?"
-        for key, exercise, judged in self._db.execute(f"SELECT c.* FROM carried c {joined}", (base,)):
+        for key, exercise, judged in self._db.execute(
+            f"SELECT c.submission, c.exercise, c.run FROM carried c {joined}", (base,)
+        ):
             earlier[key][exercise] = judged
         for old, name in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (base,)).fetchall():
-            new = self._copy("submission", old, f"NULL, {run}, {_SUBMISSION}")
-            self._copy("result", old, f"{new}, {_RESULT}")
-            self._copy("flag", old, f"{new}, kind, detail")
-            self._copy("answer", old, f"{new}, question, given, outcome, share, message")
+            columns = f"INSERT INTO submission (run, {_SUBMISSION}) SELECT {run}, {_SUBMISSION} FROM submission"
+            (new,) = self._db.execute(f"{columns} WHERE id = ? RETURNING id", (old,)).fetchone()
+            for table, kept in (("result", _RESULT), ("flag", "kind, detail"), ("answer", _ANSWER)):
+                sql = f"INSERT INTO {table} SELECT {new}, {kept} FROM {table} WHERE submission = ? ORDER BY rowid"
+                self._db.execute(sql, (old,))
             stale = again.get(text(name), ())
             for id in ids:
                 self._insert("carried", (new, id, None if id in stale else earlier[old].get(id, base)))
-
-    def _copy(self, table: str, submission: int, columns: str) -> int:
-        owner = "id" if table == "submission" else "submission"
-        sql = f"INSERT INTO {table} SELECT {columns} FROM {table} WHERE {owner} = ? ORDER BY rowid"
-        return int(self._db.execute(sql, (submission,)).lastrowid or 0)
 
 
 def _result_row(r: Result) -> tuple[Any, ...]:

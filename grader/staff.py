@@ -42,8 +42,11 @@ def serve(
             book.admit([pages.account(add_user, role, name, asked)])
             say(f"{add_user}: {role}{f', sees {name}' if name else ''}")
             return
+    import logging
+
     import waitress
 
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no warning
     shelf = Shelf(out_folder)
     shelf.now()
     writer = threading.Thread(target=shelf.exporting)

@@ -27,7 +27,7 @@ from ..written import QuestionScore
 EXPORT_AFTER = 5.0  # seconds from a change until pages and exports are written anew
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Row:
     """One submission: what tests said, what people decided and marked, and what that comes to."""
 
@@ -38,6 +38,7 @@ class Row:
     grade: Grade
     written: list[QuestionScore]
     threads: dict[str, list[Message]]  # by exercise
+    line: str = ""  # in the class page's table, once it was asked for
 
     @property
     def open(self) -> int:

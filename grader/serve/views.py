@@ -53,7 +53,10 @@ def home() -> Page:
         if current_user.slug in now.rows:
             return redirect(url_for("pages.student", slug=current_user.slug))
         return render_template("error.html", says="Nothing of yours is graded yet.")
-    now.table = now.table or render_template("table.html", rows=now.rows.values())
+    if not now.table:
+        for row in now.rows.values():
+            row.line = row.line or render_template("row.html", row=row)
+        now.table = "".join(row.line for row in now.rows.values())
     return render_template("class.html", now=now, table=Markup(now.table), title=default().title)
 
 

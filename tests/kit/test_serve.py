@@ -36,6 +36,10 @@ def submission(name: str, text: str = "Because it overlaps.") -> Graded:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
+    return filled(tmp_path)
+
+
+def filled(tmp_path: Path) -> Path:
     with Gradebook(tmp_path / "gradebook.sqlite") as book:
         run = book.start_run(**RUN)
         for g in (submission("ada", EVIL), submission("bob"), submission(EVIL)):
