@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -51,6 +52,7 @@ def serve(
     shelf.now()
     writer = threading.Thread(target=shelf.exporting)
     writer.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends as Ctrl-C does: with the exports written
     if host not in ("127.0.0.1", "localhost", "::1"):
         say("passwords cross the network as they are: put a server that speaks TLS before this one", err)
     say(f"http://{host}:{port}  (Ctrl-C ends it)")

@@ -108,7 +108,8 @@ class Shelf:
                 self._ended.wait(EXPORT_AFTER)
                 self._changed.clear()
                 nice = ["nice", "-n", "10"] if shutil.which("nice") else []
-                subprocess.run([*nice, sys.executable, "-m", "grader", "report", "--out", str(self.folder)])
+                command = [*nice, sys.executable, "-m", "grader", "report", "--out", str(self.folder)]
+                subprocess.run(command, stdout=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C lets it end
 
     def end(self) -> None:
         self._ended.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import threading
 from pathlib import Path
@@ -17,6 +18,7 @@ from grader.console import Wrong
 from grader.gradebook import Flag, Gradebook, Graded
 from grader.graded import Answer
 from grader.report import page_name
+from grader.serve import shelf as shelves
 from lab.course import questions
 from lab.course.scoring import Result
 
@@ -260,6 +262,19 @@ def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out
     assert done.status_code == 503
     assert "another grader" in done.text
     assert decide(tess, page, kind="extend", value=1).status_code == 303
+
+
+def test_a_change_is_in_the_exports_soon_after(out, monkeypatch):
+    monkeypatch.setattr(shelves, "EXPORT_AFTER", 0.0)
+    shelf = shelves.Shelf(out)
+    tess = Client(serve.create_app(out, 1, shelf), "tess")
+    writer = threading.Thread(target=shelf.exporting)
+    writer.start()
+    assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2).status_code == 303
+    shelf.end()
+    writer.join(120)
+    (row,) = [row for row in csv.DictReader((out / "grades.csv").open(encoding="utf-8-sig")) if row["submission"] == "ada"]
+    assert float(row["adjusted"]) == 2
 
 
 # ---- two at once ----
