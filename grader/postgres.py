@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -64,6 +65,8 @@ class Connection:
         return self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
     def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):  # a server unlocks a while after the connection has ended
+            self._db.execute("SELECT pg_advisory_unlock_all()")
         self._db.close()
 
     def _open(self, schema: str, newest: int, write: bool) -> None:

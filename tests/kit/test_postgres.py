@@ -128,6 +128,11 @@ def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
     Gradebook(path).close()
 
 
+def test_the_next_grader_need_not_wait_for_the_server(path: Path):
+    for _ in range(20):
+        Gradebook(path).close()
+
+
 def test_an_address_that_is_wrong_is_one_line(path: Path):
     path.with_suffix(".address").write_text("postgresql://127.0.0.1:1/nowhere")
     with pytest.raises(GradebookError, match=r"gradebook\.address: connection") as error:
