@@ -59,7 +59,8 @@ def main() -> None:
     rows += earlier("serve", rows, "what")
     note = (
         f"{PEOPLE} people at once, each asks for {REQUESTS} pages, with a pause of 1 s before each or with none; a "
-        f"class of {CLASS}. Server and load share the machine; load of others: {os.getloadavg()[0]:.0f} at the end."
+        f"class of {CLASS}. Server and load share the machine; load average at the end: "
+        f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores, this benchmark included."
     )
     print(write("serve", rows, note))
 
