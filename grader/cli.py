@@ -16,7 +16,7 @@ from lab.course.questions import default as questions
 from lab.course.scoring import ExerciseScore
 from lab.harness.files import sweep_halves
 
-from . import decide, tools
+from . import decide, staff, tools
 from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
 from .report import points
 
@@ -196,7 +196,7 @@ def regrade(
 
 for command in (
     decide.adjust, decide.exclude, decide.extend, decide.late, decide.withdraw, decide.decisions, decide.canvas,
-    decide.feedback, decide.people,
+    decide.feedback, decide.people, staff.serve, staff.requests,
     tools.stubs, tools.mutants, tools.hostile, tools.doctor, tools.release, tools.gradescope, tools.bridge,
     tools.leaderboard, tools.similarity,
 ):  # fmt: skip

@@ -8,12 +8,12 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from . import postgres
+from .errors import GradebookError
 
 APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
-
-
-class GradebookError(RuntimeError):
-    """The gradebook cannot be used; the message is one line that says why and what to do."""
 
 
 class Database:
@@ -22,13 +22,21 @@ class Database:
     schema: the tables of format `newest`; upgrades: by format, the statements that make the next one of it.
     With `write` (the default) this process is the only grader on it: a second one is refused. `write=False`
     reads an existing one, also while another process grades into it. Use it from the thread that opened it.
+    Where gradebook.address stands beside it, the gradebook is in the PostgreSQL database that this file names.
     """
+
+    _db: sqlite3.Connection | postgres.Connection
 
     def __init__(self, path: str | Path, schema: str, newest: int, upgrades: Mapping[int, str], *, write: bool = True):
         self.path = Path(path)
         self._schema, self._newest, self._upgrades = schema, newest, upgrades
         if self.path.is_dir() or not self.path.parent.is_dir():
             raise GradebookError(f"{self.path}: expected a file in an existing folder; make the folder or name a file")
+        self._lock: int | None = None
+        if (beside := self.path.with_suffix(".address")).is_file():
+            address = beside.read_text(encoding="utf-8").strip()
+            self._db = postgres.Connection(address, schema, newest, write=write)
+            return
         if not write and not self.path.exists():
             raise GradebookError(f"{self.path}: no gradebook here yet; `grader grade` makes one")
         self._lock = _lock(self.path) if write else None
@@ -86,15 +94,22 @@ class Database:
                 self._db.execute(statement)
 
     @contextlib.contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+    def _transaction(self, kind: str = "IMMEDIATE", of: str = "decided") -> Iterator[None]:
+        """of: what one that writes changes, "results" or "decided"; readers see by its count when to look again."""
         self._db.execute(f"BEGIN {kind}")
         try:
             yield
+            if kind == "IMMEDIATE":
+                self._db.execute(f"UPDATE change SET {of} = {of} + 1")
             self._db.execute("COMMIT")
         except BaseException:  # Ctrl-C too: nothing half-written stays
             if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
                 self._db.execute("ROLLBACK")
             raise
+
+    def _insert(self, table: str, row: tuple[Any, ...]) -> int:
+        """Add a row; its number."""
+        return int(self._db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row).lastrowid or 0)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -110,6 +125,20 @@ class Database:
             elif "readonly" in says or "unable to open" in says:
                 says = "cannot be opened or written here; check its permissions or give another path"
             raise GradebookError(f"{self.path}: {says}") from None
+
+
+def exact(name: str) -> str | bytes:
+    """A file's name, kept exactly, for --resume looks it up: as bytes where it is not Unicode."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "surrogatepass")
+    return name
+
+
+def text(stored: str | bytes) -> str:
+    """A name as `exact` stored it."""
+    return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
 
 
 def _statements(script: str) -> Iterator[str]:

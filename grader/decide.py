@@ -18,8 +18,8 @@ from lab.harness.files import write_whole
 
 from . import people as people_csv
 from . import policy as p
+from . import rulings
 from .console import Out, Wrong, err, known, latest, out, say, text_of, write_pages, writing
-from .graded import Graded
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -36,8 +36,6 @@ def adjust(
     out_folder: Out = Path("out"),
 ) -> None:
     """Add points by hand, beside what tests said; it survives every regrade."""
-    if not abs(points) <= p.MOST_POINTS:  # nan is not, either
-        raise Wrong(f"--points: expected a number of -{p.MOST_POINTS:g} to {p.MOST_POINTS:g}, got {points}")
     _decide(out_folder, "adjust", name, [exercise], points, why, by)
 
 
@@ -49,7 +47,7 @@ def exclude(
     out_folder: Out = Path("out"),
 ) -> None:
     """Leave exercises out of a submission's grade: neither earned nor lost."""
-    _decide(out_folder, "exclude", name, list(dict.fromkeys(exercise)), "", why, by)
+    _decide(out_folder, "exclude", name, list(dict.fromkeys(exercise)), 0.0, why, by)
 
 
 def extend(
@@ -109,10 +107,7 @@ def withdraw(
 ) -> None:
     """Take a decision back; both stay in the gradebook."""
     with latest(out_folder) as (book, run, ids):
-        name = next((d.name for d in p.standing(book.decisions()) if d.number == number), None)
-        if name is None:
-            raise Wrong(f"expected the number of a decision that stands, got {number}; see: grader decisions")
-        book.decide("withdraw", name, "", number, _reason(why), _who(by))
+        rulings.withdraw(book, number, why, _who(by))
         say(f"withdrawn: {number}")
         write_pages(book, run.id, out_folder, default(), ids)
 
@@ -242,7 +237,7 @@ def rubric_import(
     """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
     from . import rubric
 
-    if not (out_folder / "gradebook.sqlite").exists():
+    if not any((out_folder / f"gradebook.{kind}").exists() for kind in ("sqlite", "address")):
         raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
     with latest(out_folder) as (book, run, ids):
         marks = rubric.read(sheet, book.graded(run.id), _who(by))
@@ -251,40 +246,17 @@ def rubric_import(
     out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
 
 
-def _decide(
-    folder: Path, kind: str, name: str, exercises: list[str], value: str | float, why: str, by: str | None
-) -> None:
+def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:
     """Write one decision for each exercise, and say what the submission has now."""
     with latest(folder) as (book, run, ids):
         known([name], book.graded(run.id), "NAME")
-        known([e for e in exercises if e], ids, "--exercise")
-        if kind == "adjust" and exercises[0] and float(value) > 0:
-            _fits(book.graded(run.id)[name], exercises[0], float(value))
-        numbers = book.decide_all([(kind, name, e, value) for e in exercises], _reason(why), _who(by))
+        numbers = rulings.rule(book, book.graded(run.id)[name], ids, kind, exercises, value, why, _who(by))
         g = book.graded(run.id)[name].grade(default(), ids)
         parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
         say(f"decision {', '.join(map(str, numbers))}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
         if g.final > g.possible:
             say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
         write_pages(book, run.id, folder, default(), ids)
-
-
-def _fits(graded: Graded, exercise: str, value: float) -> None:
-    """Refuse an adjustment that gives an exercise more points than it has."""
-    (score,) = graded.scores(default(), [exercise])
-    by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
-    room = score.exercise.points - score.earned - by_hand
-    if value > room + 1e-9:
-        raise Wrong(
-            f"--points: expected at most {max(0.0, room):.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
-            f"got {value:g}; leave --exercise out to give a bonus"
-        )
-
-
-def _reason(why: str) -> str:
-    if not why.strip():
-        raise Wrong("--why: expected a reason, got nothing")
-    return why
 
 
 def _who(by: str | None) -> str:

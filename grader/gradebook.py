@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -20,21 +19,21 @@ from typing import Any
 from lab.course.assignment import Assignment, default
 from lab.course.scoring import Result, totals
 
-from . import policy
-from .database import Database, GradebookError
-from .graded import Answer, Flag, Graded, Mark, Run
+from .database import GradebookError, exact, text
+from .desk import KINDS, SINCE_3, TEXT_LIMIT, Desk
+from .graded import Answer, Flag, Graded, Run
 from .policy import Decision
-from .report import one_line, plain
+from .report import plain
 
 __all__ = ["Decision", "Flag", "Gradebook", "GradebookError", "Graded", "Run"]
 
-FORMAT = 2  # PRAGMA user_version: raise it when a table changes, and say in _UPGRADES how older ones become it
-TEXT_LIMIT = 20_000  # characters of a message or an output that are kept
+FORMAT = 3  # PRAGMA user_version: raise it when a table changes, and say in _UPGRADES how older ones become it
 NOTES_LIMIT = 100
 
 _OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
 _SUBMISSION = "name, source, hash, status, message, seconds, notes, earned, possible, not_run"
 _RESULT = 'exercise, kind, test, "case", outcome, reason, message, seconds, output, public, instrumented'
+_ANSWER = "question, given, outcome, share, message"
 # Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
 _WRITTEN = f"""
 CREATE TABLE answer (
@@ -50,11 +49,11 @@ CREATE TABLE carried ({_OWNED}, exercise TEXT NOT NULL, run INTEGER REFERENCES r
 CREATE INDEX carried_submission ON carried (submission);
 CREATE TABLE decision (
     number INTEGER PRIMARY KEY, made TEXT NOT NULL, "by" TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN (
-    {", ".join(map(repr, policy.KINDS))})), name NOT NULL, exercise TEXT NOT NULL, value NOT NULL, why TEXT NOT NULL);
+    {KINDS})), name NOT NULL, exercise TEXT NOT NULL, value NOT NULL, why TEXT NOT NULL);
 CREATE TRIGGER decision_stays BEFORE UPDATE ON decision BEGIN SELECT RAISE(ABORT, 'decisions are never changed'); END;
 CREATE TRIGGER decision_kept BEFORE DELETE ON decision BEGIN SELECT RAISE(ABORT, 'decisions are never removed'); END;
 {_WRITTEN}"""
-_UPGRADES = {1: f"ALTER TABLE run ADD COLUMN manifest TEXT NOT NULL DEFAULT '{{}}';{_SINCE_2}"}
+_UPGRADES = {1: f"ALTER TABLE run ADD COLUMN manifest TEXT NOT NULL DEFAULT '{{}}';{_SINCE_2}", 2: SINCE_3}
 _SCHEMA = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY, seed TEXT NOT NULL, profile TEXT NOT NULL, isolation TEXT NOT NULL,
@@ -72,10 +71,10 @@ CREATE TABLE result (
 CREATE TABLE flag ({_OWNED}, kind TEXT NOT NULL, detail TEXT NOT NULL);
 CREATE INDEX result_submission ON result (submission);
 CREATE INDEX flag_submission ON flag (submission);
-{_SINCE_2}"""
+{_SINCE_2}{SINCE_3}"""
 
 
-class Gradebook(Database):
+class Gradebook(Desk):
     """Opens or creates a gradebook; `with Gradebook(path) as book: ...`.
 
     With `write` (the default) this process is the only grader on it: a second one is refused. `write=False`
@@ -112,8 +111,8 @@ class Gradebook(Database):
         """
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         told = (json.dumps(versions or {}), commit, json.dumps(manifest or {}))
-        with self._errors(), self._transaction():
-            run = _insert(self._db, "run", (None, seed, profile, isolation, assignment, started, *told))
+        with self._errors(), self._transaction(of="results"):
+            run = self._insert("run", (None, seed, profile, isolation, assignment, started, *told))
             if base is not None:
                 self._carry_over(base, run, self.assignment.profiles.get(profile, ()), again or {})
         return run
@@ -132,69 +131,38 @@ class Gradebook(Database):
 
     def record(self, run: int, graded: Graded) -> None:
         """Write a submission, whole or not at all; one of that name in this run is replaced."""
-        with self._errors(), self._transaction():
+        with self._errors(), self._transaction(of="results"):
             found = self._db.execute("SELECT profile FROM run WHERE id = ?", (run,)).fetchone()
             if found is None:
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
             earned = totals(graded.scores(self.assignment, self.assignment.profiles.get(found[0])))
-            name = _exact(graded.name)
+            name = exact(graded.name)
             self._db.execute("DELETE FROM submission WHERE run = ? AND name = ?", (run, name))
             notes = json.dumps([plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]])
-            came = (_exact(graded.source), graded.hash, graded.status, plain(graded.message, TEXT_LIMIT))
+            came = (exact(graded.source), graded.hash, graded.status, plain(graded.message, TEXT_LIMIT))
             row = (run, name, *came)
-            key = _insert(self._db, "submission", (None, *row, _finite(graded.seconds), notes, *earned))
+            key = self._insert("submission", (None, *row, _finite(graded.seconds), notes, *earned))
             for result in graded.results:
-                _insert(self._db, "result", (key, *_result_row(result)))
+                self._insert("result", (key, *_result_row(result)))
             for flag in graded.flags:
-                _insert(self._db, "flag", (key, plain(flag.kind, 200), plain(flag.detail, TEXT_LIMIT)))
+                self._insert("flag", (key, plain(flag.kind, 200), plain(flag.detail, TEXT_LIMIT)))
             for a in graded.answers:
                 said = (plain(a.given, TEXT_LIMIT), a.outcome, _finite(a.share), plain(a.message, 1000))
-                _insert(self._db, "answer", (key, a.question, *said))
+                self._insert("answer", (key, a.question, *said))
             for exercise, earlier in graded.judged.items():
-                _insert(self._db, "carried", (key, exercise, earlier))
-
-    def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
-        """Write down what people gave, (name of a submission, mark): all of it or nothing."""
-        with self._errors(), self._transaction():
-            for name, m in marks:
-                says = (m.question, m.criterion, m.points, plain(m.comment, TEXT_LIMIT), plain(m.by, 200))
-                _insert(self._db, "rubric", (_exact(name), *says, m.at, m.text))
+                self._insert("carried", (key, exercise, earlier))
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
         """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
-        with self._errors(), self._transaction():
-            keys = {_text(n): k for k, n in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (run,))}
+        with self._errors(), self._transaction(of="results"):
+            keys = {text(n): k for k, n in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (run,))}
             if strangers := sorted(set(details) - set(keys)):
                 raise GradebookError(f"{self.path}: no submission {strangers[0]!r} in run {run}; grade it first")
             for key in keys.values():
                 self._db.execute("DELETE FROM flag WHERE submission = ? AND kind = ?", (key, kind))
             for name, several in details.items():
                 for detail in several:
-                    _insert(self._db, "flag", (keys[name], kind, plain(detail, TEXT_LIMIT)))
-
-    def decide(self, kind: str, name: str, exercise: str, value: str | float, why: str, by: str) -> int:
-        """Add a decision, one of policy.KINDS, and return its number; those that are there are never changed."""
-        return self.decide_all([(kind, name, exercise, value)], why, by)[0]
-
-    def decide_all(self, rows: Iterable[tuple[str, str, str, str | float]], why: str, by: str) -> list[int]:
-        """Add decisions (kind, name, exercise, value) made for one reason: all of them or none."""
-        made, told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()), plain(why, TEXT_LIMIT)
-        with self._errors(), self._transaction():
-            return [
-                _insert(
-                    self._db, "decision", (None, made, one_line(by, 200), kind, _exact(name), exercise, value, told)
-                )
-                for kind, name, exercise, value in rows
-            ]
-
-    def decisions(self) -> list[Decision]:
-        """Every decision ever made, withdrawn ones too, oldest first."""
-        with self._errors():
-            rows = self._db.execute("SELECT * FROM decision ORDER BY number").fetchall()
-        return [
-            Decision(number, made, by, kind, _text(name), exercise, value, why)
-            for number, made, by, kind, name, exercise, value, why in rows
-        ]
+                    self._insert("flag", (keys[name], kind, plain(detail, TEXT_LIMIT)))
 
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, in the order of names, with the decisions that stand."""
@@ -202,60 +170,46 @@ class Gradebook(Database):
         results: dict[int, list[Result]] = defaultdict(list)
         flags: dict[int, list[Flag]] = defaultdict(list)
         answers: dict[int, list[Answer]] = defaultdict(list)
-        marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
         judged: dict[int, dict[str, int | None]] = defaultdict(dict)
-        own: dict[str, list[Decision]] = defaultdict(list)
         with self._errors(), self._transaction("DEFERRED"):  # one moment, while another process may be grading
             db = self._db
-            decisions = self.decisions()
-            for decision in policy.standing(decisions):
-                own[decision.name].append(decision)
-            for key, exercise, earlier in db.execute(f"SELECT * FROM carried {of_run}", (run,)):
+            for key, exercise, earlier in db.execute(f"SELECT submission, exercise, run FROM carried {of_run}", (run,)):
                 judged[key][exercise] = earlier
-            for key, *row in db.execute(f"SELECT * FROM result {of_run}", (run,)):
+            for key, *row in db.execute(f"SELECT submission, {_RESULT} FROM result {of_run}", (run,)):
                 row[-1] = bool(row[-1])  # instrumented
                 results[key].append(Result(*row))
-            for key, kind, detail in db.execute(f"SELECT * FROM flag {of_run}", (run,)):
+            for key, kind, detail in db.execute(f"SELECT submission, kind, detail FROM flag {of_run}", (run,)):
                 flags[key].append(Flag(kind, detail))
-            for key, *row in db.execute(f"SELECT * FROM answer {of_run}", (run,)):
+            for key, *row in db.execute(f"SELECT submission, {_ANSWER} FROM answer {of_run}", (run,)):
                 answers[key].append(Answer(*row))
-            for name, *row in db.execute("SELECT * FROM rubric ORDER BY rowid"):
-                marks[_text(name)][row[0], row[1]] = Mark(*row)
             columns = "id, name, source, hash, status, message, seconds, notes"
             rows = db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)).fetchall()
-        rules = policy.in_force(decisions, self.assignment)
-        found = [
-            Graded(
-                _text(name), _text(source), hash, status, says, spent, json.loads(notes), results[key], flags[key],
-                answers[key], list(marks[_text(name)].values()), judged[key], own[_text(name)], rules,
-            )
-            for key, name, source, hash, status, says, spent, notes in rows
-        ]  # fmt: skip
-        return {g.name: g for g in sorted(found, key=lambda g: g.name)}
+            found = [
+                Graded(
+                    text(name), text(source), hash, status, says, spent, json.loads(notes), results[key], flags[key],
+                    answers[key], judged=judged[key],
+                )
+                for key, name, source, hash, status, says, spent, notes in rows
+            ]  # fmt: skip
+            return self.decided({g.name: g for g in sorted(found, key=lambda g: g.name)})
 
     def _carry_over(self, base: int, run: int, ids: Iterable[str], again: Mapping[str, Collection[str]]) -> None:
         """Copy the submissions of a run, and note from which one each exercise's results are."""
         earlier: dict[int, dict[str, int | None]] = defaultdict(dict)
         joined = "JOIN submission o ON o.id = c.submission AND o.run = ?"
-        for key, exercise, judged in self._db.execute(f"SELECT c.* FROM carried c {joined}", (base,)):
+        for key, exercise, judged in self._db.execute(
+            f"SELECT c.submission, c.exercise, c.run FROM carried c {joined}", (base,)
+        ):
             earlier[key][exercise] = judged
         for old, name in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (base,)).fetchall():
-            new = self._copy("submission", old, f"NULL, {run}, {_SUBMISSION}")
-            self._copy("result", old, f"{new}, {_RESULT}")
-            self._copy("flag", old, f"{new}, kind, detail")
-            self._copy("answer", old, f"{new}, question, given, outcome, share, message")
-            stale = again.get(_text(name), ())
+            columns = f"INSERT INTO submission (run, {_SUBMISSION}) SELECT {run}, {_SUBMISSION} FROM submission"
+            (new,) = self._db.execute(f"{columns} WHERE id = ? RETURNING id", (old,)).fetchone()
+            for table, kept in (("result", _RESULT), ("flag", "kind, detail"), ("answer", _ANSWER)):
+                sql = f"INSERT INTO {table} SELECT {new}, {kept} FROM {table} WHERE submission = ? ORDER BY rowid"
+                self._db.execute(sql, (old,))
+            stale = again.get(text(name), ())
             for id in ids:
-                _insert(self._db, "carried", (new, id, None if id in stale else earlier[old].get(id, base)))
-
-    def _copy(self, table: str, submission: int, columns: str) -> int:
-        owner = "id" if table == "submission" else "submission"
-        sql = f"INSERT INTO {table} SELECT {columns} FROM {table} WHERE {owner} = ? ORDER BY rowid"
-        return int(self._db.execute(sql, (submission,)).lastrowid or 0)
-
-
-def _insert(db: sqlite3.Connection, table: str, row: tuple[Any, ...]) -> int:
-    return int(db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row).lastrowid or 0)
+                self._insert("carried", (new, id, None if id in stale else earlier[old].get(id, base)))
 
 
 def _result_row(r: Result) -> tuple[Any, ...]:
@@ -266,16 +220,3 @@ def _result_row(r: Result) -> tuple[Any, ...]:
 
 def _finite(seconds: float) -> float:
     return float(seconds) if math.isfinite(seconds) else 0.0  # SQLite would store NaN as NULL
-
-
-def _exact(name: str) -> str | bytes:
-    """A file's name, kept exactly, for --resume looks it up: as bytes where it is not Unicode."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return name.encode("utf-8", "surrogatepass")
-    return name
-
-
-def _text(stored: str | bytes) -> str:
-    return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored

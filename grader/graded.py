@@ -65,6 +65,29 @@ class Mark:
     text: str = ""  # which text was marked, by grader.written.text_id
 
 
+@dataclass(frozen=True)
+class Message:
+    """One message of a thread in which a student asks to be graded again."""
+
+    name: str
+    exercise: str  # "" for the whole submission
+    by: str
+    role: str
+    at: str  # UTC
+    text: str
+    state: str  # "open" or "closed": of the thread, from here on
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who may log in to `grader serve`."""
+
+    login: str
+    role: str  # "staff" or "student"
+    name: str  # of a student's submission
+    password: str  # its hash; "": closed
+
+
 @dataclass
 class Graded:
     """One submission as graded; `source` is where it came from, `hash` what it held."""

@@ -54,10 +54,17 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 
 
 def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, Mark]]:
+    """The marks of a sheet, as `taken` has them. Raises RubricError, also for a file that is no such sheet."""
+    return taken(_sheet(path), graded, by, f"{path}: ")
+
+
+def taken(
+    rows: Iterable[tuple[int, Mapping[str, str]]], graded: Mapping[str, Graded], by: str, where: str = ""
+) -> list[tuple[str, Mark]]:
     """(name of a submission, mark) of each row that has points and says something new.
 
-    Raises RubricError: an unknown name, question or criterion, points that are no number from 0 to those possible, a
-    row that is there twice, or a file that is no such sheet.
+    rows: (number, cells by heading). Raises RubricError: an unknown name, question or criterion, points that are no
+    number from 0 to those possible, a row that is there twice.
     """
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
@@ -66,7 +73,7 @@ def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, M
     marks: list[tuple[str, Mark]] = []
     wrong: list[str] = []
     seen: dict[tuple[str, str, str], int] = {}
-    for number, cells in _sheet(path):
+    for number, cells in rows:
         if not cells["points"] and not cells["comment"]:
             continue
         try:
@@ -78,12 +85,12 @@ def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, M
                 raise _expected("question", "one that this submission answered in prose", cells["question"])
             mark = _mark(cells, s, by, at)
         except RubricError as error:
-            wrong.append(f"{path}: row {number}: {error}")
+            wrong.append(f"{where}row {number}: {error}")
             continue
         first = seen.setdefault((name, mark.question, mark.criterion), number)
         before = s.marks.get(mark.criterion)
         if first != number:
-            wrong.append(f"{path}: row {number}: the same as row {first}; leave one")
+            wrong.append(f"{where}row {number}: the same as row {first}; leave one")
         elif before is None or _said(before) != _said(mark):
             marks.append((name, mark))
     if wrong:

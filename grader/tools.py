@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,12 +128,33 @@ def doctor(
 
 def release(
     out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("shardlings-student.zip"),
+    profile: Annotated[str | None, typer.Option(help="These exercises alone; default: the plan's, else all.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="What is out from which day on; default: release-plan.toml, if it is here.")
+    ] = None,
+    on: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The day; default: today.")] = None,
 ) -> None:
     """What students get, searched for solutions first: stubs, tests, lab, chapters, notebooks."""
     from . import release as releases
+    from .release import plan as plans
 
+    here = plan or (Path(plans.NAME) if Path(plans.NAME).is_file() else None)
+    if on and here is None:
+        raise Wrong(f"--on: expected a plan of what is out from when; write {plans.NAME}, or leave --on out")
+    ids: tuple[str, ...] = ()
+    if here:
+        planned, day = plans.read(here), on.date() if on else date.today()
+        if profile not in (None, planned.profile):
+            raise Wrong(f"--profile: expected {planned.profile}, as {here} says, or none; got {profile!r}")
+        profile, ids, then = planned.profile, planned.out(day), planned.next(day)
+        for remark in planned.remarks():
+            say(f"{here}: {remark}", err)
+        more = f"; more on {then}" if then else ""
+        say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
+    profile = profile or "full"
+    ids_of(default(), profile)
     try:
-        count = releases.archive(out_file)
+        count = releases.archive(out_file, profile, ids)
     except releases.ReleaseError as error:
         raise Wrong(str(error)) from None
     out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)

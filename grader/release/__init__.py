@@ -5,18 +5,21 @@ Everything that goes in is searched for solution bodies first (`leaks`); with on
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import tomlkit
 
 from grader import stubs
 from grader.submissions import AT_THE_ROOT
-from lab.course.assignment import ROOT, default
+from lab.commands.answers import templates
+from lab.course import questions
+from lab.course.assignment import ROOT, default, needed
 
 from .leaks import Leak, Solutions
 
@@ -53,8 +56,11 @@ class ReleaseError(ValueError):
     """The archive cannot be made; one line that says why and what to do."""
 
 
-def files() -> dict[str, bytes]:
-    """Everything of a student's archive, by name. Raises ReleaseError where the kit is not as expected."""
+def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
+    """Everything of a student's archive, by name. Raises ReleaseError where the kit is not as expected.
+
+    profile: of another than "full" the archive has these exercises alone; ids: of these no more than these.
+    """
     found = {name: (ROOT / name).read_bytes() for name in _WHOLE if _there(name)}
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
     found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
@@ -72,6 +78,8 @@ def files() -> dict[str, bytes]:
     for name in found:
         if PurePosixPath(name).suffix not in _KINDS:
             raise ReleaseError(f"{name}: expected files of the kinds {' '.join(filter(None, _KINDS))}; move it away")
+    if profile != "full" or ids:
+        found = _of_profile(found, profile, tuple(ids or default().profiles[profile]))
     return dict(sorted(found.items()))
 
 
@@ -85,9 +93,9 @@ def leaks(found: Mapping[str, bytes]) -> list[Leak]:
     return [leak for leak in solutions().search(found) if (leak.file, leak.text) not in GIVEN]
 
 
-def archive(out: Path) -> int:
+def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
     """Write the archive; the number of files in it. With a solution in one, raises ReleaseError and writes nothing."""
-    found = files()
+    found = files(profile, ids)
     if held := leaks(found):
         more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
         raise ReleaseError(f"{held[0]}{more}; expected no solution in a release; take it out, then release again")
@@ -139,6 +147,49 @@ def _pictures(name: str, data: bytes) -> Iterable[Path]:
             path = (ROOT / name).parent / target
             if not target.startswith("http") and path.is_file():
                 yield path.resolve()
+
+
+def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> dict[str, bytes]:
+    """Less the stubs and tests of other exercises; the stubs that these exercises build on stay."""
+    there = set(ids) | {need for id in ids for need in needed(id)}
+    for e in default().exercises.values():
+        if e.id not in ids:
+            del found[f"tests/{e.stage}/test_{e.id.partition('.')[2]}.py"]
+        if e.id not in there:
+            del found[f"student/{e.file}"]
+    while broken := [name for name, data in found.items() if not _imported(name, data) <= set(found)]:
+        for name in broken:  # a file beside the exercises that joins them
+            del found[name]
+    known = questions.default()
+    asked = [q for q in known.of_profile(profile) if q.partition(".")[0] in {id.partition(".")[0] for id in ids}]
+    of_those = questions.Questions({q: known.questions[q] for q in asked}, {})
+    found |= {f"student/{name}": text.encode() for name, text in templates(of_those).items()}
+    for name, listed in (("assignment.toml", ids), ("questions.toml", asked)):
+        data = tomlkit.parse(found[name].decode())
+        data["profiles"] = {profile: list(listed)}
+        found[name] = tomlkit.dumps(data).encode()
+    for name in [n for n in found if n.endswith(".md")]:
+        found[name] = _less_links(name, found).encode()
+    found["README.md"] = re.sub(rb"\| all \d+ exercises .*\n", b"", found["README.md"])
+    return found
+
+
+def _imported(name: str, data: bytes) -> set[str]:
+    """The files of student/ that one of its files imports."""
+    if not (name.startswith("student/") and name.endswith(".py")):
+        return set()
+    nodes = [n for n in ast.walk(ast.parse(data)) if isinstance(n, ast.ImportFrom) and n.level and n.module]
+    return {f"{PurePosixPath(name).parents[n.level - 1]}/{str(n.module).replace('.', '/')}.py" for n in nodes}
+
+
+def _less_links(name: str, found: Mapping[str, bytes]) -> str:
+    """A page whose links to files of student/ that are not in the archive are text."""
+
+    def link(match: re.Match[str]) -> str:
+        target = os.path.normpath(PurePosixPath(name).parent / match[2].partition("#")[0])
+        return match[0] if not target.endswith(".py") or target in found else match[1]
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", link, found[name].decode())
 
 
 def _makefile() -> str:

@@ -134,8 +134,9 @@ def default() -> Assignment:
 
 
 def students_profile() -> str:
-    """A student's profile where --profile names none: LAB_PROFILE, else core, if the assignment has it."""
-    return os.environ.get("LAB_PROFILE") or ("core" if "core" in default().profiles else "full")
+    """A student's profile where --profile names none: LAB_PROFILE, else core, full, or the only one of a release."""
+    profiles = default().profiles
+    return os.environ.get("LAB_PROFILE") or next(p for p in ("core", "full", *profiles) if p in profiles)
 
 
 def needed(id: str) -> set[str]:

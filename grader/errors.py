@@ -1,0 +1,5 @@
+"""What keeps a gradebook from being used."""
+
+
+class GradebookError(RuntimeError):
+    """The gradebook cannot be used; the message is one line that says why and what to do."""

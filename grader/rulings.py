@@ -1,0 +1,65 @@
+"""What may be decided: checks behind `grader adjust`, `exclude`, `extend`, `withdraw`, and behind `grader serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from lab.course.assignment import default
+
+from . import policy
+from .console import Wrong, known
+from .graded import Graded
+from .policy import Decision
+
+if TYPE_CHECKING:
+    from .gradebook import Gradebook
+
+BY_HAND = ("adjust", "exclude", "extend")
+MOST_DAYS = 365
+
+
+def rule(
+    book: Gradebook, g: Graded, ids: Collection[str], kind: str, exercises: list[str], value: float, why: str, by: str
+) -> list[int]:
+    """Write one decision for each exercise ("": the whole submission); their numbers. Raises Wrong."""
+    known([e for e in exercises if e], ids, "--exercise")
+    if kind not in BY_HAND:
+        raise Wrong(f"expected one of {', '.join(BY_HAND)}, got {kind!r}")
+    if kind == "adjust" and not abs(value) <= policy.MOST_POINTS:  # nan is not, either
+        raise Wrong(f"--points: expected a number of -{policy.MOST_POINTS:g} to {policy.MOST_POINTS:g}, got {value}")
+    if kind == "extend" and not 0 <= value <= MOST_DAYS:
+        raise Wrong(f"--days: expected a number of 0 to {MOST_DAYS}, got {value:g}")
+    if kind == "exclude" and not (exercises and all(exercises)):
+        raise Wrong("--exercise: expected what is not to count, got nothing")
+    if kind == "adjust" and exercises[0] and value > 0:
+        _fits(g, exercises[0], value)
+    kept = "" if kind == "exclude" else value
+    return book.decide_all([(kind, g.name, e, kept) for e in exercises], reason(why), by)
+
+
+def withdraw(book: Gradebook, number: int, why: str, by: str) -> Decision:
+    """Take a decision that stands back; returns it. Raises Wrong."""
+    found = next((d for d in policy.standing(book.decisions()) if d.number == number), None)
+    if found is None:
+        raise Wrong(f"expected the number of a decision that stands, got {number}; see: grader decisions")
+    book.decide("withdraw", found.name, "", number, reason(why), by)
+    return found
+
+
+def reason(why: str) -> str:
+    if not why.strip():
+        raise Wrong("--why: expected a reason, got nothing")
+    return why
+
+
+def _fits(graded: Graded, exercise: str, value: float) -> None:
+    """Refuse an adjustment that gives an exercise more points than it has."""
+    (score,) = graded.scores(default(), [exercise])
+    by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
+    room = score.exercise.points - score.earned - by_hand
+    if value > room + 1e-9:
+        raise Wrong(
+            f"--points: expected at most {max(0.0, room):.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
+            f"got {value:g}; leave --exercise out to give a bonus"
+        )

@@ -1,0 +1,132 @@
+"""`grader serve`: pages for staff and students on the gradebook. Who may see what is decided here, in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from flask import Flask, abort, redirect, render_template, request, url_for
+from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
+from flask_wtf.csrf import CSRFError, CSRFProtect
+from werkzeug.security import check_password_hash, generate_password_hash
+from werkzeug.wrappers import Response
+
+from ..console import Wrong
+from ..gradebook import GradebookError
+from ..graded import Account
+from ..report import page_name, points
+from ..rubric import RubricError
+from .shelf import Shelf
+
+OPEN = {"login", "static", "asset"}  # to everybody
+STUDENTS = {"home", "student", "report", "ask", "logout"}  # to students, of their own submission
+TRIES, MINUTES = 10, 5  # wrong passwords for a login, and how long until the next try
+_NOBODY = generate_password_hash(secrets.token_hex())  # unknown logins take as long as known ones
+_POLICY = "default-src 'none'; {}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+_OURS = _POLICY.format("style-src 'self'; script-src 'self'")
+_REPORT = _POLICY.format("style-src 'unsafe-inline'")  # the page itself allows one style, by its hash
+
+
+class User(UserMixin):
+    """Who is logged in. With another password every session of before ends."""
+
+    def __init__(self, account: Account):
+        self.login, self.role, self.name = account.login, account.role, account.name
+        self.staff = account.role == "staff"
+        self.slug = page_name(account.name)
+        self.id = f"{account.login}:{hashlib.sha256(account.password.encode()).hexdigest()[:16]}"
+
+
+def account(login: str, role: str, name: str, password: str) -> Account:
+    """An account with this password, hashed."""
+    if not login.isprintable() or not login.strip() or ":" in login:
+        raise Wrong(f"--add-user: expected a name that can be printed, without a colon, got {login!r}")
+    if len(password) < 8:
+        raise Wrong("password: expected at least 8 characters")
+    return Account(login, role, name, generate_password_hash(password))
+
+
+def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flask:
+    """The pages on the gradebook in a folder; hints: how many a student's report may show for a failed exercise."""
+    app = Flask(__name__)
+    app.config.update(
+        SECRET_KEY=secrets.token_hex(), SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Strict",
+        MAX_CONTENT_LENGTH=1 << 20, WTF_CSRF_TIME_LIMIT=None, HINTS=hints,
+    )  # fmt: skip
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.filters["points"] = points
+    app.extensions["shelf"] = shelf = shelf or Shelf(folder)
+    CSRFProtect(app)
+    manager = LoginManager(app)
+    manager.session_protection, manager.login_view = "strong", "login"  # type: ignore[assignment]
+    failures: dict[str, list[float]] = defaultdict(list)
+
+    @manager.user_loader
+    def load(id: str) -> User | None:
+        found = shelf.account(id.rpartition(":")[0])
+        user = User(found) if found else None
+        return user if user and secrets.compare_digest(user.id, id) else None
+
+    @app.before_request
+    def gate() -> Response | None:
+        page = (request.endpoint or "").removeprefix("pages.")
+        if page in OPEN:
+            return None
+        if not current_user.is_authenticated:
+            return manager.unauthorized()
+        if not current_user.staff:
+            if page not in STUDENTS:
+                abort(403)
+            if (request.view_args or {}).get("slug", current_user.slug) != current_user.slug:
+                abort(404)  # whether there is such a submission is nobody's business
+        return None
+
+    @app.route("/login", methods=["GET", "POST"])
+    def login() -> str | Response | tuple[str, int]:
+        if request.method == "GET":
+            return render_template("login.html", wrong="")
+        name, now = request.form.get("login", "")[:200], time.monotonic()
+        recent = failures[name] = [t for t in failures[name] if now - t < 60 * MINUTES]
+        if len(recent) >= TRIES:
+            return render_template("login.html", wrong=f"too many tries; wait {MINUTES} minutes"), 429
+        found = shelf.account(name)
+        right = check_password_hash(found.password if found else _NOBODY, request.form.get("password", ""))
+        if not (found and right):
+            recent.append(now)
+            return render_template("login.html", wrong="unknown login, or wrong password"), 401
+        login_user(User(found))
+        return redirect(url_for("pages.home"))
+
+    @app.post("/logout")
+    def logout() -> Response:
+        logout_user()
+        return redirect(url_for("login"))
+
+    @app.after_request
+    def headers(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = _REPORT if request.endpoint == "pages.report" else _OURS
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "same-origin"
+        if request.endpoint not in ("static", "pages.asset"):
+            response.headers["Cache-Control"] = "no-store"
+        return response
+
+    def told(code: int) -> object:
+        return lambda error: (render_template("error.html", says=str(getattr(error, "description", error))), code)
+
+    for kind, code in (
+        (Wrong, 400),
+        (RubricError, 400),
+        (CSRFError, 400),
+        (403, 403),
+        (404, 404),
+        (GradebookError, 503),
+    ):
+        app.register_error_handler(kind, told(code))  # type: ignore[arg-type]
+    from .views import pages
+
+    app.register_blueprint(pages)
+    return app

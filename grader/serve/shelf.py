@@ -1,0 +1,154 @@
+"""The class in memory, read again where the gradebook's count of changes has moved, and no more than that."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.course.assignment import default
+from lab.course.scoring import ExerciseScore
+
+from .. import policy, written
+from ..console import latest
+from ..gradebook import Gradebook
+from ..graded import Account, Graded, Message, Run
+from ..policy import Decision, Grade
+from ..report import labels, page_name
+from ..written import QuestionScore
+
+EXPORT_AFTER = 5.0  # seconds from a change until pages and exports are written anew
+
+
+@dataclass(eq=False)
+class Row:
+    """One submission: what tests said, what people decided and marked, and what that comes to."""
+
+    name: str
+    slug: str
+    label: str
+    graded: Graded
+    grade: Grade
+    written: list[QuestionScore]
+    threads: dict[str, list[Message]]  # by exercise
+    line: str = ""  # in the class page's table, once it was asked for
+
+    @property
+    def open(self) -> int:
+        return sum(messages[-1].state == "open" for messages in self.threads.values())
+
+    @functools.cached_property
+    def prose(self) -> dict[str, QuestionScore]:
+        return {s.question.id: s for s in self.written if s.answer.outcome == "prose"}
+
+    @functools.cached_property
+    def totals(self) -> tuple[float, float, float]:
+        return written.totals(self.written)
+
+    @functools.cached_property
+    def version(self) -> str:
+        """Changes with every decision and every mark of this submission."""
+        return digest(self.graded.decisions, self.graded.marks)
+
+
+def digest(*of: object) -> str:
+    return hashlib.sha256(repr(of).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+@dataclass
+class Class:
+    """All submissions of the latest run, by slug in the order of labels."""
+
+    changes: tuple[int, int]
+    run: Run
+    ids: tuple[str, ...]
+    rows: dict[str, Row]
+    scores: dict[str, list[ExerciseScore]]
+    decisions: list[Decision]
+    table: str = ""  # the class page's table, once it was asked for
+
+
+class Shelf:
+    """One for all threads; each thread reads by a connection of its own, and one writes at a time."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._local, self._reading, self._writing = threading.local(), threading.Lock(), threading.Lock()
+        self._now: Class | None = None
+        self._changed, self._ended = threading.Event(), threading.Event()
+
+    def now(self) -> Class:
+        with self._book() as book, self._reading:
+            if self._now is None or self._now.changes != book.changes():
+                self._now = self._read(book)
+            return self._now
+
+    def account(self, login: str) -> Account | None:
+        with self._book() as book:
+            return book.account(login)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[tuple[Gradebook, Class]]:
+        """The gradebook to write into, and the class as it is while nobody else writes."""
+        with self._writing, latest(self.folder) as (book, _, _):
+            yield book, self.now()
+        self._changed.set()
+
+    def exporting(self) -> None:
+        """Write pages and exports a while after each change, by the command that does it; until `end`."""
+        while self._changed.wait(1.0) or not self._ended.is_set():
+            if self._changed.is_set():
+                self._ended.wait(EXPORT_AFTER)
+                self._changed.clear()
+                nice = ["nice", "-n", "10"] if shutil.which("nice") else []
+                command = [*nice, sys.executable, "-m", "grader", "report", "--out", str(self.folder)]
+                subprocess.run(command, stdout=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C lets it end
+
+    def end(self) -> None:
+        self._ended.set()
+
+    @contextlib.contextmanager
+    def _book(self) -> Iterator[Gradebook]:
+        if not hasattr(self._local, "book"):
+            self._local.book = Gradebook(self.folder / "gradebook.sqlite", write=False)
+        try:
+            yield self._local.book
+        except Exception:
+            self._local.__dict__.pop("book").close()  # the next request tries a new connection
+            raise
+
+    def _read(self, book: Gradebook) -> Class:
+        before, changes, assignment = self._now, book.changes(), default()
+        threads: dict[str, dict[str, list[Message]]] = {}
+        for (name, exercise), messages in book.threads().items():
+            threads.setdefault(name, {})[exercise] = messages
+        if before and before.changes[0] == changes[0]:
+            run, ids, scores = before.run, before.ids, before.scores
+            graded = book.decided({row.name: row.graded for row in before.rows.values()})
+        else:
+            with latest(self.folder, write=False) as (_, run, ids):
+                graded = book.graded(run.id)
+            scores = {name: g.scores(assignment, ids) for name, g in graded.items()}
+            before = None
+        shown, rows = labels(graded), []
+        for name, g in graded.items():
+            slug, own = page_name(name), threads.get(name, {})
+            old = before.rows[slug] if before else None
+            if old and old.threads == own and _written(old.graded) == _written(g):
+                rows.append(old)
+                continue
+            grade = policy.grade(scores[name], g.decisions, g.policy)
+            rows.append(Row(name, slug, shown[name], g, grade, written.score(g), own))
+        rows.sort(key=lambda row: (row.label.casefold(), row.label))
+        return Class(changes, run, ids, {row.slug: row for row in rows}, scores, book.decisions())
+
+
+def _written(g: Graded) -> tuple[object, ...]:
+    return g.decisions, g.marks, g.policy

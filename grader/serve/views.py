@@ -1,0 +1,225 @@
+"""The pages: the class, a submission, marking, requests, decisions. What is posted goes where the commands go."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flask import (
+    Blueprint,
+    Response,
+    abort,
+    current_app,
+    redirect,
+    render_template,
+    request,
+    send_from_directory,
+    url_for,
+)  # fmt: skip
+from flask_login import current_user
+from markupsafe import Markup
+
+from lab.course.assignment import default
+from lab.course.questions import default as questions
+
+from .. import rubric, rulings
+from ..console import Wrong
+from ..report import html, labels, plain
+from ..report.summary import SYMBOLS, state
+from ..written import OUTCOMES
+from .shelf import Class, Row, Shelf, digest
+
+pages = Blueprint("pages", __name__)
+Page = str | tuple[str, int] | Any
+STALE = "somebody else has changed this since you opened it: look at what is there now, then save again"
+
+
+def shelf() -> Shelf:
+    return current_app.extensions["shelf"]
+
+
+def row_of(now: Class, slug: str) -> Row:
+    return now.rows.get(slug) or abort(404)
+
+
+@pages.get("/")
+def home() -> Page:
+    now = shelf().now()
+    if not current_user.staff:
+        if current_user.slug in now.rows:
+            return redirect(url_for("pages.student", slug=current_user.slug))
+        return render_template("error.html", says="Nothing of yours is graded yet.")
+    if not now.table:
+        for row in now.rows.values():
+            row.line = row.line or render_template("row.html", row=row)
+        now.table = "".join(row.line for row in now.rows.values())
+    return render_template("class.html", now=now, table=Markup(now.table), title=default().title)
+
+
+@pages.get("/student/<slug>")
+def student(slug: str) -> Page:
+    return _student(shelf().now(), slug)
+
+
+def _student(now: Class, slug: str, wrong: str = "", code: int = 200) -> Page:
+    row = row_of(now, slug)
+    made = [d for d in now.decisions if d.name == row.name]
+    stands = {d.number for d in row.graded.decisions}
+    exercises = [(s, "excluded" if s.exercise.id in row.grade.excluded else state(s)) for s in now.scores[row.name]]
+    return render_template(
+        "student.html", row=row, exercises=exercises, made=made, stands=stands, symbols=SYMBOLS, outcomes=OUTCOMES,
+        ids=now.ids, wrong=wrong, form=request.form if wrong else {}, quote=shlex.quote, text=plain,
+    ), code  # fmt: skip
+
+
+@pages.get("/student/<slug>/report")
+def report(slug: str) -> str:
+    now = shelf().now()
+    row = row_of(now, slug)
+    hints = 3 if current_user.staff else current_app.config["HINTS"]
+    return _report(slug, hints, (now.run.id, now.changes[0], row.version))
+
+
+@functools.lru_cache(maxsize=64)
+def _report(slug: str, hints: int, version: tuple[int, int, str]) -> str:
+    now = shelf().now()
+    return html.submission_page(row_of(now, slug).graded, default(), now.run, now.ids, hints)
+
+
+@pages.post("/student/<slug>/decide")
+def decide(slug: str) -> Page:
+    form = request.form
+    try:
+        value = float(form.get("value") or 0)
+    except ValueError:
+        value = math.nan
+    with shelf().writing() as (book, now):
+        row = row_of(now, slug)
+        if form.get("version") != row.version:
+            return _student(now, slug, STALE, 409)
+        try:
+            chosen = [form.get("exercise", "")] if form.get("kind") != "extend" else [""]
+            rulings.rule(book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), _me())
+        except Wrong as error:
+            return _student(now, slug, str(error), 400)
+    return redirect(url_for("pages.student", slug=slug), 303)
+
+
+@pages.post("/withdraw/<int:number>")
+def withdraw(number: int) -> Page:
+    with shelf().writing() as (book, now):
+        made = rulings.withdraw(book, number, request.form.get("why", ""), _me())
+        slug = next((row.slug for row in now.rows.values() if row.name == made.name), None)
+    return redirect(url_for("pages.student", slug=slug) if slug else url_for("pages.decisions"), 303)
+
+
+@pages.post("/student/<slug>/ask")
+def ask(slug: str) -> Page:
+    form = request.form
+    exercise, words = form.get("exercise", ""), form.get("text", "").strip()
+    closing = current_user.staff and form.get("state") == "closed"
+    with shelf().writing() as (book, now):
+        row = row_of(now, slug)
+        if exercise and exercise not in now.ids:
+            abort(404)
+        if not words:
+            return _student(now, slug, "text: expected a few words, got nothing", 400)
+        book.say(row.name, exercise, words, current_user.login, current_user.role, "closed" if closing else "open")
+    return redirect(url_for("pages.student", slug=slug), 303)
+
+
+@pages.get("/requests")
+def requests() -> Page:
+    now = shelf().now()
+    found = [(row, id, said) for row in now.rows.values() for id, said in row.threads.items()]
+    found.sort(key=lambda one: (one[2][-1].state != "open", one[2][-1].at))
+    return render_template("requests.html", threads=found)
+
+
+@pages.get("/decisions")
+def decisions() -> Page:
+    now = shelf().now()
+    by_name = {row.name: row for row in now.rows.values()}
+    return render_template("decisions.html", made=now.decisions[::-1], by_name=by_name)
+
+
+@pages.get("/mark")
+def to_mark() -> Page:
+    now = shelf().now()
+    counts = []
+    for q in questions().questions.values():
+        answers = [row for row in now.rows.values() if q.id in row.prose]
+        if answers:
+            left = [row for row in answers if row.prose[q.id].unmarked]
+            counts.append((q, len(answers), len(left), (left or answers)[0].slug))
+    return render_template("mark.html", counts=counts)
+
+
+@pages.route("/mark/<question>/<slug>", methods=["GET", "POST"])
+def mark(question: str, slug: str) -> Page:
+    if request.method == "GET":
+        return _marking(shelf().now(), question, slug)
+    form = request.form
+    with shelf().writing() as (book, now):
+        row = row_of(now, slug)
+        s = row.prose.get(question) or abort(404)
+        if form.get("version") != _version(row, question):
+            return _marking(now, question, slug, STALE, 409)
+        name = labels([row.name])[row.name]
+        cells = [
+            {"name": name, "question": question, "criterion": c.name,
+             "points": form.get(f"points {c.name}", "").strip(), "comment": form.get(f"comment {c.name}", "").strip()}
+            for c in s.question.criteria
+        ]  # fmt: skip
+        try:
+            book.mark(rubric.taken(enumerate(cells, 1), {row.name: row.graded}, _me()))
+        except rubric.RubricError as error:
+            return _marking(now, question, slug, str(error), 400)
+    following = next(_others(shelf().now(), question, slug), None)
+    return redirect(
+        url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark"), 303
+    )
+
+
+def _marking(now: Class, question: str, slug: str, wrong: str = "", code: int = 200) -> Page:
+    row = row_of(now, slug)
+    s = row.prose.get(question) or abort(404)
+    answers = [r.slug for r in now.rows.values() if question in r.prose]
+    at = answers.index(slug)
+    return render_template(
+        "marking.html", row=row, s=s, version=_version(row, question), wrong=wrong, form=request.form if wrong else {},
+        answer=plain(s.answer.given, rubric.ANSWER_LIMIT), at=at + 1, of=len(answers),
+        before=answers[at - 1] if at else None, after=answers[at + 1] if at + 1 < len(answers) else None,
+    ), code  # fmt: skip
+
+
+def _others(now: Class, question: str, slug: str) -> Iterator[str]:
+    """Submissions of which this question is to be marked, those behind this one first."""
+    order = list(now.rows)
+    at = order.index(slug)
+    for other in order[at + 1 :] + order[:at]:
+        s = now.rows[other].prose.get(question)
+        if s and s.unmarked:
+            yield other
+
+
+def _version(row: Row, question: str) -> str:
+    """Changes with every mark of this answer, and with the answer."""
+    s = row.prose[question]
+    return digest(s.answer, sorted(s.marks.items()))
+
+
+def _me() -> str:
+    return str(current_user.login)
+
+
+@pages.get("/asset/<file>")
+def asset(file: str) -> Response:
+    """Style and sorting that the reports have, too."""
+    if file not in ("style.css", "sort.js"):
+        abort(404)
+    return send_from_directory(Path(html.__file__).parent / "templates", file)

@@ -1,0 +1,90 @@
+"""The commands of a department's desk: the pages for staff and students, and requests to be graded again."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import Out, Wrong, err, known, latest, say
+from .report import one_line
+
+
+def serve(
+    out_folder: Out = Path("out"),
+    host: Annotated[str, typer.Option(help="Where it listens; another than this machine wants TLS before it.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8350,
+    hints: Annotated[int, typer.Option(min=0, max=3, help="How many hints a student's report shows.")] = 1,
+    add_user: Annotated[
+        str | None, typer.Option(help="Add this login, or change it, and end; asks a password.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="With --add-user: staff or student.")] = "student",
+    submission: Annotated[str, typer.Option(help="With --add-user: what the student sees; default: the login.")] = "",
+) -> None:
+    """Pages on the gradebook, with log-in: the class, marking, requests, decisions; a student sees what is theirs."""
+    from . import serve as pages
+    from .serve.shelf import Shelf
+
+    with latest(out_folder, write=add_user is not None) as (book, run, _):
+        if add_user is not None:
+            if role not in ("staff", "student"):
+                raise Wrong(f"--role: expected staff or student, got {role!r}")
+            name = (submission or add_user) if role == "student" else ""
+            if role == "student":
+                known([name], book.graded(run.id), "--submission")
+            asked = getpass.getpass("password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+            book.admit([pages.account(add_user, role, name, asked)])
+            say(f"{add_user}: {role}{f', sees {name}' if name else ''}")
+            return
+    import logging
+
+    import waitress
+
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no warning
+    shelf = Shelf(out_folder)
+    shelf.now()
+    writer = threading.Thread(target=shelf.exporting)
+    writer.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends as Ctrl-C does: with the exports written
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        say("passwords cross the network as they are: put a server that speaks TLS before this one", err)
+    say(f"http://{host}:{port}  (Ctrl-C ends it)")
+    try:
+        waitress.serve(pages.create_app(out_folder, hints, shelf), host=host, port=port, threads=8, _quiet=True)
+    except OSError as error:
+        raise Wrong(f"--port: expected a free one, got {port}: {error.strerror}") from None
+    finally:
+        shelf.end()
+        writer.join()
+
+
+def requests(
+    name: Annotated[str | None, typer.Argument(help="A submission; default: all.")] = None,
+    exercise: Annotated[str, typer.Option(help="The thread about this exercise; default: the whole submission.")] = "",
+    answer: Annotated[str | None, typer.Option(help="Add this to the thread; the student reads it.")] = None,
+    close: Annotated[bool, typer.Option("--close", help="With --answer: close the thread.")] = False,
+    out_folder: Out = Path("out"),
+) -> None:
+    """Requests to be graded again, with what was said; answer one."""
+    with latest(out_folder, write=answer is not None) as (book, run, ids):
+        if name is not None:
+            known([name], book.graded(run.id), "NAME")
+        if answer is not None:
+            if name is None:
+                raise Wrong("--answer: expected NAME before it")
+            known([exercise] if exercise else [], ids, "--exercise")
+            if not answer.strip():
+                raise Wrong("--answer: expected a few words, got nothing")
+            book.say(name, exercise, answer, getpass.getuser(), "staff", "closed" if close else "open")
+        for (whose, about), said in book.threads().items():
+            if name in (None, whose):
+                say(f"{said[-1].state}: {whose}: {about or 'the whole submission'}")
+                for m in said:
+                    say(f"  {m.at} {m.by} ({m.role}): {one_line(m.text, 300)}")

@@ -1,0 +1,140 @@
+"""A gradebook in PostgreSQL keeps what the one in a file keeps; the server is one that this test starts."""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grader.gradebook import Gradebook, GradebookError, Graded
+from grader.graded import Flag
+from grader.postgres import psycopg
+from lab.course.scoring import Result
+
+from .test_gradebook import test_what_was_recorded_comes_back  # noqa: F401
+from .test_serve import (  # noqa: F401
+    RUN,
+    app,
+    filled,
+    test_a_decision_counts_and_says_who,
+    test_a_request_has_a_thread_here_and_on_the_command_line,
+    test_a_student_sees_no_page_but_their_own,
+    test_marks_are_those_of_a_sheet,
+    test_of_ten_who_save_at_the_same_moment_one_does,
+    test_the_second_of_two_who_mark_is_shown_what_the_first_gave,
+    test_what_submissions_say_is_text,
+    test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so,
+)
+
+SCHEMAS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server with a database of its own. PostgreSQL does not run as root: then as "nobody"."""
+    found = [shutil.which("initdb"), *map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    initdb = next(filter(None, found), None)
+    if initdb is None or psycopg is None:
+        pytest.skip("no PostgreSQL on this machine: apt-get install postgresql; pip install '.[postgres]'")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    root = os.geteuid() == 0
+    if root:
+        shutil.chown(folder, "nobody")
+    who = {"user": "nobody"} if root else {}
+    name = "nobody" if root else getpass.getuser()
+    make = [initdb, "-D", folder / "data", "-A", "trust", "-E", "UTF8", "--no-locale", "-U", name, "--no-sync"]
+    subprocess.run(make, check=True, capture_output=True, cwd="/", **who)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    postgres = Path(initdb).resolve().with_name("postgres")
+    options = ["-D", folder / "data", "-p", str(port), "-k", folder, "-c", "listen_addresses=127.0.0.1"]
+    process = subprocess.Popen([postgres, *options], cwd="/", stderr=subprocess.DEVNULL, **who)
+    address = f"postgresql://{name}@127.0.0.1:{port}/postgres"
+    try:
+        for _ in range(200):
+            try:
+                psycopg.connect(address).close()
+                break
+            except psycopg.OperationalError:
+                subprocess.run(["sleep", "0.1"], check=True)
+        yield address
+    finally:
+        process.send_signal(signal.SIGINT)  # SIGTERM would wait for those who are connected
+        process.wait()
+        shutil.rmtree(folder)
+
+
+def of_its_own(server: str, folder: Path) -> Path:
+    """The path of a gradebook in a schema of its own."""
+    schema = f"course_{next(SCHEMAS)}"
+    with psycopg.connect(server, autocommit=True) as db:
+        db.execute(f"CREATE SCHEMA {schema}")
+    (folder / "gradebook.address").write_text(f"{server}?options=-csearch_path%3D{schema}\n")
+    return folder / "gradebook.sqlite"
+
+
+@pytest.fixture
+def path(server: str, tmp_path: Path) -> Path:
+    return of_its_own(server, tmp_path)
+
+
+@pytest.fixture
+def out(path: Path) -> Path:
+    return filled(path.parent)
+
+
+def test_the_class_is_not_in_a_file(path: Path):
+    Gradebook(path).close()
+    assert not path.exists()
+
+
+def test_a_new_run_carries_over_and_decisions_keep_their_kind(path: Path):
+    passed = Result("ddp.naive", "numerics", "t::a", "", "passed")
+    with Gradebook(path) as book:
+        first = book.start_run(**RUN)
+        book.record(first, Graded("ada", results=[passed], flags=[Flag("x", "y")]))
+        book.record(first, Graded("odd\udc80\0name", results=[replace(passed, test="t::b"), passed]))
+        book.decide("submitted", "ada", "", "2026-02-14T23:59:00Z", "times.csv", "tess")
+        number = book.decide("adjust", "ada", "", 1.5, "ours", "tess")
+        book.decide("withdraw", "ada", "", number, "theirs", "tess")
+        second = book.start_run(**RUN, base=first, again={"ada": ["ddp.naive"]})
+        found = book.graded(second)
+        assert [d.value for d in book.decisions()] == ["2026-02-14T23:59:00Z", 1.5, number]
+    assert [r.test for r in found["odd\udc80\0name"].results] == ["t::b", "t::a"]
+    assert (found["ada"].judged["ddp.naive"], found["ada"].judged["ddp.flat"]) == (None, first)
+    assert [d.kind for d in found["ada"].decisions] == ["submitted"]
+
+
+def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
+    with Gradebook(path) as book:
+        book.decide("adjust", "ada", "", 1, "x", "tess")
+        with pytest.raises(GradebookError, match="another grader"):
+            Gradebook(path)
+        with pytest.raises(GradebookError, match="never changed or removed"):
+            book._db.execute("DELETE FROM decision")
+        with Gradebook(path, write=False) as reader, pytest.raises(GradebookError, match="read-only"):
+            reader.decide("adjust", "ada", "", 1, "x", "tess")
+    Gradebook(path).close()
+
+
+def test_the_next_grader_need_not_wait_for_the_server(path: Path):
+    for _ in range(20):
+        Gradebook(path).close()
+
+
+def test_an_address_that_is_wrong_is_one_line(path: Path):
+    path.with_suffix(".address").write_text("postgresql://127.0.0.1:1/nowhere")
+    with pytest.raises(GradebookError, match=r"gradebook\.address: connection") as error:
+        Gradebook(path)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,139 @@
+"""An archive of a profile, or of what is out on a day, has these exercises alone and works by itself."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+
+import pytest
+
+from grader import release
+from grader.cli import main
+from grader.release import plan as plans
+from lab.course.assignment import AssignmentError, default, needed
+
+from .test_release import said, test_every_link_of_its_pages_resolves, unpacked  # noqa: F401
+
+PLAN = """
+profile = "core"
+[out]
+2026-11-09 = ["benchmarking", "mixed_precision"]
+2026-11-02 = ["benchmarking.benchmark"]
+2026-11-16 = ["flash_attention", "ddp", "zero", "mesh"]
+"""
+
+
+@pytest.fixture(scope="module")
+def files():  # what `unpacked` takes, and so the tests of the whole archive
+    return release.files("core", first_stages())
+
+
+def first_stages() -> list[str]:
+    return [id for id in default().profiles["core"] if id.split(".")[0] in ("benchmarking", "ddp")]
+
+
+def exercises_in(found) -> set[str]:
+    return {e.id for e in default().exercises.values() if f"student/{e.file}" in found}
+
+
+def judged_in(found) -> set[str]:
+    return {e.id for e in default().exercises.values() if f"tests/{e.stage}/test_{e.id.split('.')[1]}.py" in found}
+
+
+@pytest.mark.parametrize("profile", ["tour", "short", "cs336-2025"])
+def test_a_profile_has_its_exercises_and_what_they_build_on(profile):
+    found, ids = release.files(profile), set(default().profiles[profile])
+    assert judged_in(found) == ids
+    assert exercises_in(found) == ids | {need for id in ids for need in needed(id)}
+    assert tomllib.loads(found["assignment.toml"].decode())["profiles"] == {profile: list(default().profiles[profile])}
+    assert all(release._imported(name, data) <= set(found) for name, data in found.items())
+
+
+def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
+    points = sum(default().exercise(id).points for id in first_stages())
+    code, text = said(unpacked, "python", "-m", "lab")
+    assert code == 0, text
+    assert f"0 of {points:g} points" in text
+    code, text = said(unpacked, "python", "-m", "lab", "--profile", "full")
+    assert code == 2, text
+    assert "--profile: expected one of core, got 'full'" in text
+    code, text = said(unpacked, "python", "-m", "pytest", "tests/", "--stage", "ddp")
+    assert code == 1, text
+    assert "next: ddp.naive" in text
+    assert "not attempted in" in text
+    assert "Error" not in text
+    assert "## mesh." not in (unpacked / "student" / "writeup.md").read_text()
+
+
+def test_a_stage_is_what_is_left_of_it(tmp_path):
+    (tmp_path / "p.toml").write_text(PLAN)
+    plan = plans.read(tmp_path / "p.toml")
+    assert plan.out(datetime.date(2026, 11, 8)) == ("benchmarking.benchmark",)
+    assert {id.split(".")[0] for id in plan.out(datetime.date(2026, 11, 9))} == {"benchmarking", "mixed_precision"}
+    assert set(plan.out(datetime.date(2027, 1, 1))) == set(default().profiles["core"])
+    assert (plan.next(datetime.date(2026, 11, 9)), plan.next(datetime.date(2026, 11, 16))) == (
+        datetime.date(2026, 11, 16), None,
+    )  # fmt: skip
+    assert plan.remarks() == []
+    with pytest.raises(AssignmentError, match=r"--on: expected 2026-11-02 or later, .* got '2026-11-01'"):
+        plan.out(datetime.date(2026, 11, 1))
+
+
+def test_what_never_comes_out_or_too_early_is_remarked(tmp_path):
+    (tmp_path / "p.toml").write_text(
+        'profile = "tour"\n[out]\n2026-11-02 = ["ddp.naive"]\n2026-11-03 = ["benchmarking"]'
+    )
+    assert plans.read(tmp_path / "p.toml").remarks() == [
+        "1 of profile tour never come out: flash_attention.tiled_forward"
+    ]
+    (tmp_path / "p.toml").write_text('profile = "core"\n[out]\n2026-11-02 = ["ddp.flat"]\n2026-11-03 = ["ddp.naive"]')
+    assert plans.read(tmp_path / "p.toml").remarks()[0] == (
+        "ddp.flat comes out on 2026-11-02; it builds on ddp.naive, which comes out 2026-11-03"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"core"', '"bore"', "p.toml: profile: expected one of tour, short, core"),
+        ("profile =", "profle =", "p.toml: profle: expected one of out, profile, got 'profle'"),
+        ("2026-11-16", "2026-11-31", "p.toml: out: expected days such as 2026-11-02, got '2026-11-31'"),
+        ("2026-11-16", "monday", "got 'monday'"),
+        ('"zero"', '"zera"', "p.toml: out.2026-11-16: no exercise 'zera'; did you mean zero"),
+        ('"zero"', '"zero.zero2"', "out.2026-11-16: expected an exercise of profile core, got 'zero.zero2'"),
+        ('"zero"', '"benchmarking"', "expected a stage of which something of core is left, got 'benchmarking'"),
+        ('"zero"', '"benchmarking.flops"', "benchmarking.flops is out on 2026-11-09 already"),
+        ('["benchmarking.benchmark"]', "[]", "expected at least one exercise or stage, got []"),
+        ('["benchmarking.benchmark"]', '"benchmarking"', "expected a list of strings"),
+        ("[out]", "[out", "not TOML"),
+    ],
+)
+def test_a_bad_plan_is_refused_in_one_line(tmp_path, old, new, words):
+    assert old in PLAN
+    (tmp_path / "p.toml").write_text(PLAN.replace(old, new))
+    with pytest.raises(AssignmentError) as caught:
+        plans.read(tmp_path / "p.toml")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_takes_the_plan_that_is_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def told(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["grader", "release", "--out", "a.zip", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out + said.err
+
+    assert told("--on", "2026-11-09") == (
+        2, "grader: --on: expected a plan of what is out from when; write release-plan.toml, or leave --on out\n",
+    )  # fmt: skip
+    (tmp_path / "release-plan.toml").write_text(PLAN)
+    assert told("--profile", "short")[0] == 2
+    assert not (tmp_path / "a.zip").exists()
+    code, text = told("--on", "2026-11-02")
+    assert code == 0
+    assert "release-plan.toml: 1 of the 26 of core are out on 2026-11-02; more on 2026-11-09" in text
+    assert (tmp_path / "a.zip").is_file()

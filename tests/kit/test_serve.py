@@ -1,0 +1,389 @@
+"""`grader serve`: a student sees what is theirs, nothing that is posted slips past, and nobody overwrites anybody."""
+
+from __future__ import annotations
+
+import csv
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from werkzeug.serving import make_server
+
+from benchmarks.browser import Browser, chromium
+from grader import serve
+from grader.cli import app as commands
+from grader.console import Wrong
+from grader.gradebook import Flag, Gradebook, Graded
+from grader.graded import Answer
+from grader.report import page_name
+from grader.serve import shelf as shelves
+from lab.course import questions
+from lab.course.scoring import Result
+
+EVIL = "<script>alert(1)</script>"
+QUESTION = "ddp.timeline"
+CRITERIA = [c.name for c in questions.default().questions[QUESTION].criteria]
+WORD = "a long word"
+RUN = {"seed": "5ec2e7", "profile": "core", "isolation": "process", "assignment": "f" * 64}
+
+
+def submission(name: str, text: str = "Because it overlaps.") -> Graded:
+    result = Result("ddp.naive", "numerics", f"tests/ddp/test_naive.py::{EVIL}", "", "failed", "assertion", EVIL)
+    return Graded(
+        name, results=[result], answers=[Answer(QUESTION, text, "prose")], flags=[Flag("forbidden call", EVIL)]
+    )
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return filled(tmp_path)
+
+
+def filled(tmp_path: Path) -> Path:
+    with Gradebook(tmp_path / "gradebook.sqlite") as book:
+        run = book.start_run(**RUN)
+        for g in (submission("ada", EVIL), submission("bob"), submission(EVIL)):
+            book.record(run, g)
+        staff = [serve.account(login, "staff", "", WORD) for login in ("tess", "tom")]
+        book.admit([*staff, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob"))])
+    return tmp_path
+
+
+@pytest.fixture
+def app(out: Path):
+    return serve.create_app(out)
+
+
+class Client:
+    """A browser of one person: it sends the token that the page has."""
+
+    def __init__(self, app, login: str = "", password: str = WORD):
+        self.client = app.test_client()
+        if login:
+            self.login = self.post("/login", "/login", login=login, password=password)
+
+    def get(self, path: str):
+        return self.client.get(path)
+
+    def page(self, path: str) -> str:
+        found = self.get(path)
+        assert found.status_code == 200, found.text
+        return found.text
+
+    def post(self, on: str, path: str, **form: object):
+        """Fill in the hidden fields of the page `on` and post to `path`."""
+        form = {"csrf_token": hidden(self.page(on), "csrf_token"), **form}
+        return self.client.post(path, data=form)
+
+    def mark(self, slug: str, points: str, page: str | None = None, **more: str):
+        path = f"/mark/{QUESTION}/{slug}"
+        page = page or self.page(path)
+        return self.client.post(path, data={
+            "csrf_token": hidden(page, "csrf_token"), "version": hidden(page, "version"),
+            f"points {CRITERIA[0]}": points, **more,
+        })  # fmt: skip
+
+
+def hidden(page: str, name: str) -> str:
+    return re.findall(rf'name="{name}" value="([^"]*)"', page)[0]
+
+
+def decide(person: Client, page: str, **form: object):
+    version = hidden(page, "version")
+    return person.post("/student/ada", "/student/ada/decide", **{"version": version, "why": "ill", **form})
+
+
+def book(out: Path) -> Gradebook:
+    return Gradebook(out / "gradebook.sqlite", write=False)
+
+
+def addresses(app) -> list[tuple[str, str]]:
+    """(method, path) of everything there is, filled in with bob's page."""
+    fill = {"slug": "bob", "number": "1", "question": QUESTION, "file": "style.css", "filename": "serve.css"}
+    return [
+        (method, re.sub(r"<(?:\w+:)?(\w+)>", lambda m: fill[m[1]], rule.rule))
+        for rule in app.url_map.iter_rules()
+        for method in sorted(rule.methods & {"GET", "POST"})
+    ]
+
+
+# ---- who may see what ----
+
+
+def test_nobody_sees_anything_but_the_log_in(app):
+    app.config["WTF_CSRF_ENABLED"] = False  # so that the gate alone answers
+    for method, path in addresses(app):
+        code = app.test_client().open(path, method=method)
+        if path == "/login" or "css" in path:
+            continue
+        assert (code.status_code, code.location[:6]) == (302, "/login"), f"{method} {path}: {code.status}"
+
+
+def test_a_student_sees_no_page_but_their_own(app):
+    app.config["WTF_CSRF_ENABLED"] = False
+    ada = app.test_client()
+    ada.post("/login", data={"login": "ada", "password": WORD})
+    allowed = {"/", "/login", "/logout", "/asset/style.css", "/static/serve.css"}
+    for method, path in addresses(app):
+        if path not in allowed:
+            code = ada.open(path, method=method, data={"text": "x"}).status_code
+            assert code in (403, 404), f"ada may {method} {path}: {code}"
+    assert ada.get("/").location == "/student/ada"
+    own = ada.get("/student/ada").text
+    assert "forbidden call" not in own, "flags are for staff"
+    assert "Withdraw" not in own
+    assert "bob" not in own
+    assert "forbidden call" not in ada.get("/student/ada/report").text
+    assert ada.post("/student/ada/decide", data={"kind": "adjust", "value": 5, "why": "x"}).status_code == 403
+
+
+def test_staff_open_every_page(app):
+    tess = Client(app, "tess")
+    for method, path in addresses(app):
+        if method == "GET":
+            assert tess.get(path).status_code == 200, path
+
+
+@pytest.mark.parametrize("password", ["", "a long wore", "A long word"])
+def test_a_wrong_password_opens_nothing_and_ten_close_the_door(app, password):
+    for _ in range(serve.TRIES):
+        assert Client(app, "tess", password).login.status_code == 401
+    assert Client(app, "tess").login.status_code == 429
+    assert Client(app, "nobody", password).login.status_code == 401
+
+
+def test_a_new_password_ends_the_sessions_of_before(app, out):
+    tess = Client(app, "tess")
+    assert tess.get("/").status_code == 200
+    with Gradebook(out / "gradebook.sqlite") as book:
+        book.admit([serve.account("tess", "staff", "", "another word")])
+    assert tess.get("/").status_code == 302
+    assert Client(app, "tess").login.status_code == 401
+    assert Client(app, "tess", "another word").get("/").status_code == 200
+
+
+def test_passwords_are_hashed_and_cookies_closed(app, out):
+    assert WORD.encode() not in (out / "gradebook.sqlite").read_bytes()
+    cookie = Client(app, "tess").login.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+
+
+def test_nothing_is_taken_without_the_token(app, out):
+    tess = Client(app, "tess")
+    for method, path in addresses(app):
+        if method == "POST":
+            assert tess.client.post(path, data={"why": "x"}).status_code == 400, path
+    with book(out) as found:
+        assert (found.decisions(), found.threads()) == ([], {})
+
+
+def test_what_submissions_say_is_text(app):
+    tess = Client(app, "tess")
+    tess.post("/student/ada", "/student/ada/ask", text=EVIL)
+    paths = ["/", "/requests", "/student/ada", f"/mark/{QUESTION}/ada", f"/student/{page_name(EVIL)}"]
+    for path in [*paths, "/student/ada/report"]:
+        page = tess.get(path)
+        assert "<script>alert" not in page.text, path
+        assert "script-src 'self'" in page.headers["Content-Security-Policy"] or path.endswith("report")
+        assert "unsafe" not in page.headers["Content-Security-Policy"] or path.endswith("report")
+        assert "&lt;script&gt;alert" in page.text, path
+
+
+# ---- what is done here is what the commands do ----
+
+
+def test_a_decision_counts_and_says_who(app, out):
+    tess = Client(app, "tess")
+    assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2, exercise="ddp.naive").status_code == 303
+    done = CliRunner().invoke(commands, ["decisions", "--json", "--out", str(out)])
+    assert '"by": "tess"' in done.stdout
+    with book(out) as found:
+        (made,) = found.decisions()
+        assert (made.kind, made.name, made.exercise, made.value, made.why) == ("adjust", "ada", "ddp.naive", 2, "ill")
+    assert "tess" in tess.page("/decisions")
+    assert tess.post("/student/ada", "/withdraw/1", why="mistaken").status_code == 303
+    assert tess.post("/student/ada", "/withdraw/1", why="again").status_code == 400
+    with book(out) as found:
+        assert found.graded(1)["ada"].decisions == []
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"kind": "adjust", "value": "nan"}, "expected a number of -10000 to 10000"),
+        ({"kind": "adjust", "value": "two"}, "expected a number of -10000 to 10000"),
+        ({"kind": "adjust", "value": "99", "exercise": "ddp.naive"}, "leave --exercise out to give a bonus"),
+        ({"kind": "adjust", "value": "1", "why": " "}, "expected a reason"),
+        ({"kind": "exclude"}, "expected what is not to count"),
+        ({"kind": "exclude", "exercise": "ddp.nope"}, "expected one that is graded"),
+        ({"kind": "extend", "value": "-1"}, "expected a number of 0 to 365"),
+        ({"kind": "policy"}, "expected one of adjust, exclude, extend"),
+    ],
+)
+def test_what_a_command_would_refuse_is_refused(app, out, form, words):
+    tess = Client(app, "tess")
+    done = decide(tess, tess.page("/student/ada"), **form)
+    assert done.status_code == 400
+    assert words in done.text
+    with book(out) as found:
+        assert found.decisions() == []
+
+
+def test_marks_are_those_of_a_sheet(app, out):
+    tess = Client(app, "tess")
+    done = tess.mark("ada", "0.5", **{f"comment {CRITERIA[0]}": "say why"})
+    assert done.location == f"/mark/{QUESTION}/bob", "the next one to mark"
+    assert tess.mark("ada", "7").status_code == 400
+    with book(out) as found:
+        (mark,) = found.graded(1)["ada"].marks
+    assert (mark.points, mark.comment, mark.by) == (0.5, "say why", "tess")
+
+
+def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
+    ada, tess = Client(app, "ada"), Client(app, "tess")
+    ada.post("/student/ada", "/student/ada/ask", exercise="ddp.naive", text="The message is wrong.", state="closed")
+    assert "open" in tess.page("/requests"), "a student closes nothing"
+    done = CliRunner().invoke(
+        commands, ["requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close", "--out", str(out)]
+    )
+    assert "closed: ada: ddp.naive" in done.stdout
+    assert "It is." in ada.page("/student/ada")
+
+
+def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out):
+    tess = Client(app, "tess")
+    page = tess.page("/student/ada")
+    with Gradebook(out / "gradebook.sqlite"):
+        assert tess.get("/").status_code == 200
+        done = decide(tess, page, kind="extend", value=1)
+    assert done.status_code == 503
+    assert "another grader" in done.text
+    assert decide(tess, page, kind="extend", value=1).status_code == 303
+
+
+def test_a_change_is_in_the_exports_soon_after(out, monkeypatch):
+    monkeypatch.setattr(shelves, "EXPORT_AFTER", 0.0)
+    shelf = shelves.Shelf(out)
+    tess = Client(serve.create_app(out, 1, shelf), "tess")
+    writer = threading.Thread(target=shelf.exporting)
+    writer.start()
+    assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2).status_code == 303
+    shelf.end()
+    writer.join(120)
+    rows = csv.DictReader((out / "grades.csv").read_text(encoding="utf-8-sig").splitlines())
+    assert {row["submission"]: float(row["adjusted"]) for row in rows}["ada"] == 2
+
+
+# ---- two at once ----
+
+
+def test_the_second_of_two_who_mark_is_shown_what_the_first_gave(app, out):
+    tess, tom = Client(app, "tess"), Client(app, "tom")
+    path = f"/mark/{QUESTION}/ada"
+    first, second = tess.page(path), tom.page(path)
+    assert tess.mark("ada", "1", first).status_code == 303
+    told = tom.mark("ada", "0", second)
+    assert told.status_code == 409
+    assert "1 by tess" in told.text
+    assert f'name="points {CRITERIA[0]}" type="number" min="0" max="1.0" step="any" value="0"' in told.text.replace(
+        'max="1"', 'max="1.0"'
+    ), "what tom gave stays in the form"
+    with book(out) as found:
+        assert [m.by for m in found.graded(1)["ada"].marks] == ["tess"]
+    assert tom.mark("ada", "0", told.text).status_code == 303
+
+
+def test_the_second_of_two_who_decide_is_asked_to_look_again(app, out):
+    tess, tom = Client(app, "tess"), Client(app, "tom")
+    first, second = tess.page("/student/ada"), tom.page("/student/ada")
+    assert decide(tess, first, kind="adjust", value=2).status_code == 303
+    assert decide(tom, second, kind="adjust", value=2).status_code == 409
+    with book(out) as found:
+        assert [d.by for d in found.decisions()] == ["tess"]
+
+
+def test_of_ten_who_save_at_the_same_moment_one_does(app, out):
+    people = [Client(app, "tess") for _ in range(10)]
+    pages = [person.page("/student/ada") for person in people]
+    gate, codes = threading.Barrier(10), []
+
+    def save(person: Client, page: str) -> None:
+        form = {"csrf_token": hidden(page, "csrf_token"), "version": hidden(page, "version")}
+        gate.wait()
+        codes.append(
+            person.client.post(
+                "/student/ada/decide", data={**form, "kind": "adjust", "value": 1, "why": "x"}
+            ).status_code
+        )
+
+    threads = [threading.Thread(target=save, args=pair) for pair in zip(people, pages, strict=True)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert sorted(codes) == [303] + [409] * 9
+    with book(out) as found:
+        assert len(found.decisions()) == 1
+
+
+# ---- the command, and a browser ----
+
+
+def test_accounts_are_added_by_the_command(out):
+    add = ["serve", "--out", str(out), "--add-user"]
+    done = CliRunner().invoke(commands, [*add, "cyd", "--submission", "bob"], input="a long word\n")
+    assert done.exit_code == 0, done.output
+    assert Client(serve.create_app(out), "cyd").get("/").location == "/student/bob"
+    for arguments, typed, words in (
+        (["dan", "--submission", "dan"], WORD, "expected one that is graded"),
+        (["dan", "--role", "boss"], WORD, "expected staff or student"),
+        (["dan", "--role", "staff"], "short", "at least 8 characters"),
+    ):
+        wrong = CliRunner().invoke(commands, [*add, *arguments], input=f"{typed}\n").exception
+        assert isinstance(wrong, Wrong)
+        assert words in str(wrong)
+
+
+def test_prose_is_marked_by_keyboard_in_a_browser(app, out):
+    if chromium() is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    base = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with Browser() as browser:
+            target = browser.ask("Target.createTarget", url=f"{base}/login")["targetId"]
+            session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            browser.ask("Page.enable", session)
+
+            def js(expression: str) -> object:
+                asked = browser.ask("Runtime.evaluate", session, expression=expression, returnByValue=True)
+                return asked["result"].get("value")
+
+            def until(expression: str) -> None:
+                for _ in range(200):
+                    if js(f"!!({expression})"):
+                        return
+                    threading.Event().wait(0.05)
+                raise AssertionError(f"{expression} never came true at {js('location.href')}")
+
+            def press(*keys: str) -> None:
+                for key in keys:
+                    text = "\r" if key == "Enter" else key if len(key) == 1 else ""
+                    for kind in ("keyDown", "keyUp"):
+                        more = {"text": text} if kind == "keyDown" and text else {}
+                        browser.ask("Input.dispatchKeyEvent", session, type=kind, key=key, **more)
+
+            until("document.forms.length == 1 && document.readyState == 'complete'")
+            js(f"f = document.forms[0]; f.login.value = 'tess'; f.password.value = '{WORD}'; f.submit()")
+            until("document.querySelector('table.class')")
+            js(f"location = '{base}/mark/{QUESTION}/ada'")
+            until("document.querySelector('fieldset.here') && document.readyState == 'complete'")
+            press("1", "c", "o", "k", "Escape", "j", "0", ".", "Enter")
+            until("location.pathname.endsWith('/bob')")
+    finally:
+        server.shutdown()
+    with book(out) as found:
+        given = [(m.criterion, m.points, m.comment, m.by) for m in found.graded(1)["ada"].marks]
+    assert given == [(CRITERIA[0], 1, "ok", "tess"), (CRITERIA[1], 0.5, "", "tess")]
