@@ -109,6 +109,9 @@ def likely_cause(index: int, got: list[float], expected: list[float]) -> str:
         return "a thousand times as much — samples are in seconds, not in milliseconds"
     if max(got) - min(got) < 1e-9 and min(expected) < got[0] < max(expected):
         return "all samples are alike — is there a clock around each step, or one around the loop?"
+    for digits in (3, 4):
+        if all(abs(g - round(g, digits)) < 1e-12 for g in got):
+            return f"every sample is a multiple of {10 ** (3 - digits):g} ms: keep samples as the clock gives them"
     if got[index] < expected[index]:
         return "the clock was read before the device was done — is there a synchronize between step() and the clock?"
     if index == 0:
