@@ -44,7 +44,9 @@ def close(
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
-        raise Judged(f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}", "" if callable(cause) else cause)
+        raise Judged(
+            f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}", "" if callable(cause) else cause
+        )
     if not want.numel():
         return
     got64, want64 = got.double(), want.double()

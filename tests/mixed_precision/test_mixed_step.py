@@ -94,6 +94,9 @@ def why(last: torch.Tensor, want: torch.Tensor, start: torch.Tensor, rounded: st
             f"the masters moved {share:.2g} times as far as expected: multiply the loss by the scale before backward, "
             "and divide the gradients by it once; without scaling, float16 rounds small gradients to 0"
         )
+    stood = (last == start)[(want - start).abs() > 0.02]  # by more than rounding to 16 bits hides
+    if stood.double().mean() > 0.1:
+        return f"{int(stood.sum())} masters never moved: without scaling, float16 rounds small gradients to 0"
     if share > 20:
         return f"the masters moved {share:.2g} times as far as expected: divide the gradients by the scale"
     if rounded:
