@@ -279,6 +279,15 @@ def test_every_measured_step_begins_on_an_idle_device(run, rng):
 
 
 @exercise(BENCHMARK, kind="property")
+def test_the_clock_cannot_be_set_back(run, rng):
+    order = measure(run, draw_steps(rng, warmup=1, steps=rng.integers(2, 5)))["order"]
+    read = {"time", "monotonic", "perf_counter"} & {*order}
+    assert read != {"time"}, (
+        "steps are timed by time.time(), which jumps when the system's clock is set: use time.perf_counter()"
+    )
+
+
+@exercise(BENCHMARK, kind="property")
 def test_the_device_is_done_when_benchmark_returns(run, rng):
     drawn = draw_steps(rng, warmup=rng.integers(0, 3), steps=rng.integers(2, 8))
     assert not measure(run, drawn)["busy_at_the_end"], (
