@@ -7,7 +7,6 @@ ours; the zygote, which imports torch too, starts before it. Watching keeps both
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import time
@@ -30,11 +29,7 @@ LOOK_S = 0.25  # between looks at the files; a hundred of them take less than a 
 def warm() -> Iterator[Runner]:
     """A runner for student/ whose zygote is starting."""
     zygote = Zygote(Executor(STUDENT), "interpret")
-    gc.disable()  # it would look at every import's objects again and again, a tenth of the time
     from ..harness.runner import Runner  # imports torch, meanwhile
-
-    gc.freeze()
-    gc.enable()
     runner = Runner(Executor(STUDENT))
     runner.zygotes["interpret"] = zygote
     try:
