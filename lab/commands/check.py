@@ -30,6 +30,7 @@ def warm() -> Iterator[Runner]:
     """A runner for student/ whose zygote is starting."""
     zygote = Zygote(Executor(STUDENT), "interpret")
     from ..harness.runner import Runner  # imports torch, meanwhile
+
     runner = Runner(Executor(STUDENT))
     runner.zygotes["interpret"] = zygote
     try:

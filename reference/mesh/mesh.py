@@ -88,7 +88,8 @@ class Mesh:
 
         Those of single axes are there from the start. The first call for a product is one that every rank of the world
         makes, and in the same order. An axis of degree 1 adds no rank, so products that differ
-        only by such axes are one group. Products of axes of degree 1 alone share one group, of this rank alone. Raises RuntimeError on paper.
+        only by such axes are one group. Products of axes of degree 1 alone share one group, of this rank alone. Raises
+        RuntimeError on paper.
         """
         if self._on_paper:
             raise RuntimeError("a mesh on paper has no process groups: build it without rank=, on every rank")
