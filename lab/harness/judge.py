@@ -33,18 +33,21 @@ def close(
     what: str,
     factor: float = 3.0,
     dims: str = "",
-    cause: str = "",
+    cause: str | Callable[[], str] = "",
     rounded_once: bool = False,
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
     measured; where that is luckily small, some units in the last place are allowed all the same. cause: what probably
-    went wrong. rounded_once: of 16-bit values, nearly all must be the nearest to what is wanted.
+    went wrong, or a function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is
+    wanted.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
-        raise Judged(f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}", cause)
+        raise Judged(
+            f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}", "" if callable(cause) else cause
+        )
     if not want.numel():
         return
     got64, want64 = got.double(), want.double()
@@ -71,7 +74,7 @@ def close(
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {place}: "
         f"got {came}, expected {expected}, allowed ±{float(allowed[index]):.2g}"
         f"{_region(wrong, names)}{_pattern(got64, want64, allowed)}",
-        cause,
+        cause() if callable(cause) else cause,
     )
 
 

@@ -37,7 +37,8 @@ def accounting(
     precision: "float32" has parameters, gradients and two moments in 4 bytes each; "mixed" has parameters and gradients
     in 2 bytes, and a float32 master beside the moments. activations: bytes, of a rank's own micro-batch, as
     `mixed_precision.accounting` counts them; no stage changes them. What is shared out evenly is the parameters end to
-    end, padded to a multiple of W: n = ⌈Σ sizes / W⌉ elements a rank. What is padded is sent too.
+    end, padded to a multiple of W: n = ⌈Σ sizes / W⌉ elements a rank. The padding is kept and sent like any other
+    element.
 
     - "none": data parallel; gradients are all-reduced once a step, Σ sizes elements of them.
     - "zero1": as `ShardedOptimizer`: state by whole tensors, the largest first to the rank that has least; gradients

@@ -33,8 +33,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ):
         """params: tensors, or dicts of parameter groups with hyperparameters of their own. kwargs: `optimizer_cls`'s.
 
-        Raises what `optimizer_cls` raises, on the rank on which it does. What `optimizer_cls` has for defaults, it says
-        of a group without tensors; the base class's __init__ calls add_param_group() for each group.
+        Raises what `optimizer_cls` raises, on the rank on which it does. Build `optimizer_cls` on an empty group to
+        read its defaults. The base class's __init__ calls add_param_group() for each group.
         """
         self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
         self.owner: dict[Tensor, int] = {}

@@ -6,7 +6,7 @@ from .naive import NaiveDDP
 class FlatDDP(NaiveDDP):
     """A replica of `module` on each rank of `group`, kept equal by one all-reduce a step and dtype.
 
-    Built and used as `NaiveDDP`. W messages of S bytes take W latencies; one message of W·S bytes takes one.
+    Built and used as `NaiveDDP`. n messages of S bytes cost n latencies; one message of n·S bytes costs one.
     """
 
     def finish_gradient_synchronization(self) -> None:

@@ -16,9 +16,9 @@ class LARS(torch.optim.Optimizer):
     with γ = lr, m = momentum, β = weight_decay, η = trust; v starts at 0. λ, η included, is 1 where ‖w‖ or ‖g‖ is 0.
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and β = 0.
 
-    Norms are taken in float32 at least. A parameter without gradient is left alone. Every hyperparameter may differ by
-    parameter group, and from step to step, as schedulers change it; state is v alone. Nothing is read back to the host;
-    nothing is sent, since gradients are equal.
+    Norms are taken in float32, those of float64 tensors in float64. A parameter without gradient is left alone. Every
+    hyperparameter may differ by parameter group, and from step to step, as schedulers change it; state is v alone.
+    Nothing is read back to the host; nothing is sent, since gradients are equal.
     Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks", arXiv 1708.03888,
     algorithm 1.
     """
@@ -49,9 +49,10 @@ class LAMB(torch.optim.Optimizer):
     with (β₁, β₂) = betas, ε = eps, λ = weight_decay; m and v start at 0. The ratio of norms is 1 where either is 0.
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and λ = 0.
 
-    Norms, m, v and u are in float32 at least: the square of a float16 gradient of 300 overflows, that of 10⁻⁴ vanishes.
-    A parameter without gradient is left alone. Every hyperparameter may differ by parameter group, and from step to
-    step, as schedulers change it; state is m, v and t. Nothing is read back to the host, and nothing is sent.
+    Norms, m, v and u are in float32, or float64 for float64 parameters: the square of a float16 gradient of 300
+    overflows, that of 10⁻⁴ vanishes. A parameter without gradient is left alone. Every hyperparameter may differ by
+    parameter group, and from step to step, as schedulers change it; state is m, v and t. Nothing is read back to the
+    host, and nothing is sent.
     Source: You et al. 2019, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
     1904.00962, algorithm 2 with φ(z) = z.
     """

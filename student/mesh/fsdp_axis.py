@@ -31,7 +31,8 @@ class FSDPAxis(FSDP):
     expert. Afterwards the gradients are those of the mean over the whole batch, all divided by data · expert. A unit's
     are summed over `data` by the reduce-scatter, at each backward; what is left of them, a D-th, is summed once a step
     over the other axes whose ranks got a part: `expert` for what is no expert, since those ranks had other tokens, and
-    `tensor` for what is partial. In this order a D-th of the bytes crosses the expert axis.
+    `tensor` for what is partial. Each unit, and each parameter that stays whole, takes one all-reduce over all of its
+    axes. In this order a D-th of the bytes crosses the expert axis.
     """
 
     def __init__(

@@ -53,8 +53,9 @@ class Mesh:
         """The process group of `ranks(*axes)`, made once.
 
         Those of single axes are there from the start. The first call for a product is one that every rank of the world
-        makes, and in the same order. An axis of degree 1 adds nobody: what differs by such axes only is one group, and
-        all axes that have degree 1 share one, of this rank alone. Raises RuntimeError on paper.
+        makes, and in the same order. An axis of degree 1 adds no rank, so products that differ
+        only by such axes are one group. Products of axes of degree 1 alone share one group, of this rank alone. Raises
+        RuntimeError on paper.
         """
         raise NotImplementedError("mesh.mesh: The process group of `ranks(*axes)`, made once")
 

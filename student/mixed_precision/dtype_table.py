@@ -30,9 +30,9 @@ def dtype_table(
     dtype of `torch.autocast(device, dtype)` around model and loss; device: "cuda" or "cpu", whose lists of operators
     differ:
 
-    - products (Linear, Conv1d) run and return in autocast's dtype, on both;
-    - on "cuda", LayerNorm, GroupNorm, Softmax, LogSoftmax and Softplus run and return in float32; on "cpu" they keep
-      their input's dtype;
+    - what multiplies matrices runs and returns in autocast's dtype, on both;
+    - on "cuda", what sums over a row, or takes a logarithm or an exponential that can overflow, runs and returns in
+      float32; on "cpu" it keeps its input's dtype;
     - losses run in float32, on both; everything else keeps its input's dtype.
 
     Without autocast all keep their input's dtype, which is then the parameters'; MSELoss against float32 is promoted.

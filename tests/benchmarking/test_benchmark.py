@@ -109,6 +109,9 @@ def likely_cause(index: int, got: list[float], expected: list[float]) -> str:
         return "a thousand times as much — samples are in seconds, not in milliseconds"
     if max(got) - min(got) < 1e-9 and min(expected) < got[0] < max(expected):
         return "all samples are alike — is there a clock around each step, or one around the loop?"
+    for digits in (3, 4):
+        if all(abs(g - round(g, digits)) < 1e-12 for g in got):
+            return f"every sample is a multiple of {10 ** (3 - digits):g} ms: keep samples as the clock gives them"
     if got[index] < expected[index]:
         return "the clock was read before the device was done — is there a synchronize between step() and the clock?"
     if index == 0:
@@ -272,6 +275,15 @@ def test_every_measured_step_begins_on_an_idle_device(run, rng):
     assert not any(busy), (
         f"measured step {busy.index(True)} began while the device still worked on the step before: "
         "wait for the device after the warm-up and after each step"
+    )
+
+
+@exercise(BENCHMARK, kind="property")
+def test_the_clock_cannot_be_set_back(run, rng):
+    order = measure(run, draw_steps(rng, warmup=1, steps=rng.integers(2, 5)))["order"]
+    read = {"time", "monotonic", "perf_counter"} & {*order}
+    assert read != {"time"}, (
+        "steps are timed by time.time(), which jumps when the system's clock is set: use time.perf_counter()"
     )
 
 

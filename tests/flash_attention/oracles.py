@@ -27,7 +27,7 @@ LARGEST = 256  # rows of a tile
 def attention(q, k, v, is_causal, dtype: str) -> dict:
     """o and lse; grouped heads are repeated."""
     wanted = getattr(torch, dtype)
-    q, k, v = q.to(wanted), *(_repeated(x.to(wanted), q) for x in (k, v))
+    q, k, v = q.to(wanted), *(repeated(x.to(wanted), q) for x in (k, v))
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if is_causal:
         s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
@@ -92,7 +92,7 @@ def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
     statistics = torch.promote_types(wanted, torch.float32)
     q, k, v, do = (given[n].to(wanted) for n in ("q", "k", "v", "do"))
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    k, v = _repeated(k, q), _repeated(v, q)
+    k, v = repeated(k, q), repeated(v, q)
     lse, delta = (given[n].to(statistics)[..., None] for n in ("lse", "delta"))
     p = torch.exp((q @ k.mT * scale).to(statistics) - lse)
     if is_causal:
@@ -103,7 +103,7 @@ def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
     return {"dq": ds @ k * scale, "dk": dk, "dv": dv}
 
 
-def _repeated(x, q):
+def repeated(x, q):
     return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.ndim == 4 else x
 
 

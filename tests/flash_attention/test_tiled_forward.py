@@ -21,6 +21,7 @@ from lab.harness.trace import Trace
 
 from . import probes
 from . import probes_layouts as layouts
+from .causes import wrong_output
 
 TILED = "flash_attention.tiled_forward"
 LONG = {  # what must not be there, and bytes of each of its elements: the smallest that could serve
@@ -95,6 +96,7 @@ def check(run, rng, expect, q, k, v, is_causal, lie=None, factor=3.0) -> Trace:
     for name, tensor, dims in (("o", got["o"], "batch, query, dim"), ("lse", lse_of(got, q), "batch, query")):
         close(
             tensor, want[name], yardstick[name], f"{name} of {what}", factor, dims=dims,
+            cause=lambda: wrong_output(got["o"], want["o"], q, k, v, is_causal),
         )  # fmt: skip
     callers(got["changed"], [], what)
     return trace

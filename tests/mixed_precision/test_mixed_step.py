@@ -82,10 +82,29 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     rounded = torch.equal(last, last.to(probes.DTYPES[dtype]).float())
     close(
         last, joined(want), joined(plain).float(), f"masters after {len(drawn['batches'])} steps ({names})",
-        cause=f"every one is a {dtype} number: masters that are rounded at each step lose small updates" if rounded
-        else "float32 training differs by more than 16-bit arithmetic explains: in what order are gradients scaled, "
-        "converted, unscaled and clipped?",
+        cause=why(last, joined(want), joined(drawn["state"].values()), dtype if rounded else ""),
     )  # fmt: skip
+
+
+def why(last: torch.Tensor, want: torch.Tensor, start: torch.Tensor, rounded: str) -> str:
+    """The likely cause, by how far the masters moved. rounded: the dtype whose numbers all of them are."""
+    share = float((last - start).norm() / (want - start).norm())
+    if share < 0.05:
+        return (
+            f"the masters moved {share:.2g} times as far as expected: multiply the loss by the scale before backward, "
+            "and divide the gradients by it once; without scaling, float16 rounds small gradients to 0"
+        )
+    stood = (last == start)[(want - start).abs() > 0.02]  # by more than rounding to 16 bits hides
+    if stood.double().mean() > 0.1:
+        return f"{int(stood.sum())} masters never moved: without scaling, float16 rounds small gradients to 0"
+    if share > 20:
+        return f"the masters moved {share:.2g} times as far as expected: divide the gradients by the scale"
+    if rounded:
+        return f"every one is a {rounded} number: masters that are rounded at each step lose small updates"
+    return (
+        "float32 training differs by more than 16-bit arithmetic explains: in what order are gradients scaled, "
+        "converted, unscaled and clipped?"
+    )
 
 
 @exercise(STEP, kind="numerics")
