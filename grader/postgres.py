@@ -70,6 +70,9 @@ class Connection:
         self._db.close()
 
     def _open(self, schema: str, newest: int, write: bool) -> None:
+        if self._db.execute("SELECT current_schema()").fetchone()[0] is None:  # type: ignore[index]
+            self._db.close()
+            raise GradebookError("gradebook.address: expected a schema that exists; run CREATE SCHEMA in the database")
         if write:
             lock = "SELECT pg_try_advisory_lock(hashtext(current_schema()), 1397244242)"
             if not self._db.execute(lock).fetchone()[0]:  # type: ignore[index]
@@ -107,10 +110,14 @@ class Cursor:
 def _stored(value: Any) -> Any:
     if isinstance(value, str) and "\0" in value:
         value = value.encode("utf-8", "surrogatepass")
+    if isinstance(value, str) and value.startswith(_ODD[0]):
+        return _ODD[0] + value  # somebody's text that looks like ours
     return f"{_ODD}{value.hex()}" if isinstance(value, bytes) else value
 
 
 def _loaded(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(2 * _ODD[0]):
+        return value[1:]
     return bytes.fromhex(value[len(_ODD) :]) if isinstance(value, str) and value.startswith(_ODD) else value
 
 

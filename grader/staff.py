@@ -57,7 +57,14 @@ def serve(
         say("passwords cross the network as they are: put a server that speaks TLS before this one", err)
     say(f"http://{host}:{port}  (Ctrl-C ends it)")
     try:
-        waitress.serve(pages.create_app(out_folder, hints, shelf), host=host, port=port, threads=8, _quiet=True)
+        waitress.serve(
+            pages.create_app(out_folder, hints, shelf),
+            host=host,
+            port=port,
+            threads=8,
+            max_request_body_size=1 << 20,
+            _quiet=True,
+        )
     except OSError as error:
         raise Wrong(f"--port: expected a free one, got {port}: {error.strerror}") from None
     finally:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 
-from flask import Flask, abort, redirect, render_template, request, url_for
+from flask import Flask, abort, g, redirect, render_template, request, url_for
 from flask_login import LoginManager, UserMixin, current_user, login_user, logout_user
 from flask_wtf.csrf import CSRFError, CSRFProtect
 from werkzeug.security import check_password_hash, generate_password_hash
@@ -53,7 +53,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
     """The pages on the gradebook in a folder; hints: how many a student's report may show for a failed exercise."""
     app = Flask(__name__)
     app.config.update(
-        SECRET_KEY=secrets.token_hex(), SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Strict",
+        SECRET_KEY=secrets.token_hex(), SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Lax",
         MAX_CONTENT_LENGTH=1 << 20, WTF_CSRF_TIME_LIMIT=None, HINTS=hints,
     )  # fmt: skip
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -62,13 +62,15 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
     CSRFProtect(app)
     manager = LoginManager(app)
     manager.session_protection, manager.login_view = "strong", "login"  # type: ignore[assignment]
-    failures: dict[str, list[float]] = defaultdict(list)
+    manager.login_message = None  # type: ignore[assignment]
+    failures: dict[str, list[float]] = {}
+    counting = threading.Lock()
 
     @manager.user_loader
     def load(id: str) -> User | None:
         found = shelf.account(id.rpartition(":")[0])
         user = User(found) if found else None
-        return user if user and secrets.compare_digest(user.id, id) else None
+        return user if user and secrets.compare_digest(user.id.encode(), id.encode()) else None
 
     @app.before_request
     def gate() -> Response | None:
@@ -89,14 +91,20 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         if request.method == "GET":
             return render_template("login.html", wrong="")
         name, now = request.form.get("login", "")[:200], time.monotonic()
-        recent = failures[name] = [t for t in failures[name] if now - t < 60 * MINUTES]
-        if len(recent) >= TRIES:
+        with counting:  # before the slow part, or tries at the same moment would not count
+            for known in [*failures]:
+                failures[known] = [t for t in failures[known] if now - t < 60 * MINUTES]
+                if not failures[known]:
+                    del failures[known]
+            recent = failures.setdefault(name, [])
+            recent.append(now)
+        if len(recent) > TRIES:
             return render_template("login.html", wrong=f"too many tries; wait {MINUTES} minutes"), 429
         found = shelf.account(name)
         right = check_password_hash(found.password if found else _NOBODY, request.form.get("password", ""))
         if not (found and right):
-            recent.append(now)
             return render_template("login.html", wrong="unknown login, or wrong password"), 401
+        failures.pop(name, None)
         login_user(User(found))
         return redirect(url_for("pages.home"))
 
@@ -115,7 +123,13 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         return response
 
     def told(code: int) -> object:
-        return lambda error: (render_template("error.html", says=str(getattr(error, "description", error))), code)
+        def page(error: Exception) -> tuple[str, int]:
+            if "_login_user" not in g:  # it was the gradebook that could not be asked who this is
+                g._login_user = manager.anonymous_user()
+            says = str(getattr(error, "description", error))
+            return render_template("error.html", says=says), code
+
+        return page
 
     for kind, code in (
         (Wrong, 400),

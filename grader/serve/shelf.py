@@ -54,8 +54,8 @@ class Row:
 
     @functools.cached_property
     def version(self) -> str:
-        """Changes with every decision and every mark of this submission."""
-        return digest(self.graded.decisions, self.graded.marks)
+        """Changes with every decision and every mark of this submission, and with the policy."""
+        return digest(self.graded.decisions, self.graded.marks, self.graded.policy)
 
 
 def digest(*of: object) -> str:

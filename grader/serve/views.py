@@ -28,9 +28,10 @@ from lab.course.questions import default as questions
 
 from .. import rubric, rulings
 from ..console import Wrong
-from ..report import html, labels, plain
+from ..gradebook import GradebookError
+from ..report import html, labels, plain, points
 from ..report.summary import SYMBOLS, state
-from ..written import OUTCOMES
+from ..written import OUTCOMES, QuestionScore
 from .shelf import Class, Row, Shelf, digest
 
 pages = Blueprint("pages", __name__)
@@ -92,6 +93,13 @@ def _report(slug: str, hints: int, version: tuple[int, int, str]) -> str:
 
 @pages.post("/student/<slug>/decide")
 def decide(slug: str) -> Page:
+    try:
+        return _decide(slug)
+    except GradebookError as error:  # a grader is at work: what was typed stays on the page
+        return _student(shelf().now(), slug, str(error), 503)
+
+
+def _decide(slug: str) -> Page:
     form = request.form
     try:
         value = float(form.get("value") or 0)
@@ -119,6 +127,13 @@ def withdraw(number: int) -> Page:
 
 @pages.post("/student/<slug>/ask")
 def ask(slug: str) -> Page:
+    try:
+        return _ask(slug)
+    except GradebookError as error:
+        return _student(shelf().now(), slug, str(error), 503)
+
+
+def _ask(slug: str) -> Page:
     form = request.form
     exercise, words = form.get("exercise", ""), form.get("text", "").strip()
     closing = current_user.staff and form.get("state") == "closed"
@@ -163,6 +178,13 @@ def to_mark() -> Page:
 def mark(question: str, slug: str) -> Page:
     if request.method == "GET":
         return _marking(shelf().now(), question, slug)
+    try:
+        return _mark(question, slug)
+    except GradebookError as error:
+        return _marking(shelf().now(), question, slug, str(error), 503)
+
+
+def _mark(question: str, slug: str) -> Page:
     form = request.form
     with shelf().writing() as (book, now):
         row = row_of(now, slug)
@@ -175,6 +197,7 @@ def mark(question: str, slug: str) -> Page:
              "points": form.get(f"points {c.name}", "").strip(), "comment": form.get(f"comment {c.name}", "").strip()}
             for c in s.question.criteria
         ]  # fmt: skip
+        cells = [cell for cell in cells if not _as_shown(cell, s)]
         try:
             book.mark(rubric.taken(enumerate(cells, 1), {row.name: row.graded}, _me()))
         except rubric.RubricError as error:
@@ -183,6 +206,14 @@ def mark(question: str, slug: str) -> Page:
     return redirect(
         url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark"), 303
     )
+
+
+def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
+    """Whether the form says what it showed, which a field may have rounded or put on one line: nobody marked that."""
+    mark = s.marks.get(cell["criterion"])
+    if mark is None or s.outdated or cell["points"] != points(mark.points):
+        return False
+    return "".join(cell["comment"].split()) == "".join(mark.comment.split())
 
 
 def _marking(now: Class, question: str, slug: str, wrong: str = "", code: int = 200) -> Page:

@@ -116,6 +116,16 @@ def test_a_new_run_carries_over_and_decisions_keep_their_kind(path: Path):
     assert [d.kind for d in found["ada"].decisions] == ["submitted"]
 
 
+def test_a_text_that_looks_like_our_own_mark_comes_back_as_it_was(path: Path):
+    text = "\ue000bytes:zz"
+    with Gradebook(path) as book:
+        run = book.start_run(**RUN)
+        book.record(run, Graded("ada", results=[Result("ddp.naive", "numerics", "t::a", "", "failed", "raised", text)]))
+        book.decide("adjust", "ada", "", 1, text, "tess")
+        (result,) = book.graded(run)["ada"].results
+        assert (result.message, book.decisions()[0].why) == (text, text)
+
+
 def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
     with Gradebook(path) as book:
         book.decide("adjust", "ada", "", 1, "x", "tess")

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from werkzeug.serving import make_server
 
 from benchmarks.browser import Browser, chromium
-from grader import serve
+from grader import serve, written
 from grader.cli import app as commands
 from grader.console import Wrong
 from grader.gradebook import Flag, Gradebook, Graded
-from grader.graded import Answer
+from grader.graded import Answer, Mark
 from grader.report import page_name
 from grader.serve import shelf as shelves
 from lab.course import questions
@@ -168,7 +168,7 @@ def test_passwords_are_hashed_and_cookies_closed(app, out):
     assert WORD.encode() not in (out / "gradebook.sqlite").read_bytes()
     cookie = Client(app, "tess").login.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
+    assert "SameSite=Lax" in cookie
 
 
 def test_nothing_is_taken_without_the_token(app, out):
@@ -242,6 +242,26 @@ def test_marks_are_those_of_a_sheet(app, out):
     assert (mark.points, mark.comment, mark.by) == (0.5, "say why", "tess")
 
 
+def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
+    """The form shows two decimals, and comments in one line."""
+    text = written.text_id(submission("ada", EVIL).answers[0].given)
+    with Gradebook(out / "gradebook.sqlite") as found:
+        found.mark(
+            [("ada", Mark(QUESTION, CRITERIA[0], 1 / 3, "one\ntwo", "A. Lovelace", "2026-01-31 23:59:59", text))]
+        )
+    tess = Client(app, "tess")
+    tess.mark("ada", "0.33", **{f"comment {CRITERIA[0]}": "one two"})
+    with book(out) as found:
+        (mark,) = found.graded(1)["ada"].marks
+    assert (mark.points, mark.by) == (1 / 3, "A. Lovelace")
+
+
+def test_a_login_is_any_name(app, out):
+    with Gradebook(out / "gradebook.sqlite") as book:
+        book.admit([serve.account("zoë", "staff", "", "a long word")])
+    assert Client(app, "zoë").get("/").status_code == 200
+
+
 def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
     ada, tess = Client(app, "ada"), Client(app, "tess")
     ada.post("/student/ada", "/student/ada/ask", exercise="ddp.naive", text="The message is wrong.", state="closed")
@@ -261,6 +281,7 @@ def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out
         done = decide(tess, page, kind="extend", value=1)
     assert done.status_code == 503
     assert "another grader" in done.text
+    assert 'value="ill"' in done.text, "what was typed stays on the page"
     assert decide(tess, page, kind="extend", value=1).status_code == 303
 
 
