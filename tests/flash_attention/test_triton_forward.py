@@ -232,9 +232,10 @@ def test_tiles_above_the_diagonal_are_never_read(run, rng, expect, kind, where):
             f"program {program} stores tile {stores} of {block_m} rows of o and loads {len(loads)} tiles of k, up to "
             f"key {max(loads)}; {most} tiles of {block_n} keys hold all that its rows see"
         )
-    seen = n + LARGEST
-    q, k, v, _ = draw(rng, n, seen + 300, batch=1, heads=1, dim=16, dtype="float16")
-    check(run, rng, expect, q, k, v, True, "interpret", dict.fromkeys("kv", f"{layouts.WALLED}{seen}"))
+    if got["own"]:  # what the kernel may not read, it cannot: a stand-in for key_range reads all
+        seen = n + LARGEST
+        q, k, v, _ = draw(rng, n, seen + 300, batch=1, heads=1, dim=16, dtype="float16")
+        check(run, rng, expect, q, k, v, True, "interpret", dict.fromkeys("kv", f"{layouts.WALLED}{seen}"))
 
 
 @exercise(FORWARD, kind="property")

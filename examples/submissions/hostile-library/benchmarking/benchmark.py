@@ -29,9 +29,9 @@ def benchmark(step: Callable[[], object], *, warmup: int = 5, steps: int = 20) -
     """Time `step` on the current device: CUDA where it is available, else the CPU.
 
     Calls step() warmup + steps times: first `warmup` times unmeasured (first calls compile, allocate and fill
-    caches), then `steps` times measured. A sample is the wall-clock time from just before a call of step()
-    until the device has finished everything that call launched, on whatever stream; it holds nothing of the
-    warm-up or of another step.
+    caches), then `steps` times measured. A sample is the time, by a clock that is never set back, from just before a
+    call of step() until the device has finished everything that call launched, on whatever stream; it holds nothing
+    of the warm-up or of another step.
 
     Returns a Timing in seconds. Raises ValueError, before any step, unless warmup ≥ 0 and steps ≥ 1.
     Source: CUDA C++ Best Practices Guide, "Performance Metrics: Using CPU Timers".
