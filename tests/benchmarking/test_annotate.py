@@ -52,7 +52,7 @@ def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
     want = expected(tree) if backend != "neither" else []
     shorter = min(len(got["events"]), len(want))
     pops = [[kind for kind, *_ in events].count("pop") for events in (got["events"], want)]
-    unclosed = f": {pops[1] - pops[0]} ranges are not closed, where an exception left them" if pops[0] < pops[1] else ""
+    unclosed = f": exceptions left {pops[1] - pops[0]} ranges open" if pops[0] < pops[1] else ""
     unclosed = unclosed if got["events"] else ": nothing reaches it"
     same = next((i for i, (g, w) in enumerate(zip(got["events"], want, strict=False)) if g != w), shorter)
     assert got["events"] == want, (

@@ -44,7 +44,7 @@ def began(ranks, members, i, src) -> str:
         place for place, rank in enumerate(members)
         if (ops := [r["op"] for r in ranks[rank][i]["rows"]]) and ops[0] == "send"
     ]  # fmt: skip
-    return f"; who sent before anything came was rank {', '.join(map(str, first))}" if first and first != [src] else ""
+    return f"; the first to send was rank {', '.join(map(str, first))}" if first and first != [src] else ""
 
 
 def judge(ranks, cases, members):
@@ -53,7 +53,7 @@ def judge(ranks, cases, members):
             src = cases[rank][i]["src"]
             what = f"rank {place} of {len(members)}, src {src}"
             came = sum(r["op"] == "recv" for r in told["rows"])
-            cause = f"it is what rank {src} of the group had; this rank received {came} message{'s' * (came != 1)}"
+            cause = f"that is what src had, rank {src}; this rank received {came} message{'s' * (came != 1)}"
             cause += began(ranks, members, i, src)
             before = cases[rank][i]["tensor"]
             same(told["tensor"], cases[members[src]][i]["tensor"], what, cause, before)

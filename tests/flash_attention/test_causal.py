@@ -86,8 +86,8 @@ def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
             f"it down: the walk without a mask is of whole tiles\n{tiles(*case)}"
         )
         assert full <= want, (
-            f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: some row does not see key "
-            f"{full - 1}, or there is none; {want} at most\n{tiles(*case)}"
+            f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: there is no key "
+            f"{full - 1}, or some row does not see it; all rows see {want} keys\n{tiles(*case)}"
         )
 
 

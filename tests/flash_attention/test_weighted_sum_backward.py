@@ -22,7 +22,7 @@ from .oracles import ALLOWED
 BACKWARD = "flash_attention.weighted_sum_backward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
 STRIDES = "x, weight, dy, dx and dweight have strides of their own: none may be taken for another's, or for 1"
-UNWRITTEN = "NaN is memory that no program wrote; is the number of tiles rounded up, ⌈length / BLOCK⌉?"
+UNWRITTEN = "NaN is what no program wrote, or lies between strided elements. Are there ⌈length / BLOCK⌉ tiles?"
 
 
 def draw(rng, rows, columns, dtype=torch.float32, lie=layouts.draw) -> dict:

@@ -22,7 +22,7 @@ from .oracles import ALLOWED
 FORWARD = "flash_attention.weighted_sum_forward"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
 STRIDES = "an element lies at row · stride_row + column · stride_column, and weight has a stride"
-UNWRITTEN = "NaN is memory that no program wrote; are there ⌈rows / BLOCK_M⌉ programs?"
+UNWRITTEN = "NaN is what no program wrote, or lies between strided elements. Are there ⌈rows / BLOCK_M⌉ programs?"
 
 
 def draw(rng, rows, columns, dtype=torch.float32, lie=layouts.draw) -> dict:

@@ -146,7 +146,7 @@ def test_neighbours_end_at_the_ends_unless_the_axis_is_a_ring(paper):
                     if neighbour == ring
                     else ""
                 )
-                + (": the axis is a ring" if wrap and neighbour is None else "")
+                + (": with wrap, both ends are neighbours" if wrap and neighbour is None else "")
             )
 
 
