@@ -34,7 +34,7 @@ class Instruction:
     op: str  # with modifiers: HGMMA.64x128x16.F32.BF16
     operands: str
     stall: int  # cycles until the warp may issue its next
-    sets: tuple[int, int]  # scoreboards: of the result, and of the operands' release; 7 is none
+    sets: tuple[int, int]  # scoreboards: of the result and of the operands' release; 7 means no scoreboard
     waits: int  # scoreboards that must be clear, as bits
 
     @property

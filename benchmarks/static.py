@@ -28,12 +28,11 @@ GPUS = {80: (108, 1.41), 90: (132, 1.755)}  # SMs and GHz: A100, H100 SXM
 TILE = 128  # cycles and instructions are per TILE × TILE scores
 CALIBRATION = 467 / 538  # Triton's tutorial forward at dim 128 on an H100: published over replayed TFLOP/s
 NOTE = (
-    "Modelled, not measured: no GPU was at hand. All numbers are of the inner loop without a mask. Instructions and "
-    "cycles are per 128 × 128 tile of scores, of all warps; bound is the busiest pipe; covered is the share of "
-    "exponentials issued while a wgmma of the same warp is in flight. The replay of sm_90 loads tiles out of L2. The "
-    "replay of sm_80 finds them in shared memory. There is none for sm_100. TFLOP/s counts the kernel's own products, "
-    "on 132 SMs at 1.755 GHz (sm_90) or 108 at 1.41 GHz (sm_80), and is corrected by 0.87: published over replayed "
-    "speed of Triton's tutorial on sm_90."
+    "Modelled, not measured: no GPU was available. All numbers are for the inner loop without a mask. Instructions and "
+    "cycles are for one 128 × 128 tile of scores, over all warps. Bound is the busiest pipe. Covered is the share of "
+    "exponentials issued while a wgmma of the same warp is in flight. On sm_90 the replay loads tiles from L2, on "
+    "sm_80 from shared memory; sm_100 is not replayed. TFLOP/s counts the kernel's own products, on 132 SMs at "
+    "1.755 GHz (sm_90) or 108 at 1.41 GHz (sm_80), times 0.87: published over replayed speed of Triton's tutorial on sm_90."
 )
 
 
@@ -86,7 +85,7 @@ def passes(dim: int, is_causal: bool, peers: dict[str, Callable]) -> list[tuple[
 
 
 def figures(kernel: Kernel, arch: int, dim: int, products: int) -> dict[str, Any]:
-    """What is known of a kernel from its machine code."""
+    """Figures of one kernel, read from its machine code."""
     block_m, block_n = kernel.keywords["BLOCK_M"], kernel.keywords["BLOCK_N"]
     stages = kernel.keywords["num_stages"]
     sm = Multiprocessor(shared_bytes=(164 if arch == 80 else 228) * 1024)

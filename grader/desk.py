@@ -1,4 +1,4 @@
-"""What people write into a gradebook: decisions, marks, requests, accounts. No row is ever overwritten."""
+"""Decisions, marks, requests and accounts in a gradebook. Rows are added, never overwritten."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Desk(Database):
         return dict(found)
 
     def account(self, login: str) -> Account | None:
-        """The account of this login, None if there is none or it is closed; the latest of its rows counts."""
+        """The account with this login, or None if it is unknown or closed. The latest row counts."""
         with self._errors():
             rows = self._db.execute(
                 "SELECT login, role, name, password FROM account WHERE login = ? ORDER BY rowid", (login,)

@@ -1,4 +1,4 @@
-"""What keeps a gradebook from being used."""
+"""The error of a gradebook that cannot be used."""
 
 
 class GradebookError(RuntimeError):

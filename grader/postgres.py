@@ -36,7 +36,7 @@ _ODD = "\ue000bytes:"  # in front of a name that is not Unicode, or holds a NUL,
 
 
 class Connection:
-    """What `Database` asks of a connection of sqlite3."""
+    """A connection with the methods of sqlite3 that `Database` calls."""
 
     def __init__(self, address: str, schema: str, newest: int, *, write: bool):
         if psycopg is None:

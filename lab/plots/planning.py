@@ -1,4 +1,4 @@
-"""Pictures of plans: the roofs over a layer, the map of meshes, scaling, and a simulated step as a timeline."""
+"""Pictures of plans: the map of meshes, and a simulated step as a timeline."""
 
 from __future__ import annotations
 
@@ -10,22 +10,6 @@ from . import COLOURS, HATCHES, Picture
 from .timeline import MESSAGE, Span
 
 _PHASES = {"forward": "forward", "recompute": "backward", "backward": "backward", "step": "step"}
-
-
-def roofs(axes: Any, tokens: Sequence[float], curves: Mapping[str, Sequence[float]], title: str) -> Picture:
-    """Share of a device's peak over tokens of a data rank: one curve for each of `curves`, all at most 1."""
-    markers = ("o", "s", "^", "D")
-    looks = zip(COLOURS.values(), markers, strict=False)
-    for (name, values), (colour, marker) in zip(curves.items(), looks, strict=False):
-        axes.plot(tokens, values, color=colour, marker=marker, markersize=4, label=name)
-    axes.set(title=title, xscale="log", xlabel="tokens of a data rank", ylabel="share of peak", ylim=(0, 1.02))
-    axes.legend(frameon=False)
-    head = f"| tokens | {' | '.join(curves)} |\n|{'---|' * (len(curves) + 1)}"
-    rows = [
-        f"| {count:g} | {' | '.join(f'{values[i]:.2f}' for values in curves.values())} |"
-        for i, count in enumerate(tokens)
-    ]
-    return Picture(f"{title}: share of peak over tokens, {', '.join(curves)}.", "\n".join([head, *rows]))
 
 
 def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str, unit: str) -> Picture:
@@ -56,22 +40,6 @@ def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: s
     where = next((key for key, v in speeds.items() if v == most), None)
     alt = f"{title}: {unit} of the best plan for each pipe and tensor; the most, {most:.0f}, at (pipe, tensor) {where}."
     return Picture(alt, "\n".join([head, *rows]))
-
-
-def scaling(axes: Any, gpus: Sequence[int], curves: Mapping[str, Sequence[float]], title: str) -> Picture:
-    """TFLOP/s of a device over the number of devices; a level line is perfect scaling."""
-    looks = zip(COLOURS.values(), ("o", "s", "^"), strict=False)
-    for (name, values), (colour, marker) in zip(curves.items(), looks, strict=False):
-        axes.plot(gpus, values, color=colour, marker=marker, label=name)
-    axes.set(title=title, xscale="log", xlabel="devices", ylabel="TFLOP/s a device")
-    axes.set_ylim(0, 1.15 * max(map(max, curves.values())))
-    axes.set_xticks(list(gpus), [f"{n:,}" for n in gpus])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    head = f"| devices | {' | '.join(curves)} |\n|{'---|' * (len(curves) + 1)}"
-    rows = [f"| {n:,} | {' | '.join(f'{v[i]:.0f}' for v in curves.values())} |" for i, n in enumerate(gpus)]
-    told = "; ".join(f"{name} from {values[0]:.0f} to {values[-1]:.0f}" for name, values in curves.items())
-    return Picture(f"{title}: TFLOP/s a device, {told}.", "\n".join([head, *rows]))
 
 
 def spans(timeline: Mapping[int, Sequence[Bar]]) -> list[list[Span]]:

@@ -1,14 +1,12 @@
-"""Timelines: a row of bars per rank in a picture, and a trace for Perfetto (https://ui.perfetto.dev).
+"""Timelines: a row of bars per rank in a picture.
 
 A rank's upper bar is its compute, the lower one its messages: where the lower one has nothing above it, the rank waits.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ..ranks.ledger import readable
@@ -36,20 +34,6 @@ class Span:
 
 
 Ranks = Sequence[Sequence[Span]]
-
-
-def spans(rows: Sequence[Iterable[Mapping[str, Any]]], compute: Ranks = ()) -> list[list[Span]]:
-    """Message spans from the ledger's plain rows, one list a rank, with what each computed; the first begins at 0.
-
-    A message lasts from when the link began with it (without a link: from when it was issued) until it was done. One
-    that nobody waited for on a rank without a link has no known end, and no length.
-    """
-    found = [[_message(row) for row in rank] for rank in rows]
-    if compute:
-        found = [[*own, *messages] for own, messages in zip(compute, found, strict=True)]
-    zero = min((s.start_s for rank in found for s in rank), default=0.0)
-    moved = ((replace(s, start_s=s.start_s - zero, end_s=s.end_s - zero) for s in rank) for rank in found)
-    return [sorted(rank, key=lambda s: (s.start_s, s.end_s)) for rank in moved]
 
 
 def timeline(
@@ -111,32 +95,6 @@ def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, d
     return figure, pictures
 
 
-def trace(ranks: Ranks, path: str | Path | None = None) -> dict[str, Any]:
-    """The same as Chrome trace events, written to `path` if there is one: a process a rank, in microseconds.
-
-    Its threads are "compute" and "messages"; messages that are under way at once get threads of their own, since
-    Perfetto draws only what is nested on one.
-    """
-    events: list[dict[str, Any]] = []
-    for rank, all_of_them in enumerate(ranks):
-        pid = rank + 1  # 0 is the idle process to Perfetto
-        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"rank {rank}"}})
-        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": rank}})
-        lanes = [
-            (name if not i else f"{name} {i + 1}", lane)
-            for name, mine in (("compute", False), ("messages", True))
-            for i, lane in enumerate(_lanes([s for s in all_of_them if (s.kind == MESSAGE) is mine]))
-        ]
-        for i, (name, lane) in enumerate(lanes):
-            tid = 1000 * pid + i
-            events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
-            events += [_event(s, pid, tid) for s in lane]
-    made = {"traceEvents": events, "displayTimeUnit": "ms"}
-    if path is not None:
-        Path(path).write_text(json.dumps(made), encoding="utf-8")
-    return made
-
-
 def hidden(rank: Sequence[Span]) -> tuple[float, float]:
     """Seconds in which a rank's messages were under way, and those of them in which it computed nothing."""
     messages = _union([s for s in rank if s.kind == MESSAGE])
@@ -148,13 +106,6 @@ def hidden(rank: Sequence[Span]) -> tuple[float, float]:
         both += max(0.0, min(m_end, c_end) - max(m_start, c_start))
         m, c = (m + 1, c) if m_end < c_end else (m, c + 1)  # what ends first meets nothing more
     return under_way, under_way - both
-
-
-def _message(row: Mapping[str, Any]) -> Span:
-    began = row.get("started_s", -1.0)
-    start = began if began >= 0 else row["issued_s"]
-    name = f"{row['op']} #{row['number']}" + (f", {row['phase']}" if row["phase"] else "")
-    return Span(MESSAGE, name, start, max(start, row["done_s"]), row["bytes"])
 
 
 @dataclass
@@ -180,24 +131,6 @@ def _bars(all_of_them: Iterable[Span], gap_s: float = 0.0) -> list[_Bar]:
 
 def _union(all_of_them: Iterable[Span]) -> list[tuple[float, float]]:
     return [(bar.start_s, bar.end_s) for bar in _bars(all_of_them)]
-
-
-def _lanes(all_of_them: Sequence[Span]) -> list[list[Span]]:
-    """As few sequences as it takes for none to overlap in one; at least one."""
-    lanes: list[list[Span]] = [[]]
-    for span in sorted(all_of_them, key=lambda s: (s.start_s, s.end_s)):
-        free = next((lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s), None)
-        if free is None:
-            lanes.append(free := [])
-        free.append(span)
-    return lanes
-
-
-def _event(s: Span, pid: int, tid: int) -> dict[str, Any]:
-    # Both ends in Perfetto's nanoseconds: an end and a length, each rounded by itself, could overlap with what follows.
-    start, end = round(1e9 * s.start_s), round(1e9 * s.end_s)
-    times = {"ts": start / 1000, "dur": (end - start) / 1000}
-    return {"ph": "X", "name": s.name, "cat": s.kind, "pid": pid, "tid": tid, **times, "args": {"bytes": s.bytes}}
 
 
 def _draw(axes: Any, bars: list[_Bar], kind: str, top: float, height: float, a_pixel: float, unit_s: float) -> None:

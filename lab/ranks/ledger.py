@@ -1,7 +1,7 @@
 """The ledger: which rank sent how many bytes to whom, and when.
 
-The switch keeps the ledger that tests read (lab/ranks/switch.py). A rank keeps a copy of its own rows, for timelines,
-the dry run and benchmarks, which judge nobody.
+The switch keeps the ledger that tests read (lab/ranks/switch.py). A rank keeps a copy of its own rows, for the
+dry run and benchmarks, which judge nobody.
 """
 
 from __future__ import annotations

@@ -87,16 +87,7 @@ def test_any_strides(run, rng, expect, case, where):
     drawn = draw(rng, rng.integers(40, 80), rng.integers(40, 80), batch=2, heads=2, dim=16, dtype="float16")
     given, lie = layouts.different(rng, **dict(zip(("q", "k", "v", "do"), drawn, strict=True)))
     lie["o"] = rng.choice(sorted({*layouts.DIFFERENT[:5]} - {*lie.values()}))  # no two alike
-    check(
-        run,
-        rng,
-        expect,
-        given.values(),
-        rng.choice([False, True]),
-        where,
-        lie,
-        STRIDES,
-    )
+    check(run, rng, expect, given.values(), rng.choice([False, True]), where, lie, STRIDES)
 
 
 @exercise(DQ, kind="numerics")
