@@ -32,7 +32,8 @@ NOTE = (
     "cycles are for one 128 × 128 tile of scores, over all warps. Bound is the busiest pipe. Covered is the share of "
     "exponentials issued while a wgmma of the same warp is in flight. On sm_90 the replay loads tiles from L2, on "
     "sm_80 from shared memory; sm_100 is not replayed. TFLOP/s counts the kernel's own products, on 132 SMs at "
-    "1.755 GHz (sm_90) or 108 at 1.41 GHz (sm_80), times 0.87: published over replayed speed of Triton's tutorial on sm_90."
+    "1.755 GHz (sm_90) or 108 at 1.41 GHz (sm_80), times 0.87: published over "
+    "replayed speed of Triton's tutorial on sm_90."
 )
 
 
