@@ -19,6 +19,7 @@ without slowing each other down.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -60,6 +61,7 @@ class SimulatedGPU:
             maxlen=1 << 12
         )  # clocks that were read by name, "synchronize", and what of streams and events is like it; the last ones
         self.waits = 0  # times the host waited for the device, a stream, an event or a value
+        self.on_wait: Callable[[], None] = lambda: None  # called when it does, and when it finds one done that it polls
         self.ranges: list[tuple[str, str, float]] = []  # NVTX: (push, pop or mark; message; now)
         self.compiled: set[Any] = set()
         self._undo: ExitStack | None = None
@@ -82,6 +84,7 @@ class SimulatedGPU:
         """Let the host wait for work that ends at `end`."""
         self.spend(self.call_s)
         self.waits += 1
+        self.on_wait()
         self.now = max(self.now, end)
 
     def spend(self, seconds: float) -> None:
@@ -94,6 +97,13 @@ class SimulatedGPU:
             raise ValueError("sleep length must be non-negative")
         self.now += seconds
         self.slept += seconds
+
+    def polled(self, end: float) -> bool:
+        """Whether work that ends at `end` is done, asked without waiting."""
+        self.spend(self.call_s)
+        if done := end <= self.now:
+            self.on_wait()
+        return done
 
     def busy(self) -> bool:
         """Whether any stream still has work to do. Costs nothing: for probes."""

@@ -36,8 +36,7 @@ class Stream:
         self.gpu.wait_until(self.tail)
 
     def query(self) -> bool:
-        self.gpu.spend(self.gpu.call_s)
-        return self.tail <= self.gpu.now
+        return self.gpu.polled(self.tail)
 
     def is_capturing(self) -> bool:
         return False
@@ -89,8 +88,7 @@ class Event:
         (stream or self.gpu.stream).wait_event(self)
 
     def query(self) -> bool:
-        self.gpu.spend(self.gpu.call_s)
-        return self.time is None or self.time <= self.gpu.now
+        return self.gpu.polled(self.time or 0.0)
 
     def synchronize(self) -> None:
         self.gpu.calls.append("Event.synchronize")

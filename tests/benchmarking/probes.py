@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from lab.harness.raising import raised
 from lab.measure import clock
 from lab.measure.device import current
+from lab.ranks import gates
 
 
 def timed_steps(
@@ -21,8 +23,10 @@ def timed_steps(
     gpu = current()
     side = torch.cuda.Stream()
     begins, ends, busy = [], [], []
+    gpu.on_wait = functools.partial(gates.mark, "wait")
 
     def step() -> None:
+        gates.mark("step")
         call = min(len(begins), len(host_s) - 1)
         gpu.calls.append("step")
         begins.append(gpu.now)

@@ -8,8 +8,8 @@ another); by reading the end of the device's work instead of the clock (part of 
 measuring the warm-up, or starting while it still runs (first calls are slow, and the last warm-up step is
 the longest of all); by a clock that stops in sleep, or one taken before the simulation (there is none: the
 implementation is imported after it); by returning numbers without running the steps (their lengths are
-drawn from the seed, and calls are counted). Reading the simulator's own books would need `lab.measure`,
-which no solution has a reason to import.
+drawn from the seed, and calls are counted); by reading the simulator's own books (the switch sees whether
+the device was waited for, or polled until it was done).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def draw_steps(rng, warmup: int, steps: int) -> dict:
 
 def measure(run, drawn: dict) -> dict:
     """What the probe says, once step() is known to have run as often as was asked for."""
-    got, warmup, steps = run(probes.timed_steps, *drawn.values(), device="simulated"), drawn["warmup"], drawn["steps"]
+    (trace,) = run.trace(probes.timed_steps, *drawn.values(), device="simulated", world=1)
+    got, warmup, steps = trace.values, drawn["warmup"], drawn["steps"]
     none = ": there was no warm-up" if got["calls"] == steps else ""
     assert got["calls"] == warmup + steps, (
         f"step() ran {got['calls']} times, expected {warmup} (warm-up) + {steps} (measured){none}"
@@ -55,6 +56,14 @@ def measure(run, drawn: dict) -> dict:
     assert len(got["samples"]) == steps, (
         f"{len(got['samples'])} samples of {steps} measured steps{whole}: one sample a measured step"
     )
+    seen = " ".join(gate.name for gate in trace.gates).split("step")  # before the first step, and after each
+    waited = ["wait" in said for said in seen[warmup + 1 :]]
+    pairs = zip(got["samples"], expected_samples(drawn), strict=True)
+    if all(abs(sample - expected) <= OVERHEAD_S for sample, expected in pairs):
+        assert [True] * steps == waited, (
+            f"the samples are right, but {steps - sum(waited)} of {steps} steps ended without asking the device: "
+            "wait for it, or poll it until it is done; only the device knows when a step has ended"
+        )
     return got
 
 
