@@ -28,7 +28,7 @@ def show(progress: Progress, out: Console) -> None:
         legend = (f"[{colour}]{mark}[/] {word}" for word, (mark, colour) in _MARKS.items() if word in shown)
         out.print("  " + "  ".join(legend), soft_wrap=True)
     if not progress.rests:
-        out.print("Nothing is tested yet. Open the file below, read its docstring, write it, then: lab check")
+        out.print("Nothing is tested yet. Read and write the file below, then run: lab check")
     _missing(progress, out)
     _changed(progress, out)
     if next_one is None:
