@@ -193,6 +193,11 @@ def _runner(config: pytest.Config) -> Runner:
     return config.stash[RUNNER]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if VERDICTS in session.config.stash:
+        session.config.stash[VERDICTS].keep()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if config.stash.get(OWNED, False):
         config.stash[RUNNER].close()

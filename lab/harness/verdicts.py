@@ -1,7 +1,7 @@
 """Decides whether a prerequisite passes, so that a stand-in can take its place where it does not.
 
 A verdict comes from this run if its numerics have run here, else from a cache on disk keyed by everything it depends
-on, else its numerics are run first, in a pytest session of their own.
+on, else its numerics are run first, in a pytest session of their own. Every session leaves its verdicts in that cache.
 """
 
 from __future__ import annotations
@@ -51,15 +51,34 @@ class Verdicts:
         return self.runner.verdicts[id]
 
     def _of_this_run(self, id: str) -> bool:
-        mine = [r for r in self.results if r.exercise == id and r.kind == "numerics"]
-        if any(r.outcome == "failed" for r in mine):
+        outcomes = self._outcomes(id)
+        if "failed" in outcomes:
             return False
-        if mine and len(mine) == self.judging.get(id):
-            return any(r.outcome == "passed" for r in mine)
-        kept = self.folder / dependencies.key(id, self.runner.executor.source, self.config.option.seed)
+        if outcomes and len(outcomes) == self.judging.get(id):
+            return "passed" in outcomes
+        kept = self._file(id)
         if not kept.is_file():
-            write_whole(kept, b"passed" if self._ask(id) else b"failed")
+            self._keep(kept, self._ask(id))
         return kept.read_text(encoding="ascii") == "passed"
+
+    def keep(self) -> None:
+        """Keep what this session found of exercises that others build on, so that no later one runs them for it."""
+        known = assignments.default().exercises
+        for id in {need for other in known.values() for need in other.needs} & self.judging.keys():
+            outcomes = self._outcomes(id)
+            if len(outcomes) == self.judging[id] and "inconclusive" not in outcomes:
+                self._keep(self._file(id), "passed" in outcomes and "failed" not in outcomes)
+
+    def _outcomes(self, id: str) -> list[str]:
+        return [r.outcome for r in self.results if r.exercise == id and r.kind == "numerics"]
+
+    def _file(self, id: str) -> Path:
+        return self.folder / dependencies.key(id, self.runner.executor.source, self.config.option.seed)
+
+    @staticmethod
+    def _keep(path: Path, passes: bool) -> None:
+        if not path.is_file():
+            write_whole(path, b"passed" if passes else b"failed")
 
     def _ask(self, id: str) -> bool:
         """Run the numerics of one exercise beside this session, with the same runner."""
