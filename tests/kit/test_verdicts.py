@@ -16,7 +16,7 @@ NEEDED = "ddp.naive"  # by others
 def session(folder, outcomes, judging) -> Verdicts:
     config = SimpleNamespace(option=SimpleNamespace(expect_cache=folder, seed="public"))
     runner = SimpleNamespace(executor=SimpleNamespace(source=ROOT / "reference"), verdicts={})
-    results = [Result(NEEDED, "numerics", f"test_{n}", outcome) for n, outcome in enumerate(outcomes)]
+    results = [Result(NEEDED, "numerics", f"test_{n}", "", outcome) for n, outcome in enumerate(outcomes)]
     made = Verdicts(config, runner, results)
     made.judging = {NEEDED: judging}
     return made
