@@ -2,16 +2,18 @@
 
 Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
 wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
-file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Each `old` matches exactly once.
+file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Each `old` matches exactly once;
+a local variable of the reference may be renamed all the same.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ HOW = {
     "assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",),
     "wrong address": ("assertion", "raised"),  # inside the tensor by chance, or outside
 }  # fmt: skip
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class MutantError(ValueError):
@@ -95,10 +100,28 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
-        if text.count(old) != 1:
-            raise MutantError(f"{edited.name}: {file} has {text.count(old)} matches of {old[:60]!r}, expected one")
-        changed[file] = text.replace(old, new)
+        found = [m for m in _matches(text, old) if len({*m.groups()}) == len(m.groups())]
+        if len(found) != 1:
+            raise MutantError(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
+        names = found[0].groupdict()
+        new = _NAME.sub(lambda name: names.get(name[0], name[0]), new)
+        changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
     return changed
+
+
+def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
+    """Where `old` is in `text`. A name of `old` that `text` no longer has stands for any other: locals get new names."""
+    if old not in text:
+        known, bound = {*_NAME.findall(text)}, set[str]()
+        parts = re.split(f"({_NAME.pattern})", old)
+        for i, name in enumerate(parts):
+            if i % 2 == 0 or name in known:
+                parts[i] = re.escape(name)
+            else:
+                parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"
+                bound.add(name)
+        return re.finditer("".join(parts), text)
+    return re.finditer(re.escape(old), text)
 
 
 def check(
