@@ -103,19 +103,19 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
         found = [m for m in _matches(text, old) if len({*m.groups()}) == len(m.groups())]
         if len(found) != 1:
             raise MutantError(f"{edited.name}: {file} has {len(found)} matches of {old[:60]!r}, expected one")
-        names = found[0].groupdict()
-        new = _NAME.sub(lambda name: names.get(name[0], name[0]), new)
+        for mine, theirs in found[0].groupdict().items():
+            new = re.sub(rf"\b{mine}\b", theirs, new)
         changed[file] = text[: found[0].start()] + new + text[found[0].end() :]
     return changed
 
 
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
-    """Where `old` is in `text`. A name of `old` that `text` no longer has stands for any other: locals get new names."""
+    """Where `old` is in `text`. A local of `old` that `text` no longer has stands for any name: it was renamed."""
     if old not in text:
         known, bound = {*_NAME.findall(text)}, set[str]()
         parts = re.split(f"({_NAME.pattern})", old)
         for i, name in enumerate(parts):
-            if i % 2 == 0 or name in known:
+            if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # no name, or no local
                 parts[i] = re.escape(name)
             else:
                 parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"

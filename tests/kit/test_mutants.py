@@ -31,7 +31,8 @@ def test_every_exercise_that_a_laptop_runs_has_mutants_and_every_stage_variants(
 
 def test_a_local_of_the_reference_may_be_renamed(tmp_path):
     (tmp_path / "a.py").write_text("def f(grads):\n    for grad in grads:\n        grad.div_(2)\n    return grad\n")
-    edit = ("a.py", "for g in gs:\n        g.div_(2)\n    return g\n", "for g in gs:\n        g.mul_(2)\n    return g\n")
+    old = "for g in gs:\n        g.div_(2)\n    return g\n"
+    edit = ("a.py", old, old.replace("div", "mul"))
     texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (edit,)), tmp_path)
     assert texts_of["a.py"] == "def f(grads):\n    for grad in grads:\n        grad.mul_(2)\n    return grad\n"
     for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # two names for one; another call
