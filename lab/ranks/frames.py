@@ -11,6 +11,7 @@ from typing import Any
 _LENGTHS = struct.Struct("<IQ")
 HEADER_LIMIT = 1 << 20
 PAYLOAD_LIMIT = 1 << 30
+_LITTLE = 1 << 16
 
 Frame = tuple[dict[str, Any], bytearray]
 
@@ -23,6 +24,12 @@ def pack(header: dict[str, Any], payload_bytes: int) -> bytes:
     """What stands before the payload."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return _LENGTHS.pack(len(text), payload_bytes) + text
+
+
+def joined(parts: list[Any]) -> list[Any]:
+    """What to send one after the other: all of it at once where that is little, since each call takes its time."""
+    parts = [part for part in parts if len(part)]
+    return [b"".join(parts)] if sum(map(len, parts)) <= _LITTLE else parts
 
 
 class Reader:

@@ -35,9 +35,9 @@ class Port:
     def tell(self, header: dict[str, Any], payload: Sequence[torch.Tensor] = ()) -> None:
         """Send a frame. payload: contiguous tensors."""
         memory = [memory_of(t) for t in payload if t.numel()]
+        parts = frames.joined([frames.pack(header, sum(map(len, memory))), *memory])
         with self._sending:
-            self._socket.sendall(frames.pack(header, sum(map(len, memory))))
-            for part in memory:
+            for part in parts:
                 self._socket.sendall(part)
 
     def expect(self, number: int, into: Sequence[torch.Tensor], done: Callable[[dict[str, Any]], None]) -> None:

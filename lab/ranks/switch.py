@@ -248,7 +248,7 @@ class Switch:
         )  # fmt: skip
         _check(part, len(members))
         rank.rows.append(row)
-        rank.payloads.append(self._copy(part))
+        rank.payloads.append(self._kept_payload(part))
         rank.waits.clear()
         rank.polls.clear()
         gone = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
@@ -259,13 +259,13 @@ class Switch:
         else:
             self._collective((name, members), part)
 
-    def _copy(self, part: Part) -> torch.Tensor | None:
-        """The payload, for tests to look at; None where it does not fit, or is of several dtypes."""
+    def _kept_payload(self, part: Part) -> torch.Tensor | None:
+        """The payload, which nobody changes, for tests to look at; None where it is too large, or of several dtypes."""
         if len({dtype for dtype, _ in part.segments}) != 1 or len(part.payload) > self._room:
             return None
         self._room -= len(part.payload)
         dtype = part.segments[0][0]
-        return torch.frombuffer(part.payload, dtype=dtype).clone() if part.payload else torch.zeros(0, dtype=dtype)
+        return torch.frombuffer(part.payload, dtype=dtype) if part.payload else torch.zeros(0, dtype=dtype)
 
     # ---- matching ----
 
@@ -375,9 +375,7 @@ class Switch:
             self._answer(part, b"", error=why)
 
     def _send(self, rank: Rank, header: dict[str, Any], payload: Any) -> None:
-        rank.outbox.append(memoryview(frames.pack(header, len(payload))))
-        if len(payload):
-            rank.outbox.append(memoryview(payload))
+        rank.outbox += map(memoryview, frames.joined([frames.pack(header, len(payload)), payload]))
         self._flush(rank)
 
     def _flush(self, rank: Rank) -> None:
