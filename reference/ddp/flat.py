@@ -33,11 +33,13 @@ def _as_views(parameters: list[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     base, place = gradients[0]._base, 0
     for gradient in gradients:
-        if base is None or gradient._base is not base or gradient.storage_offset() != place:
+        in_place = gradient.storage_offset() == place and gradient.is_contiguous()
+        if base is None or gradient._base is not base or not in_place:
             base = None
             break
         place += gradient.numel()
-    buffer = base if base is not None and base.numel() == place else torch.cat([g.flatten() for g in gradients])
+    whole = base is not None and base.is_contiguous() and base.numel() == place
+    buffer = base.view(-1) if whole else torch.cat([g.flatten() for g in gradients])
     for parameter, piece in zip(parameters, buffer.split([g.numel() for g in gradients]), strict=True):
         parameter.grad = piece.view_as(parameter)
     return buffer

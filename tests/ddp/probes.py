@@ -96,6 +96,18 @@ def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
     return {"gradients": [p.grad for p in m.weights], "start": sorted(set(start))}
 
 
+def laid_otherwise(impl, kind: str, values: PerRank) -> list:
+    """Average gradients that lie in one buffer already, but each transposed, as whoever sets `.grad` may leave them."""
+    mine = values[dist.get_rank()]
+    m = Given(mine, 0)
+    wrapped = wrap(impl, kind, m)
+    buffer = torch.cat([v.t().flatten() for v in mine])
+    for p, v, piece in zip(m.weights, mine, buffer.split([v.numel() for v in mine]), strict=True):
+        p.grad = piece.view(v.t().shape).t()
+    wrapped.finish_gradient_synchronization()
+    return [p.grad for p in m.weights]
+
+
 def twice(impl, kind: str, values: PerRank, options: dict) -> dict:
     """Two backwards before one synchronization, with nothing said of it: what is raised, or the gradients."""
     m = Given(values[dist.get_rank()], 0)

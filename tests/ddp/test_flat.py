@@ -13,10 +13,10 @@ from collections import Counter
 
 import pytest
 
-from lab.harness.judge import measured
+from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes_wrappers
+from . import probes, probes_wrappers
 from .oracles import (
     averages_its_group,
     draw_batches,
@@ -74,6 +74,19 @@ def test_dtypes_mixed_in_one_model(run, rng, expect, set_to_none):
 @exercise(FLAT, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
     averages_its_group(run, rng, "flat")
+
+
+@exercise(FLAT, kind="numerics")
+def test_gradients_that_lie_in_a_buffer_in_another_order(run, rng):
+    shapes = [(rng.integers(2, 5), rng.integers(6, 9)) for _ in range(3)]
+    values = [[rng.normal(*shape) for shape in shapes] for _ in range(2)]
+    for rank, got in enumerate(run(probes.laid_otherwise, "flat", values, world=2, replace=["ddp.naive"])):
+        for i, mine in enumerate(got):
+            want = (values[0][i].double() + values[1][i].double()) / 2
+            close(
+                mine, want, want.float(), f"rank {rank}, gradient {i} of {shapes[i]}, which began as a transposed view",
+                cause="a buffer can be sent as it is only where each gradient lies in it in its own order",
+            )  # fmt: skip
 
 
 @exercise(FLAT, kind="numerics")
