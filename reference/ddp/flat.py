@@ -1,5 +1,7 @@
 """Data parallelism with one message a step: all gradients in one buffer."""
 
+from itertools import accumulate
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -31,15 +33,16 @@ class FlatDDP(NaiveDDP):
 def _as_views(parameters: list[nn.Parameter]) -> Tensor:
     """The buffer that holds these parameters' gradients, one after the other, and nothing else."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    base, place = gradients[0]._base, 0
-    for gradient in gradients:
-        in_place = gradient.storage_offset() == place and gradient.is_contiguous()
-        if base is None or gradient._base is not base or not in_place:
-            base = None
-            break
-        place += gradient.numel()
-    whole = base is not None and base.is_contiguous() and base.numel() == place
-    buffer = base.view(-1) if whole else torch.cat([g.flatten() for g in gradients])
-    for parameter, piece in zip(parameters, buffer.split([g.numel() for g in gradients]), strict=True):
+    sizes = [g.numel() for g in gradients]
+    base, places = gradients[0]._base, accumulate([0, *sizes[:-1]])
+    in_order = all(
+        g._base is base and g.storage_offset() == place and g.is_contiguous()
+        for g, place in zip(gradients, places, strict=True)
+    )
+    if base is not None and in_order and base.is_contiguous() and base.numel() == sum(sizes):
+        buffer = base.view(-1)
+    else:
+        buffer = torch.cat([g.flatten() for g in gradients])
+    for parameter, piece in zip(parameters, buffer.split(sizes), strict=True):
         parameter.grad = piece.view_as(parameter)
     return buffer

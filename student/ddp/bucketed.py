@@ -46,6 +46,8 @@ class BucketedDDP(NaiveDDP):
     def no_sync(self) -> Iterator[None]:
         """Within it backward only accumulates; the first backward after it sends the sums. An exception ends it too.
 
+        One may be within another: backward accumulates until the outer one ends.
+
         Without it there is one backward a synchronization: another raises RuntimeError, since it would add to what is
         under way.
         """

@@ -10,7 +10,7 @@ import torch.distributed as dist
 class SplitOptimizer(torch.optim.Optimizer):
     """`optimizer_cls`, its state spread evenly over the ranks of `group`, whatever sizes the tensors have.
 
-    Used as `ShardedOptimizer`. Each tensor is cut into W pieces that differ by at most one element, and the pieces are
+    Used as `ShardedOptimizer`. Each tensor of n elements is cut into W pieces of ⌈n/W⌉ at most, and the pieces are
     shared out as whole tensors are there. That is the step of `optimizer_cls` if it is elementwise: a number's update
     depends on that number, its gradient and its state alone. Then it is so bit for bit, but for fused implementations,
     whose vectors begin elsewhere in a piece: within 1 ulp a step. `param_groups` have the whole tensors, no gradient is

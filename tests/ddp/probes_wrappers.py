@@ -184,14 +184,18 @@ def refused(impl, limits: list) -> dict:
 
 
 def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank) -> dict:
-    """A step after no_sync() was left by an exception."""
+    """A backward within no_sync(), after another within it was left by an exception; and one after both."""
     rank = dist.get_rank()
     m = Chain(width, plan)
     m.load_state_dict(states[rank])
     wrapped = wrap(impl, "bucketed", m)
-    with contextlib.suppress(KeyError), wrapped.no_sync():
-        raise KeyError
     x, y, order = batch[rank]
+    with contextlib.suppress(ZeroDivisionError), wrapped.no_sync():
+        with contextlib.suppress(KeyError), wrapped.no_sync():
+            raise KeyError
+        gates.mark("within")
+        ((wrapped(x, order) - y) ** 2).mean().backward()
+        raise ZeroDivisionError
     gates.mark("backward")
     ((wrapped(x, order) - y) ** 2).mean().backward()
     gates.mark("finish")

@@ -362,7 +362,12 @@ def test_nothing_is_sent_within_no_sync(run, rng):
             )
     batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
     for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
-        assert trace.cut(["backward", "finish"])[0], (
+        within, after, _ = trace.cut(["within", "backward", "finish"])
+        assert not within, (
+            f"rank {rank}: {len(within)} messages were sent within no_sync(), after another within it had ended: "
+            "restore what was, which may have been no_sync() too"
+        )
+        assert after, (
             f"rank {rank}: after no_sync() was left by an exception, backward sent nothing: restore in a finally"
         )
 

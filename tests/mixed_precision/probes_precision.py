@@ -223,7 +223,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
         history.append([m.detach().clone() for m in masters])
         parameters.append([p.detach().clone() for p in model.parameters()])
         scales.append(float(scaler.scale))
-        seen["leftover"].append(sum(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
+        seen["leftover"].append(sum(p.grad is not None and bool(p.grad.any()) for p in (*model.parameters(), *masters)))
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,

@@ -177,6 +177,28 @@ def nested(impl, kind: str) -> str:
     return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
 
 
+class Keywords(nn.Module):
+    """A layer that is given tensors by place, by name and in containers, and keeps the dtypes in which they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 3), list[str]()
+
+    def forward(self, x: torch.Tensor, pair: tuple, *, named: dict) -> torch.Tensor:
+        given = (x, *pair, *named["some"])
+        self.seen += [str(t.dtype).removeprefix("torch.") for t in given]
+        return self.layer(sum(given))
+
+
+def cast_arguments(impl, dtype: str) -> list[str]:
+    """Dtypes in which a model gets what it is called with: four float32 tensors, and one of int64 last."""
+    m = Keywords()
+    wrapped = wrap(impl, "mixed", m, compute_dtype=dtype)
+    ones = torch.ones(2, 3)
+    wrapped(ones, (ones, ones), named={"some": [ones, torch.ones(2, 3, dtype=torch.int64)]})
+    return m.seen
+
+
 def at_rest(memory: Held) -> int:
     """What is held when Gloo has let go: each of its threads of its last message when the next comes."""
     for _ in range(8):

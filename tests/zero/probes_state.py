@@ -274,12 +274,25 @@ def refusals(impl, width) -> dict:
     saved = checkpoint(impl, folder, None)
     told = {"nothing saved": raised(lambda: saved.load(m, o))}
     saved.save(m, o)
-    for name, other in (("model", Model(width, depth=2)), ("width", Model(width + 1))):
+    first, last = Model(width), Model(width)
+    first.frozen = nn.Parameter(torch.randn(width + 1), requires_grad=False)
+    last.layers[-1].bias = nn.Parameter(torch.randn(width + 1))
+    others = {
+        "model": Model(width, depth=2),
+        "width": Model(width + 1),
+        "shape, the first": first,
+        "shape, the last": last,
+    }
+    for name, other in others.items():
         before = {n: t.clone() for n, t in other.state_dict().items()}
         o = optimizer(impl, "zero1", groups_of(other, options), "AdamW", options)
         told[f"another {name}"] = raised(lambda m=other, o=o: saved.load(m, o))
         left = all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
         told[f"another {name} left alone"] = str(left)
     o = optimizer(impl, "zero1", m.parameters(), "AdamW", options)
+    with torch.no_grad():
+        m.frozen += 1
+    before = m.frozen.clone()
     told["other groups"] = raised(lambda: saved.load(m, o))
+    told["other groups left alone"] = str(torch.equal(m.frozen, before))
     return told

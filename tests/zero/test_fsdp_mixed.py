@@ -16,6 +16,7 @@ import torch
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
+from . import probes_fsdp
 from .oracles_fsdp import (
     BLOCK,
     averages_its_group,
@@ -49,6 +50,16 @@ def test_masters_are_those_of_one_process(run, rng, expect, world, dtype, reduce
 @exercise(MIXED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
     averages_its_group(run, rng, "mixed", {"compute_dtype": "float32"})
+
+
+@exercise(MIXED, kind="numerics")
+def test_every_argument_is_cast(run, rng):
+    dtype = rng.choice(["float16", "bfloat16"])
+    (got,) = run(probes_fsdp.cast_arguments, dtype, world=1)
+    assert got == [dtype] * 4 + ["int64"], (
+        f"arguments by place, in a tuple (two), in a list of a keyword argument, and one of int64 there, arrived as "
+        f"{', '.join(got)}; expected {dtype} four times, and int64 as it was"
+    )
 
 
 @exercise(MIXED, kind="numerics")
