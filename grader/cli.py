@@ -198,7 +198,7 @@ for command in (
     decide.adjust, decide.exclude, decide.extend, decide.late, decide.withdraw, decide.decisions, decide.canvas,
     decide.feedback, decide.people, staff.serve, staff.requests,
     tools.stubs, tools.mutants, tools.hostile, tools.doctor, tools.release, tools.gradescope, tools.bridge,
-    tools.leaderboard, tools.similarity,
+    tools.leaderboard, tools.similarity, tools.parts,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(decide.rubric, name="rubric")

@@ -86,6 +86,14 @@ def mutants(
     sys.exit(0 if all(m.fine(o) for o in outcome.values()) else 1)
 
 
+def parts(exercise: Annotated[str, typer.Argument(help="Its id, or the end of it.")]) -> None:
+    """All places that belong to an exercise: what goes when it is deleted."""
+    from . import parts as p
+
+    for file, what in p.of(default().named(exercise)[0]):
+        out.print(f"{file}: {what}", markup=False, highlight=False, soft_wrap=True)
+
+
 def hostile(
     technique: Annotated[list[str] | None, typer.Option(help="Only this technique; may be given again.")] = None,
     name: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,

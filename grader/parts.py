@@ -1,0 +1,59 @@
+"""The places that belong to an exercise: `grader parts ID` lists what goes when the exercise is deleted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab.course.assignment import ROOT, Exercise, default
+from lab.harness.test_index import marks
+
+_TEXTS = {".py", ".toml", ".md", ".tsv"}
+_FOLDERS = ("benchmarks", "examples", "grader", "handout", "lab", "notebooks", "reference", "tests")
+
+
+def of(exercise: Exercise) -> Iterator[tuple[str, str]]:
+    """(file, what of it), files that go as a whole first, then places in others, each with its lines."""
+    whole = [*_whole(exercise)]
+    yield from ((file, "the whole file") for file in whole)
+    module = Path(exercise.file).stem
+    words = [re.escape(exercise.id), re.escape(exercise.file), rf"from \.{module} import"]
+    if "_" in exercise.name or not exercise.name.islower():  # other words are English, too
+        words.append(exercise.name)
+    named = re.compile(rf"\b({'|'.join(words)})\b")
+    table = re.compile(rf"^\[{re.escape(exercise.id.partition('.')[2])}\.")
+    for path in sorted(p for p in [*ROOT.glob("*.*"), *_files()] if p.suffix in _TEXTS):
+        file = path.relative_to(ROOT).as_posix()
+        if file in whole or file.startswith("benchmarks/results/"):
+            continue
+        of_stage = file in (f"grader/mutants/{exercise.stage}.toml", f"grader/variants/{exercise.stage}.toml")
+        pattern = table if of_stage else named
+        lines = [str(i) for i, line in enumerate(_text(path).splitlines(), 1) if pattern.search(line)]
+        if lines:
+            yield file, f"{'tables at ' * of_stage}line{'s' * (len(lines) > 1)} {', '.join(lines)}"
+    yield f"tests/{exercise.stage}/mistakes.json", "written anew by grader mutants --record"
+    yield "student/", "written anew by grader stubs, after the stub is deleted"
+
+
+def _files() -> Iterator[Path]:
+    return (path for folder in _FOLDERS for path in (ROOT / folder).rglob("*"))
+
+
+def _whole(exercise: Exercise) -> Iterator[str]:
+    """Files of this exercise alone: its solution and stub, its tests, and what only they import."""
+    if not any(e.file == exercise.file for e in default().exercises.values() if e.id != exercise.id):
+        yield f"reference/{exercise.file}"
+        yield f"student/{exercise.file}"
+    folder = ROOT / "tests" / exercise.stage
+    tests = {path for path in folder.glob("test_*.py") if {mark.id for mark in marks(path)} == {exercise.id}}
+    yield from sorted(path.relative_to(ROOT).as_posix() for path in tests)
+    for helper in sorted({*folder.glob("*.py")} - tests - {folder / "__init__.py"}):
+        used = re.compile(rf"import .*\b{helper.stem}\b|\.{helper.stem} import")
+        users = {p for p in (ROOT / "tests").rglob("*.py") if p != helper and used.search(_text(p))}
+        if users and users <= tests:
+            yield helper.relative_to(ROOT).as_posix()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
