@@ -1,4 +1,4 @@
-"""What data parallelism costs, on paper: when each message leaves, when it arrives, and how long the step is."""
+"""The cost of data parallelism on paper: when each message leaves and arrives, and how long the step takes."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class Link:
-    """What a message costs: alpha_s seconds, whatever its size, and 1 / bytes_per_s for each byte."""
+    """The cost of one message: a latency of alpha_s seconds, plus 1 / bytes_per_s seconds per byte."""
 
     alpha_s: float
     bytes_per_s: float
@@ -20,10 +20,10 @@ class Link:
 @provided
 @dataclass(frozen=True)
 class StepTime:
-    """A step of data parallelism; seconds.
+    """One step of data parallelism. Times are in seconds.
 
-    all_reduces: how many are issued. communication_s: of all of them, one after the other. exposed_s: what of it
-    backward does not hide. step_s: the step. bound_s: the least that a step with these messages can take.
+    all_reduces: number of all-reduces. communication_s: sum of their durations. exposed_s: part of the communication
+    that backward does not hide. step_s: duration of the step. bound_s: lower bound for a step with these messages.
     """
 
     all_reduces: int
@@ -36,7 +36,7 @@ class StepTime:
 @provided
 @dataclass(frozen=True)
 class Limits:
-    """Where communication is just hidden: samples a rank at least, bytes/s at least, ranks at most."""
+    """Where backward just hides communication: fewest samples per rank, lowest bandwidth (bytes/s), most ranks."""
 
     samples: int
     bytes_per_s: float
@@ -44,10 +44,11 @@ class Limits:
 
 
 def all_reduce_s(size: float, world: int, link: Link) -> float:
-    """Seconds that a ring all-reduce of `size` bytes takes over `world` ranks.
+    """Return the seconds that a ring all-reduce of `size` bytes takes over `world` ranks.
 
-    2(W − 1) messages after each other, each of size / W bytes: 2(W − 1)·(α + size / W · β), with β = 1 / bytes_per_s;
-    0 for one rank. 1 MB over 4 ranks at 100 µs and 1 GB/s: 6 · (100 µs + 250 µs) = 2.1 ms.
+    The ring sends 2(W − 1) messages one after the other, each of size / W bytes, so the time is
+    2(W − 1)·(α + size / W · β), with β = 1 / bytes_per_s. It is 0 for one rank.
+    Example: 1 MB over 4 ranks at 100 µs and 1 GB/s takes 6 · (100 µs + 250 µs) = 2.1 ms.
     Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations".
     """
     return 2 * (world - 1) * (link.alpha_s + size / world / link.bytes_per_s)
@@ -58,22 +59,22 @@ def accounting(
     variant: Literal["naive", "flat", "overlapped", "bucketed"], backward_s: float, forward_s: float = 0.0,
     optimizer_s: float = 0.0, bucket_bytes: int = 25 << 20,
 ) -> StepTime:  # fmt: skip
-    """The time of one step of a model whose parameters have these sizes, in the order that forward uses them.
+    """Return the time of one step. parameter_bytes: sizes of the parameters, in the order in which forward uses them.
 
-    Backward goes through them in reverse, and spends on each a share of backward_s that is its share of the bytes; a
-    gradient is ready when backward has gone through its parameter. The network carries one all-reduce at a time, in
-    the order of issue, and does not slow backward down. The optimizer begins when backward and the last all-reduce have
-    ended. An all-reduce is issued
+    Backward visits the parameters in reverse order. It spends on each a part of backward_s in proportion to its bytes,
+    and then the gradient is ready. The network carries one all-reduce at a time, in the order of issue, and does not
+    slow backward down. The optimizer starts when backward and the last all-reduce have ended. All-reduces are issued
 
-    - naive: for each parameter, when backward has ended;
-    - flat: one for all, when backward has ended;
-    - overlapped: for each parameter, when its gradient is ready;
-    - bucketed: for each bucket, when the last gradient in it is ready. Buckets are filled in reverse order of use with
-      at most `bucket_bytes`; a larger parameter has one of its own.
+    - naive: one per parameter, when backward has ended;
+    - flat: one in total, when backward has ended;
+    - overlapped: one per parameter, when its gradient is ready;
+    - bucketed: one per bucket, when the last gradient in it is ready. Buckets hold at most `bucket_bytes`, and are
+      filled in reverse order of use; a larger parameter gets a bucket of its own.
 
-    bound_s is forward + max(backward, first issue + communication, last issue + last all-reduce) + optimizer: no step
-    with these messages is shorter, most are no longer. Two parameters of 1 MB, 4 ranks, 100 µs, 1 GB/s, 6 ms of
-    backward, overlapped: issued at 3 and 6 ms, 2.1 ms each: communication 4.2 ms, exposed 2.1 ms, step 8.1 ms.
+    bound_s is forward + max(backward, first issue + communication, last issue + last all-reduce) + optimizer. No step
+    with these messages is shorter, and most take no longer.
+    Example: two parameters of 1 MB, 4 ranks, 100 µs, 1 GB/s, 6 ms of backward, overlapped. The all-reduces are issued
+    at 3 and 6 ms and take 2.1 ms each, so communication is 4.2 ms, exposed communication 2.1 ms, the step 8.1 ms.
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.
     """
     backwards = list(reversed(parameter_bytes))
@@ -105,10 +106,10 @@ def accounting(
 
 
 def best_bucket_bytes(parameter_bytes: Sequence[int], world: int, link: Link, *, backward_s: float) -> int:
-    """The bucket_bytes with which a step of `accounting(variant="bucketed")` is shortest; of several the smallest.
+    """Return the bucket_bytes for which `accounting(variant="bucketed")` gives the shortest step; the smallest of ties.
 
-    At least 1. Buckets differ only where bucket_bytes passes the size of some parameters that follow each other, so
-    that no other sizes need be tried. Steps that differ by less than 1e-9 of the shortest count as equal.
+    The result is at least 1. Buckets change only where bucket_bytes passes the total size of some consecutive
+    parameters, so only those sizes need to be tried. Steps within 1e-9 of the shortest, relatively, count as ties.
     """
     sums = {
         sum(parameter_bytes[i:j]) for i in range(len(parameter_bytes)) for j in range(i + 2, len(parameter_bytes) + 1)
@@ -124,17 +125,16 @@ def best_bucket_bytes(parameter_bytes: Sequence[int], world: int, link: Link, *,
 
 
 def limits(total_bytes: int, world: int, link: Link, *, backward_s: float, samples: int) -> Limits:
-    """From where on data parallelism waits for the network: where one all-reduce of all gradients outlasts backward.
+    """Return the limits at which one all-reduce of all gradients takes exactly as long as backward.
 
-    backward_s: of `samples` samples on one rank; the time is proportional to their number. Each limit is for the others
-    as given:
+    backward_s: time of backward for `samples` samples on one rank; it is proportional to their number. Each limit
+    leaves the other quantities as given:
 
-    - samples: the fewest a rank must have, at least 1;
-    - bytes_per_s: the least that the link must carry; infinite where its latencies alone outlast backward, 0 for one
-      rank;
-    - world: the most ranks that may share the global batch of samples · world, W ranks having samples · world / W each,
-      whole or not. It solves 2(W − 1)·(α + S / W · β) = T₁ / W, with T₁ the backward of the global batch on one rank: a
-      quadratic equation in W.
+    - samples: fewest samples per rank, at least 1;
+    - bytes_per_s: lowest bandwidth of the link; infinite if its latencies alone outlast backward, 0 for one rank;
+    - world: most ranks W that may divide the global batch of samples · world, each with samples · world / W samples,
+      whole or not. It solves 2(W − 1)·(α + S / W · β) = T₁ / W, a quadratic equation in W, where T₁ is the time of
+      backward for the global batch on one rank.
     """
     latency_s = 2 * (world - 1) * link.alpha_s
     communication_s = all_reduce_s(total_bytes, world, link)

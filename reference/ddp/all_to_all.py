@@ -1,4 +1,4 @@
-"""A different part to each: the transpose of a matrix whose rows are ranks."""
+"""Every rank sends a different tensor to every other rank: the transpose of a matrix whose rows are ranks."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,15 @@ from torch import Tensor
 
 
 def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Send inputs[r] to rank r of `group`, and receive what rank r has for this one into outputs[r].
+    """Send inputs[r] to rank r of `group`, and receive the tensor from rank r into outputs[r].
 
-    W contiguous tensors each, of one dtype; inputs[r] here has the shape of outputs[s] there, and different pairs may
-    have different shapes, empty ones too. By sends and receives alone, in W − 1 steps: in step i every rank sends to
-    the rank i places to its right and receives from the one i places to its left (or the other way round, on all), so
-    that nobody is sent to twice at a time. A rank's part for itself is copied. Beside the two lists there is room for
-    one part. Source: Thakur et al. 2005, section 3.2.
+    Both lists hold W contiguous tensors of one dtype. inputs[r] on rank s has the shape of outputs[s] on rank r.
+    Different pairs of ranks may have different shapes, and tensors may be empty.
+
+    Use sends and receives only, in W − 1 steps. In step i every rank sends to the rank i places to its right and
+    receives from the rank i places to its left (or, on all ranks, the other way round), so no rank receives two
+    messages in one step. The tensor for the rank itself is copied. Extra memory: at most the size of one tensor.
+    Source: Thakur et al. 2005, section 3.2.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     outputs[rank].copy_(inputs[rank])

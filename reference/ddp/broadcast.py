@@ -1,15 +1,16 @@
-"""From one rank to all, in as many rounds as doubling takes."""
+"""Broadcast from one rank to all along a binomial tree: the number of ranks with the data doubles in each round."""
 
 import torch.distributed as dist
 from torch import Tensor
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite `tensor` on every rank of `group` with that of its rank `src`, by sends and receives alone.
+    """Overwrite `tensor` on every rank of `group` with the tensor of rank `src`, using sends and receives only.
 
-    tensor: on every rank of one shape and dtype, any length, contiguous. src: a rank in the group. A binomial
-    tree: in each round every rank that has the tensor sends it to one that has not, so there are ⌈log₂ W⌉ rounds, every
-    rank but src receives once, and none sends more than once a round. There is room for one more tensor, whatever W is.
+    tensor: contiguous, of any length, with the same shape and dtype on every rank. src: a rank within the group.
+    The messages form a binomial tree. In each round, every rank that has the tensor sends it to one rank that does not.
+    So there are ⌈log₂ W⌉ rounds, every rank except src receives once, and no rank sends more than once per round.
+    Extra memory: at most the size of one tensor, whatever W is.
     Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH", section
     3.4.
     """

@@ -1,4 +1,4 @@
-"""Data parallelism as it is done: gradients travel in buckets, each as soon as it is full."""
+"""Data parallelism as libraries do it: gradients travel in buckets, each as soon as it is full."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from .naive import NaiveDDP
 
 
 class BucketedDDP(NaiveDDP):
-    """A replica of `module` on each rank of `group`, kept equal by one asynchronous all-reduce a bucket.
+    """A replica of `module` on each rank of `group`, kept equal by one asynchronous all-reduce per bucket.
 
-    Built and used as `NaiveDDP`. Buckets are filled with parameters that want a gradient, in reverse order, since
-    backward reaches the last layer first: one that does not fit into the bucket before it, or has another dtype, opens
-    the next. A bucket is sent when the last of its gradients has been accumulated.
-    Gradients are views of their bucket's buffer, which lives as long as the wrapper.
+    Construct and use it like `NaiveDDP`. Buckets are filled with the parameters that require gradients, in reverse
+    order, because backward reaches the last layer first. A parameter that does not fit into the current bucket, or has
+    another dtype, opens the next bucket. A bucket is sent as soon as the last of its gradients has been accumulated.
+    Gradients are views of their bucket's buffer, and the buffer lives as long as the wrapper.
     Source: Li et al. 2020, "PyTorch Distributed", sections 3.2.2 to 3.2.4.
     """
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: dist.ProcessGroup | None = None):
-        """Wrap `module`. bucket_bytes: the most that a bucket holds, but a larger parameter has one of its own.
+        """Wrap `module`. bucket_bytes: maximum size of a bucket; a larger parameter gets a bucket of its own.
 
         Raises ValueError unless bucket_bytes ≥ 1.
         """
@@ -38,19 +38,19 @@ class BucketedDDP(NaiveDDP):
             parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._accumulated(bucket, p))
 
     def forward(self, *args: object, **kwargs: object) -> Tensor:
-        """What `module` returns; in training mode its buffers are rank 0's first."""
+        """Return the module's output. In training mode, first broadcast the buffers of rank 0."""
         if self.module.training:
             for buffer in self.module.buffers():
                 dist.broadcast(buffer.detach(), group_src=0, group=self.group)
         return super().forward(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Send what has not been sent, wait for all of it, and let each gradient be its mean over the group.
+        """Send the remaining buckets and wait for all of them; then each gradient is its mean over the group.
 
-        A bucket of which some parameters received no gradient (on all ranks) could not fill up, and is sent here, with
-        zeros for those that did not, or without them; their .grad stays what it was: None, or the zeros of zero_grad().
-        One in which every .grad is None is not sent. What no_sync() has accumulated is sent, also of parameters that
-        the last backward did not reach.
+        If some parameters of a bucket received no gradient (on all ranks), the bucket never filled up, and is sent
+        here, with or without zeros in their places. Their .grad stays as it was: None, or the zeros of zero_grad().
+        A bucket in which every .grad is None is not sent. Gradients accumulated under no_sync() are sent, even those of
+        parameters that the last backward did not reach.
         """
         for bucket in self.buckets:
             if bucket.work is None:
@@ -60,12 +60,12 @@ class BucketedDDP(NaiveDDP):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward only accumulates; the first backward after it sends the sums. An exception ends it too.
+        """Let backward only accumulate inside this context; the first backward after it sends the sums.
 
-        One may be within another: backward accumulates until the outer one ends.
+        Contexts nest: backward accumulates until the outermost one ends. An exception ends a context, too.
 
-        Without it there is one backward a synchronization: another raises RuntimeError, since it would add to what is
-        under way.
+        Outside of it, call backward once per synchronization. A second call raises RuntimeError, because it would add
+        to gradients that are being sent.
         """
         before, self.synchronizing = self.synchronizing, False
         try:
@@ -87,7 +87,7 @@ class BucketedDDP(NaiveDDP):
 
 
 class _Bucket:
-    """Parameters whose gradients travel together, in one buffer of which they are views."""
+    """Parameters whose gradients travel together, as views of one buffer."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self.group, self.parameters = group, list[nn.Parameter]()
@@ -97,7 +97,7 @@ class _Bucket:
         self.work: dist.Work | None = None
 
     def fits(self, parameter: nn.Parameter, limit: int) -> bool:
-        """Whether one more would still be within the limit."""
+        """Return whether the bucket may take one more parameter."""
         size = sum(p.numel() * p.element_size() for p in [*self.parameters, parameter])
         return parameter.dtype == self.parameters[0].dtype and size <= limit
 

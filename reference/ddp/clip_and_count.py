@@ -1,4 +1,4 @@
-"""What a step must know of all ranks: how long the gradient is, and how much data it was computed from."""
+"""Two sums over all ranks that a step needs: the norm of the gradient, and the amount of data behind it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class StepCount:
-    """What one step was computed from; `global_…` is over all ranks of the group, the others over this one alone.
+    """The data of one step. Fields named `global_…` count all ranks of the group, the others this rank alone.
 
-    Shares that differ in tokens are averaged right where each micro-batch's *summed* loss is multiplied by
-    world / global_tokens: the mean over ranks is then the mean over tokens.
+    If ranks have different numbers of tokens, multiply each micro-batch's *summed* loss by world / global_tokens. Then
+    the mean over ranks is the mean over tokens.
     """
 
     samples: int
@@ -32,20 +32,19 @@ def clip_gradient_norm(
     sharded: Iterable[Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Scale all gradients so that their norm, as one vector, is at most `max_norm`; return the norm before.
+    """Scale all gradients so that their joint norm is at most `max_norm`; return the norm before scaling.
 
-    Call it between finish_gradient_synchronization() and the optimizer's step: only means have the norm that matters.
-    parameters: those whose gradient is whole and equal on every rank; nothing is sent for them. sharded: None, or those
-    of which each rank of `group` holds other pieces, perhaps none; then their squares are summed over the group, by one
-    all-reduce of one number that every rank takes part in. In both, a parameter whose .grad is None counts for nothing,
-    and one that is named twice counts once. The dtypes may differ.
+    Call it between finish_gradient_synchronization() and the optimizer's step, when gradients are means over ranks.
+    parameters: those with a whole gradient, equal on every rank; nothing is sent for them. sharded: None, or parameters
+    of which each rank of `group` holds different pieces (perhaps none). Their squares are summed over the group by one
+    all-reduce of one number, in which every rank takes part. A parameter without gradient does not count, a parameter
+    listed twice counts once, and dtypes may differ.
 
-    Every .grad is multiplied by min(1, max_norm / norm) in place, a factor that is not rounded to the gradient's dtype
-    before: wrappers keep views of it. Where the norm is infinite
-    or NaN all stay as they are, and the caller, who sees it, skips the step. Squares are summed in float64: those of
-    float16 gradients, and of large or small float32 ones, over- or underflow. Returns a float64 tensor of shape (), on
-    the gradients' device, the same bits on every rank; 0 where there is no gradient. Nothing is read back to the host,
-    which would wait for the device.
+    Every .grad is multiplied by min(1, max_norm / norm) in place, because wrappers keep views of it. The factor is not
+    rounded to the gradient's dtype first. If the norm is infinite or NaN, no gradient changes, and the caller can skip
+    the step. Squares are summed in float64, because squares of float16 gradients, and of large or small float32
+    gradients, overflow or underflow. Returns a float64 tensor of shape () on the gradients' device, with the same bits
+    on every rank; 0 if there is no gradient. Nothing is read back to the host: that would wait for the device.
 
     Raises ValueError unless max_norm > 0; infinity measures and clips nothing.
     Source: Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
@@ -71,11 +70,11 @@ def clip_gradient_norm(
 def count_step(
     targets: Sequence[Tensor], *, ignore_index: int = -100, group: dist.ProcessGroup | None = None
 ) -> StepCount:
-    """Count what one step is computed from, exactly, by one all-reduce of two numbers.
+    """Count the data of one step exactly, with one all-reduce of two numbers.
 
-    targets: of each micro-batch that this rank accumulates, (batch, context) int64; ranks may have other shapes and
-    other numbers of them, even none. Tokens are the targets that are not `ignore_index`: padding is no work done.
-    Samples are the rows that have at least one: a row of padding only fills up a batch.
+    targets: one (batch, context) int64 tensor per micro-batch that this rank accumulates. Shapes and numbers of
+    micro-batches may differ between ranks; a rank may have none. Tokens are the targets other than `ignore_index`,
+    which marks padding. Samples are the rows with at least one token.
     """
     here = torch.zeros(2, dtype=torch.int64, device=targets[0].device if targets else torch.get_default_device())
     for micro_batch in targets:

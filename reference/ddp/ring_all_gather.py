@@ -1,15 +1,16 @@
-"""Everyone's part to everyone, along a ring."""
+"""All-gather along a ring: every rank gets the parts of all ranks."""
 
 import torch.distributed as dist
 from torch import Tensor
 
 
 def ring_all_gather(output: Tensor, part: Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Write the parts of all ranks of `group`, in rank order, into `output`, by sends and receives alone.
+    """Write the parts of all ranks of `group`, in rank order, into `output`, using sends and receives only.
 
-    part: (n, …), of one shape and dtype on every rank; output: (W·n, …), contiguous. W − 1 steps: in each, every rank
-    sends one part to its right neighbour and receives one from its left, first its own, then what it received last; so
-    a rank sends (W − 1) · part bytes. All may send to their left as well. Beside the output there is room for one part.
+    part: (n, …), of the same shape and dtype on every rank. output: (W·n, …), contiguous. There are W − 1 steps. In
+    each, every rank sends one part to its right neighbour and receives one from its left neighbour: first its own part,
+    then the part that it received last. So a rank sends (W − 1) · part bytes. (All ranks may send to the left instead.)
+    Extra memory: at most the size of one part.
     Source: Thakur et al. 2005, section 3.1.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)

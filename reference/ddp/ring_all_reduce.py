@@ -1,16 +1,16 @@
-"""The sum of everyone's tensors, to everyone, in pieces around a ring: twice the tensor a rank, however many ranks."""
+"""All-reduce along a ring: a rank sends less than twice its tensor, however many ranks there are."""
 
 import torch.distributed as dist
 from torch import Tensor
 
 
 def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite `tensor` on every rank of `group` with the sum over ranks, by sends and receives alone.
+    """Overwrite `tensor` on every rank of `group` with the sum over ranks, using sends and receives only.
 
-    tensor: contiguous, any length, a multiple of W or not, on every rank of one shape and dtype; all ranks end with the
-    same bits. It is cut into W chunks that differ by at most one element. 2(W − 1) steps: in the first W − 1 each rank
-    ends with the sum of one chunk, in the others the sums go round; all ranks together send 2(W − 1) · S bytes. Beside
-    the tensor there is room for one chunk.
+    tensor: contiguous, of any length (a multiple of W or not), with the same shape and dtype on every rank. All ranks
+    end with the same bits. Cut the tensor into W chunks whose lengths differ by at most one element. There are 2(W − 1)
+    steps: after the first W − 1 each rank has the sum of one chunk, in the others the sums travel around the ring.
+    All ranks together send 2(W − 1) · S bytes for a tensor of S bytes. Extra memory: at most the size of one chunk.
     Source: Patarasuk and Yuan 2009, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations".
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)

@@ -1,4 +1,4 @@
-"""The sum of everyone's tensors, each rank its own part of it, along a ring."""
+"""Reduce-scatter along a ring: every rank gets its own part of the sum over ranks."""
 
 import torch
 import torch.distributed as dist
@@ -6,12 +6,13 @@ from torch import Tensor
 
 
 def ring_reduce_scatter(output: Tensor, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's part of the sum over all ranks of `group` into `output`, by sends and receives alone.
+    """Write this rank's part of the sum over all ranks of `group` into `output`, using sends and receives only.
 
-    tensor: (W·n, …), contiguous, of one shape and dtype on every rank; not changed. output: (n, …): rank r gets rows
-    r·n … (r + 1)·n of the sum. W − 1 steps: in each, every rank sends one part to its right neighbour, receives one
-    from its left, and adds its own to what came; so a rank sends (W − 1) · part bytes. All may send to their left as
-    well. Beside the output there is room for two parts, whatever W is. Source: Thakur et al. 2005, section 3.3.
+    tensor: (W·n, …), contiguous, with the same shape and dtype on every rank; it is not changed. output: (n, …); rank r
+    gets rows r·n to (r + 1)·n − 1 of the sum. There are W − 1 steps. In each, every rank sends one part to its right
+    neighbour, receives one from its left neighbour, and adds its own part to it. So a rank sends (W − 1) · part bytes.
+    (All ranks may send to the left instead.) Extra memory: at most the size of two parts, whatever W is.
+    Source: Thakur et al. 2005, section 3.3.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     parts = tensor.chunk(world)

@@ -1,4 +1,4 @@
-"""What each stage of ZeRO keeps on a rank and what it sends, counted from the sizes alone."""
+"""Bytes that each stage of ZeRO keeps on a rank and sends, counted from the sizes alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class Share:
-    """Bytes of a training step on the rank that has most."""
+    """Bytes of a training step on the rank with the most."""
 
     parameters: int
     gradients: int
@@ -32,27 +32,27 @@ def accounting(
     activations: int = 0,
     micro_batches: int = 1,
 ) -> Share:
-    """Bytes a rank keeps between steps and sends in one step of AdamW on parameters of `sizes` elements.
+    """Return the bytes that a rank keeps between steps, and sends in one step of AdamW.
 
-    precision: "float32" has parameters, gradients and two moments in 4 bytes each; "mixed" has parameters and gradients
-    in 2 bytes, and a float32 master beside the moments. activations: bytes, of a rank's own micro-batch, as
-    `mixed_precision.accounting` counts them; no stage changes them. What is shared out evenly is the parameters end to
-    end, padded to a multiple of W: n = ⌈Σ sizes / W⌉ elements a rank. The padding is kept and sent like any other
-    element.
+    sizes: elements of each parameter. precision: "float32" keeps parameters, gradients and two moments in 4 bytes each;
+    "mixed" keeps parameters and gradients in 2 bytes, and float32 master weights beside the moments. activations: bytes
+    for a rank's own micro-batch, as `mixed_precision.accounting` counts them; no stage changes them. Sharding lays the
+    parameters end to end, pads them to a multiple of W, and gives each rank n = ⌈Σ sizes / W⌉ elements. Padding is kept
+    and sent like any other element.
 
-    - "none": data parallel; gradients are all-reduced once a step, Σ sizes elements of them.
-    - "zero1": as `ShardedOptimizer`: state by whole tensors, the largest first to the rank that has least; gradients
-      all-reduced, unpadded; then every tensor is broadcast by its owner: (W − 1)/W of its bytes for each rank, which is
-      the mean over ranks, the owner's own way of W − 1 copies shared among all.
-    - "p_os": as the paper has it: gradients reduce-scattered once a step, whole until then; each rank updates its n
-      elements; parameters all-gathered.
-    - "zero2": the same, but gradients are reduce-scattered in every one of `micro_batches`, and only n elements kept.
-    - "zero3": n elements of parameters too: all-gathered for forward and again for backward, in every micro-batch. What
-      is gathered for the moment is not counted.
+    - "none": data parallelism. One all-reduce of all gradients per step: Σ sizes elements.
+    - "zero1": `ShardedOptimizer`. Whole tensors have their state on one rank: the largest first, each goes to the rank
+      with the fewest elements so far. Gradients are all-reduced, without padding. Then the owner broadcasts each
+      tensor. It sends W − 1 copies; per rank, averaged over ranks, that is (W − 1)/W of the tensor's bytes.
+    - "p_os": the paper's first stage. Gradients stay whole and are reduce-scattered once per step; each rank updates
+      its n elements; parameters are all-gathered.
+    - "zero2": the same, but gradients are reduce-scattered in each of `micro_batches`, and only n elements are kept.
+    - "zero3": parameters are sharded, too: all-gathered for forward and again for backward, in every micro-batch.
+      Temporarily gathered parameters are not counted.
 
-    By the ring a reduce-scatter or an all-gather sends (W − 1) parts of n elements, an all-reduce 2(W − 1)/W of its
-    bytes. Bytes sent are rounded down, once, at the end. 7.5e9 parameters, 64 ranks, mixed: 120.0 GB ("none"),
-    31.4 ("p_os"), 16.6 ("zero2"), 1.9 ("zero3").
+    On a ring, a reduce-scatter or an all-gather sends (W − 1) parts of n elements, and an all-reduce 2(W − 1)/W of its
+    bytes. Bytes sent are rounded down once, at the end. Example: 7.5e9 parameters on 64 ranks in mixed precision take
+    120.0 GB ("none"), 31.4 ("p_os"), 16.6 ("zero2") or 1.9 ("zero3").
     Source: Rajbhandari et al. 2019, "ZeRO", sections 5 and 7, figure 1.
     """
     small = 4 if precision == "float32" else 2  # a parameter, a gradient

@@ -1,4 +1,4 @@
-"""ZeRO-3: each rank keeps a W-th of every layer, and holds the whole of one only while that layer is at work."""
+"""ZeRO-3: each rank keeps 1/W of every layer, and holds a whole layer only while it computes."""
 
 import functools
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 @provided
 class Unit:
-    """Parameters of one layer, of one dtype and all trained or all frozen: cut together, gathered together.
+    """Parameters of one layer that are sharded and gathered together: of one dtype, all trained or all frozen.
 
-    shard: (n,), this rank's W-th of them one after the other, padded with zeros to W·n; the optimizer steps it.
-    full: (W·n,), room for all of them, whose storage is empty until you resize it.
+    shard: (n,), this rank's part of the parameters, laid end to end and padded with zeros to W·n; the optimizer steps
+    it. full: (W·n,), a buffer for all of them; its storage is empty until you resize it.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None):
-        """Cut the parameters of the group's rank 0."""
+        """Shard the parameters of the group's rank 0."""
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         flat = torch.cat([p.detach().flatten() for p in parameters])
         self.shapes = [p.shape for p in parameters]
@@ -41,34 +41,34 @@ class Unit:
         self.make_room(flat.dtype)
 
     def make_room(self, dtype: torch.dtype) -> None:
-        """Let `full` be of this dtype, its storage empty."""
+        """Make `full` a tensor of this dtype with an empty storage."""
         self.full = torch.empty(sum(self.sizes), dtype=dtype, device=self.shard.device)
         self.full.untyped_storage().resize_(0)
 
     def pieces(self, full: Tensor) -> list[Tensor]:
-        """Each parameter as a view of a tensor like `full`; autograd goes through."""
+        """Return each parameter as a view of a tensor like `full`; autograd passes through."""
         return [piece.view(s) for piece, s in zip(full.split(self.sizes), self.shapes, strict=False)]
 
     def show(self, full: Tensor) -> None:
-        """Let the layer's modules find their parameters in a tensor like `full`."""
+        """Point the parameters of the layer's modules to a tensor like `full`."""
         for piece, places in zip(self.pieces(full), self.places, strict=True):
             for module, name in places:
                 setattr(module, name, piece)
 
     def hide(self) -> None:
-        """Let them find none: whoever uses one now gets an AttributeError."""
+        """Remove the parameters from the layer's modules: using one now raises AttributeError."""
         for module, name in (place for places in self.places for place in places):
             vars(module).pop(name, None)
 
     def add_gradient(self, mean: Tensor) -> None:
-        """Add to the shard's gradient, in the shard's dtype. mean: (n,)."""
+        """Add `mean`, (n,), to the shard's gradient, in the shard's dtype."""
         mean = mean.to(self.shard.dtype)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
 
 @provided
 def default_layers(module: nn.Module) -> list[nn.Module]:
-    """What is a layer if nobody says: each member of a ModuleList or Sequential that has parameters, and elsewhere
+    """The default layers: each member of a ModuleList or Sequential that has parameters, and elsewhere
     each module that has parameters of its own; none within another. Of `lab.model.transformer`: the embedding, each
     block, the last norm and the head."""
     layers = []
@@ -83,26 +83,28 @@ def default_layers(module: nn.Module) -> list[nn.Module]:
 
 
 class FSDP(nn.Module):
-    """`module`, of which each rank of `group` keeps a W-th: parameters, gradients, and so optimizer state.
+    """`module` with parameters, gradients, and so optimizer state, sharded over the ranks of `group`.
 
-    Built on every rank at once, before the optimizer, which takes `parameters()`: the shards, and what stays whole.
-    The replicas start as rank 0's. A training step is that of `NaiveDDP`:
+    All ranks construct it together, before the optimizer, and start with the parameters of rank 0. Give the optimizer
+    `parameters()`: the shards, and the parameters that stay whole. A training step is that of `NaiveDDP`:
 
         loss(fsdp(x), y).backward()
         fsdp.finish_gradient_synchronization()
         optimizer.step()
 
-    A layer's parameters are cut into `Unit`s. A unit is gathered before the layer's forward and freed after it, again
-    gathered when backward comes to the layer's output, and freed when its gradient is there, which a reduce-scatter
-    turns into this rank's n elements of the mean. What autograd saved are views of `full`: freeing empties its storage,
-    gathering fills the same one again. So for each use of a layer a unit is all-gathered twice and reduce-scattered
-    once, (n,) elements a rank each time, 1.5 times what data parallelism sends; without gradients (eval, no_grad,
-    frozen) there is no reduce-scatter, and without backward one gather. At most two layers are whole at once. A layer
-    may be used several times in a step, under torch.utils.checkpoint too, and several backwards may come before a step:
-    gradients add up. Parameters are attributes of their modules only while their layer is at work.
+    A layer's parameters are grouped into `Unit`s. Gather a unit before the layer's forward, and free it afterwards.
+    Gather it again when backward reaches the layer's output, and free it when its gradient is there; a reduce-scatter
+    turns that gradient into this rank's n elements of the mean. Autograd saves views of `full`, so freeing empties the
+    storage of `full`, and gathering fills the same storage again.
 
-    The methods from `message` to `reduce` are the parts that the next exercises change. They read `group`, `units`, all
-    of them, and `units_of[layer]`, those that a layer needs.
+    Each use of a layer all-gathers a unit twice and reduce-scatters it once, with n elements per rank each time: 1.5
+    times the bytes of data parallelism. Without gradients (eval, no_grad, frozen) there is no reduce-scatter, and
+    without backward only one gather. At most two layers are whole at once. A layer may be used several times in a step,
+    also under torch.utils.checkpoint. Gradients add up over several backwards before a step. Parameters are attributes
+    of their modules only while their layer computes.
+
+    The methods from `message` to `reduce` are the parts that the next exercises change. They read `group`, `units` (all
+    units) and `units_of[layer]` (the units that a layer needs).
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 4.
     """
 
@@ -114,7 +116,7 @@ class FSDP(nn.Module):
         layers: Iterable[nn.Module] | None = None,
         small: int = 1024,
     ):
-        """Cut `module`, in place. layers: submodules of it; `default_layers(module)` if None.
+        """Shard `module` in place. layers: submodules of it; `default_layers(module)` if None.
 
         A layer with fewer than `small` elements, and what is in no layer, stays whole on every rank. A parameter that
         two layers share (tied) is cut once, with the first. Buffers become those of the group's rank 0 too. Raises
@@ -134,13 +136,13 @@ class FSDP(nn.Module):
                 layer.register_forward_hook(self._left, always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `module` returns for the same arguments."""
+        """Return the module's output for the same arguments."""
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Let the gradient of each parameter that stays whole be its mean over the group, and free what is gathered.
+        """Average the gradients of the parameters that stay whole over the group, and free gathered units.
 
-        Call it after the last backward, before the optimizer's step; the shards' gradients are means already.
+        Call it after the last backward, before the optimizer's step. The gradients of shards are means already.
         """
         for parameter in self.module.parameters():
             if parameter.grad is not None:
@@ -150,7 +152,7 @@ class FSDP(nn.Module):
             self.free(unit)
 
     def full_state(self) -> dict[str, Tensor]:
-        """The module's state_dict() as if it had never been cut, in the shards' dtype; call it on every rank."""
+        """Return the state_dict() of the unsharded module, in the shards' dtype. Call it on every rank."""
         state = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         for unit in self.units:
             full = unit.shard.new_empty(sum(unit.sizes))
@@ -160,25 +162,25 @@ class FSDP(nn.Module):
         return state
 
     def message(self, unit: Unit) -> Tensor:
-        """What this rank sends when `unit` is gathered: (n,), of the dtype of `unit.full`."""
+        """Return the tensor that this rank sends when `unit` is gathered: (n,), in the dtype of `unit.full`."""
         return unit.shard.detach()
 
     def start(self, unit: Unit) -> None:
-        """Begin to gather `unit`, unless it is whole or on its way, and do not wait for it: `unit.work`."""
+        """Start to gather `unit`, unless it is whole or already started. Do not wait: the handle is `unit.work`."""
         storage = unit.full.untyped_storage()
         if not storage.nbytes():
             storage.resize_(unit.full.numel() * unit.full.element_size())
             unit.work = all_gather_single(unit.full, self.message(unit), group=self.group, async_op=True)
 
     def gather(self, unit: Unit) -> None:
-        """Return when `unit.full` is whole."""
+        """Gather `unit`, and return when `unit.full` is whole."""
         self.start(unit)
         if unit.work is not None:
             unit.work.wait()
             unit.work = None
 
     def free(self, unit: Unit) -> None:
-        """Give up the memory of `unit.full`."""
+        """Free the memory of `unit.full`."""
         if unit.work is not None:
             self.gather(unit)  # what is being written must not vanish
         unit.hide()
@@ -191,13 +193,13 @@ class FSDP(nn.Module):
             self.gather(unit)
 
     def before_backward(self, layer: nn.Module) -> None:
-        """Called when backward comes to an output of a layer: gather its units."""
+        """Called when backward reaches an output of a layer: gather its units."""
         for unit in self.units_of[layer]:
             unit.in_backward = True
             self.gather(unit)
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
-        """Add the mean over the group to the shard's gradient. gradient: (W·n,), of `unit.full`; may be changed."""
+        """Add the mean of `gradient` over the group to the shard's gradient. gradient: (W·n,), may be overwritten."""
         gradient.div_(dist.get_world_size(self.group))  # before SUM: the sum of large fp16 gradients overflows
         mean = gradient.new_empty(unit.part)
         reduce_scatter_single(mean, gradient, group=self.group)

@@ -1,4 +1,4 @@
-"""ZeRO-3 that does not wait: the next layer is on its way while this one computes."""
+"""ZeRO-3 with prefetching: the next layer is gathered while this one computes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,13 +10,13 @@ from .fsdp_gather import FSDP, Unit, reduce_scatter_single
 
 
 class FSDPPrefetch(FSDP):
-    """FSDP that gathers one layer ahead, forward and backward, and waits for no reduce-scatter in between.
+    """FSDP that prefetches one layer in forward and backward, and overlaps reduce-scatters with backward.
 
-    Built and used as `FSDP`; it sends the same, earlier. Before a layer computes, the gather of the layer that came
-    after it the last time, forward or backward, is started and not waited for: the first forward and the first backward
-    learn the order. So one layer is whole and one is on its way, never more; what turns out not to be needed is given
-    up when forward returns. The reduce-scatter of a gradient is waited for when the next one is started, so that no
-    more than one layer's whole gradient waits, and the last in `finish_gradient_synchronization()`.
+    Construct and use it like `FSDP`; it sends the same messages, earlier. Before a layer computes, start to gather the
+    layer that followed it last time, in forward or backward, and do not wait for it. The first forward and the first
+    backward learn the order. So at most one layer is whole and one is being gathered. A gathered layer that was not
+    needed is freed when forward returns. Wait for a reduce-scatter when the next one starts, and for the last one in
+    `finish_gradient_synchronization()`, so at most one layer's whole gradient is waiting.
     Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.
     """
 
@@ -28,7 +28,7 @@ class FSDPPrefetch(FSDP):
         layers: Iterable[nn.Module] | None = None,
         small: int = 1024,
     ):
-        """As `FSDP`."""
+        """Same arguments as `FSDP`."""
         super().__init__(module, group, layers=layers, small=small)
         self._next: dict[tuple[str, nn.Module], nn.Module] = {}  # which layer came after which, by direction
         self._last: tuple[str, nn.Module] | None = None
@@ -36,7 +36,7 @@ class FSDPPrefetch(FSDP):
         self._reducing: tuple[Unit, Tensor, Tensor, dist.Work] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `module` returns for the same arguments."""
+        """Return the module's output for the same arguments."""
         self._last, self._in_forward = None, True
         try:
             return super().forward(*args, **kwargs)
@@ -47,25 +47,25 @@ class FSDPPrefetch(FSDP):
                     self.free(unit)  # fetched, and not used this time
 
     def finish_gradient_synchronization(self) -> None:
-        """As in `FSDP`; when it returns, the shards' gradients are complete."""
+        """Do the same as in `FSDP`; when it returns, the gradients of the shards are complete."""
         self._finish_reducing()
         self._last = None
         super().finish_gradient_synchronization()
 
     def before_forward(self, layer: nn.Module) -> None:
-        """Gather the layer's units, and start on the next layer's; not where backward runs a forward again."""
+        """Gather the layer's units and prefetch the next layer, except in a forward that backward runs again."""
         super().before_forward(layer)
         if self._in_forward:  # else a checkpoint runs it again, and what comes next is known by before_backward
             self._fetch_after(("forward", layer))
 
     def before_backward(self, layer: nn.Module) -> None:
-        """Gather the layer's units, and start on those of the layer before."""
+        """Gather the layer's units, and prefetch the layer before it."""
         super().before_backward(layer)
         if self._last != ("backward", layer):  # another output of it
             self._fetch_after(("backward", layer))
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
-        """Start the mean over the group, having waited for the one before."""
+        """Wait for the previous reduce-scatter, then start this one."""
         gradient.div_(dist.get_world_size(self.group))
         mean = gradient.new_empty(unit.part)
         self._finish_reducing()

@@ -1,4 +1,4 @@
-"""ZeRO, stage 1, with tensors cut: every rank's share of the state is the same, to within a few numbers."""
+"""ZeRO stage 1 with split tensors: every rank holds the same amount of state, to within a few elements."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,13 +11,14 @@ from .zero1 import ShardedOptimizer
 
 
 class SplitOptimizer(torch.optim.Optimizer):
-    """`optimizer_cls`, its state spread evenly over the ranks of `group`, whatever sizes the tensors have.
+    """`optimizer_cls` with its state sharded evenly over the ranks of `group`, whatever sizes the tensors have.
 
-    Used as `ShardedOptimizer`. Each tensor of n elements is cut into W pieces of ⌈n/W⌉ at most, and the pieces are
-    shared out as whole tensors are there. That is the step of `optimizer_cls` if it is elementwise: a number's update
-    depends on that number, its gradient and its state alone. Then it is so bit for bit, but for fused implementations,
-    whose vectors begin elsewhere in a piece: within 1 ulp a step. `param_groups` have the whole tensors, no gradient is
-    kept; `state`, and state_dict() with it, is by pieces, and so fits a group of the same size only.
+    Use it like `ShardedOptimizer`. Each tensor of n elements is split into W pieces of at most ⌈n/W⌉ elements, and the
+    pieces are assigned to ranks as whole tensors are there. `optimizer_cls` must be elementwise: the update of a number
+    depends only on that number, its gradient and its state. Then the step equals that of `optimizer_cls` bit for bit;
+    with fused implementations, whose vectors start at other offsets in a piece, to within 1 ulp per step.
+    `param_groups` have the whole tensors, and no gradient is kept. `state` and state_dict() are by piece, so they fit
+    only a group of the same size.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.1.
     """
 
@@ -28,10 +29,10 @@ class SplitOptimizer(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ):
-        """params, kwargs: as `ShardedOptimizer`'s; tensors may be transposed, but must lie in memory without gaps.
+        """params, kwargs: as in `ShardedOptimizer`. Tensors may be transposed, but must have no gaps in memory.
 
-        Raises ValueError if `optimizer_cls` is not elementwise: of torch's, Adafactor (rows and columns), LBFGS (inner
-        products), Muon (matrices) and SparseAdam (sparse gradients); and what `optimizer_cls` raises.
+        Raises ValueError if `optimizer_cls` is not elementwise. In torch these are Adafactor (rows and columns), LBFGS
+        (inner products), Muon (matrices) and SparseAdam (sparse gradients). Errors of `optimizer_cls` pass through.
         """
         defaults = optimizer_cls([{"params": []}], **kwargs).defaults
         moving = {**kwargs, "lr": 0.01} if "lr" in defaults else kwargs  # a rate of 0 would tell nothing
@@ -48,14 +49,14 @@ class SplitOptimizer(torch.optim.Optimizer):
         self.state = self.sharded.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, before training or in the middle of it."""
+        """Add a parameter group, before or during training."""
         super().add_param_group(param_group)
         if self.sharded is not None:
             self.sharded.add_param_group(self._cut(self.param_groups[-1]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter; return what `closure`, called once with gradients enabled, returns."""
+        """Update every parameter. Call `closure` once, with gradients enabled, and return its result."""
         assert self.sharded is not None
         loss = None
         if closure is not None:
@@ -75,12 +76,12 @@ class SplitOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The pieces' state_dict, as `ShardedOptimizer` has it."""
+        """Return the state_dict of the pieces, in the form of `ShardedOptimizer`."""
         assert self.sharded is not None
         return self.sharded.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what state_dict() of the same rank gave, in a group of the same size."""
+        """Load a state_dict() of the same rank in a group of the same size."""
         assert self.sharded is not None
         self.sharded.load_state_dict(state_dict)
         self.state = self.sharded.state

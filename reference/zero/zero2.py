@@ -1,4 +1,4 @@
-"""ZeRO-2: whole parameters, but of gradients and optimizer state each rank keeps a W-th."""
+"""ZeRO-2: each rank keeps whole parameters, but only 1/W of gradients and optimizer state."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 @provided
 class FlatShard:
-    """A parameter whose storage is `full`, (W·n,), padded with zeros; `shard`, (n,), is this rank's part of it.
+    """A parameter stored in `full`, (W·n,), padded with zeros. `shard`, (n,), is this rank's part of it.
 
-    Both are the same memory: what the optimizer does to `shard` is done to the parameter.
+    Both are the same memory: when the optimizer changes `shard`, it changes the parameter.
     """
 
     def __init__(self, parameter: nn.Parameter, group: dist.ProcessGroup | None):
@@ -30,17 +30,17 @@ class FlatShard:
 
 
 class ZeRO2:
-    """An optimizer of `module` on each rank of `group`, which keeps gradients and state of its own W-th alone.
+    """An optimizer for `module` whose gradients and state are sharded over the ranks of `group`.
 
         loss(module(x), y).backward()
         zero.step()
         zero.zero_grad()
 
-    As soon as backward has accumulated a parameter's gradient, one reduce-scatter of it, padded to W·n elements, is
-    started, and `.grad` is None again; this rank's n elements of the mean add up in `shard.grad`, over several
-    backwards too. A reduce-scatter is waited for when the next one is started, the last in `step()`: so one or two
-    whole gradients are alive at a time. Parameters that no rank has a gradient for are not moved. The optimizer must be
-    elementwise. Source: Rajbhandari et al. 2019, "ZeRO", section 5.2.
+    As soon as backward has accumulated a parameter's gradient, pad it to W·n elements, start one reduce-scatter of it,
+    and set `.grad` to None. This rank's n elements of the mean add up in `shard.grad`, also over several backwards.
+    Wait for a reduce-scatter when the next one starts, and for the last one in `step()`, so at most two whole gradients
+    are alive at a time. Parameters without a gradient on any rank do not change. The optimizer must be elementwise.
+    Source: Rajbhandari et al. 2019, "ZeRO", section 5.2.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ZeRO2:
         group: dist.ProcessGroup | None = None,
         **defaults: Any,
     ):
-        """Let the replicas start as the group's rank 0's, buffers too, and cut every parameter that wants a gradient.
+        """Broadcast parameters and buffers of the group's rank 0, and shard the parameters that require gradients.
 
         optimizer_cls(shards, **defaults) becomes `self.optimizer`, for schedulers.
         """
@@ -64,7 +64,7 @@ class ZeRO2:
             cut.parameter.register_post_accumulate_grad_hook(lambda _, cut=cut: self._reduce(cut))
 
     def step(self) -> None:
-        """Step the shards, then all-gather each parameter that was moved."""
+        """Step the shards, then all-gather each parameter that changed."""
         self._finish_reducing()
         self.optimizer.step()
         for cut in self.cuts:
@@ -72,7 +72,7 @@ class ZeRO2:
                 all_gather_single(cut.full, cut.shard.detach(), group=self.group)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients, including those that are still being sent."""
         self._finish_reducing()
         self.optimizer.zero_grad()
 

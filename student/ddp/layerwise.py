@@ -1,4 +1,4 @@
-"""Optimizers for very large batches: each layer moves by a share of its own length."""
+"""Optimizers for very large batches: each layer moves in proportion to the norm of its own weights."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,18 +7,18 @@ import torch
 
 
 class LARS(torch.optim.Optimizer):
-    """Momentum SGD whose learning rate, layer by layer, is in proportion to ‖w‖ / ‖g‖.
+    """Momentum SGD whose learning rate in each layer is proportional to ‖w‖ / ‖g‖.
 
-    For each parameter w with gradient g, a layer of its own:
+    Each parameter w with gradient g counts as a layer:
 
         λ = η ‖w‖ / (‖g‖ + β ‖w‖),    v ← m v + γ λ (g + β w),    w ← w − v
 
     with γ = lr, m = momentum, β = weight_decay, η = trust; v starts at 0. λ, η included, is 1 where ‖w‖ or ‖g‖ is 0.
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and β = 0.
 
-    Norms are taken in float32, those of float64 tensors in float64. A parameter without gradient is left alone. Every
-    hyperparameter may differ by parameter group, and from step to step, as schedulers change it; state is v alone.
-    Nothing is read back to the host; nothing is sent, since gradients are equal.
+    Compute norms in float32, and norms of float64 tensors in float64. Leave a parameter without gradient alone. Every
+    hyperparameter may differ between parameter groups, and schedulers may change it between steps. The state is v
+    alone. Nothing is read back to the host, and nothing is sent: gradients are equal on all ranks.
     Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks", arXiv 1708.03888,
     algorithm 1.
     """
@@ -39,9 +39,9 @@ class LARS(torch.optim.Optimizer):
 
 
 class LAMB(torch.optim.Optimizer):
-    """Adam whose step, layer by layer, is as long as lr · ‖w‖.
+    """Adam whose step in each layer has the length lr · ‖w‖.
 
-    For each parameter w with gradient g, a layer of its own, at its t-th step:
+    Each parameter w with gradient g counts as a layer. At its t-th step:
 
         m ← β₁ m + (1 − β₁) g,    v ← β₂ v + (1 − β₂) g²,    m̂ = m / (1 − β₁ᵗ),    v̂ = v / (1 − β₂ᵗ)
         u = m̂ / (√v̂ + ε) + λ w,    w ← w − lr · (‖w‖ / ‖u‖) · u
@@ -49,10 +49,10 @@ class LAMB(torch.optim.Optimizer):
     with (β₁, β₂) = betas, ε = eps, λ = weight_decay; m and v start at 0. The ratio of norms is 1 where either is 0.
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and λ = 0.
 
-    Norms, m, v and u are in float32, or float64 for float64 parameters: the square of a float16 gradient of 300
-    overflows, that of 10⁻⁴ vanishes. A parameter without gradient is left alone. Every hyperparameter may differ by
-    parameter group, and from step to step, as schedulers change it; state is m, v and t. Nothing is read back to the
-    host, and nothing is sent.
+    Norms, m, v and u are in float32, or in float64 for float64 parameters: in float16, the square of a gradient of 300
+    overflows, and the square of 10⁻⁴ vanishes. Leave a parameter without gradient alone. Every hyperparameter may
+    differ between parameter groups, and schedulers may change it between steps. The state is m, v and t. Nothing is
+    read back to the host, and nothing is sent.
     Source: You et al. 2019, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
     1904.00962, algorithm 2 with φ(z) = z.
     """

@@ -1,4 +1,4 @@
-"""How large a batch is worth its cost: the noise of gradients against their length, from two batch sizes."""
+"""The gradient noise scale: the batch size beyond which larger batches pay less, estimated from two batch sizes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,30 +46,32 @@ class NoiseScale:
         ddp.finish_gradient_synchronization()
         noise.after(model.parameters())
 
-    with a wrapper that sends in finish_gradient_synchronization() alone. The small batch is a rank's, the big one that
-    of all W ranks. One all-reduce of one number a step; all ranks get the same estimates.
+    with a wrapper that sends only in finish_gradient_synchronization(). The small batch is the batch of one rank, the
+    big batch that of all W ranks. Each step issues one all-reduce of one number; all ranks get the same estimates.
     Source: McCandlish et al. 2018, arXiv 1812.06162, appendix A.1.
     """
 
     def __init__(self, samples: int, *, decay: float = 1.0, group: dist.ProcessGroup | None = None):
-        """samples: that one rank's gradient is the mean of. decay: what a step weighs against the one after it.
+        """samples: number of samples averaged into one rank's gradient. decay: weight of a step relative to the next.
 
-        Raises ValueError unless samples ≥ 1, 0 < decay ≤ 1 and the group has more than one rank: one batch size tells
-        nothing.
+        Raises ValueError unless samples ≥ 1, 0 < decay ≤ 1 and the group has more than one rank: one batch size is not
+        enough.
         """
         raise NotImplementedError("ddp.noise_scale: write NoiseScale.__init__")
 
     def before(self, parameters: Iterable[Tensor]) -> None:
-        """Measure this rank's own gradients: its share's mean, not yet averaged over ranks. Nothing of them is kept."""
-        raise NotImplementedError("ddp.noise_scale: Measure this rank's own gradients")
+        """Measure this rank's own gradients, before they are averaged over ranks. No gradient is kept."""
+        raise NotImplementedError(
+            "ddp.noise_scale: Measure this rank's own gradients, before they are averaged over ranks"
+        )
 
     def after(self, parameters: Iterable[Tensor]) -> None:
-        """Measure the averaged gradients, which all ranks have alike, and take the step into the averages.
+        """Measure the averaged gradients, which are equal on all ranks, and add the step to the running averages.
 
-        |G_small|² is the mean over ranks. Parameters whose .grad is None count for nothing; dtypes may differ.
+        |G_small|² is the mean over ranks. Parameters whose .grad is None do not count; dtypes may differ.
         """
         raise NotImplementedError(
-            "ddp.noise_scale: Measure the averaged gradients, which all ranks have alike, and take the step into the …"
+            "ddp.noise_scale: Measure the averaged gradients, which are equal on all ranks, and add the step to the …"
         )
 
     def estimate(self) -> Noise:

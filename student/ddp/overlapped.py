@@ -7,17 +7,18 @@ from .naive import NaiveDDP
 
 
 class OverlappedDDP(NaiveDDP):
-    """A replica of `module` on each rank of `group`, kept equal by one asynchronous all-reduce a parameter.
+    """A replica of `module` on each rank of `group`, kept equal by one asynchronous all-reduce per parameter.
 
-    Built and used as `NaiveDDP`; one backward a step. Source: Li et al. 2020, "PyTorch Distributed", section 3.2.3.
+    Construct and use it like `NaiveDDP`, with one backward per step.
+    Source: Li et al. 2020, "PyTorch Distributed", section 3.2.3.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
-        """Wrap `module`, and be told of every gradient as soon as backward has accumulated it."""
+        """Wrap `module`, and register a hook that runs as soon as backward has accumulated a gradient."""
         raise NotImplementedError(
-            "ddp.overlapped: Wrap `module`, and be told of every gradient as soon as backward has accumulated it"
+            "ddp.overlapped: Wrap `module`, and register a hook that runs as soon as backward has accumulated a …"
         )
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait until each gradient is its mean over the group. Nothing is sent here: all was sent during backward."""
+        """Wait until each gradient is its mean over the group. All messages were sent during backward, none here."""
         raise NotImplementedError("ddp.overlapped: Wait until each gradient is its mean over the group")

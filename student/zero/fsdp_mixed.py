@@ -1,4 +1,4 @@
-"""ZeRO-3 in mixed precision: remember in float32, send and compute in 16 bits."""
+"""ZeRO-3 in mixed precision: keep shards in float32, send and compute in 16 bits."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,11 +11,11 @@ from .fsdp_gather import FSDP, Unit
 
 
 class FSDPMixed(FSDP):
-    """FSDP whose shards are float32 master weights, and whose layers are gathered, and compute, in fewer bits.
+    """FSDP whose shards are float32 master weights, and whose layers are gathered and compute in 16 bits.
 
-    Used as `FSDP`. A shard is cast before it is sent, so a gather moves half the bytes; autocast would gather float32,
-    and its copies in 16 bits would be kept for backward. Gradients are divided by W, sent in `reduce_dtype`, and added
-    up in the float32 gradient of the shard. Source: Zhao et al. 2023, "PyTorch FSDP", section 4.4.
+    Use it like `FSDP`. A shard is cast before it is sent, so a gather moves half the bytes. (Autocast would gather
+    float32, and keep its 16-bit copies for backward.) Gradients are divided by W, sent in `reduce_dtype`, and added to
+    the float32 gradient of the shard. Source: Zhao et al. 2023, "PyTorch FSDP", section 4.4.
     """
 
     def __init__(
@@ -27,22 +27,22 @@ class FSDPMixed(FSDP):
         compute_dtype: torch.dtype = torch.bfloat16,
         reduce_dtype: torch.dtype | None = None,
     ):
-        """Cut `module`, whose parameters are float32. reduce_dtype: of gradients on their way; compute_dtype if None.
+        """Shard `module`, whose parameters are float32. reduce_dtype: dtype of sent gradients, compute_dtype if None.
 
-        Every layer is cut, small ones too, so that all of them compute in compute_dtype; what is in no layer stays as
-        it is.
+        Every layer is sharded, small ones too, so that all of them compute in compute_dtype. Parameters outside of
+        layers stay as they are.
         """
-        raise NotImplementedError("zero.fsdp_mixed: Cut `module`, whose parameters are float32")
+        raise NotImplementedError("zero.fsdp_mixed: Shard `module`, whose parameters are float32")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `module` returns for these arguments, their floating-point tensors cast to compute_dtype."""
+        """Cast floating-point tensors among the arguments to compute_dtype, and return the module's output."""
         raise NotImplementedError(
-            "zero.fsdp_mixed: What `module` returns for these arguments, their floating-point tensors cast to …"
+            "zero.fsdp_mixed: Cast floating-point tensors among the arguments to compute_dtype, and return the …"
         )
 
     def message(self, unit: Unit) -> Tensor:
-        """The shard in compute_dtype."""
-        raise NotImplementedError("zero.fsdp_mixed: The shard in compute_dtype")
+        """Return the shard in compute_dtype."""
+        raise NotImplementedError("zero.fsdp_mixed: Return the shard in compute_dtype")
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
         """Add the mean, sent in reduce_dtype, to the shard's float32 gradient."""

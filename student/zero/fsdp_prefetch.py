@@ -1,4 +1,4 @@
-"""ZeRO-3 that does not wait: the next layer is on its way while this one computes."""
+"""ZeRO-3 with prefetching: the next layer is gathered while this one computes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,13 +10,13 @@ from .fsdp_gather import FSDP, Unit
 
 
 class FSDPPrefetch(FSDP):
-    """FSDP that gathers one layer ahead, forward and backward, and waits for no reduce-scatter in between.
+    """FSDP that prefetches one layer in forward and backward, and overlaps reduce-scatters with backward.
 
-    Built and used as `FSDP`; it sends the same, earlier. Before a layer computes, the gather of the layer that came
-    after it the last time, forward or backward, is started and not waited for: the first forward and the first backward
-    learn the order. So one layer is whole and one is on its way, never more; what turns out not to be needed is given
-    up when forward returns. The reduce-scatter of a gradient is waited for when the next one is started, so that no
-    more than one layer's whole gradient waits, and the last in `finish_gradient_synchronization()`.
+    Construct and use it like `FSDP`; it sends the same messages, earlier. Before a layer computes, start to gather the
+    layer that followed it last time, in forward or backward, and do not wait for it. The first forward and the first
+    backward learn the order. So at most one layer is whole and one is being gathered. A gathered layer that was not
+    needed is freed when forward returns. Wait for a reduce-scatter when the next one starts, and for the last one in
+    `finish_gradient_synchronization()`, so at most one layer's whole gradient is waiting.
     Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.
     """
 
@@ -28,27 +28,27 @@ class FSDPPrefetch(FSDP):
         layers: Iterable[nn.Module] | None = None,
         small: int = 1024,
     ):
-        """As `FSDP`."""
-        raise NotImplementedError("zero.fsdp_prefetch: As `FSDP`")
+        """Same arguments as `FSDP`."""
+        raise NotImplementedError("zero.fsdp_prefetch: Same arguments as `FSDP`")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What `module` returns for the same arguments."""
-        raise NotImplementedError("zero.fsdp_prefetch: What `module` returns for the same arguments")
+        """Return the module's output for the same arguments."""
+        raise NotImplementedError("zero.fsdp_prefetch: Return the module's output for the same arguments")
 
     def finish_gradient_synchronization(self) -> None:
-        """As in `FSDP`; when it returns, the shards' gradients are complete."""
-        raise NotImplementedError("zero.fsdp_prefetch: As in `FSDP`")
+        """Do the same as in `FSDP`; when it returns, the gradients of the shards are complete."""
+        raise NotImplementedError("zero.fsdp_prefetch: Do the same as in `FSDP`")
 
     def before_forward(self, layer: nn.Module) -> None:
-        """Gather the layer's units, and start on the next layer's; not where backward runs a forward again."""
-        raise NotImplementedError("zero.fsdp_prefetch: Gather the layer's units, and start on the next layer's")
-
-    def before_backward(self, layer: nn.Module) -> None:
-        """Gather the layer's units, and start on those of the layer before."""
+        """Gather the layer's units and prefetch the next layer, except in a forward that backward runs again."""
         raise NotImplementedError(
-            "zero.fsdp_prefetch: Gather the layer's units, and start on those of the layer before"
+            "zero.fsdp_prefetch: Gather the layer's units and prefetch the next layer, except in a forward that …"
         )
 
+    def before_backward(self, layer: nn.Module) -> None:
+        """Gather the layer's units, and prefetch the layer before it."""
+        raise NotImplementedError("zero.fsdp_prefetch: Gather the layer's units, and prefetch the layer before it")
+
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
-        """Start the mean over the group, having waited for the one before."""
-        raise NotImplementedError("zero.fsdp_prefetch: Start the mean over the group, having waited for the one before")
+        """Wait for the previous reduce-scatter, then start this one."""
+        raise NotImplementedError("zero.fsdp_prefetch: Wait for the previous reduce-scatter, then start this one")
