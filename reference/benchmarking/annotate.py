@@ -15,11 +15,11 @@ except ImportError:
 
 @contextlib.contextmanager
 def annotate(name: str) -> Iterator[None]:
-    """Everything done within belongs to the range `name`: `with annotate("forward"):`, or `@annotate("forward")`.
+    """Put everything inside into the range `name`: `with annotate("forward"):`, or `@annotate("forward")`.
 
-    Opens an NVTX range, with the nvtx package where it is installed, else with torch.cuda.nvtx where there is CUDA,
-    else none; and beside it a torch.profiler.record_function, always. Ranges nest, have any text for a name, braces
-    too, and are closed when the block is left, by an exception too, which goes on.
+    Open an NVTX range with the nvtx package if it is installed, else with torch.cuda.nvtx if there is CUDA, else none.
+    Always open a torch.profiler.record_function, too. Ranges nest. A name may be any text, with braces, too. A range
+    ends when the block ends; an exception also ends it, and passes through.
     Source: NVIDIA Tools Extension Library (NVTX) documentation, "push/pop ranges".
     """
     with record_function(name), _nvtx_range(name):
@@ -27,10 +27,10 @@ def annotate(name: str) -> Iterator[None]:
 
 
 def annotated_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """`lab.model.transformer.attention` with its parts in ranges: "scores", "softmax" and "values" in "attention".
+    """Compute `lab.model.transformer.attention` with ranges "scores", "softmax" and "values" inside of "attention".
 
-    q (…, queries, dim), k and v (…, keys, dim). "scores" holds q kᵀ, its scale and the mask (query i sees keys 0 … i),
-    "softmax" the softmax over keys, "values" its product with v. Returns (…, queries, dim).
+    q: (…, queries, dim); k, v: (…, keys, dim). "scores" contains q kᵀ, its scale and the mask (query i sees keys 0 to
+    i), "softmax" the softmax over keys, "values" the product with v. Returns (…, queries, dim).
     """
     with annotate("attention"):
         with annotate("scores"):

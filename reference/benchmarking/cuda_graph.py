@@ -1,4 +1,4 @@
-"""A step without launches: recorded once into a CUDA graph, then replayed by a single call."""
+"""A step without launches: captured once in a CUDA graph, then replayed by a single call."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class GraphedStep:
-    """A function of tensors as one CUDA graph: the host launches once, whatever the number of kernels.
+    """A function of tensors as one CUDA graph: the host launches once, however many kernels there are.
 
     Source: PyTorch documentation, "CUDA semantics: CUDA Graphs".
     """
@@ -15,9 +15,9 @@ class GraphedStep:
     def __init__(self, step: Callable[..., Tensor], *inputs: Tensor, warmup: int = 3):
         """Record step(*inputs) → Tensor.
 
-        inputs: CUDA tensors; later calls take tensors of the same shapes and dtypes. step runs `warmup` times on a side
-        stream first, as libraries allocate when they first run, then once while it is recorded; it may not wait for the
-        device. Raises ValueError for an input that is not on a CUDA device.
+        inputs: CUDA tensors; later calls take tensors of the same shapes and dtypes. Run step `warmup` times on a side
+        stream first, because libraries allocate when they first run, then once more to capture it. step must not wait
+        for the device. Raises ValueError for an input that is not on a CUDA device.
         """
         if not all(t.is_cuda for t in inputs):
             raise ValueError(f"expected CUDA tensors, got devices {[str(t.device) for t in inputs]}")
@@ -33,9 +33,9 @@ class GraphedStep:
             self.output = step(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """What step would return for these inputs: a new tensor, which later calls leave alone.
+        """Return the result of step for these inputs, as a new tensor that later calls do not change.
 
-        Raises ValueError where number, shape or dtype differ from those recorded.
+        Raises ValueError if number, shape or dtype differ from the recorded inputs.
         """
         recorded, came = ([(tuple(t.shape), t.dtype) for t in ts] for ts in (self.inputs, inputs))
         if recorded != came:

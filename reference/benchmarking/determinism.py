@@ -1,4 +1,4 @@
-"""Two runs, bit for bit the same: every source of chance seeded, every operator deterministic, and all put back."""
+"""Bit-for-bit reproducible runs: seed all randomness, use deterministic operators, and restore everything after."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ import torch
 
 @contextlib.contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """What runs within is the same, bit for bit, for the same seed, on the same machine and versions.
+    """Make everything inside reproducible, bit for bit, for the same seed, machine and versions.
 
-    Seeds Python's `random`, numpy's global generator, and torch on the CPU and on every CUDA device; lets torch use
-    deterministic algorithms only (an operator that has none raises RuntimeError), cuDNN not choose algorithms by timing
-    them, and cuBLAS use a fixed workspace (CUBLAS_WORKSPACE_CONFIG=:4096:8, read when its first handle is made). On
-    leaving, by an exception too, all of this is as it was before, the random streams included: what is drawn afterwards
-    does not depend on what was drawn within. seed: any int from 0 on, also one beyond the 32 bits that numpy takes.
+    Seed Python's `random`, numpy's global generator, and torch on the CPU and on every CUDA device. Let torch use
+    deterministic algorithms only (an operator that has none raises RuntimeError). Stop cuDNN from choosing algorithms
+    by timing them. Give cuBLAS a fixed workspace (CUBLAS_WORKSPACE_CONFIG=:4096:8, read when its first handle is made).
+    At the end, also after an exception, restore all settings and random streams: numbers drawn afterwards do not depend
+    on numbers drawn inside. seed: any int ≥ 0, also beyond the 32 bits that numpy takes.
     Source: PyTorch documentation, "Reproducibility".
     """
     python, global_numpy = random.getstate(), numpy.random.get_state()

@@ -1,4 +1,4 @@
-"""How many FLOPs a transformer needs, layer by layer, before it is ever run."""
+"""The FLOPs of a transformer, layer by layer, without running it."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,13 @@ class Flops:
 
 
 def flops(config: Config, *, batch: int, context: int) -> dict[str, Flops]:
-    """FLOPs of the matrix products of `lab.model.transformer.Transformer(config)`, forward and backward.
+    """Return the FLOPs of the matrix products of `lab.model.transformer.Transformer(config)`, forward and backward.
 
-    batch, context: of the tokens. The keys are "q_proj", "k_proj", "v_proj", "scores" (q kᵀ), "values" (p v), "o_proj",
-    "gate_proj", "up_proj", "down_proj", each summed over all blocks, and "head". By the conventions a product of (m, k)
-    and (k, n) is 2·m·k·n, causal attention counts half of its whole matrix; pointwise work and lookups count nothing.
-    Backward is two products for each of forward's, of the same size: one for each factor's gradient.
-    GPT-2's size ("small"), batch 1, context 1024: 272.4 GFLOP forward, of which scores and values are 19.3.
+    batch, context: shape of the tokens. The keys are "q_proj", "k_proj", "v_proj", "scores" (q kᵀ), "values" (p v),
+    "o_proj", "gate_proj", "up_proj", "down_proj", each summed over all blocks, and "head". A product of (m, k) and
+    (k, n) counts 2·m·k·n. Causal attention counts half of the full matrix. Pointwise operations and lookups count 0.
+    Backward has two products of the same size for each product of forward: one for the gradient of each factor.
+    Example: GPT-2's size ("small"), batch 1, context 1024, needs 272.4 GFLOP forward; scores and values are 19.3 of it.
     Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1.
     """
     tokens = batch * context

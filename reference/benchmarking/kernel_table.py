@@ -1,4 +1,4 @@
-"""Where the time went: a profile as a table by range and kernel, and how much of it is matrix products."""
+"""A profile as a table by range and kernel, with the share of time in matrix products."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MATRIX_PRODUCTS = provided(
 @provided
 @dataclass(frozen=True)
 class Row:
-    """All calls of one kernel, or operator, within one range."""
+    """All calls of one kernel or operator within one range."""
 
     range: str  # the innermost; "" outside of all
     name: str
@@ -28,7 +28,7 @@ class Row:
 @provided
 @dataclass(frozen=True)
 class KernelTable:
-    """rows: those that took longest first. shares: of the time in each range, what matrix products took, 0 to 1."""
+    """rows: longest time first. Shares: part of the time that matrix products took, 0 to 1."""
 
     rows: tuple[Row, ...]
     product_share: float  # of all the time in the table
@@ -38,13 +38,13 @@ class KernelTable:
 def kernel_table(events: Sequence[FunctionEvent]) -> KernelTable:
     """Tabulate `profile.events()` of a torch.profiler.profile that has ended.
 
-    Where operators have launched kernels on a device (`event.kernels`, durations in µs), the rows are kernels by their
-    time there; else they are operators by the CPU time they took themselves (`event.self_cpu_time_total`, µs), without
-    what they called. A range is a record_function (`event.is_user_annotation`), and is no row itself; a row belongs to
-    the innermost range around its operator (`event.cpu_parent` leads outward). A kernel, whatever its name, is a matrix
-    product if the operator that launched it is in MATRIX_PRODUCTS. Events of a device (`event.device_type`) tell the
-    same kernels again, and are left out. "" is a range like others; those without
-    a row have no share; a share of no time is 0.
+    If operators launched kernels on a device (`event.kernels`, durations in µs), rows are kernels with their time
+    there. Otherwise rows are operators with their own CPU time (`event.self_cpu_time_total`, µs), without the operators
+    that they called. A range is a record_function (`event.is_user_annotation`), and not a row itself. A row belongs to
+    the innermost range around its operator (`event.cpu_parent` leads outward). A kernel counts as a matrix product if
+    the operator that launched it is in MATRIX_PRODUCTS, whatever its own name. Leave out events of a device
+    (`event.device_type`), which list the same kernels again. "" is a range like others. A range without rows has no
+    share; a share of no time is 0.
     """
     host = [e for e in events if e.device_type == DeviceType.CPU and not e.is_user_annotation]
     on_device = any(e.kernels for e in host)

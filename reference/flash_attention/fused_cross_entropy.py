@@ -1,4 +1,4 @@
-"""The last linear layer and the loss in one: for a large vocabulary the logits are the largest tensor of all."""
+"""The last linear layer and the loss in one: with a large vocabulary, the logits are the largest tensor of a step."""
 
 from typing import Any
 
@@ -7,20 +7,21 @@ from torch import Tensor
 
 
 class FusedCrossEntropy(torch.autograd.Function):
-    """Mean cross entropy of softmax(x weightᵀ) without ever holding the logits.
+    """Mean cross entropy of softmax(x weightᵀ), without holding all logits at once.
 
-    Rows are taken in chunks; each chunk's logits live until its loss and gradients are known. Backward only scales.
+    Process rows in chunks. The logits of a chunk live until its loss and gradients are known. Backward only scales the
+    gradients.
     Source: Hsu et al. 2024, "Liger Kernel", section 3.2.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int = 128) -> Tensor:
-        """The mean of −log softmax(x weightᵀ)[target] over rows, (), float32.
+        """Return the mean of −log softmax(x weightᵀ)[target] over rows, (), float32.
 
         x: (rows, width); weight: (vocabulary, width), both float32, float16 or bfloat16; targets: (rows,), int64. At
-        most `chunk` rows of logits exist at a time; softmax and loss are float32, and the gradient of weight is
-        accumulated in float32. What is kept for backward is as large as x and weight, and no larger; no argument is
-        changed. Raises ValueError unless chunk ≥ 1.
+        most `chunk` rows of logits exist at a time. Compute softmax and loss in float32, and accumulate the gradient of
+        weight in float32. Tensors saved for backward are no larger than x and weight together. No argument changes.
+        Raises ValueError unless chunk ≥ 1.
         """
         if chunk < 1:
             raise ValueError(f"expected chunk >= 1, got {chunk}")
@@ -43,6 +44,6 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """dx and dweight, in the dtypes of x and weight. dloss may be a loss scale that float16 cannot hold."""
+        """Return dx and dweight in the dtypes of x and weight. dloss may be a loss scale that float16 cannot hold."""
         dx, dweight = ((g.float() * dloss).to(g.dtype) for g in ctx.saved_tensors)
         return dx, dweight, None, None

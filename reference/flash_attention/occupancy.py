@@ -1,4 +1,4 @@
-"""How many programs a multiprocessor holds at a time, and what keeps it from holding more."""
+"""How many programs a multiprocessor runs at a time, and which resource limits the number."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ class Multiprocessor:
 @provided
 @dataclass(frozen=True)
 class Occupancy:
-    """programs and warps at a time; share: of the warps there could be; limited_by: what runs out first."""
+    """programs, warps: at a time. share: of the most warps possible. limited_by: the resource that runs out first."""
 
     programs: int
     warps: int
@@ -34,13 +34,13 @@ class Occupancy:
 def occupancy(
     registers: int, shared_bytes: int, warps: int, multiprocessor: Multiprocessor = Multiprocessor()
 ) -> Occupancy:
-    """How many programs fit: each takes warps, registers and shared memory, rounded up to the units they come in.
+    """Return how many programs fit. Each needs warps, registers and shared memory, rounded up to allocation units.
 
-    registers: of a thread, and a warp has 32; shared_bytes: of a program, without what the system reserves; warps: of a
-    program. A program's registers are warps · (32 · registers, rounded up to register_unit); its shared memory is
-    shared_bytes + shared_reserved, rounded up to shared_unit. Where several limits are reached together, the first in
-    the order warps, programs, registers, shared memory is named. A program that does not fit at all gives 0. Raises
-    ValueError unless 1 ≤ registers ≤ 255, shared_bytes ≥ 0 and warps ≥ 1.
+    registers: per thread (a warp has 32 threads). shared_bytes: per program, without the bytes that the system
+    reserves. warps: per program. A program needs warps · (32 · registers, rounded up to register_unit) registers, and
+    shared_bytes + shared_reserved bytes of shared memory, rounded up to shared_unit. If several limits tie, name the
+    first in the order warps, programs, registers, shared memory. The result is 0 for a program that does not fit.
+    Raises ValueError unless 1 ≤ registers ≤ 255, shared_bytes ≥ 0 and warps ≥ 1.
     Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
     """
     if not 1 <= registers <= 255 or shared_bytes < 0 or warps < 1:

@@ -6,5 +6,5 @@ from .attention import FlashAttention
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """softmax(q kᵀ / √dim) v, with gradients; shapes, dtypes, strides and groups as `attention_forward` has them."""
+    """Return softmax(q kᵀ / √dim) v, with gradients, for all inputs that `attention_forward` takes."""
     return FlashAttention.apply(q, k, v, is_causal)  # type: ignore[no-untyped-call, no-any-return]

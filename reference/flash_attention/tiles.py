@@ -1,4 +1,4 @@
-"""Tiles of a (batch, heads, rows, dim) tensor into a program and out of it: what the attention kernels share."""
+"""Load and store tiles of a (batch, heads, rows, dim) tensor; all attention kernels share these functions."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ def load_tile(
     x, strides, b, h, start, rows, ROWS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr,
     INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Rows start … start + ROWS of x[b, h] as (ROWS, WIDTH); zero beyond its `rows` rows and its DIM columns.
+    """Return rows start to start + ROWS − 1 of x[b, h] as (ROWS, WIDTH), with zeros beyond `rows` and DIM.
 
-    With TMA, x is a tensor descriptor: the copy engine computes the addresses, and clips. Without, x is a pointer and
-    `strides` are its four. INSIDE: all ROWS rows are known to exist, so that no row need be compared.
+    With TMA, x is a tensor descriptor: the copy engine computes the addresses and masks. Without TMA, x is a pointer
+    with four `strides`. INSIDE: all ROWS rows exist, so rows need no mask.
     """
     if TMA:
         tile = x.load([b, h, start, 0]).reshape(ROWS, WIDTH)
@@ -41,7 +41,7 @@ def load_tile(
 def store_tile(
     x, strides, b, h, start, rows, tile, ROWS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr
 ):
-    """The way back of `load_tile`, in x's dtype: what lies beyond x is not written."""
+    """Store a tile, as `load_tile` loads one, in x's dtype. Nothing is written beyond x."""
     if TMA:
         x.store([b, h, start, 0], tile.to(x.dtype).reshape(1, 1, ROWS, WIDTH))
     else:
@@ -53,13 +53,13 @@ def store_tile(
 
 @provided
 def padded(dim: int) -> int:
-    """The WIDTH of a tile that holds `dim` columns: a power of two, at least 16."""
+    """Return the WIDTH of a tile for `dim` columns: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(dim))
 
 
 @provided
 def architecture() -> int:
-    """The generation that kernels are compiled for: 90 (Hopper: wgmma), 100 (Blackwell: tcgen05), 80 (all others)."""
+    """Return the target generation: 90 (Hopper: wgmma), 100 (Blackwell: tcgen05) or 80 (all others)."""
     try:
         generation = int(triton.runtime.driver.active.get_current_target().arch) // 10
     except (RuntimeError, ValueError):  # the interpreter and no GPU; a target that has no number
@@ -69,7 +69,7 @@ def architecture() -> int:
 
 @provided
 def fits_tma(*tensors: Tensor) -> bool:
-    """Whether all can be read through descriptors: from sm_90 on; dense rows, all else at multiples of 16 bytes."""
+    """Return whether TMA can read all tensors: sm_90 or newer, dense rows, other strides multiples of 16 bytes."""
 
     def fits(x: Tensor) -> bool:
         steps = [stride * x.element_size() for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
@@ -81,7 +81,7 @@ def fits_tma(*tensors: Tensor) -> bool:
 
 @provided
 def operand(x: Tensor, rows: int, tma: bool) -> Any:
-    """x as a kernel takes it: a descriptor of tiles of `rows` rows, or x itself."""
+    """Return x as a kernel takes it: a descriptor for tiles of `rows` rows, or x itself."""
     if not tma:
         return x
     # A dimension of one has any stride, and nobody uses it: give it one that is allowed.

@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes: counted from the sizes alone."""
+"""Where the memory of a training step goes, counted from the sizes alone."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,28 +30,28 @@ def accounting(
     precision: Literal["float32", "bfloat16"],
     segment: int | None = None,
 ) -> Account:
-    """Bytes of one step of AdamW on `lab.model.transformer.Transformer(config)`, its attention the plain one.
+    """Return the bytes of one AdamW step on `lab.model.transformer.Transformer(config)` with plain attention.
 
-    batch, context: of the tokens. precision: "float32"; or "bfloat16": weights and gradients in bfloat16, as
-    `mixed_step` has them, with float32 masters. segment: None keeps everything for backward; a number checkpoints the
-    blocks in segments of that many (the last may have fewer): of each only the input is kept, and backward recomputes
-    one segment at a time.
+    batch, context: shape of the tokens. precision: "float32", or "bfloat16" for weights and gradients in bfloat16 with
+    float32 masters, as in `mixed_step`. segment: None keeps everything for backward. A number checkpoints the blocks in
+    segments of that many blocks (the last may have fewer): only a segment's input is kept, and backward recomputes one
+    segment at a time.
 
-    Kept for backward, each storage once, parameters and what is independent of the batch left out, with s bytes an
-    element (4 or 2) and T = batch · context tokens:
+    Activations are the storages kept for backward, each counted once, without parameters and without anything that does
+    not depend on the batch. An element takes s bytes (4 or 2), and there are T = batch · context tokens:
 
-    - a norm: its input in float32, one float32 number a token, the normalised input and the result (which the products
-      behind it share);
-    - attention, every head of keys and values repeated to `heads`: q, k, v, the probabilities (batch, heads, context,
-      context), o; one bool of causal mask for each (query, key), in every block;
+    - norm: its input in float32, one float32 number per token, the normalised input, and the result (which the products
+      after it share);
+    - attention, with keys and values repeated to `heads`: q, k, v, the probabilities (batch, heads, context, context),
+      o, and one bool of causal mask per (query, key), in every block;
     - SwiGLU: gate, silu(gate), up and their product;
-    - the embedding: token ids (int64); the loss: targets (int64) and log-probabilities in float32.
+    - embedding: token ids (int64). Loss: targets (int64) and log-probabilities in float32.
 
-    In float32 a norm's input is the residual stream itself: the first norm of a segment keeps what is the segment's
-    kept input. Backward frees as it goes: the loss and the final norm are gone before the last segment is recomputed,
-    and that one, its kept input too, before the one before it.
-    GPT-2's size ("small" in lab.model.transformer), batch 8, context 1024, float32: 2.4 GiB for parameters, gradients
-    and optimizer, 11.9 GiB of activations; with segment=1, 1.9 GiB of activations.
+    In float32, a norm's input is the residual stream itself, so the first norm of a segment shares the segment's kept
+    input. Backward frees as it goes: the loss and the final norm before it recomputes the last segment, and that
+    segment, with its kept input, before it recomputes the one before.
+    Example: GPT-2's size ("small" in lab.model.transformer), batch 8, context 1024, float32, takes 2.4 GiB for
+    parameters, gradients and optimizer, and 11.9 GiB of activations; with segment=1, 1.9 GiB of activations.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1.
     """
     count = _parameters(config)

@@ -1,15 +1,15 @@
-"""What a running sum loses: additions in a small dtype, and how far off they can be."""
+"""Rounding in a running sum: additions in a small dtype, and a bound on their error."""
 
 import torch
 from torch import Tensor
 
 
 def accumulate(values: Tensor, accumulator: torch.dtype) -> Tensor:
-    """Sum over the last dim, one addition after the other, as one register does it.
+    """Sum over the last dim, one addition after the other, as a single register does.
 
-    values: (…, n), n ≥ 1, float32, float16 or bfloat16. Each value is converted to `accumulator` (float32, float16 or
-    bfloat16), then added to the sum so far, from the first to the last; the sum is rounded to `accumulator` after every
-    addition, to nearest, ties to even. Returns (…) in `accumulator`.
+    values: (…, n), n ≥ 1, float32, float16 or bfloat16. Convert each value to `accumulator` (float32, float16 or
+    bfloat16) and add it to the running sum, from first to last. Round the sum to `accumulator` after every addition, to
+    nearest, ties to even. Returns (…) in `accumulator`.
     """
     total = values[..., 0].to(accumulator)  # (…)
     for i in range(1, values.shape[-1]):
@@ -18,16 +18,17 @@ def accumulate(values: Tensor, accumulator: torch.dtype) -> Tensor:
 
 
 def error_bound(values: Tensor, accumulator: torch.dtype) -> Tensor:
-    """How far `accumulate(values, accumulator)` can be from the exact sum of `values`, whatever the order of additions.
+    """Return a bound on the error of `accumulate(values, accumulator)`, for any order of additions.
 
-    values: (…, n). Returns (…) in float64:
+    values: (…, n). The error is the distance to the exact sum. Returns (…) in float64:
 
         γ_k Σ|x_i|,    γ_k = k·u / (1 − k·u),    u = 2^−p
 
-    with p the bits of accumulator's significand (float32: 24, float16: 11, bfloat16: 8). k counts the roundings an
-    addend goes through: n − 1 additions, and one more where converting to `accumulator` rounds, that is where the
-    significand of values' dtype has more bits. Infinite where k·u ≥ 1. Holds while nothing over- or underflows.
-    1,000 values of 0.01 in float16: u = 2^−11, γ_999 = 0.95, and nothing is promised but the sign.
+    p is the number of bits in the accumulator's significand (float32: 24, float16: 11, bfloat16: 8). k counts the
+    roundings of one addend: n − 1 additions, and one more if converting to `accumulator` rounds, that is, if the dtype
+    of values has more significand bits. The bound is infinite if k·u ≥ 1. It holds while nothing overflows or
+    underflows. Example: for 1,000 values of 0.01 in float16, u = 2^−11 and γ_999 = 0.95, which guarantees no more
+    than the sign.
     Source: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2, equation (4.6).
     """
     u = torch.finfo(accumulator).eps / 2

@@ -1,4 +1,4 @@
-"""Activation checkpointing: forget what is inside, keep what went in, and run it again when backward comes."""
+"""Activation checkpointing: keep the inputs of a function, and run it again in backward."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """function(*args, **kwargs), keeping nothing for backward but its tensor arguments.
+    """Return function(*args, **kwargs), keeping only its tensor arguments for backward.
 
-    Backward runs `function` once more, with the random state and the autocast state of the first time, and goes back
-    through that; what is drawn after it, by whoever, is as if it had not run again. Gradients reach every tensor among
-    args and kwargs that requires one, and parameters that `function` uses without being handed them. Arguments may be
-    anything; tensors inside containers are not seen. `function` returns a tensor or a tuple, in which what is no tensor
-    passes through. Checkpoints may be nested. Where autograd is off, `function` is simply called.
+    Backward runs `function` once more, with the random state and the autocast state of the first run, and
+    differentiates that run. Afterwards the random state is as if `function` had not run again. Gradients reach every
+    tensor among args and kwargs that requires one, and the parameters that `function` uses without taking them as
+    arguments. Arguments may have any type; tensors inside containers are not saved. `function` returns a tensor or a
+    tuple; other values in a tuple pass through. Checkpoints may be nested. If autograd is off, just call `function`.
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 3.
     """
     if not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Which dtype is what under autocast: predicted from the rules, without running the model."""
+"""Dtypes under autocast, predicted from its rules without running the model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class DtypeTable:
-    """Names as in the model: parameters and gradients by `named_parameters`, activations by `named_children`."""
+    """Dtypes by name: parameters and gradients as in `named_parameters`, activations as in `named_children`."""
 
     parameters: dict[str, torch.dtype]
     activations: dict[str, torch.dtype]  # what each child returns
@@ -26,20 +26,21 @@ _SENSITIVE = (nn.LayerNorm, nn.GroupNorm, nn.Softmax, nn.LogSoftmax, nn.Softplus
 def dtype_table(
     model: nn.Sequential, inputs: torch.dtype, loss: nn.Module, *, autocast: torch.dtype | None, device: str
 ) -> DtypeTable:
-    """The dtypes of a training step, predicted: nothing is run.
+    """Predict the dtypes of a training step; nothing runs.
 
     model: a chain of Linear, Conv1d, Embedding, LayerNorm, GroupNorm, Softmax, LogSoftmax, Softplus, ReLU, GELU, SiLU,
-    Tanh, Sigmoid, Dropout and Identity, its parameters of one dtype. inputs: of what goes in (int64 for an Embedding).
-    loss: CrossEntropyLoss or MSELoss, of the last activation and an int64 or float32 target. autocast: None, or the
-    dtype of `torch.autocast(device, dtype)` around model and loss; device: "cuda" or "cpu", whose lists of operators
-    differ:
+    Tanh, Sigmoid, Dropout and Identity, with parameters of one dtype. inputs: dtype of the input (int64 for an
+    Embedding). loss: CrossEntropyLoss or MSELoss, of the last activation and an int64 or float32 target. autocast:
+    None, or the dtype of `torch.autocast(device, dtype)` around model and loss. device: "cuda" or "cpu"; their lists of
+    operators differ:
 
-    - what multiplies matrices runs and returns in autocast's dtype, on both;
-    - on "cuda", what sums over a row, or takes a logarithm or an exponential that can overflow, runs and returns in
-      float32; on "cpu" it keeps its input's dtype;
-    - losses run in float32, on both; everything else keeps its input's dtype.
+    - on both, layers that multiply matrices run and return in autocast's dtype;
+    - on "cuda", layers that sum over a row, or take a logarithm or an exponential that can overflow, run and return in
+      float32; on "cpu" they keep the dtype of their input;
+    - on both, losses run in float32. Everything else keeps the dtype of its input.
 
-    Without autocast all keep their input's dtype, which is then the parameters'; MSELoss against float32 is promoted.
+    Without autocast every layer keeps the dtype of its input, which is that of the parameters. MSELoss against a
+    float32 target promotes to float32.
     Source: PyTorch documentation, "Automatic Mixed Precision: CUDA and CPU op-specific behavior".
     """
     parameters = {name: p.dtype for name, p in model.named_parameters()}

@@ -16,17 +16,17 @@ def benchmark_model(
     warmup: int = 5,
     steps: int = 20,
 ) -> Timing:
-    """Time `model` by `benchmark`, on its device and in its own mode, on random tokens and targets (batch, context).
+    """Time `model` with `benchmark`, on its device and in its own mode, on random tokens and targets (batch, context).
 
-    mode: what one measured step is. "forward": the loss, `model.loss(tokens, targets)`, without autograd.
+    mode: the work of one measured step. "forward": the loss, `model.loss(tokens, targets)`, without autograd.
     "forward_backward": the loss and its gradients. "step": gradients to None, the loss, its gradients, and a step of
-    AdamW over all parameters, with its default arguments: the model changes. Tokens and targets are drawn once,
-    uniformly, on the model's device, before the first step; so is the optimizer made. Gradients never add up over
-    steps, and none are left when it returns.
+    AdamW over all parameters, with its default arguments, so the model changes. Before the first step, draw tokens and
+    targets once, uniformly, on the model's device, and construct the optimizer. Gradients never add up over steps, and
+    none remain at the end.
 
     Returns the Timing of `steps` steps after `warmup`. Raises ValueError, before any step, for another mode or a
     context of less than 1 or beyond the model's.
     """
     raise NotImplementedError(
-        "benchmarking.benchmark_model: Time `model` by `benchmark`, on its device and in its own mode, on random …"
+        "benchmarking.benchmark_model: Time `model` with `benchmark`, on its device and in its own mode, on random …"
     )

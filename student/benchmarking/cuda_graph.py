@@ -1,4 +1,4 @@
-"""A step without launches: recorded once into a CUDA graph, then replayed by a single call."""
+"""A step without launches: captured once in a CUDA graph, then replayed by a single call."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class GraphedStep:
-    """A function of tensors as one CUDA graph: the host launches once, whatever the number of kernels.
+    """A function of tensors as one CUDA graph: the host launches once, however many kernels there are.
 
     Source: PyTorch documentation, "CUDA semantics: CUDA Graphs".
     """
@@ -14,15 +14,17 @@ class GraphedStep:
     def __init__(self, step: Callable[..., Tensor], *inputs: Tensor, warmup: int = 3):
         """Record step(*inputs) → Tensor.
 
-        inputs: CUDA tensors; later calls take tensors of the same shapes and dtypes. step runs `warmup` times on a side
-        stream first, as libraries allocate when they first run, then once while it is recorded; it may not wait for the
-        device. Raises ValueError for an input that is not on a CUDA device.
+        inputs: CUDA tensors; later calls take tensors of the same shapes and dtypes. Run step `warmup` times on a side
+        stream first, because libraries allocate when they first run, then once more to capture it. step must not wait
+        for the device. Raises ValueError for an input that is not on a CUDA device.
         """
         raise NotImplementedError("benchmarking.cuda_graph: Record step(*inputs) → Tensor")
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """What step would return for these inputs: a new tensor, which later calls leave alone.
+        """Return the result of step for these inputs, as a new tensor that later calls do not change.
 
-        Raises ValueError where number, shape or dtype differ from those recorded.
+        Raises ValueError if number, shape or dtype differ from the recorded inputs.
         """
-        raise NotImplementedError("benchmarking.cuda_graph: What step would return for these inputs")
+        raise NotImplementedError(
+            "benchmarking.cuda_graph: Return the result of step for these inputs, as a new tensor that later calls do …"
+        )

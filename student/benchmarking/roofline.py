@@ -1,4 +1,4 @@
-"""What bounds each layer: arithmetic or memory, and how long that takes at least."""
+"""The roofline of each layer: is it bound by arithmetic or by memory, and how long does it take at least?"""
 
 from dataclasses import dataclass
 
@@ -40,15 +40,15 @@ class Bound:
 
 
 def bytes_moved(config: Config, *, batch: int, context: int, dtype: torch.dtype) -> dict[str, Bytes]:
-    """Bytes that each layer's matrix products read and write, with the names of `flops`.
+    """Return the bytes that each layer's matrix products read and write, with the names of `flops`.
 
     A product of (m, k) and (k, n) reads both factors and writes the result, each once: (mk + kn + mn) elements of
-    `dtype`. Attention is the plain one: keys and values are repeated to `heads`, and the whole matrix (batch, heads,
-    context, context) is written by "scores" and read by "values", masked or not. Backward has two products a product,
-    each of which moves the same three matrices.
+    `dtype`. Attention is plain: keys and values are repeated to `heads`; "scores" writes the whole matrix (batch,
+    heads, context, context), masked or not, and "values" reads it. Backward has two products for each product of
+    forward, and each of them moves the same three matrices.
     """
     raise NotImplementedError(
-        "benchmarking.roofline: Bytes that each layer's matrix products read and write, with the names of `flops`"
+        "benchmarking.roofline: Return the bytes that each layer's matrix products read and write, with the names of …"
     )
 
 
@@ -57,19 +57,19 @@ def roofline(
 ) -> dict[str, dict[str, Bound]]:
     """{layer: {"forward": Bound, "backward": Bound}}, with the names of `flops`.
 
-    A layer takes at least max(FLOPs / peak FLOP/s, bytes / bandwidth) seconds; "compute" binds where the first is the
-    larger, that is where its intensity, FLOPs a byte, is at least peak / bandwidth, the device's ridge.
-    An A100 (312 TFLOP/s in bfloat16, 2.039 TB/s) has its ridge at 153: GPT-2's q_proj at batch 8, context 1024, has an
-    intensity of 367 and is bound by compute; its scores, half counted, have 28, and are bound by memory.
+    A layer takes at least max(FLOPs / peak FLOP/s, bytes / bandwidth) seconds. "compute" is the bound if the first is
+    larger, that is, if the layer's intensity (FLOPs per byte) is at least the device's ridge, peak / bandwidth.
+    Example: the ridge of an A100 (312 TFLOP/s in bfloat16, 2.039 TB/s) is 153. At batch 8, context 1024, GPT-2's q_proj
+    has an intensity of 367 and is bound by compute; its scores, counted half, have 28 and are bound by memory.
     Source: Williams, Waterman, Patterson 2009, "Roofline".
     """
     raise NotImplementedError("benchmarking.roofline: write roofline")
 
 
 def mfu(step_flops: float, seconds: float, device: Device) -> float:
-    """Model FLOPs utilisation: the share of the peak that a step of `step_flops` FLOPs in `seconds` reaches, 0 to 1.
+    """Return the model FLOPs utilisation: the share of peak FLOP/s that a step reaches, 0 to 1.
 
-    The FLOPs are the model's, forward and backward, whatever was recomputed on the way.
-    312 TFLOP in 2 s on an A100: 0.5. Source: Chowdhery et al. 2022, "PaLM", appendix B.
+    step_flops: FLOPs of the model, forward and backward, without recomputation. seconds: time of the step.
+    Example: 312 TFLOP in 2 s on an A100 give 0.5. Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
-    raise NotImplementedError("benchmarking.roofline: Model FLOPs utilisation")
+    raise NotImplementedError("benchmarking.roofline: Return the model FLOPs utilisation")

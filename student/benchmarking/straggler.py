@@ -1,4 +1,4 @@
-"""Which rank does everybody wait for? Found from each rank's own timings; no clock is compared with another."""
+"""Find the rank that all others wait for, from each rank's own timings, without comparing clocks of two ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class Straggler:
-    """rank: in the group. slowdown: its typical step over the median rank's. waiting_s: what each rank waits a step."""
+    """rank: in the group. slowdown: its typical step over the median of all ranks. waiting_s: per rank and step."""
 
     rank: int
     slowdown: float
@@ -19,14 +19,12 @@ class Straggler:
 
 
 def find_straggler(samples: Sequence[float], group: dist.ProcessGroup | None = None) -> Straggler:
-    """The rank whose steps take longest, the same answer on every rank of `group` (default: the world).
+    """Return the rank whose steps take longest; the result is the same on every rank of `group` (default: the world).
 
-    samples: seconds that this rank computed in each step, at least one; ranks may have different numbers of them. A
-    rank's typical step is the median of its samples: one slow step makes no straggler. The straggler is the rank with
-    the longest typical step, the first of equals; slowdown is that over the median of all ranks' typical steps; a rank
-    waits for the straggler's typical step less its own. The median of an even number is the mean of the middle two.
-    One all-gather of one float64 a rank.
+    samples: seconds that this rank computed in each step; at least one, and ranks may have different numbers of them. A
+    rank's typical step is the median of its samples, so one slow step does not make a straggler. The straggler is the
+    rank with the longest typical step; on a tie, the lowest rank. slowdown divides that by the median of all ranks'
+    typical steps. A rank waits for the difference between the straggler's typical step and its own. The median of an
+    even number of values is the mean of the middle two. Use one all-gather of one float64 per rank.
     """
-    raise NotImplementedError(
-        "benchmarking.straggler: The rank whose steps take longest, the same answer on every rank of `group` (default"
-    )
+    raise NotImplementedError("benchmarking.straggler: Return the rank whose steps take longest")

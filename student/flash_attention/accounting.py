@@ -1,4 +1,4 @@
-"""What attention costs: FLOPs are the same for both algorithms, nearly; bytes are not."""
+"""The cost of attention: both algorithms need nearly the same FLOPs, but very different numbers of bytes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,13 +21,13 @@ def accounting(
     algorithm: Literal["naive", "flash"], direction: Literal["forward", "backward"], is_causal: bool = False,
     itemsize: int = 2, block_m: int = 128, block_n: int = 128,
 ) -> Cost:  # fmt: skip
-    """The cost of attention over q (batch, heads, queries, dim) and k, v (batch, heads, keys, dim).
+    """Return the cost of attention over q (batch, heads, queries, dim) and k, v (batch, heads, keys, dim).
 
-    FLOPs: a multiply-add is 2, and the full matrix is counted; with is_causal half of it, exactly. Forward has 2
-    products of queries × keys × dim. Backward has 4 where the probabilities were kept ("naive": dv, dp, dq, dk) and 5
-    where the scores are computed again ("flash").
+    FLOPs: a multiply-add counts 2. The full matrix counts, and with is_causal exactly half of it. Forward has 2
+    products of queries × keys × dim. Backward has 4 if the probabilities were kept ("naive": dv, dp, dq, dk), and 5 if
+    it computes the scores again ("flash").
 
-    Bytes, of tensors of `itemsize` bytes a number, each kernel reading what it needs once and writing what it makes:
+    Bytes: numbers take `itemsize` bytes. Each kernel reads each of its inputs once and writes each of its outputs once:
 
     - naive forward: s = q kᵀ, p = softmax(s), o = p v; s and p have queries × keys numbers, masked or not;
     - naive backward: dv = pᵀ do, dp = do vᵀ, ds from p and dp, dq = ds k, dk = dsᵀ q;
@@ -36,9 +36,9 @@ def accounting(
     - flash backward: one kernel reads q, o, do and lse, writes dq and delta, and reads k and v for each query tile; the
       other reads k and v, writes dk and dv, and reads q, do, lse and delta for each of the ⌈keys / block_n⌉ key tiles.
 
-    lse and delta are float32, 4 bytes a query. What is read again for each tile counts half with is_causal. Rounding is
-    down, once, at the end. Source: Dao et al. 2022, "FlashAttention", Theorem 2.
+    lse and delta are float32, 4 bytes per query. With is_causal, tensors that are read again for each tile count half.
+    Round down once, at the end. Source: Dao et al. 2022, "FlashAttention", Theorem 2.
     """
     raise NotImplementedError(
-        "flash_attention.accounting: The cost of attention over q (batch, heads, queries, dim) and k, v (batch, …"
+        "flash_attention.accounting: Return the cost of attention over q (batch, heads, queries, dim) and k, v …"
     )

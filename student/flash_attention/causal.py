@@ -6,10 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def key_range(i, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr):
-    """(full, end) for query tile i, rows i · BLOCK_M …: it visits keys 0 … end − 1, in tiles of BLOCK_N from key 0.
+    """Return (full, end) for query tile i, which starts at row i · BLOCK_M and visits keys 0 to end − 1.
 
-    full: the keys of the leading tiles that every row of the tile sees whole, a multiple of BLOCK_N: no index need be
-    compared there. end: one more than the last key that any row sees: `keys`, or with IS_CAUSAL (query m sees keys
-    0 … m) the smallest of (i + 1) · BLOCK_M, queries and keys.
+    It visits them in tiles of BLOCK_N, starting at key 0. full: number of keys in the leading tiles that every row sees
+    completely, a multiple of BLOCK_N; these tiles need no mask. end: one more than the last key that any row sees. That
+    is `keys`, or with IS_CAUSAL (query m sees keys 0 to m) the smallest of (i + 1) · BLOCK_M, queries and keys.
     """
     tl.static_assert(False, "flash_attention.causal: write this kernel")

@@ -1,4 +1,4 @@
-"""FlashAttention-2's backward pass, second kernel: dk and dv, a program a tile of keys, walking over the queries."""
+"""FlashAttention-2's backward pass, second kernel: dk and dv. One program per key tile loops over the queries."""
 
 import triton
 import triton.language as tl
@@ -8,16 +8,18 @@ from torch import Tensor
 def attention_backward_dkdv(
     q: Tensor, k: Tensor, v: Tensor, lse: Tensor, do: Tensor, delta: Tensor, is_causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(dk, dv), in one kernel launch; lse from forward, delta from `attention_backward_dq`.
+    """Return (dk, dv), in one kernel launch, from lse of forward and delta of `attention_backward_dq`.
 
     q, do: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim); lse, delta: (batch, heads, queries),
-    float32, contiguous; lengths, strides, dtypes and grouped heads as `attention_forward` has them. Returns dk and dv
-    like k and v, contiguous: each sums over the query heads of its group. The transposed scores k qᵀ are computed
-    directly, so that no tile is transposed in registers; nothing of queries × keys is stored, nothing is added
-    atomically, and two runs are equal to the last bit.
+    float32, contiguous. Lengths, strides, dtypes and grouped heads are those of `attention_forward`. dk and dv have the
+    shapes and dtypes of k and v, are contiguous, and sum over the query heads of their group. The kernel computes the
+    transposed scores k qᵀ directly, so it transposes no tile in registers. It stores nothing of size queries × keys and
+    uses no atomics; two runs give the same bits.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 6 to 18.
     """
-    raise NotImplementedError("flash_attention.triton_backward_dkdv: (dk, dv), in one kernel launch")
+    raise NotImplementedError(
+        "flash_attention.triton_backward_dkdv: Return (dk, dv), in one kernel launch, from lse of forward and delta …"
+    )
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""FlashAttention-2's backward pass, first kernel: dq, a program a tile of queries, and D = rowsum(do ∘ o)."""
+"""FlashAttention-2's backward pass, first kernel: dq and D = rowsum(do ∘ o). One program per query tile."""
 
 import triton
 import triton.language as tl
@@ -8,17 +8,17 @@ from torch import Tensor
 def attention_backward_dq(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(dq, delta), from what forward was given, what it returned, and the gradient of o, in one kernel launch.
+    """Return (dq, delta), in one kernel launch, from inputs and outputs of forward and the gradient of o.
 
     q, o, do: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim); lse: (batch, heads, queries), float32,
-    contiguous; lengths, strides, dtypes and grouped heads as `attention_forward` has them. Returns dq like q,
-    contiguous, and delta (batch, heads, queries), float32: Σ_d do·o, for the other kernel. The scores are computed
-    again, tile by tile; nothing of queries × keys is stored, nothing is added atomically, and two runs are equal to
-    the last bit.
+    contiguous. Lengths, strides, dtypes and grouped heads are those of `attention_forward`. dq has the shape and dtype
+    of q and is contiguous. delta, (batch, heads, queries), float32, is Σ_d do·o, which the other kernel needs. The
+    kernel computes the scores again, tile by tile. It stores nothing of size queries × keys and uses no atomics; two
+    runs give the same bits.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 4 and 10 to 15.
     """
     raise NotImplementedError(
-        "flash_attention.triton_backward_dq: (dq, delta), from what forward was given, what it returned, and the …"
+        "flash_attention.triton_backward_dq: Return (dq, delta), in one kernel launch, from inputs and outputs of …"
     )
 
 

@@ -1,4 +1,4 @@
-"""FlashAttention-2's forward pass as one kernel: a program a tile of queries, and no score ever leaves the chip."""
+"""FlashAttention-2's forward pass as one kernel. One program per query tile; no score ever leaves the chip."""
 
 import triton
 import triton.language as tl
@@ -6,16 +6,18 @@ from torch import Tensor
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """(o, lse) of softmax(q kᵀ / √dim) v in one kernel launch.
+    """Return (o, lse) of softmax(q kᵀ / √dim) v, in one kernel launch.
 
     q: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim), where heads is a multiple of kv_heads and
-    query head h uses key head h // (heads / kv_heads). Any lengths from 1, dim 1 … 256, any strides; all three float32,
-    all float16 or all bfloat16. With is_causal, query i sees keys 0 … i. Returns o (batch, heads, queries, dim),
-    contiguous, in their dtype, and lse (batch, heads, queries), float32, contiguous, the natural log of
-    Σ_j exp(q_i·k_j / √dim). Products and sums are accumulated in float32. Raises ValueError for other shapes or dtypes.
+    query head h uses key head h // (heads / kv_heads). Lengths are at least 1, dim is 1 to 256, strides are any. All
+    three are float32, all float16 or all bfloat16. With is_causal, query i sees keys 0 to i. o, (batch, heads, queries,
+    dim), is contiguous and has the inputs' dtype. lse, (batch, heads, queries), float32, contiguous, is the natural log
+    of Σ_j exp(q_i·k_j / √dim). Accumulate products and sums in float32. Raises ValueError for other shapes or dtypes.
     Source: Dao 2023, "FlashAttention-2", Algorithm 1 and section 3.1.2.
     """
-    raise NotImplementedError("flash_attention.triton_forward: (o, lse) of softmax(q kᵀ / √dim) v in one kernel launch")
+    raise NotImplementedError(
+        "flash_attention.triton_forward: Return (o, lse) of softmax(q kᵀ / √dim) v, in one kernel launch"
+    )
 
 
 @triton.jit

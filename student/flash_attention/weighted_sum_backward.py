@@ -1,4 +1,4 @@
-"""Its gradients: dx is an outer product, dweight a sum over rows, which no two programs may race for."""
+"""Gradients of the weighted sum: dx is an outer product; dweight is a sum over rows, without races of programs."""
 
 import triton
 import triton.language as tl
@@ -6,15 +6,14 @@ from torch import Tensor
 
 
 def weighted_sum_backward(x: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """(dx, dweight) of y = x weight, given dy, in one kernel launch.
+    """Return (dx, dweight) of y = x weight, given dy, in one kernel launch.
 
-    x: (rows, columns); weight: (columns,); dy: (rows,); sizes, strides and dtypes as `weighted_sum_forward` has them.
-    Returns dx[i, j] = dy[i] · weight[j], (rows, columns), and dweight[j] = Σ_i dy[i] · x[i, j], (columns,), contiguous,
-    in the dtypes of x and weight; sums are accumulated in float32, without atomics, so that two runs are equal to the
-    last bit.
+    x: (rows, columns); weight: (columns,); dy: (rows,). Sizes, strides and dtypes are those of `weighted_sum_forward`.
+    dx[i, j] = dy[i] · weight[j], (rows, columns), and dweight[j] = Σ_i dy[i] · x[i, j], (columns,), are contiguous and
+    have the dtypes of x and weight. Accumulate sums in float32, without atomics: two runs give the same bits.
     """
     raise NotImplementedError(
-        "flash_attention.weighted_sum_backward: (dx, dweight) of y = x weight, given dy, in one kernel launch"
+        "flash_attention.weighted_sum_backward: Return (dx, dweight) of y = x weight, given dy, in one kernel launch"
     )
 
 

@@ -1,4 +1,4 @@
-"""A first Triton kernel: y = x w, a program a tile of rows, walking over the columns."""
+"""A first Triton kernel: y = x w. One program per tile of rows loops over the columns."""
 
 import triton
 import triton.language as tl
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
-    """y[i] = Σ_j weight[j] · x[i, j], in one kernel launch.
+    """Return y[i] = Σ_j weight[j] · x[i, j], in one kernel launch.
 
-    x: (rows, columns), any sizes from 1, any strides; weight: (columns,), any stride; both float32, float16 or
-    bfloat16. Returns y (rows,), contiguous, in x's dtype; products and sums are accumulated in float32. Raises
+    x: (rows, columns), sizes at least 1, any strides. weight: (columns,), any stride. Both are float32, float16 or
+    bfloat16. y, (rows,), is contiguous and has the dtype of x. Accumulate products and sums in float32. Raises
     ValueError for other shapes.
     """
     raise NotImplementedError(
-        "flash_attention.weighted_sum_forward: y[i] = Σ_j weight[j] · x[i, j], in one kernel launch"
+        "flash_attention.weighted_sum_forward: Return y[i] = Σ_j weight[j] · x[i, j], in one kernel launch"
     )
 
 

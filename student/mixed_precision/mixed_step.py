@@ -1,4 +1,4 @@
-"""One training step in mixed precision: compute in 16 bits, remember in 32."""
+"""One training step in mixed precision: compute in 16 bits, keep weights in 32 bits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .loss_scaler import LossScaler
 @provided
 @dataclass(frozen=True)
 class Step:
-    """How a step went."""
+    """The outcome of one step."""
 
     loss: float  # unscaled
     gradient_norm: float  # of all gradients together, unscaled, before clipping
@@ -22,8 +22,10 @@ class Step:
 
 
 def master_weights(model: nn.Module) -> list[nn.Parameter]:
-    """float32 copies of the model's parameters, in their order: what the optimizer is built on."""
-    raise NotImplementedError("mixed_precision.mixed_step: float32 copies of the model's parameters, in their order")
+    """Return float32 copies of the model's parameters, in their order. Build the optimizer on them."""
+    raise NotImplementedError(
+        "mixed_precision.mixed_step: Return float32 copies of the model's parameters, in their order"
+    )
 
 
 def mixed_step(
@@ -35,15 +37,15 @@ def mixed_step(
     *,
     max_norm: float = 1.0,
 ) -> Step:
-    """One step of `optimizer` on `masters`, with gradients computed by `model` in its own, smaller dtype.
+    """Take one step of `optimizer` on `masters`, with gradients that `model` computes in its own, smaller dtype.
 
-    model: parameters in float16 or bfloat16. masters: `master_weights(model)`; optimizer: built on them. loss(model) is
-    called once and returns the scalar loss of this step's batch. The order is: scaled backward; gradients to float32;
-    unscale; clip their norm over all parameters to `max_norm`; step, unless a gradient is infinite or NaN, when neither
-    masters nor optimizer change; update the scaler; write the masters back into the model. A parameter without gradient
-    stays as it is. No gradient is left over for the next step.
+    model: has parameters in float16 or bfloat16. masters: `master_weights(model)`. optimizer: built on masters.
+    loss(model) is called once and returns the scalar loss of this step's batch. The order is: scaled backward;
+    gradients to float32; unscale; clip their norm over all parameters to `max_norm`; step; update the scaler; copy the
+    masters into the model. If a gradient is infinite or NaN, skip the step: neither masters nor optimizer change. A
+    parameter without gradient stays as it is. No gradient remains for the next step.
     Source: Micikevicius et al. 2017, "Mixed Precision Training", figure 1.
     """
     raise NotImplementedError(
-        "mixed_precision.mixed_step: One step of `optimizer` on `masters`, with gradients computed by `model` in its …"
+        "mixed_precision.mixed_step: Take one step of `optimizer` on `masters`, with gradients that `model` computes …"
     )

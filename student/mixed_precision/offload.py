@@ -1,4 +1,4 @@
-"""Activations on the host: sent away as layers finish, fetched one layer before backward needs them."""
+"""Activation offloading: copied to the host when layers finish, fetched one layer before backward needs them."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -7,19 +7,19 @@ from torch import nn
 
 
 class Offload:
-    """`with Offload(layers): loss = model(x)`, then `loss.backward()`: what layers save waits on the host.
+    """Offload saved activations: `with Offload(layers): loss = model(x)`, then `loss.backward()`.
 
-    Within the block, a tensor that one of `layers` saves for backward is copied to host memory (pinned, where there is
-    CUDA) and only the copy is kept. Left where they are: tensors of less than `minimum` bytes, views of the layers'
-    parameters, and what is saved outside of the layers. When backward first needs something of layer i, all of layer i
-    that is not yet back is fetched, and then all of layer i − 1 is started, to arrive while layer i works. Of what has
-    been used the device's copy is freed; the host's lives as long as the graph, so that a second backward can fetch it
-    again, and no longer. On CUDA copies run on a stream of their own.
+    Within the block, copy each tensor that one of `layers` saves for backward to host memory (pinned, if there is CUDA)
+    and keep only the copy. Tensors of less than `minimum` bytes, views of the layers' parameters, and tensors saved
+    outside of the layers stay on the device. When backward first needs a tensor of layer i, fetch all tensors of layer
+    i that are still on the host, and start to fetch those of layer i − 1, so that they arrive while layer i computes.
+    Free the device's copy after its use. The host's copy lives as long as the graph, so a second backward can fetch it
+    again. On CUDA, copies run on their own stream.
     Source: PyTorch documentation, "Hooks for saved tensors"; Rhu et al. 2016, "vDNN", section 3.
     """
 
     def __init__(self, layers: Sequence[nn.Module], *, minimum: int = 1 << 20):
-        """layers: in the order in which they run, each once. minimum: bytes."""
+        """layers: in the order in which they run, each once. minimum: bytes of the smallest tensor to offload."""
         raise NotImplementedError("mixed_precision.offload: write Offload.__init__")
 
     def __enter__(self) -> "Offload":

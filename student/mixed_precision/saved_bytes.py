@@ -1,4 +1,4 @@
-"""What autograd keeps for backward: found by walking the graph behind a result."""
+"""Bytes that autograd keeps for backward, found by walking the graph behind a result."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class SavedBytes:
 
 
 def saved_bytes(output: Tensor, parameters: Iterable[Tensor] = ()) -> SavedBytes:
-    """Bytes of the storages that the graph behind `output` keeps alive for its backward.
+    """Return the bytes of the storages that the graph behind `output` keeps alive for backward.
 
-    A node of the graph (`output.grad_fn`, and on through `next_functions`) keeps the tensors in its attributes
-    `_saved_…`, alone or in a list; the node of a torch.autograd.Function those in `saved_tensors`. What counts is the
-    whole storage (`untyped_storage().nbytes()`) of a saved tensor, though it may be a view of a part; each storage
-    counts once, for the operation that ran first among those that keep it (nodes are numbered as they run:
-    `_sequence_nr()`). Storages of `parameters` are left out: they
-    are there anyway. by_operation sums over nodes of one name.
-    x.exp().sin() of 1,000 float32 numbers keeps 4,000 bytes once: exp its result, sin its input, the same storage.
+    Start at the node `output.grad_fn` and follow `next_functions`. A node keeps the tensors in its attributes
+    `_saved_…`, single or in a list; the node of a torch.autograd.Function keeps those in `saved_tensors`. Count the
+    whole storage (`untyped_storage().nbytes()`) of a saved tensor, even if the tensor is a view of a part of it. Count
+    each storage once, for the first operation among those that keep it (`_sequence_nr()` numbers nodes as they run).
+    Leave out storages of `parameters`, which exist anyway. by_operation sums over nodes of the same name.
+    Example: x.exp().sin() of 1,000 float32 numbers keeps 4,000 bytes: exp saves its result, sin saves its input, and
+    both are the same storage.
     """
     raise NotImplementedError(
-        "mixed_precision.saved_bytes: Bytes of the storages that the graph behind `output` keeps alive for its backward"
+        "mixed_precision.saved_bytes: Return the bytes of the storages that the graph behind `output` keeps alive for …"
     )
