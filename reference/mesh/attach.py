@@ -1,4 +1,4 @@
-"""A loss that arises in the middle of a model, where no loss function ever sees it."""
+"""Add a loss in the middle of a model, where no loss function sees it."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def attach(x: Tensor, loss: Tensor) -> Tensor:
-    """x, unchanged, whose backward is that of `loss` as well: as if loss had been added to what backward began with.
+    """Return x unchanged; its backward also starts the backward of `loss`, as if loss were part of the final loss.
 
-    x: any shape, on its way through the model. loss: (), of the same graph or of another. Whatever gradient comes back
-    for x goes on to x as it is; loss gets a gradient of 1, in its own dtype, once for each backward that comes through.
-    Nothing is copied, added to x or kept for backward. A stage of a pipeline sends on activations alone: so the
-    balancing losses of its experts need not travel. Where autograd is off, or nothing asks for gradients, it is x.
+    x: any shape, an activation inside the model. loss: (), of the same graph or of another. The gradient of x passes
+    through unchanged. loss gets a gradient of 1, in its own dtype, once per backward that passes through. Nothing is
+    copied, added to x or kept for backward. With attach, a pipeline stage sends only activations, and the balancing
+    losses of its experts need not travel. If autograd is off, or nothing requires gradients, it returns x.
     """
     return _Attach.apply(x, loss)
 

@@ -1,4 +1,4 @@
-"""One transformer over data × pipe × expert × tensor: every cut at once, and the losses of a single process."""
+"""One transformer over data × pipe × expert × tensor: all parallelisms together, with the losses of one process."""
 
 import itertools
 import math
@@ -23,9 +23,9 @@ from .vocab_parallel import vocab_parallel_cross_entropy
 
 
 def spread(layers: int, stages: int) -> list[range]:
-    """The layers of each of `stages` virtual stages: consecutive, and the first layers % stages have one more.
+    """Divide layers over `stages` virtual stages: consecutive layers; the first layers % stages get one more.
 
-    spread(7, 3) is [range(0, 3), range(3, 5), range(5, 7)]. Raises ValueError where there are more stages than layers.
+    spread(7, 3) is [range(0, 3), range(3, 5), range(5, 7)]. Raises ValueError if there are more stages than layers.
     """
     if not 1 <= stages <= layers:
         raise ValueError(f"expected at most one stage for each of the {layers} layers, got {stages} stages")
@@ -35,29 +35,30 @@ def spread(layers: int, stages: int) -> list[range]:
 
 
 def rank_seed(mesh: Mesh, seed: int, *, sequence: bool) -> int:
-    """What this rank's random numbers, of dropout on the residual stream, start from; of `seed` and its place alone.
+    """Return the seed of this rank's random numbers (dropout on the residual stream), from `seed` and its coordinate.
 
-    The tensor ranks of one place on the other axes hold the same activations: they draw alike, or each would train
-    another model. With `sequence` they hold other tokens, and draw otherwise, as ranks that differ on another axis do.
+    Tensor ranks with equal coordinates on the other axes hold the same activations, so they must draw the same numbers;
+    otherwise each would train another model. With `sequence` they hold different tokens, and draw different numbers, as
+    ranks do that differ on another axis.
     """
     place = mesh.coordinate() | ({} if sequence else {"tensor": 0})
     return seed * mesh.world + mesh.rank(**place)
 
 
 def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Parallel:
-    """What this rank keeps of `model`, which every rank of the mesh has made alike; it is used up.
+    """Return this rank's part of `model`, which must be equal on every rank. Do not use `model` afterwards.
 
-    Attention, dense SwiGLUs, embedding and head are cut along tensor. Each `MoE` keeps its experts along expert, and
-    has the groups it needs: expert for tokens; data × expert for statistics, with sequence parallelism tensor too,
-    averaged over data · expert. The blocks are spread over pipe · chunks virtual stages, number c · pipe + p of them
-    being chunk c of stage p. With plan.fsdp each chunk is an `FSDPAxis`, in whose units experts, what tensor has cut
-    and what it has not are apart: `placements` names the copies of a unit. A head tied to the embedding stays so, on
-    different stages too. Random numbers start from `rank_seed(mesh, plan.seed, …)` afterwards. On a mesh of one rank
-    the result computes what model did. plan: `Plan()` if None.
+    Attention, dense SwiGLUs, embedding and head are sharded along tensor. Each `MoE` keeps its experts along expert,
+    and gets its groups: expert for tokens, and data × expert for statistics (with sequence parallelism data × expert ×
+    tensor), averaged over data · expert. The blocks are divided over pipe · chunks virtual stages; virtual stage c ·
+    pipe + p is chunk c of stage p. With plan.fsdp each chunk is an `FSDPAxis`. Its units separate experts, parameters
+    sharded along tensor, and all others, so `placements` can name the copies of a unit. A head tied to the embedding
+    stays tied, also on different stages. Afterwards random numbers start from `rank_seed(mesh, plan.seed, …)`. On a
+    mesh of one rank the result computes the same as model. plan: `Plan()` if None.
 
-    Raises ValueError, on every rank alike, where heads, hidden units or experts do not divide, or virtual stages are
-    more than layers; and for several chunks on one stage with fsdp and a tied head. One line names what does not fit
-    (experts, heads, layers and stages, chunks and the tied head), how many there are, and what would fit.
+    Raises ValueError, on every rank, if heads, hidden units or experts do not divide, if there are more virtual stages
+    than layers, or for several chunks on one stage with fsdp and a tied head. The message is one line: the part that
+    does not fit (experts, heads, layers and stages, chunks and the tied head), its number, and a number that would fit.
     """
     plan = plan or Plan()
     coordinate, degrees = mesh.coordinate(), mesh.sizes
@@ -91,17 +92,16 @@ def train_step(
     *,
     clip: Callable[[Parallel], object] | None = None,
 ) -> float:
-    """One step on the whole batch, of which `tokens` and `targets` (sequences, context) are this rank's share.
+    """Take one step on the whole batch. tokens, targets: (sequences, context), this rank's part of it.
 
-    Ranks with the same place on data and expert are given the same share, all shares are equally large; where it does
-    not matter, at other stages, it is not read. It is cut into plan.micro_batches of consecutive sequences. What is
-    minimised is the mean cross entropy of the whole batch plus, for each `MoE`, plan.balance times its balancing loss,
-    meaned over micro-batches. Gradients of earlier steps are dropped first; afterwards .grad is the gradient of that,
-    in every parameter of every rank. clip: called with `parallel` when they are complete, before optimizer.step().
+    Ranks with equal coordinates on data and expert get the same part, and all parts are equally large. Stages that do
+    not need them do not read them. Divide the part into plan.micro_batches of consecutive sequences. The step minimises
+    the mean cross entropy of the whole batch plus, for each `MoE`, plan.balance times its balancing loss, averaged over
+    micro-batches. Drop gradients of earlier steps first. Afterwards .grad is the gradient of this loss for every
+    parameter on every rank. clip: called with `parallel` when gradients are complete, before optimizer.step().
 
     Returns the mean cross entropy of the whole batch before the step, the same on every rank, read by
-    `lab.dryrun.host`.
-    Raises ValueError where the share does not divide into micro-batches.
+    `lab.dryrun.host`. Raises ValueError if the part does not divide into micro-batches.
     """
     mesh, plan = parallel.mesh, parallel.plan
     if len(tokens) % plan.micro_batches:

@@ -1,4 +1,4 @@
-"""Where a tensor-parallel region begins and where it ends: two functions, each of which is the other's backward."""
+"""Begin and end of a tensor-parallel region: two functions, and each is the backward of the other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,21 +11,21 @@ Conjugate = Callable[[Tensor, dist.ProcessGroup | None], Tensor]  # such a funct
 
 
 def copy_to(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """x, which every rank of `group` holds alike, as the input of what each rank holds a part of.
+    """Begin a tensor-parallel region: return x, which is equal on every rank of `group`.
 
-    Forward is the identity and sends nothing. Each rank's part adds to the gradient of x, so backward is their sum over
-    the group: one all-reduce of x's size and dtype. Gradients that come in are not changed, since others may hold them,
-    and may have any strides. Nothing is kept for backward.
+    Forward is the identity and sends nothing. Each rank's part of the region adds to the gradient of x, so backward
+    sums over the group: one all-reduce with the size and dtype of x. Incoming gradients do not change, since others may
+    hold them, and may have any strides. Nothing is kept for backward.
     Source: Shoeybi et al. 2019, "Megatron-LM", section 3, the operator f.
     """
     return _CopyTo.apply(x, group)
 
 
 def reduce_from(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The sum over `group` of what each rank's part gave: one all-reduce of x's size and dtype; x is not changed.
+    """End a tensor-parallel region: return the sum of x over `group`, by one all-reduce; x does not change.
 
-    The sum is the same on every rank, and so is all that is computed from it: the gradient that comes back is whole
-    already, and backward is the identity, which sends nothing. x may have any strides. Nothing is kept for backward.
+    The sum is equal on every rank, and so is everything computed from it. So the incoming gradient is complete already,
+    and backward is the identity, which sends nothing. x may have any strides. Nothing is kept for backward.
     Source: Shoeybi et al. 2019, section 3, the operator g.
     """
     return _ReduceFrom.apply(x, group)

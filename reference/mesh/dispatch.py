@@ -1,4 +1,4 @@
-"""Tokens to their experts: by rank, over an all-to-all, then by expert."""
+"""Send tokens to their experts: to the right rank by an all-to-all, then in the order of experts."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .exchange import exchange
 @provided
 @dataclass(frozen=True)
 class Dispatched:
-    """What this rank's experts are given, and what `combine` needs to bring it home.
+    """The rows for this rank's experts, and the data that `combine` needs to send results back.
 
     An assignment is one choice of one token; choice c of token t is number t·k + c of this rank's tokens·k.
     """
@@ -30,7 +30,7 @@ class Dispatched:
 
 @provided
 def balanced(choices: int, n: int, group: dist.ProcessGroup | None) -> list[list[list[int]]]:
-    """What `host` is to say of an even routing, on all ranks alike: rows to each rank for each of its n/E experts, and
+    """The counts of an even routing, for `host`: rows to each rank for each of its n/E experts, and
     rows from each rank for each of this rank's. choices: tokens · k of one rank."""
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     counts, each = even(choices, n), n // world
@@ -39,17 +39,17 @@ def balanced(choices: int, n: int, group: dist.ProcessGroup | None) -> list[list
 
 
 def dispatch(x: Tensor, experts: Tensor, n: int, *, group: dist.ProcessGroup | None = None) -> Dispatched:
-    """Send each token to the ranks that hold its experts, however uneven that is: no token is dropped or padded.
+    """Send each token to the ranks of its experts, however uneven the routing; no token is dropped or padded.
 
-    x: (tokens, width), any floating dtype, which is also the dtype that is sent. experts: (tokens, k) int64, of 0 …
-    n − 1; −1 is a choice that was dropped, for which nothing is sent. group: the E ranks over which the n experts are
-    spread, rank e holding experts e·n/E … (e+1)·n/E − 1; None: this process holds all of them, and nothing is sent.
+    x: (tokens, width), any floating dtype; rows are sent in this dtype. experts: (tokens, k) int64, from 0 to n − 1; −1
+    is a dropped choice, which is not sent. group: the E ranks that hold the n experts; rank e holds experts e·n/E to
+    (e+1)·n/E − 1. None: this process holds all experts, and nothing is sent.
 
-    Sent are, by `exchange`: how many rows there are for each expert (n int64, one all-to-all of n/E to each rank), then
-    the rows, one all-to-all of one row for each choice that was not dropped; in backward one more, of a gradient for
-    each row that arrived. Rows leave ordered by expert, then by assignment; they are handed over ordered by expert,
-    then by the rank they came from, then as they left: the same bits every time. A rank may send nothing, and an expert
-    may be given nothing. Counts are read once, by `lab.dryrun.host`, which a dry run gives `balanced` ones.
+    `exchange` sends the number of rows for each expert (n int64, one all-to-all with n/E numbers per rank), then the
+    rows, by one all-to-all with one row for each choice that was not dropped. Backward has one more, with a gradient
+    for each row that arrived. Rows leave ordered by expert, then by assignment. The result is ordered by expert, then
+    by source rank, then as sent, so it has the same bits every time. A rank may send nothing, and an expert may receive
+    nothing. Counts are read once, by `lab.dryrun.host`; in a dry run they are those of `balanced`.
 
     Raises ValueError unless E divides n.
     Source: Lepikhin et al. 2020, "GShard"; dropless: Gale et al. 2022, "MegaBlocks".

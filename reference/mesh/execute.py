@@ -1,4 +1,4 @@
-"""Runs a pipeline schedule: chunks of a model on several ranks, and the messages between them."""
+"""Execute a pipeline schedule: run chunks of a model on several ranks, with messages between them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,20 +22,21 @@ def execute(
 ) -> Tensor | None:
     """Do this rank's actions of any schedule, and return the mean loss on the last rank of `group`, None on the others.
 
-    chunks: this rank's; chunk c of rank r is virtual stage c · W + r of W ranks. The first is given inputs[i] of
-    micro-batch i, each other one the output of the one before, all of the shape, dtype and device of `like`; on the
-    last, loss_fn(output, targets[i]) is a scalar. inputs are read only on the group's rank 0, targets only on its last;
-    elsewhere both may be empty. Gradients are those of the mean of the micro-batches' losses, added to .grad.
-    tied: on the group's first and last rank, the parameter that both have a copy of (embedding and head): afterwards
-    both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
+    chunks: of this rank; chunk c of rank r is virtual stage c · W + r of W ranks. The first virtual stage gets
+    inputs[i] for micro-batch i, each other stage the output of the stage before. All these outputs have the shape,
+    dtype and device of `like`. On the last stage, loss_fn(output, targets[i]) is a scalar. inputs are read only on the
+    group's rank 0, targets only on its last rank; elsewhere both may be empty. Gradients are those of the mean loss
+    over micro-batches, and are added to .grad. tied: on the group's first and last rank, the parameter of which both
+    have a copy (embedding and head). Afterwards both copies have the sum of both gradients, with the same bits. Before,
+    its .grad is None or zero.
 
-    By sends and receives between neighbours alone, in the order of the actions: what an action made, of any strides, is
-    sent before the next begins, and nobody waits for its own send. A message is dropped once it has been received; on
-    Gloo, where a send looks incomplete until somebody waits for it, once its gradient has come. At the end the first
-    and the last rank send each other the tied gradient, directly and once. What backward no longer needs is dropped:
-    input, output and graph of a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021,
-    "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al.
-    2019, "Megatron-LM".
+    Use only sends and receives between neighbours, in the order of the actions. Send the result of an action, with any
+    strides, before the next action begins, and do not wait for that send. Drop a message once it has been received. On
+    Gloo, where a send looks incomplete until somebody waits for it, drop it once its gradient has arrived. At the end
+    the first and the last rank send each other the tied gradient, directly and once. Drop input, output and graph of a
+    micro-batch when backward no longer needs them. Chunks may have collectives of their own.
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the
+    tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
     micro_batches = len({action.micro_batch for action in actions})
     messages = _Messages(len(chunks), micro_batches, like, group)
@@ -64,7 +65,7 @@ def execute(
 
 
 class _Messages:
-    """What goes between the virtual stages of this rank and their neighbours."""
+    """Messages between the virtual stages of this rank and their neighbours."""
 
     def __init__(self, chunks: int, micro_batches: int, like: Tensor, group: dist.ProcessGroup | None):
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
@@ -107,18 +108,18 @@ class _Messages:
         return arriving
 
     def _answered(self, done: Action) -> None:
-        """The stage that this forward sent to has received it: Gloo says that a send is complete only to who waits."""
+        """Wait for the send of this forward, whose gradient has arrived: on Gloo only wait() completes a send."""
         work, _ = self.sent.pop(self._tag(done, self.stage(done) + 1), (None, None))
         if work is not None:
             work.wait()
 
     def finish(self) -> None:
-        """Wait until all that was sent has been received."""
+        """Wait until all messages have been received."""
         for work, _ in self.sent.values():
             work.wait()
 
     def _tag(self, action: Action, to: int) -> int:
-        """A number of its own for each message, so that they need not be received in the order they were sent."""
+        """A unique tag per message, so that messages can be received in any order."""
         return ((action.kind == "backward") * self.micro_batches + action.micro_batch) * (self.last + 1) + to
 
     def _check(self, done: Action, made: Tensor) -> None:
@@ -130,12 +131,12 @@ class _Messages:
 
 
 def _step(action: Action) -> int:
-    """From a virtual stage to the one that its result goes to."""
+    """Offset from a virtual stage to the stage that needs its result."""
     return 1 if action.kind == "forward" else -1
 
 
 def _sum_tied(tied: nn.Parameter, group: dist.ProcessGroup | None) -> None:
-    """Let the first and the last rank have the sum of both gradients; on one rank autograd has summed already."""
+    """Give the first and the last rank the sum of both gradients; on one rank autograd has summed already."""
     last = dist.get_world_size(group) - 1
     if not last:
         return

@@ -1,4 +1,4 @@
-"""Where each rank stands in a mesh of four axes, and with whom it forms a group."""
+"""The coordinate of each rank in a mesh of four axes, and the groups that it belongs to."""
 
 import math
 from collections import defaultdict
@@ -11,21 +11,23 @@ AXES = ("data", "pipe", "expert", "tensor")  # from the outermost, far apart in 
 class Mesh:
     """All ranks as a grid of data x pipe x expert x tensor.
 
-    Numbered as the elements of an array of that shape are: rank = ((d · pipe + p) · expert + e) · tensor + t. Tensor is
-    innermost, because what talks most should be neighbours on the fastest links; data is outermost.
+    Ranks are numbered like the elements of an array of that shape: rank = ((d · pipe + p) · expert + e) · tensor + t.
+    Tensor is innermost, because the ranks that communicate most should be neighbours on the fastest links. Data is
+    outermost.
 
-    Built on every rank of the default group at once. With `rank` it is a mesh on paper, as that rank of any world would
-    see it: it needs no process group, and has none to give. `sizes` is {axis: degree} in the order of AXES, `world`
-    their product, `here` this rank. Wherever axes are named, their order does not matter; an axis that is not there, or
-    named twice, is a ValueError. Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
+    All ranks of the default group construct it together. With `rank` it is a mesh on paper, as that rank of any world
+    would see it: it needs no process group, and has none. `sizes` is {axis: degree} in the order of AXES, `world` is
+    their product, `here` is this rank. Wherever methods take axes, their order does not matter; an unknown axis, or one
+    given twice, raises ValueError. Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
     Clusters Using Megatron-LM", section 3.
     """
 
     def __init__(self, data: int = 1, pipe: int = 1, expert: int = 1, tensor: int = 1, *, rank: int | None = None):
-        """Make the groups of all four axes, unless it is a mesh on paper.
+        """Create the groups of all four axes, except on a mesh on paper.
 
-        Raises ValueError for a degree below 1, a rank outside the world, or degrees whose product is not the default
-        group's size: then the message names each change of a single degree that would fit, as in "tensor=4".
+        Raises ValueError for a degree below 1, a rank outside the world, or degrees whose product differs from the
+        default group's size. In the last case the message names each change of a single degree that would fit, such as
+        "tensor=4".
         """
         self.sizes = dict(zip(AXES, (data, pipe, expert, tensor), strict=True))
         self.world = math.prod(self.sizes.values())
@@ -44,11 +46,11 @@ class Mesh:
             self.group(axis)
 
     def size(self, *axes: str) -> int:
-        """How many ranks a group along these axes has: the product of their degrees."""
+        """Return the number of ranks in a group along these axes: the product of their degrees."""
         return math.prod(self.sizes[axis] for axis in self._known(axes))
 
     def coordinate(self, rank: int | None = None) -> dict[str, int]:
-        """The place of a rank, by default of this one, on each axis of AXES. Raises ValueError outside the world."""
+        """Return the coordinate of a rank (default: this one) on each axis. Raises ValueError outside the world."""
         left = self.here if rank is None else rank
         if not 0 <= left < self.world:
             raise ValueError(f"expected a rank of 0 … {self.world - 1}, got {left}")
@@ -58,9 +60,9 @@ class Mesh:
         return {axis: places[axis] for axis in AXES}
 
     def rank(self, **coordinate: int) -> int:
-        """The rank at a coordinate; axes that are not named are where this rank is.
+        """Return the rank at a coordinate; on axes that are not given, this rank's own coordinate counts.
 
-        rank(pipe=0) is this rank's counterpart on the first stage. Raises ValueError for a place that is not there.
+        rank(pipe=0) is this rank's counterpart on the first stage. Raises ValueError for a coordinate out of range.
         """
         places = self.coordinate() | {axis: coordinate[axis] for axis in self._known(tuple(coordinate))}
         rank = 0
@@ -71,7 +73,7 @@ class Mesh:
         return rank
 
     def partition(self, *axes: str) -> list[list[int]]:
-        """All groups along these axes: ranks that differ along them alone. Each is ascending, as are their firsts."""
+        """Return all groups along these axes: ranks that differ only on them. Groups and their first ranks ascend."""
         others = [axis for axis in AXES if axis not in self._known(axes)]
         groups = defaultdict(list)
         for rank in range(self.world):
@@ -80,16 +82,15 @@ class Mesh:
         return list(groups.values())
 
     def ranks(self, *axes: str) -> list[int]:
-        """The group of `partition` that this rank is in; without axes, this rank alone."""
+        """Return the ranks of this rank's group in `partition`; without axes, this rank alone."""
         return next(ranks for ranks in self.partition(*axes) if self.here in ranks)
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group of `ranks(*axes)`, made once.
+        """Return the process group of `ranks(*axes)`, which is created once.
 
-        Those of single axes are there from the start. The first call for a product is one that every rank of the world
-        makes, and in the same order. An axis of degree 1 adds no rank, so products that differ
-        only by such axes are one group. Products of axes of degree 1 alone share one group, of this rank alone. Raises
-        RuntimeError on paper.
+        Groups of single axes exist from the start. Every rank of the world must make the first call for a product of
+        axes, in the same order. An axis of degree 1 adds no rank, so products that differ only by such axes are one
+        group. Products of axes of degree 1 share one group, of this rank alone. Raises RuntimeError on paper.
         """
         if self._on_paper:
             raise RuntimeError("a mesh on paper has no process groups: build it without rank=, on every rank")
@@ -102,9 +103,9 @@ class Mesh:
         return self._groups[wide]
 
     def neighbour(self, axis: str, offset: int = 1, *, wrap: bool = False) -> int | None:
-        """The rank `offset` places further along one axis, or back if it is negative.
+        """Return the rank `offset` places further along one axis; a negative offset goes back.
 
-        None beyond either end: a first stage has nobody before it. With wrap the axis is a ring.
+        The result is None beyond either end: a first stage has no stage before it. With wrap the axis is a ring.
         """
         place = self.coordinate()[self._known((axis,))[0]] + offset
         if wrap:

@@ -1,4 +1,4 @@
-"""Linear layers of which each rank holds a part: cut by output (column-parallel) or by input (row-parallel)."""
+"""Tensor-parallel linear layers, sharded by output (column-parallel) or by input (row-parallel)."""
 
 import torch
 import torch.distributed as dist
@@ -11,18 +11,18 @@ from .conjugates import Conjugate, copy_to, reduce_from
 
 
 class ColumnParallelLinear(nn.Module):
-    """This rank's share of a linear layer's outputs: y_r = x W_rᵀ + b_r, with W = [W_0; W_1; …] cut by rows.
+    """A linear layer sharded by output: y_r = x W_rᵀ + b_r, where W = [W_0; W_1; …] is split by rows.
 
     torch keeps weights as (out, in): the columns of the papers' A in X A are the rows here. `weight` is
     (out / T, in), `bias` (out / T) or None. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
     """
 
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None = None, enter: Conjugate | None = copy_to):
-        """Keep this rank's part of `linear`, which is the same on every rank, and nothing that holds on to the rest.
+        """Keep this rank's part of `linear`, which is equal on every rank, and no reference to the rest of it.
 
-        enter: what x comes through first. None: x has come through it already; layers that share an input enter once,
-        or each sends a gradient of its own. The layer's training state (requires_grad) and dtype stay.
-        Raises ValueError where the group's size does not divide out.
+        enter: applied to x first. None: x has been through it already. Layers that share an input must enter once;
+        otherwise each sends a gradient of its own. requires_grad and dtype of the layer stay. Raises ValueError if the
+        group's size does not divide out.
         """
         super().__init__()
         self.group, self.enter = group, enter
@@ -30,22 +30,22 @@ class ColumnParallelLinear(nn.Module):
         self.bias = None if linear.bias is None else _shard(linear.bias, 0, group)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (…, in), alike on every rank; returns (…, out / T), this rank's."""
+        """Return this rank's part of the output, (…, out / T). x: (…, in), equal on every rank."""
         if self.enter is not None:
             x = self.enter(x, self.group)
         return F.linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer of whose inputs each rank has a share: y = Σ_r x_r W_rᵀ + b, with W cut by columns.
+    """A linear layer sharded by input: y = Σ_r x_r W_rᵀ + b, where W is split by columns.
 
     `weight` is (out, in / T); `bias`, (out) or None, is whole on every rank. Source: Shoeybi et al. 2019, section 3.
     """
 
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None = None, leave: Conjugate = reduce_from):
-        """Keep this rank's part of `linear`, as ColumnParallelLinear does. leave: what sums the parts.
+        """Keep this rank's part of `linear`, as ColumnParallelLinear does. leave: sums the parts.
 
-        Raises ValueError where the group's size does not divide in.
+        Raises ValueError if the group's size does not divide in.
         """
         super().__init__()
         self.group, self.leave = group, leave
@@ -55,7 +55,7 @@ class RowParallelLinear(nn.Module):
             self.bias = nn.Parameter(linear.bias.detach().clone(), requires_grad=linear.bias.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (…, in / T), this rank's; returns what `leave` makes of (…, out), with the bias added once, after it."""
+        """Apply `leave` to this rank's summand (…, out), then add the bias once. x: (…, in / T), of this rank."""
         y = self.leave(F.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
@@ -63,8 +63,8 @@ class RowParallelLinear(nn.Module):
 class ParallelSwiGLU(nn.Module):
     """lab.model.transformer.SwiGLU with 1/T of its hidden units: down(silu(gate(x)) · up(x)).
 
-    A unit needs its own gate and up alone, so nothing is sent between the first layers and the last. One message
-    forward, in `leave`; one backward, in `enter`, for both layers that share x. The parameters' names stay.
+    A hidden unit needs only its own gate and up, so nothing is sent between the first layers and the last. There is one
+    message in forward, in `leave`, and one in backward, in `enter`, for both layers that share x. Parameter names stay.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ParallelSwiGLU(nn.Module):
         enter: Conjugate = copy_to,
         leave: Conjugate = reduce_from,
     ):
-        """Keep this rank's part of `mlp`. Raises ValueError where the group's size does not divide hidden."""
+        """Keep this rank's part of `mlp`. Raises ValueError if the group's size does not divide hidden."""
         super().__init__()
         self.group, self.enter = group, enter
         self.gate_proj = ColumnParallelLinear(mlp.gate_proj, group, enter=None)
@@ -82,7 +82,7 @@ class ParallelSwiGLU(nn.Module):
         self.down_proj = RowParallelLinear(mlp.down_proj, group, leave)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the whole mlp returns."""
+        """Return the output of the whole mlp."""
         x = self.enter(x, self.group)
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 

@@ -1,14 +1,15 @@
-"""The schedule that frees memory as soon as it can: one forward, one backward."""
+"""One forward, one backward: the pipeline schedule that frees activations as early as possible."""
 
 from lab.cluster.schedule import Action
 
 
 def schedule_1f1b(rank: int, stages: int, micro_batches: int) -> list[Action]:
-    """What `rank` of a pipeline of `stages` ranks does, in order: a few forwards, then forward and backward in turn.
+    """Return the actions of `rank` in a pipeline of `stages` ranks: a few forwards, then one forward, one backward.
 
-    Micro-batches go forward and back as 0, 1, …. A rank starts only as many as it takes until the first comes back, so
-    it keeps the activations of at most min(m, p − rank) of m micro-batches, p stages; idle over busy time is GPipe's,
-    (p − 1)/m. Raises ValueError unless 0 ≤ rank < stages and micro_batches ≥ 1.
+    Micro-batches go forward and backward in the order 0, 1, …. A rank starts only as many forwards as it needs until
+    the first gradient arrives. So it keeps the activations of at most min(m, p − rank) of m micro-batches, with p
+    stages. Idle time over busy time is (p − 1)/m, as in GPipe. Raises ValueError unless 0 ≤ rank < stages and
+    micro_batches ≥ 1.
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2.1.
     """
     if not (0 <= rank < stages and micro_batches >= 1):

@@ -1,4 +1,4 @@
-"""What a step on a mesh costs, on paper: FLOPs, bytes by axis, bubble, memory; and when the network is the limit."""
+"""The cost of a step on a mesh, on paper: FLOPs, bytes by axis, bubble, memory, and when the network is the limit."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class Degrees:
-    """How many ranks there are along each axis."""
+    """Number of ranks along each axis."""
 
     data: int = 1
     pipe: int = 1
@@ -20,11 +20,11 @@ class Degrees:
 @provided
 @dataclass(frozen=True)
 class Workload:
-    """A model, and what one step of it sees.
+    """A model and the data of one step.
 
-    config: `lab.model.transformer.Transformer`, its head not tied. sequences: of the whole batch, each of `context`
-    tokens, in `micro_batches` of equal size. experts: 0 for dense SwiGLUs; else that many in every block, k of them for
-    each token. Everything is in float32, 4 bytes.
+    config: of `lab.model.transformer.Transformer`, with an untied head. sequences: of the whole batch, each of
+    `context` tokens, in `micro_batches` of equal size. experts: 0 for dense SwiGLUs, else the number of experts in
+    every block, with k experts per token. Everything is in float32, 4 bytes.
     """
 
     config: Config
@@ -38,7 +38,7 @@ class Workload:
 @provided
 @dataclass(frozen=True)
 class Cost:
-    """One step of the rank of one stage."""
+    """The cost of one step for a rank of one stage."""
 
     flops: int  # matrix products, forward and backward
     parameters: int  # held, before the data axis shards them
@@ -50,7 +50,7 @@ class Cost:
 @provided
 @dataclass(frozen=True)
 class Device:
-    """Rates of one rank; bytes_per_s: of what it sends along any one axis, all of them at once."""
+    """Rates of one rank. bytes_per_s: along each axis, on all axes at the same time."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -59,7 +59,7 @@ class Device:
 @provided
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a feed-forward layer's forward: its products, and what is sent along data and tensor."""
+    """Seconds of a feed-forward layer's forward: compute, and communication along data and tensor."""
 
     compute_s: float
     data_s: float
@@ -77,37 +77,38 @@ class Times:
 
 
 def accounting(work: Workload, degrees: Degrees, *, stage: int = 0, fsdp: bool = False) -> Cost:
-    """Count one step of a rank of pipeline stage `stage`, on the mesh data × pipe × expert × tensor (D, P, E, T).
+    """Return the cost of one step for a rank of pipeline stage `stage`, on data × pipe × expert × tensor (D, P, E, T).
 
-    A stage has layers / P blocks; the first also the embedding, the last the final norm and the head. The batch is
-    split over D·E ranks. Bytes are those sent by the ring, (W − 1)/W · S of a reduce-scatter, all-gather or all-to-all
-    of S bytes in all, twice as many of an all-reduce; of experts, those of a routing that is even.
+    A stage has layers / P blocks; the first stage also has the embedding, the last the final norm and the head. The
+    batch is divided over D·E ranks. Bytes are those that a rank sends on a ring: (W − 1)/W · S for a reduce-scatter,
+    all-gather or all-to-all of S bytes in total, and twice as many for an all-reduce. Routing to experts is even.
 
-    flops: 6 for each weight of a linear layer that a token goes through, and attention's causal products, 6 · context ·
-    width a token and block; divided by T, but those of experts and router, which every tensor rank does alike. Only a
-    token's k experts count.
-    parameters: attention, SwiGLU, embedding and head are divided by T; norms, router and the n/E experts are not.
-    bytes, all micro-batches together, with A the bytes of this rank's tokens · width:
+    flops: per token, 6 for each weight of a linear layer, and 6 · context · width per block for attention's causal
+    products. Divide by T, except for experts and router, which every tensor rank computes. Only a token's k experts
+    count.
+    parameters: divide attention, SwiGLU, embedding and head by T, but not norms, router and the n/E experts.
+    bytes: over all micro-batches. A is the size of this rank's activations, tokens · width, in bytes.
 
-    - tensor: all-reduces of A, forward one and backward one for attention, as many for a dense SwiGLU; one forward for
-      the embedding, one backward for the head, and for its loss two all-reduces of 4-byte numbers: 1 and 2 a token;
-    - expert: four all-to-alls of k·A a block, and for each micro-batch and block one of 8 · experts bytes of counts;
-    - pipe: A to the next stage, A to the one before;
-    - "data×expert": one all-reduce of the gradients of all that is no expert, and for each micro-batch and block with
-      experts one of the 2 · experts + 1 numbers of the balancing loss; "data": one of the gradients of experts. With
-      fsdp, along data, for each micro-batch: all parameters are all-gathered forward and again backward, and gradients
-      reduce-scattered; along "expert" then, once a step, one more all-reduce of the shard, 1/D, of the gradients of all
-      that is no expert, which "data×expert" no longer carries.
+    - tensor: for attention one all-reduce of A in forward and one in backward; the same for a dense SwiGLU. One in
+      forward for the embedding, one in backward for the head. The loss has two all-reduces of 4-byte numbers, with 1
+      and 2 numbers per token.
+    - expert: four all-to-alls of k·A per block, and one of 8 · experts bytes of counts per micro-batch and block.
+    - pipe: A to the next stage, and A to the previous stage.
+    - "data×expert": one all-reduce of all gradients except those of experts, and one of the 2 · experts + 1 numbers of
+      the balancing loss per micro-batch and block with experts. "data": one all-reduce of the gradients of experts.
+    - With fsdp, "data" instead carries, per micro-batch, two all-gathers of all parameters (forward and backward) and
+      one reduce-scatter of all gradients. Then "expert" carries one more all-reduce per step, of the shard (1/D) of all
+      gradients except those of experts, which "data×expert" no longer carries.
 
-    bubble: (P − 1) / micro_batches. memory: 16 bytes a parameter, with fsdp 1/D of it; activations not counted.
-    "tiny" of lab.model.transformer, 8 sequences of 256 on data=2, tensor=2: 0.43 GFLOP, 62,784 parameters, 251,136
-    bytes along data×expert, and along tensor 2,633,728.
-    Raises ValueError where degrees do not divide: layers by P; heads, kv_heads, hidden and vocabulary by T; experts by
-    E; sequences by D · E · micro_batches; where E > 1 without experts; and for a stage that there is not.
+    bubble: (P − 1) / micro_batches. memory: 16 bytes per parameter, with fsdp 1/D of that; activations do not count.
+    Example: "tiny" of lab.model.transformer, 8 sequences of 256, data=2, tensor=2: 0.43 GFLOP, 62,784 parameters,
+    251,136 bytes along data×expert, and 2,633,728 along tensor.
+    Raises ValueError if degrees do not divide: layers by P; heads, kv_heads, hidden and vocabulary by T; experts by E;
+    sequences by D · E · micro_batches. Also if E > 1 without experts, or if there is no such stage.
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 3.
     """
     raise NotImplementedError(
-        "mesh.accounting: Count one step of a rank of pipeline stage `stage`, on the mesh data × pipe × expert × …"
+        "mesh.accounting: Return the cost of one step for a rank of pipeline stage `stage`, on data × pipe × expert × …"
     )
 
 
@@ -115,37 +116,37 @@ def layer_times(
     tokens: float, width: int, hidden: int, *, data: int, tensor: int, device: Device, element: int = 2,
     sharded: bool = True,
 ) -> Times:  # fmt: skip
-    """Times of y = f(x A) B forward, x (tokens, width), A (width, hidden), B (hidden, width), on data × tensor ranks.
+    """Return the times of y = f(x A) B in forward on data × tensor ranks.
 
-    Products: 4 · tokens · width · hidden FLOPs, shared by all. Tensor: x is gathered before A and y reduce-scattered
-    behind B, each of a data rank's tokens. Data, where parameters are sharded (FSDP): A and B, a tensor rank's part,
-    are gathered; where they are not, forward sends nothing along data. By the ring, `element` bytes a number. Backward
-    has twice the products, and sends twice as much along tensor and data (FSDP gathers and reduce-scatters): the same
-    ratios. Without sharding backward sends one all-reduce for twice the products: sharded=True is its ratio as well.
+    x: (tokens, width), A: (width, hidden), B: (hidden, width). Compute: 4 · tokens · width · hidden FLOPs, divided by
+    all ranks. Tensor: x is all-gathered before A and y reduce-scattered after B, both for the tokens of one data rank.
+    Data, if parameters are sharded (FSDP): the tensor rank's parts of A and B are all-gathered; otherwise forward sends
+    nothing along data. Collectives run on a ring, with `element` bytes per number. Backward has twice the products, and
+    sends twice as much along tensor and data (FSDP gathers and reduce-scatters), so its ratios are the same. Without
+    sharding, backward sends one all-reduce for twice the products, so sharded=True gives its ratio, too.
     """
-    raise NotImplementedError(
-        "mesh.accounting: Times of y = f(x A) B forward, x (tokens, width), A (width, hidden), B (hidden, width), on …"
-    )
+    raise NotImplementedError("mesh.accounting: Return the times of y = f(x A) B in forward on data × tensor ranks")
 
 
 def fewest_tokens(
     width: int, hidden: int, *, data: int, tensor: int, device: Device, overlap: bool, element: int = 2
 ) -> float:
-    """The tokens of the whole batch below which a layer with FSDP × tensor is communication-bound; need not be whole.
+    """Return the tokens of the whole batch below which a layer with FSDP × tensor is communication-bound.
 
-    Both compute and tensor's bytes grow with tokens, data's do not. So without tensor (T = 1) the limit is tokens / D =
-    (D − 1)/D · C·β · element/2, whether or not there is overlap, with C the device's FLOP/s and β its seconds a byte;
-    and for too large a T no number of tokens is enough: infinity. 0 where nothing is sent along data, and tensor's time
-    does not outlast compute. With 1e15 FLOP/s and 1e11 bytes/s, 2 bytes, D = 8: 8,750 tokens a data rank.
+    The result need not be whole. Compute and the bytes along tensor grow with tokens; the bytes along data do not. So
+    for T = 1 the limit is tokens / D = (D − 1)/D · C·β · element/2, with or without overlap, where C is the device's
+    FLOP/s and β its seconds per byte. If T is too large, no number of tokens is enough, and the result is infinity. It
+    is 0 if nothing is sent along data and tensor takes no longer than compute.
+    Example: 1e15 FLOP/s, 1e11 bytes/s, 2 bytes and D = 8 give 8,750 tokens per data rank.
     Source: Austin et al. 2025, "How to Scale Your Model", chapter 5.
     """
     raise NotImplementedError(
-        "mesh.accounting: The tokens of the whole batch below which a layer with FSDP × tensor is communication-bound"
+        "mesh.accounting: Return the tokens of the whole batch below which a layer with FSDP × tensor is …"
     )
 
 
 def best_split(
     ranks: int, tokens: float, width: int, hidden: int, *, device: Device, overlap: bool, element: int = 2
 ) -> tuple[int, int]:
-    """(data, tensor) of `ranks` ranks with which the layer's step_s is least; of equals (1e-9) the least tensor."""
-    raise NotImplementedError("mesh.accounting: (data, tensor) of `ranks` ranks with which the layer's step_s is least")
+    """Return the (data, tensor) of `ranks` ranks with the shortest step_s; of ties (1e-9), the smallest tensor."""
+    raise NotImplementedError("mesh.accounting: Return the (data, tensor) of `ranks` ranks with the shortest step_s")

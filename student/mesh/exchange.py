@@ -1,4 +1,4 @@
-"""An all-to-all that autograd can go through: what came from a rank sends its gradient back there."""
+"""A differentiable all-to-all: the gradient of a row goes back to the rank that sent the row."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-    """Send the first sent[0] rows to rank 0 of `group`, the next sent[1] to rank 1, …, and return what comes, by rank.
+    """Send the first sent[0] rows to rank 0 of `group`, the next sent[1] to rank 1, …; return received rows by rank.
 
-    rows: (Σ sent, …), any dtype, integers too, contiguous or not. sent, received: one number of rows for each rank of
-    the group, 0 too, its own included; received[s] here is sent[r] of rank s. Returns (Σ received, …), first the rows
-    of rank 0. One `all_to_all_single` over the group, in which every rank takes part, also one that has nothing to
-    send; in backward one more, with `sent` and `received` swapped, by which each row's gradient goes back to where the
-    row came from. group: None, or a group of one rank: nothing is sent, the rows are the result.
+    rows: (Σ sent, …), any dtype, also integers, contiguous or not. sent, received: number of rows per rank of the
+    group, including this rank; numbers may be 0. received[s] on rank r equals sent[r] on rank s. Returns
+    (Σ received, …), the rows of rank 0 first. Use one `all_to_all_single` over the group. Every rank takes part, also
+    one with nothing to send. Backward uses one more, with `sent` and `received` swapped, so each row's gradient returns
+    to the rank that sent the row. group: if None, or of one rank, nothing is sent, and the rows are the result.
 
-    Raises ValueError, before anything is sent, unless there is one number for each rank and `sent` adds up to the rows.
+    Raises ValueError, before anything is sent, unless there is one number per rank and `sent` adds up to the rows.
     """
     raise NotImplementedError(
-        "mesh.exchange: Send the first sent[0] rows to rank 0 of `group`, the next sent[1] to rank 1, …, and return …"
+        "mesh.exchange: Send the first sent[0] rows to rank 0 of `group`, the next sent[1] to rank 1, …"
     )

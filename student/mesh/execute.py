@@ -1,4 +1,4 @@
-"""Runs a pipeline schedule: chunks of a model on several ranks, and the messages between them."""
+"""Execute a pipeline schedule: run chunks of a model on several ranks, with messages between them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,20 +21,21 @@ def execute(
 ) -> Tensor | None:
     """Do this rank's actions of any schedule, and return the mean loss on the last rank of `group`, None on the others.
 
-    chunks: this rank's; chunk c of rank r is virtual stage c · W + r of W ranks. The first is given inputs[i] of
-    micro-batch i, each other one the output of the one before, all of the shape, dtype and device of `like`; on the
-    last, loss_fn(output, targets[i]) is a scalar. inputs are read only on the group's rank 0, targets only on its last;
-    elsewhere both may be empty. Gradients are those of the mean of the micro-batches' losses, added to .grad.
-    tied: on the group's first and last rank, the parameter that both have a copy of (embedding and head): afterwards
-    both copies have the sum of both gradients, to the same bits. Before, its .grad is None or zero.
+    chunks: of this rank; chunk c of rank r is virtual stage c · W + r of W ranks. The first virtual stage gets
+    inputs[i] for micro-batch i, each other stage the output of the stage before. All these outputs have the shape,
+    dtype and device of `like`. On the last stage, loss_fn(output, targets[i]) is a scalar. inputs are read only on the
+    group's rank 0, targets only on its last rank; elsewhere both may be empty. Gradients are those of the mean loss
+    over micro-batches, and are added to .grad. tied: on the group's first and last rank, the parameter of which both
+    have a copy (embedding and head). Afterwards both copies have the sum of both gradients, with the same bits. Before,
+    its .grad is None or zero.
 
-    By sends and receives between neighbours alone, in the order of the actions: what an action made, of any strides, is
-    sent before the next begins, and nobody waits for its own send. A message is dropped once it has been received; on
-    Gloo, where a send looks incomplete until somebody waits for it, once its gradient has come. At the end the first
-    and the last rank send each other the tied gradient, directly and once. What backward no longer needs is dropped:
-    input, output and graph of a micro-batch. Chunks may have collectives of their own. Source: Narayanan et al. 2021,
-    "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the tied weight Shoeybi et al.
-    2019, "Megatron-LM".
+    Use only sends and receives between neighbours, in the order of the actions. Send the result of an action, with any
+    strides, before the next action begins, and do not wait for that send. Drop a message once it has been received. On
+    Gloo, where a send looks incomplete until somebody waits for it, drop it once its gradient has arrived. At the end
+    the first and the last rank send each other the tied gradient, directly and once. Drop input, output and graph of a
+    micro-batch when backward no longer needs them. Chunks may have collectives of their own.
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the
+    tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
     raise NotImplementedError(
         "mesh.execute: Do this rank's actions of any schedule, and return the mean loss on the last rank of `group`, …"

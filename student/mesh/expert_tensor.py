@@ -1,4 +1,4 @@
-"""Expert-tensor parallelism: each expert cut over ranks, beside whole experts on different ranks or in their place."""
+"""Expert-tensor parallelism: each expert sharded over ranks, with or without expert parallelism."""
 
 from collections.abc import Sequence
 
@@ -7,26 +7,25 @@ from torch import Tensor, nn
 
 
 class TensorParallelExperts(nn.ModuleDict):
-    """A layer's experts, of each of which this rank has 1/T of the hidden units: the same rows in, the same rows out.
+    """A layer's experts, with 1/T of the hidden units of each expert on this rank.
 
-    It takes the place of `Experts`, which moe.py gives, where experts are few, or large. All T ranks of `group` are
-    given the same rows, as the ranks of `tensor` are without sequence parallelism, and return the same rows; they
-    differ from those that `Experts` returns by rounding alone. Names of parameters stay. Gradients are those of this
-    rank's parts, whole: nothing is to be summed over `group`.
+    It replaces `Experts` of moe.py if experts are few or large. All T ranks of `group` get the same rows, as the ranks
+    of `tensor` do without sequence parallelism, and return the same rows. The results differ from those of `Experts`
+    only by rounding. Parameter names stay. Gradients of this rank's parts are complete: do not sum them over `group`.
 
-    However many experts there are, and however rows are shared among them, what is sent is one all-reduce of (arrived,
-    width) forward and one backward, in the dtype of the rows. Two experts of width 1,024 and hidden 4,096 in float32,
-    100 MB, are 25 MB on each of 4 ranks; 2,048 rows cost 2 · 3/4 · 8 MiB = 12 MiB sent, forward and again backward.
+    For any number of experts, and any distribution of rows, there is one all-reduce of (arrived, width) in forward and
+    one in backward, in the dtype of the rows. Example: two experts of width 1,024 and hidden 4,096 in float32 take 100
+    MB, or 25 MB on each of 4 ranks. 2,048 rows cost 2 · 3/4 · 8 MiB = 12 MiB sent in forward, and again in backward.
     Source: Rajbhandari et al. 2022, "DeepSpeed-MoE" (expert-slicing); Singh et al. 2023, "DeepSpeed-TED".
     """
 
     def __init__(self, experts: nn.ModuleDict, group: dist.ProcessGroup | None = None):
-        """Keep this rank's part of `experts`, which are the same on every rank of group, and nothing of the rest.
+        """Keep this rank's part of `experts`, which are equal on every rank of group, and nothing else of them.
 
-        Raises ValueError where the group's size does not divide the number of hidden units.
+        Raises ValueError if the group's size does not divide the number of hidden units.
         """
         raise NotImplementedError(
-            "mesh.expert_tensor: Keep this rank's part of `experts`, which are the same on every rank of group, and …"
+            "mesh.expert_tensor: Keep this rank's part of `experts`, which are equal on every rank of group, and …"
         )
 
     def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:

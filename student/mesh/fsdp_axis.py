@@ -1,4 +1,4 @@
-"""The data axis of a mesh, fully sharded: what the other axes have cut already is cut once more."""
+"""FSDP along the data axis of a mesh: it shards what the other axes have sharded already."""
 
 from collections.abc import Callable, Iterable
 
@@ -25,14 +25,14 @@ def uniform_layers(module: nn.Module, kind: Callable[[nn.Parameter], object]) ->
 
 
 class FSDPAxis(FSDP):
-    """FSDP along the data axis of a mesh: `module`, this rank's share by the other axes, is cut into `data` parts.
+    """FSDP along the data axis of a mesh. `module` is this rank's part by the other axes; shard it into `data` parts.
 
-    Used as `FSDP`; each rank calls backward on the mean loss of its own share of the batch, which is split over data x
-    expert. Afterwards the gradients are those of the mean over the whole batch, all divided by data · expert. A unit's
-    are summed over `data` by the reduce-scatter, at each backward; what is left of them, a D-th, is summed once a step
-    over the other axes whose ranks got a part: `expert` for what is no expert, since those ranks had other tokens, and
-    `tensor` for what is partial. Each unit, and each parameter that stays whole, takes one all-reduce over all of its
-    axes. In this order a D-th of the bytes crosses the expert axis.
+    Use it like `FSDP`. Each rank calls backward on the mean loss of its own part of the batch, which is divided over
+    data × expert. Afterwards gradients are those of the mean over the whole batch: all are divided by data · expert.
+    In each backward, the reduce-scatter sums a unit's gradients over `data`. Once per step, this rank's 1/D of them is
+    summed over the other axes whose ranks contribute: over `expert` except for experts, because those ranks had other
+    tokens, and over `tensor` for partial parameters. Each unit, and each parameter that stays whole, takes one
+    all-reduce over all of its axes. In this order only 1/D of the bytes crosses the expert axis.
     """
 
     def __init__(
@@ -45,22 +45,24 @@ class FSDPAxis(FSDP):
         layers: Iterable[nn.Module] | None = None,
         small: int = 1024,
     ):
-        """Cut `module`, in place; built on every rank of the mesh at once.
+        """Shard `module` in place. All ranks of the mesh construct it together.
 
-        experts: those of its parameters that live along the expert axis. partial: those that all tensor ranks hold, and
-        of which each has the gradient of its own tokens only, as under sequence parallelism. layers: what is gathered
-        at once; if None, `uniform_layers` of those kinds. small: as for `FSDP`. Raises ValueError where the parameters
-        of one layer are to be summed over different axes. A kind is the axes to sum over, also those of degree 1, so
-        that layers are the same on every mesh.
+        experts: its parameters that live along the expert axis. partial: its parameters that all tensor ranks hold,
+        each with the gradient of its own tokens only, as under sequence parallelism. layers: modules that are gathered
+        together; if None, `uniform_layers` of those kinds. small: as in `FSDP`. Raises ValueError if the parameters of
+        one layer must be summed over different axes. A kind is the set of axes to sum over, including axes of degree 1,
+        so that layers are the same on every mesh.
         """
-        raise NotImplementedError("mesh.fsdp_axis: Cut `module`, in place")
+        raise NotImplementedError("mesh.fsdp_axis: Shard `module` in place")
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
-        """As in `FSDP`, of a gradient that is to be divided by the expert ranks too."""
+        """Do the same as in `FSDP`, but divide the gradient by the number of expert ranks, too."""
         raise NotImplementedError(
-            "mesh.fsdp_axis: As in `FSDP`, of a gradient that is to be divided by the expert ranks too"
+            "mesh.fsdp_axis: Do the same as in `FSDP`, but divide the gradient by the number of expert ranks, too"
         )
 
     def finish_gradient_synchronization(self) -> None:
-        """As in `FSDP`; and sum what is left over the other axes. Once a step."""
-        raise NotImplementedError("mesh.fsdp_axis: As in `FSDP`")
+        """Do the same as in `FSDP`, and sum the remaining parts over the other axes. Call it once per step."""
+        raise NotImplementedError(
+            "mesh.fsdp_axis: Do the same as in `FSDP`, and sum the remaining parts over the other axes"
+        )

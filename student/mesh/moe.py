@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of a dense SwiGLU: route, capacity, dispatch and combine, put together."""
+"""A mixture of experts that replaces a dense SwiGLU: route, capacity, dispatch and combine together."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from .route import route
 
 @provided
 class Experts(nn.ModuleDict):
-    """Some of a layer's experts, named by their number among all, so that names are the same on any mesh."""
+    """Some of a layer's experts, named by their number among all experts, so names are the same on any mesh."""
 
     def __init__(self, config: Config, numbers: Sequence[int]):
         super().__init__({str(number): SwiGLU(config) for number in numbers})

@@ -1,4 +1,4 @@
-"""Given: what is left of a transformer on one rank of a mesh, and where its numbers are in the whole."""
+"""Provided: the part of a transformer on one rank of a mesh, and its place in the whole model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .schedule_interleaved import schedule_interleaved
 @provided
 @dataclass(frozen=True)
 class Plan:
-    """How a step runs on a mesh, beyond the mesh itself. Raises ValueError for a schedule that there is not."""
+    """How a step runs on a mesh, beyond the mesh itself. Raises ValueError for an unknown schedule."""
 
     micro_batches: int = 1
     schedule: str = "1f1b"  # or gpipe, interleaved

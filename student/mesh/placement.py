@@ -1,4 +1,4 @@
-"""Given: where the numbers of one rank are in the whole model, and who else has them."""
+"""Provided: the place of one rank's numbers in the whole model, and the other ranks that hold them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,9 +31,9 @@ class Piece:
 @provided
 @dataclass(frozen=True)
 class Placement:
-    """What one parameter of this rank is made of, and which other ranks hold the same.
+    """The pieces of one parameter of this rank, and the other ranks that hold copies.
 
-    A parameter that FSDP has cut has pieces of several, and may have a last few zeros, or nothing but them, that are
+    A shard of FSDP has pieces of several parameters. It may end with zeros, or consist of zeros only, which belong to
     no piece.
     """
 
@@ -43,7 +43,7 @@ class Placement:
 
 @provided
 class Placed(Protocol):
-    """A model on a mesh, as `Parallel` is one: all that norms and checkpoints need to know of it."""
+    """A model on a mesh, such as `Parallel`: everything that norms and checkpoints need to know of it."""
 
     mesh: Mesh
     config: Config  # of the whole model

@@ -1,4 +1,4 @@
-"""Which mesh for this job? Try all on paper, drop what does not fit, price what promises most, and say what binds."""
+"""Plan a job: try all meshes on paper, drop those that do not fit, price the promising ones, name the bottleneck."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MOST_CHUNKS = 8  # of a rank
 @provided
 @dataclass(frozen=True)
 class Tools:
-    """What may be asked about a plan. All but `price_s` are quick; that one plays a whole step on the cluster."""
+    """Functions of a plan. All are quick except `price_s`, which simulates a whole step on the cluster."""
 
     unfit: Callable[[Job, Plan], str] = unfit  # why it is no plan for this job; "" if it is one
     memory: Callable[[Job, Plan], float] = lambda job, plan: steps.memory(job, plan)["total"]  # bytes, fullest rank
@@ -26,7 +26,7 @@ class Tools:
 @provided
 @dataclass(frozen=True)
 class Choice:
-    """A plan that fits, and what it takes."""
+    """A plan that fits, with its time and memory."""
 
     plan: Plan
     step_s: float
@@ -34,36 +34,38 @@ class Choice:
 
 
 def candidates(job: Job, tools: Tools = Tools()) -> Iterator[Plan]:
-    """Every plan of this job once, in any order, whether it fits in memory or not.
+    """Yield every plan of this job once, in any order, whether it fits in memory or not.
 
-    All data · pipe · tensor that multiply to the cluster's devices; all micro-batches of 1 to MOST_SEQUENCES sequences,
-    1 to MOST_CHUNKS chunks, the recipe's recomputation (job.recipe.checkpointing), and ZeRO 0 to 3, as far as
-    `tools.unfit` has nothing against them.
+    Plans combine all data · pipe · tensor whose product is the number of devices, all micro-batches of 1 to
+    MOST_SEQUENCES sequences, 1 to MOST_CHUNKS chunks, the recomputation of the recipe (job.recipe.checkpointing), and
+    ZeRO 0 to 3. Leave out a plan if `tools.unfit` gives a reason against it.
     """
     raise NotImplementedError(
-        "mesh.planner: Every plan of this job once, in any order, whether it fits in memory or not"
+        "mesh.planner: Yield every plan of this job once, in any order, whether it fits in memory or not"
     )
 
 
 def planner(job: Job, keep: int = 5, tools: Tools = Tools()) -> list[Choice]:
-    """The `keep` fastest of all `candidates` that fit in `tools.room`, fastest first; all of them if there are fewer.
+    """Return the `keep` fastest `candidates` that fit in `tools.room`, fastest first; all of them if there are fewer.
 
-    What it returns is what pricing each of them would give. But it asks for no price of a plan that does not fit, for
-    none twice, and for none whose floor is above the price of the last of those that it returns.
+    The result is the same as if each were priced. But never price a plan that does not fit, no plan twice, and no plan
+    whose floor is above the price of the last returned plan.
 
-    Raises ValueError where keep < 1, and, in one line, where nothing fits: it names the plan that needs the least
-    memory, as str(plan) does, with its need and the room in GB; or says that no plan at all is one for this job.
+    Raises ValueError if keep < 1, and, in one line, if nothing fits. That line names the plan with the least memory, as
+    str(plan) does, its memory and the room in GB; or it says that there is no plan for this job.
     """
     raise NotImplementedError(
-        "mesh.planner: The `keep` fastest of all `candidates` that fit in `tools.room`, fastest first"
+        "mesh.planner: Return the `keep` fastest `candidates` that fit in `tools.room`, fastest first"
     )
 
 
 def binds(job: Job, choice: Choice, tools: Tools = Tools()) -> dict[str, float]:
-    """Share of the step that twice as much of each resource would save: what saves most is what binds.
+    """Return the share of the step that twice as much of each resource would save; the largest is the bottleneck.
 
-    By name, of all in lab.cluster.hardware.RESOURCES. Of all but memory: the same plan on a cluster that is
-    `job.cluster.faster(resource)`. With twice the memory another plan may be the fastest: the best of the planner's on
-    that cluster. 0 where nothing is saved.
+    The keys are those of lab.cluster.hardware.RESOURCES. For all except memory, run the same plan on
+    `job.cluster.faster(resource)`. With twice the memory another plan may be the fastest, so take the planner's best on
+    that cluster. The share is 0 if nothing is saved.
     """
-    raise NotImplementedError("mesh.planner: Share of the step that twice as much of each resource would save")
+    raise NotImplementedError(
+        "mesh.planner: Return the share of the step that twice as much of each resource would save"
+    )

@@ -1,4 +1,4 @@
-"""Gradients of a model with experts: whose sum over which ranks."""
+"""Gradients of a model with experts: which are summed over which ranks."""
 
 from collections.abc import Iterable
 
@@ -9,17 +9,17 @@ from torch import Tensor
 def reduce_gradients(
     dense: Iterable[Tensor], experts: Iterable[Tensor], *, replicas: dist.ProcessGroup, data: dist.ProcessGroup
 ) -> None:
-    """Turn gradients of each rank's own mean loss into those of the mean over the whole batch, in place.
+    """Turn gradients of each rank's own mean loss into gradients of the mean over the whole batch, in place.
 
-    replicas: the data·expert ranks that share the batch, equally; each called backward on the mean over its own share.
-    data: those of them that hold this rank's experts. dense: parameters that all of replicas hold; their gradients are
-    summed over replicas. experts: those that live along the expert axis; backward has brought the gradients of the
-    whole expert group's tokens to them already, so they are summed over `data` alone. *Both* are divided by the size of
-    replicas, before the sum: an expert's gradient is a sum over all tokens of the batch too, in fewer parts.
+    replicas: the data·expert ranks that divide the batch equally; each has called backward on the mean over its part.
+    data: those of them that hold this rank's experts. dense: parameters that all of replicas hold; sum their gradients
+    over replicas. experts: parameters that live along the expert axis. Backward has already collected the gradients of
+    the whole expert group's tokens, so sum them over `data` only. Divide *both* by the size of replicas before the sum:
+    an expert's gradient is also a sum over all tokens of the batch, in fewer parts.
 
-    A .grad that is None is None on all ranks that share the parameter, and stays so. A parameter that is named twice is
-    reduced once. Gradients keep their storage and dtype. An expert's gradient is never sent across the expert group.
+    A .grad that is None is None on all ranks that hold the parameter, and stays None. A parameter given twice is
+    reduced once. Gradients keep their storage and dtype. Never send an expert's gradient across the expert group.
     """
     raise NotImplementedError(
-        "mesh.reduce_gradients: Turn gradients of each rank's own mean loss into those of the mean over the whole …"
+        "mesh.reduce_gradients: Turn gradients of each rank's own mean loss into gradients of the mean over the whole …"
     )

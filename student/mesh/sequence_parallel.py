@@ -1,4 +1,4 @@
-"""Between two tensor-parallel regions every rank held all tokens; now each holds a T-th, and sends as much."""
+"""Sequence parallelism: between two tensor-parallel regions each rank holds 1/T of the tokens, at the same traffic."""
 
 from collections.abc import Iterable
 
@@ -7,30 +7,31 @@ from torch import Tensor, nn
 
 
 def gather_sequence(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Where a region begins: (batch, context / T, width), each rank's tokens, to (batch, context, width), all of them.
+    """Begin a region: gather each rank's tokens, (batch, context / T, width), to all tokens, (batch, context, width).
 
-    Rank r has the tokens r · context/T …. Forward is one all-gather. Each rank's part of the region adds to the
-    gradient of all tokens, and each rank needs it for its own: backward is one reduce-scatter. Any strides, forward and
-    backward; nothing is kept for backward; a group of one is the identity.
+    Rank r has the tokens from r · context/T on. Forward is one all-gather. Each rank's part of the region adds to the
+    gradient of all tokens, and each rank needs the gradient of its own tokens, so backward is one reduce-scatter. Any
+    strides work, in forward and backward. Nothing is kept for backward. In a group of one it is the identity.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2, g.
     """
-    raise NotImplementedError("mesh.sequence_parallel: Where a region begins")
+    raise NotImplementedError("mesh.sequence_parallel: Begin a region")
 
 
 def scatter_sequence(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Where a region ends: (batch, context, width), each rank's summand, to (batch, context / T, width) of the sum.
+    """End a region: each rank's summand, (batch, context, width), to its tokens of the sum, (…, context / T, width).
 
-    Forward is one reduce-scatter, backward one all-gather; x is not changed. Any strides; nothing is kept for backward.
-    Raises ValueError where the group's size does not divide context. Source: Korthikanti et al. 2022, 4.2.2, g-bar.
+    Forward is one reduce-scatter, backward one all-gather; x does not change. Any strides work. Nothing is kept for
+    backward. Raises ValueError if the group's size does not divide context.
+    Source: Korthikanti et al. 2022, 4.2.2, g-bar.
     """
-    raise NotImplementedError("mesh.sequence_parallel: Where a region ends")
+    raise NotImplementedError("mesh.sequence_parallel: End a region")
 
 
 def sum_partial_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
-    """Sum each gradient over `group`, in place: one all-reduce a dtype, however many parameters.
+    """Sum each gradient over `group`, in place: one all-reduce per dtype, however many parameters there are.
 
-    For parameters that every rank holds alike and uses on its own tokens only, as norms are between two regions: each
-    rank's gradient is that of its tokens. Call it once a step, after the last micro-batch's backward: what has been
-    summed must not be summed again. A parameter whose .grad is None, on every rank, is left alone.
+    This is for parameters that are equal on every rank, and used on the rank's own tokens only, such as norms between
+    two regions: each rank has the gradient of its own tokens. Call it once per step, after the last micro-batch's
+    backward, because sums must not be summed again. A parameter whose .grad is None, on every rank, does not change.
     """
     raise NotImplementedError("mesh.sequence_parallel: Sum each gradient over `group`, in place")

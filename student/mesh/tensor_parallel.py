@@ -1,4 +1,4 @@
-"""Given: a block, or the whole transformer, made tensor-parallel from the pieces of five exercises' modules."""
+"""Provided: a tensor-parallel block, and a whole transformer, built from the modules of five exercises."""
 
 import torch.distributed as dist
 from torch import Tensor, nn
