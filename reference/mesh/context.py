@@ -123,7 +123,7 @@ def _around(kv: Tensor, group: dist.ProcessGroup | None) -> Iterator[tuple[int, 
 
 
 def _seen(rank: int, source: int, local: int) -> tuple[slice, slice, bool]:
-    """Which of this rank's queries see which of the source's keys, and whether causally."""
+    """Return the slices of this rank's queries and the source's keys that see each other, and whether causally."""
     everything, first, second = slice(None), slice(local // 2), slice(local // 2, None)
     if source == rank:
         return everything, everything, True

@@ -119,7 +119,7 @@ class Mesh:
 
 
 def _misfit(sizes: dict[str, int], world: int) -> str:
-    """What is wrong with these degrees, and which one to change to what."""
+    """Explain why these degrees do not fit, and which change of one degree would."""
     product = math.prod(sizes.values())
     fits = [f"{axis}={world * n // product}" for axis, n in sizes.items() if world * n % product == 0]
     mended = f"{' or '.join(fits)} would fit" if fits else "no change of a single degree would fit"

@@ -109,7 +109,7 @@ class MeshCheckpoint:
 
 @dataclass(frozen=True)
 class _Where:
-    """What some saved numbers are; as JSON, the name that they are saved under."""
+    """The place of some saved numbers in the model; as JSON, the name in the file."""
 
     name: str  # of the parameter in the whole model
     key: str  # of the optimizer's state; "" for the parameter itself
@@ -120,7 +120,7 @@ class _Where:
 
 
 def _own(parallel: Placed, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What this rank writes: for each piece the name that says where it is in the whole, and its numbers."""
+    """Return the tensors that this rank writes: each piece under a name with its place in the whole model."""
     here = parallel.mesh.coordinate()
     for parameter, placed in parallel.placements().items():
         if any(here[axis] for axis in placed.copies):

@@ -42,7 +42,7 @@ class Plan:
             )
 
     def actions(self, rank: int, stages: int) -> list[Action]:
-        """What `rank` of the pipeline does in one step."""
+        """Return the actions of `rank` of the pipeline in one step."""
         if self.schedule == "interleaved":
             return schedule_interleaved(rank, stages, self.micro_batches, self.chunks)
         schedule = schedule_gpipe if self.schedule == "gpipe" else schedule_1f1b
@@ -112,11 +112,11 @@ class Parallel(nn.Module):
         return next((p for p, placed in self.placements().items() if "pipe" in placed.copies), None)
 
     def actions(self) -> list[Action]:
-        """What this rank does in one step."""
+        """Return the actions of this rank in one step."""
         return self.plan.actions(self.mesh.coordinate()["pipe"], self.mesh.size("pipe"))
 
     def placements(self) -> dict[nn.Parameter, Placement]:
-        """Where the numbers of each parameter of this rank are in the whole model."""
+        """Return the place in the whole model of each parameter of this rank."""
         return dict(self._placements())
 
     def _placements(self) -> Iterator[tuple[nn.Parameter, Placement]]:

@@ -49,4 +49,4 @@ class Placed(Protocol):
     config: Config  # of the whole model
 
     def placements(self) -> dict[nn.Parameter, Placement]:
-        """Where the numbers of each parameter of this rank are in the whole model."""
+        """Return the place in the whole model of each parameter of this rank."""

@@ -64,7 +64,7 @@ def tensor_parallel(
 def tensor_parallel_loss(
     model: Transformer, tokens: Tensor, targets: Tensor, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """What `model.loss(tokens, targets)` was before it was cut."""
+    """Return the loss of the unsharded model, `model.loss(tokens, targets)`."""
     return vocab_parallel_cross_entropy(model(tokens), targets, group, vocabulary=model.config.vocabulary)
 
 
@@ -83,6 +83,6 @@ def tensor_dims(model: nn.Module) -> dict[str, int | None]:
 
 @provided
 def partial_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those that all tensor ranks hold whole; under sequence parallelism each rank's gradient is of its tokens only."""
+    """Parameters that all tensor ranks hold whole; with sequence parallelism, gradients are of own tokens only."""
     dims = tensor_dims(model)
     return [parameter for name, parameter in model.named_parameters() if dims[name] is None]

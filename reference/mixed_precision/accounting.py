@@ -78,7 +78,7 @@ def accounting(
 
 
 def _parameters(config: Config) -> int:
-    """How many numbers the model learns."""
+    """Return the number of parameters of the model."""
     attention = 2 * config.width**2 + 2 * config.width * config.kv_heads * config.dim
     block = attention + 3 * config.width * config.hidden + 2 * config.width
     return config.layers * block + 2 * config.vocabulary * config.width + config.width

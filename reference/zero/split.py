@@ -108,7 +108,7 @@ def _flat(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _elementwise(optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any) -> bool:
-    """Whether the halves of a matrix, each with an optimizer of its own, go where the matrix goes."""
+    """Return whether two halves of a matrix, with an optimizer each, move as the matrix does with one."""
     start = torch.linspace(-1, 1, 24, dtype=torch.float64)
     halves = [nn.Parameter(h.clone()) for h in start.chunk(2)]
     whole = nn.Parameter(start.view(6, 4).clone())

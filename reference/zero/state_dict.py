@@ -103,7 +103,7 @@ class Checkpoint:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def _own(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What this rank is to save: tensors, and what of its state is none."""
+        """Return the tensors that this rank saves, and the state that is no tensor."""
         tensors: dict[str, Tensor] = {}
         plain: dict[str, Any] = {}
         for place, (name, tensor) in enumerate(_tensors(module).items()):
@@ -170,7 +170,7 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _like(now: Any, then: Any) -> Any:
-    """What JSON made of a hyperparameter, as the kind of thing that it is now."""
+    """Return a hyperparameter from JSON in its current type."""
     if isinstance(now, Tensor):
         return torch.full_like(now, then)
     return tuple(then) if isinstance(now, tuple) else then

@@ -71,7 +71,7 @@ class Times:
         return max(parts) if overlap else sum(parts)
 
     def bound(self, overlap: bool) -> bool:
-        """Whether communication takes longer than compute: the longest of it where all overlap, else the sum."""
+        """Return whether communication takes longer than compute: the longest part with overlap, else the sum."""
         sent = (self.data_s, self.tensor_s)
         return (max(sent) if overlap else sum(sent)) > self.compute_s
 
