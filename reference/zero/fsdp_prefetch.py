@@ -6,7 +6,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .fsdp_gather import FSDP, Unit, reduce_scatter_single
+from .common import reduce_scatter_single
+from .fsdp_gather import FSDP, Unit
 
 
 class FSDPPrefetch(FSDP):

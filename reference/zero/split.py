@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .common import hyperparameters
 from .zero1 import ShardedOptimizer
 
 
@@ -68,10 +69,10 @@ class SplitOptimizer(torch.optim.Optimizer):
                 piece.requires_grad_(tensor.requires_grad)
                 piece.grad = None if flat is None else flat.tensor_split(self.world)[number]
         for cut, whole in zip(self.sharded.param_groups, self.param_groups, strict=True):
-            cut.update(_hyperparameters(whole))  # a scheduler writes them there
+            cut.update(hyperparameters(whole))  # a scheduler writes them there
         self.sharded.step()
         for cut, whole in zip(self.sharded.param_groups, self.param_groups, strict=True):
-            whole.update(_hyperparameters(cut))
+            whole.update(hyperparameters(cut))
         self.sharded.zero_grad()  # or they would keep alive what zero_grad lets go
         return loss
 
@@ -86,7 +87,7 @@ class SplitOptimizer(torch.optim.Optimizer):
         self.sharded.load_state_dict(state_dict)
         self.state = self.sharded.state
         for cut, whole in zip(self.sharded.param_groups, self.param_groups, strict=True):
-            whole.update(_hyperparameters(cut))
+            whole.update(hyperparameters(cut))
 
     def _cut(self, group: dict[str, Any]) -> dict[str, Any]:
         """The same group with the pieces of its tensors, which share their memory; empty ones left out."""
@@ -99,7 +100,7 @@ class SplitOptimizer(torch.optim.Optimizer):
                 )
             pieces = [piece for piece in flat.tensor_split(self.world) if piece.numel()]
             self.pieces[tensor] = [nn.Parameter(piece, tensor.requires_grad) for piece in pieces]
-        return {"params": [p for t in group["params"] for p in self.pieces[t]], **_hyperparameters(group)}
+        return {"params": [p for t in group["params"] for p in self.pieces[t]], **hyperparameters(group)}
 
 
 def _flat(tensor: Tensor, like: Tensor) -> Tensor:
@@ -121,7 +122,3 @@ def _elementwise(optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any) -> b
     except (RuntimeError, TypeError, ValueError):  # a matrix is asked for, a closure, a sparse gradient
         return False
     return torch.allclose(torch.cat([h.detach() for h in halves]), whole.detach().view(-1), rtol=0, atol=1e-9)
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "param_names")}

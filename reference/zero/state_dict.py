@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .common import hyperparameters
+
 
 class Checkpoint:
     """A folder with the training state as it was last saved: parameters, buffers, optimizer.
@@ -56,7 +58,8 @@ class Checkpoint:
         if self.rank == 0:
             names = {p: name for name, p in module.named_parameters()}
             groups = [
-                {**_hyperparameters(g), "params": [names[p] for p in g["params"]]} for g in optimizer.param_groups
+                {**_plain(hyperparameters(g)), "params": [names[p] for p in g["params"]]}
+                for g in optimizer.param_groups
             ]
             new = self.folder / "index.json.new"
             new.write_text(json.dumps({"number": number[0], "files": files, "groups": groups, "extra": extra}))
@@ -164,9 +167,9 @@ def _alone(tensor: Tensor) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-    return {name: value.item() if isinstance(value, Tensor) else value for name, value in found.items()}
+def _plain(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Return hyperparameters with numbers in place of tensors of one number."""
+    return {name: value.item() if isinstance(value, Tensor) else value for name, value in hyperparameters.items()}
 
 
 def _like(now: Any, then: Any) -> Any:

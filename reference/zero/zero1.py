@@ -1,4 +1,4 @@
-"""ZeRO, stage 1: each rank keeps the optimizer state of its own tensors only, updates them, and sends them round."""
+"""ZeRO, stage 1: each rank keeps the optimizer state of its own tensors only, updates them, and broadcasts them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .common import hyperparameters
 
 LARGE = 1 << 16  # bytes; a tensor of that size is worth a message of its own, smaller ones are packed
 
@@ -70,10 +72,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for mine, everyones in zip(self.optimizer.param_groups, self.param_groups, strict=True):
-            mine.update(_hyperparameters(everyones))  # a scheduler writes them there
+            mine.update(hyperparameters(everyones))  # a scheduler writes them there
         self.optimizer.step()
         for mine, everyones in zip(self.optimizer.param_groups, self.param_groups, strict=True):
-            everyones.update(_hyperparameters(mine))  # some optimizers keep counts among them
+            everyones.update(hyperparameters(mine))  # some optimizers keep counts among them
         if self.world > 1:
             self._send_and_receive()
         return loss
@@ -90,7 +92,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """The same group with this rank's tensors alone."""
         # The largest first: the step's temporaries then fit where the last ones were, and no memory is asked for anew.
         mine = sorted((p for p in group["params"] if self.owner[p] == self.rank), key=Tensor.numel, reverse=True)
-        return {"params": mine, **_hyperparameters(group)}
+        return {"params": mine, **hyperparameters(group)}
 
     def _send_and_receive(self) -> None:
         """Overwrite every tensor that wants a gradient with its owner's."""
@@ -111,7 +113,3 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if tensors and owner != self.rank:
                 for tensor, piece in zip(tensors, message.split([t.numel() for t in tensors]), strict=True):
                     tensor.copy_(piece.view(tensor.shape))
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "param_names")}

@@ -9,10 +9,6 @@ from torch import Tensor, nn
 
 from lab.provided import provided
 
-# torch 2.13's names of what 2.11 calls all_gather_into_tensor(whole, part) and reduce_scatter_tensor(part, whole).
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 @provided
 class Unit:

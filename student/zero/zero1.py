@@ -1,4 +1,4 @@
-"""ZeRO, stage 1: each rank keeps the optimizer state of its own tensors only, updates them, and sends them round."""
+"""ZeRO, stage 1: each rank keeps the optimizer state of its own tensors only, updates them, and broadcasts them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

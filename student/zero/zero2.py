@@ -8,10 +8,6 @@ from torch import nn
 
 from lab.provided import provided
 
-# torch 2.13's names of what 2.11 calls all_gather_into_tensor(whole, part) and reduce_scatter_tensor(part, whole).
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 @provided
 class FlatShard:
@@ -40,6 +36,7 @@ class ZeRO2:
     and set `.grad` to None. This rank's n elements of the mean add up in `shard.grad`, also over several backwards.
     Wait for a reduce-scatter when the next one starts, and for the last one in `step()`, so at most two whole gradients
     are alive at a time. Parameters without a gradient on any rank do not change. The optimizer must be elementwise.
+    `zero/common.py` has both collectives for torch 2.11 and 2.13.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.2.
     """
 
