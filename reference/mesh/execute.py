@@ -43,7 +43,7 @@ def execute(
     loss: Tensor | None = None
     alive: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}  # (micro-batch, chunk) -> input, output
     arrived = messages.exchange(None, None, actions[0])
-    for action, following in zip(actions, [*actions[1:], None], strict=True):
+    for action, next_action in zip(actions, [*actions[1:], None], strict=True):
         key = action.micro_batch, action.chunk
         if action.kind == "forward":
             x = None if arrived is None else arrived.requires_grad_()
@@ -52,12 +52,12 @@ def execute(
                 output = loss_fn(output, targets[action.micro_batch]) / micro_batches
                 loss = output.detach() if loss is None else loss + output.detach()
             alive[key] = x, output
-            made: Tensor | None = output.detach()
+            result: Tensor | None = output.detach()
         else:
             x, output = alive.pop(key)
             torch.autograd.backward(output, arrived)  # of the loss there is no gradient to come
-            made = None if x is None else x.grad
-        arrived = messages.exchange(action, made, following)
+            result = None if x is None else x.grad
+        arrived = messages.exchange(action, result, next_action)
     messages.finish()
     if tied is not None:
         _sum_tied(tied, group)
@@ -78,21 +78,21 @@ class _Messages:
         """The virtual stage of an action of this rank."""
         return action.chunk * self.world + self.rank
 
-    def exchange(self, done: Action | None, made: Tensor | None, following: Action | None) -> Tensor | None:
-        """Send what `done` made, if a stage needs it, and return what `following` needs, None if nothing.
+    def exchange(self, done: Action | None, result: Tensor | None, next_action: Action | None) -> Tensor | None:
+        """Send the result of `done`, if a stage needs it, and return the input of `next_action`, if it needs one.
 
         Both are started together: of two neighbours that send to each other first, neither would ever receive.
         """
         ops, arriving = [], None
-        if done is not None and made is not None and 0 <= (to := self.stage(done) + _step(done)) <= self.last:
-            made, tag = made.contiguous(), self._tag(done, to)
+        if done is not None and result is not None and 0 <= (to := self.stage(done) + _step(done)) <= self.last:
+            result, tag = result.contiguous(), self._tag(done, to)
             if to % self.world == self.rank:
-                self.kept[tag] = made
+                self.kept[tag] = result
             else:
-                self._check(done, made)
-                ops.append(dist.P2POp(dist.isend, made, group=self.group, tag=tag, group_peer=to % self.world))
-        if following is not None and 0 <= (source := self.stage(following) - _step(following)) <= self.last:
-            tag = self._tag(following, self.stage(following))
+                self._check(done, result)
+                ops.append(dist.P2POp(dist.isend, result, group=self.group, tag=tag, group_peer=to % self.world))
+        if next_action is not None and 0 <= (source := self.stage(next_action) - _step(next_action)) <= self.last:
+            tag = self._tag(next_action, self.stage(next_action))
             if source % self.world == self.rank:
                 return self.kept.pop(tag)
             arriving = torch.empty_like(self.like)
@@ -103,8 +103,8 @@ class _Messages:
             self.sent[ops[0].tag] = works[0], ops[0].tensor
         if arriving is not None:
             works[-1].wait()
-        if arriving is not None and following is not None and following.kind == "backward":
-            self._answered(Action("forward", following.micro_batch, following.chunk))
+        if arriving is not None and next_action is not None and next_action.kind == "backward":
+            self._answered(Action("forward", next_action.micro_batch, next_action.chunk))
         return arriving
 
     def _answered(self, done: Action) -> None:
@@ -122,11 +122,11 @@ class _Messages:
         """A unique tag per message, so that messages can be received in any order."""
         return ((action.kind == "backward") * self.micro_batches + action.micro_batch) * (self.last + 1) + to
 
-    def _check(self, done: Action, made: Tensor) -> None:
-        if (made.shape, made.dtype) != (self.like.shape, self.like.dtype):
+    def _check(self, done: Action, result: Tensor) -> None:
+        if (result.shape, result.dtype) != (self.like.shape, self.like.dtype):
             raise ValueError(
                 f"{done}: expected a message of shape {tuple(self.like.shape)}, {self.like.dtype}, as `like`, "
-                f"got {tuple(made.shape)}, {made.dtype}"
+                f"got {tuple(result.shape)}, {result.dtype}"
             )
 
 
