@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= python3
 EXTRAS ?= grader,dev,notebooks
 
-.PHONY: env test stages checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench clean sandbox
+.PHONY: env test stages checks test-docs test-slurm handout pdf grade mutants hostile soak survival lint bench gpu clean sandbox
 
 env: $(VENV)/.ready
 
@@ -83,6 +83,10 @@ soak: env
 bench: env sandbox
 	$(PY) -m benchmarks.overhead
 	$(PY) -m benchmarks.grading
+
+# Everything that needs a GPU, in about 20 minutes; needs nothing installed beyond torch and triton. Again: goes on.
+gpu:
+	PYTHONPATH=. $(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m benchmarks.gpu
 
 survival: env sandbox
 	$(PY) -m benchmarks.survival

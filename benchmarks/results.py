@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from grader.batch import commit, versions
 
 FOLDER = Path(__file__).parent / "results"
@@ -17,7 +19,9 @@ FOLDER = Path(__file__).parent / "results"
 def device() -> str:
     """The machine, in words."""
     cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
-    return f"{os.cpu_count()} cores, {cpu or platform.processor() or platform.machine()}, {platform.system()}"
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    cores = f"{os.cpu_count()} cores, {cpu or platform.processor() or platform.machine()}, {platform.system()}"
+    return ", ".join([*gpus, cores])
 
 
 def _lines(path: str) -> list[str]:
