@@ -98,7 +98,10 @@ def make_parser(name: str = "lab.train", description: str = "") -> Parser:
     parser = Parser(name, description=description or __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "--mesh", type=degrees, default={}, help="data=2,pipe=1,expert=1,tensor=2; what is left out is 1"
+        "--mesh",
+        type=degrees,
+        default={},
+        help="data=2,pipe=1,expert=1,tensor=2; an axis left out is 1, and data=rest is all ranks that are left",
     )
     parser.add_argument("--impl", default="student", help="student, reference or a folder (default: student)")
     folder = "of checkpoints, losses and plot (default: .cache/train; of --impl reference .cache/train/reference)"
@@ -144,7 +147,10 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
     if options.folder is None:
         other = () if options.impl == "student" else (Path(options.impl).resolve().name,)
         options.folder = ROOT.joinpath(".cache", "train", *other)
-    ranks, world = math.prod(options.mesh.values()), int(os.environ.get("WORLD_SIZE", 1))
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    known = math.prod(n for n in options.mesh.values() if n)
+    options.mesh = {axis: n or max(world // known, 1) for axis, n in options.mesh.items()}
+    ranks = math.prod(options.mesh.values())
     beyond = [a for a in options.mesh if a != "data"]
     asked = [n for n in ("experts", "fsdp", "sequence", "dropout") if getattr(options, n)]
     if options.stack == "data" and (beyond or asked or options.micro_batches > 1):
@@ -158,17 +164,17 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
 
 
 def degrees(text: str) -> dict[str, int]:
-    """{"data": 2, "tensor": 2} from "data=2,tensor=2"."""
+    """{"data": 2, "tensor": 2} from "data=2,tensor=2"; "rest" is 0, of one axis at most."""
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         axis, _, degree = part.partition("=")
         if (
             axis not in ("data", "pipe", "expert", "tensor")
             or axis in found
-            or not (degree.isdecimal() and int(degree))
+            or not ((degree.isdecimal() and int(degree)) or (degree == "rest" and 0 not in found.values()))
         ):
             raise argparse.ArgumentTypeError(f"expected axes as in data=2,tensor=2, of 1 or more each, got {part!r}")
-        found[axis] = int(degree)
+        found[axis] = 0 if degree == "rest" else int(degree)
     return found
 
 
