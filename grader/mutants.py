@@ -2,8 +2,8 @@
 
 Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
 wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
-file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Each `old` matches exactly once;
-a local variable of the reference may be renamed all the same.
+file of the exercise or in `file`, what to `drop` there, or several `edits = [[old, new], [file, old, new]]`. Each `old`
+matches exactly once; a local variable of the reference may be renamed all the same.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
     """One table. Raises MutantError."""
     if exercise is None:
         raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
-    wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "edits"})
+    wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "drop", "edits"})
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
         raise MutantError(
-            f"{where}: expected {key}, old and new (or edits = [[old, new], …]), perhaps file, and how as one of "
+            f"{where}: expected {key}, old and new (or drop, or edits = [[old, new], …]), perhaps file, and how as one of "
             f"{', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
     return Edited(name, exercise.id, table[key], how, edits)
@@ -81,6 +81,8 @@ def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ..
     edits = table.get("edits", [])
     if "old" in table:
         edits = [[table.get("file", file), table["old"], table.get("new")]]
+    elif "drop" in table:
+        edits = [[table.get("file", file), table["drop"], ""]]
     if any(len(e) not in (2, 3) or None in e for e in edits):
         return ()
     return tuple((*[file][: 3 - len(e)], *e) for e in edits)
