@@ -73,8 +73,8 @@ def mutants(
                 out.print(f"{name}: {count} mutants are known by their messages")
             return
         if operators:
-            of_stages = [e.id for e in default().exercises.values() if e.stage in stages and (not ids or e.id in ids)]
-            changes = made.drawn(of_stages, most, seed)
+            asked = [e for e in only or default().exercises.values() if e.stage in stages and e.track == "cpu"]
+            changes = made.drawn([e.id for e in asked], most, seed)
             left = m.survivors([c.edited(f"change-{i}") for i, c in enumerate(changes)], progress, seed)
             out.print(f"changes made {len(changes)}, survived {len(left)}: each makes no difference, or shows a gap")
             for change in left:
