@@ -2,12 +2,14 @@
 
 Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
 wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
-file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Each `old` matches exactly once;
-a local variable of the reference may be renamed all the same.
+file of the exercise or in `file`, what to `drop` there, or several `edits = [[old, new], [file, old, new]]`. Each `old`
+matches exactly once; a local variable of the reference may be renamed all the same.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 import re
 import shutil
@@ -66,12 +68,12 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
     """One table. Raises MutantError."""
     if exercise is None:
         raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
-    wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "edits"})
+    wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "drop", "edits"})
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
         raise MutantError(
-            f"{where}: expected {key}, old and new (or edits = [[old, new], …]), perhaps file, and how as one of "
-            f"{', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
+            f"{where}: expected {key}, old and new (or drop, or edits = [[old, new], …]), perhaps file, and how as one "
+            f"of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
     return Edited(name, exercise.id, table[key], how, edits)
 
@@ -81,6 +83,8 @@ def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ..
     edits = table.get("edits", [])
     if "old" in table:
         edits = [[table.get("file", file), table["old"], table.get("new")]]
+    elif "drop" in table:
+        edits = [[table.get("file", file), table["drop"], ""]]
     if any(len(e) not in (2, 3) or None in e for e in edits):
         return ()
     return tuple((*[file][: 3 - len(e)], *e) for e in edits)
@@ -136,51 +140,55 @@ def check(
 
     sample: one mutant and variant a stage, and no reference, which `pytest tests --impl reference` runs.
     """
-    from lab.harness.runner import Executor, Runner
-
     asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in asked.items() if ids]
     found = {(k, s): [e for e in read(k, s) if e.exercise in asked[s]] for k in ("mutant", "variant") for s in stages}
     picked = {(k, s): _pick(edits, sample, s) for (k, s), edits in found.items()}
-    bar = progress.add_task("checking", total=sum(map(len, picked.values())) + (1 if sample else 2) * len(stages))
-    runner = Runner(Executor(ROOT / "reference"))
     outcome = {}
-    try:
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            bench = _Bench(runner, Path(folder), seed, thorough, lambda: progress.update(bar, advance=1))
-            for stage in stages:
-                progress.update(bar, description=stage)
-                outcome[stage] = bench.stage(asked[stage], picked["mutant", stage], picked["variant", stage])
-                if not sample:
-                    outcome[stage] |= bench.reference(asked[stage])
-    finally:
-        runner.close()
+    with _bench(progress, sum(map(len, picked.values())) + (1 if sample else 2) * len(stages), seed, thorough) as bench:
+        for stage in stages:
+            bench.tell(description=stage)
+            outcome[stage] = bench.stage(asked[stage], picked["mutant", stage], picked["variant", stage])
+            if not sample:
+                outcome[stage] |= bench.reference(asked[stage])
     return outcome
 
 
 def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> dict[str, int]:
     """Write down by which messages mutants are known (lab.harness.mistakes); returns how many of each stage's are."""
+    found = {s: [m for m in read("mutant", s) if not only or m.exercise in only] for s in stages}
+    counts = {}
+    with _bench(progress, sum(map(len, found.values()))) as bench:
+        for stage, mutants in found.items():
+            bench.tell(description=stage)
+            before = mistakes.read(stage)
+            mistakes.read.cache_clear()
+            after = bench.known(mutants)
+            names = {m.name for m in read("mutant", stage)}
+            when = {n: w for n, w in (before["when"] | after["when"]).items() if n in names}
+            tests = dict(sorted((before["tests"] | after["tests"]).items()))
+            mistakes.write(stage, when, tests)
+            counts[stage] = len({n for of_test in after["tests"].values() for *_, ns in of_test for n in ns})
+    return counts
+
+
+def survivors(mutants: Sequence[Edited], progress: Any, seed: str = mistakes.PUBLIC) -> list[Edited]:
+    """Those that no test of their exercise fails."""
+    with _bench(progress, len(mutants), seed) as bench:
+        return [m for m in mutants if not bench.failed(m)]
+
+
+@contextlib.contextmanager
+def _bench(progress: Any, total: int, seed: str = mistakes.PUBLIC, thorough: bool = False) -> Iterator[_Bench]:
     from lab.harness.runner import Executor, Runner
 
-    found = {s: [m for m in read("mutant", s) if not only or m.exercise in only] for s in stages}
-    bar = progress.add_task("recording", total=sum(map(len, found.values())))
-    runner, counts = Runner(Executor(ROOT / "reference")), {}
+    runner = Runner(Executor(ROOT / "reference"))
+    tell = functools.partial(progress.update, progress.add_task("checking", total=total))
     try:
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            bench = _Bench(runner, Path(folder), mistakes.PUBLIC, False, lambda: progress.update(bar, advance=1))
-            for stage, mutants in found.items():
-                progress.update(bar, description=stage)
-                before = mistakes.read(stage)
-                mistakes.read.cache_clear()
-                after = bench.known(mutants)
-                names = {m.name for m in read("mutant", stage)}
-                when = {n: w for n, w in (before["when"] | after["when"]).items() if n in names}
-                tests = dict(sorted((before["tests"] | after["tests"]).items()))
-                mistakes.write(stage, when, tests)
-                counts[stage] = len({n for of_test in after["tests"].values() for *_, ns in of_test for n in ns})
+            yield _Bench(runner, Path(folder), seed, thorough, tell)
     finally:
         runner.close()
-    return counts
 
 
 def fine(o: dict) -> bool:
@@ -200,8 +208,8 @@ def _pick(all_of_them: list[Edited], sample: bool, stage: str) -> list[Edited]:
 class _Bench:
     """One runner, pointed at one edited copy after the other: the zygote stays warm."""
 
-    def __init__(self, runner: Any, folder: Path, seed: str, thorough: bool, tick: Any):
-        self.runner, self.folder, self.seed, self.thorough, self.tick = runner, folder, seed, thorough, tick
+    def __init__(self, runner: Any, folder: Path, seed: str, thorough: bool, tell: Any):
+        self.runner, self.folder, self.seed, self.thorough, self.tell = runner, folder, seed, thorough, tell
         self.cache = folder / "expected"
         self.told: dict[str, str] = {}  # by mutant: what the first failing test said, as a student would read it
 
@@ -229,7 +237,7 @@ class _Bench:
         """The mutants' clauses, and for each test of their exercises the messages by which they are known."""
         tests: dict[str, list[list]] = {}
         for mutant in mutants:
-            self.tick()
+            self.tell(advance=1)
             for result in self.results(apply(mutant, self.folder), [mutant.exercise]):
                 seen = tests.setdefault(result.id, [])
                 if result.outcome == "failed" and result.reason == "assertion" and result.kind != "timing":
@@ -245,18 +253,22 @@ class _Bench:
         return dict(zip(("reference", "possible"), self.points(ROOT / "reference", ids), strict=True))
 
     def points(self, impl: Path, ids: list[str]) -> tuple[float, float]:
-        self.tick()
+        self.tell(advance=1)
         earned, possible, _ = totals(score(default(), self.results(impl, ids), ids))
         return round(earned, 6), round(possible, 6)
 
+    def failed(self, mutant: Edited) -> list[Result]:
+        """The first test that fails, alone; empty when none does. Raises MutantError."""
+        self.tell(advance=1)
+        results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
+        return [r for r in results if r.outcome == "failed"]
+
     def survives(self, mutant: Edited) -> str:
         """Why it counts as survived, or "" when it was killed as it should be."""
-        self.tick()
         try:
-            copy = apply(mutant, self.folder)
+            fails = self.failed(mutant)
         except MutantError as error:
             return str(error)
-        fails = [r for r in self.results(copy, [mutant.exercise], first_failure=True) if r.outcome == "failed"]
         if not fails:
             return f"{mutant.name}: nothing failed"
         self.told[mutant.name] = f"{fails[0].id}: {fails[0].message}"
@@ -270,18 +282,19 @@ class _Bench:
             known = default().exercises
             others = [e for e in default().of_stage(known[mutant.exercise].stage) if e.id != mutant.exercise]
             unrelated = [e.id for e in others if mutant.exercise not in e.needs]
-            hurt = [r.exercise for r in self.results(copy, unrelated) if r.outcome == "failed"] if unrelated else []
+            hurt = (
+                [r.exercise for r in self.results(self.folder / mutant.name, unrelated) if r.outcome == "failed"]
+                if unrelated
+                else []
+            )
             if hurt:
                 return f"{mutant.name}: also costs {', '.join(sorted(set(hurt)))}"
         return ""
 
     def fails(self, variant: Edited) -> str:
         """Why it did not pass, or ""."""
-        self.tick()
         try:
-            copy = apply(variant, self.folder)
+            bad = self.failed(variant)
         except MutantError as error:
             return str(error)
-        results = self.results(copy, [variant.exercise])
-        bad = [r for r in results if r.outcome == "failed"]
         return f"{variant.name}: {bad[0].id}: {bad[0].reason}: {bad[0].message[:300]}" if bad else ""

@@ -52,9 +52,14 @@ def mutants(
     record: Annotated[
         bool, typer.Option("--record", help="Instead, write down the messages by which mutants are known.")
     ] = False,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Instead, draw small changes of the reference; list the survivors.")
+    ] = False,
+    most: Annotated[int, typer.Option(min=1, help="With --operators: how many are drawn.")] = 20,
 ) -> None:
     """Check the tests: every mutant of the reference must die, every variant must live."""
     from . import mutants as m
+    from . import operators as made
 
     known = [s.name for s in default().stages]
     if bad := [s for s in stage or [] if s not in known]:
@@ -66,6 +71,14 @@ def mutants(
         if record:
             for name, count in m.record(stages, progress, ids).items():
                 out.print(f"{name}: {count} mutants are known by their messages")
+            return
+        if operators:
+            asked = [e for e in only or default().exercises.values() if e.stage in stages and e.track == "cpu"]
+            changes = made.drawn([e.id for e in asked], most, seed)
+            left = m.survivors([c.edited(f"change-{i}") for i, c in enumerate(changes)], progress, seed)
+            out.print(f"changes made {len(changes)}, survived {len(left)}: each makes no difference, or shows a gap")
+            for change in left:
+                out.print(f"  {change.why}", markup=False, highlight=False, soft_wrap=True)
             return
         outcome = m.check(stages, progress, sample=sample, thorough=thorough, seed=seed, only=ids)
     if as_json:

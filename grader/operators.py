@@ -1,0 +1,122 @@
+"""Mutants made by rule: one small change at each place of the reference where students slip.
+
+The mutants in `grader/mutants/` name a mistake, and students read the name. These only ask whether the tests look at a
+place at all. `grader mutants --operators` draws some and lists the survivors. A person judges each survivor: the change
+makes no difference, or a test is missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.course.assignment import ROOT, default
+
+from .mutants import Edited
+
+_BOUNDS: dict[type[ast.cmpop], ast.cmpop] = {
+    ast.Lt: ast.LtE(), ast.LtE: ast.Lt(), ast.Gt: ast.GtE(), ast.GtE: ast.Gt(),
+}  # fmt: skip
+_SIGNS: dict[type[ast.operator], ast.operator] = {ast.Add: ast.Sub(), ast.Sub: ast.Add()}
+_COPIES = {"detach", "clone", "contiguous"}
+_MEANS = {"mean": "sum", "sum": "mean"}
+_SYMMETRIC = {"allclose", "equal", "isinstance", "logaddexp", "max", "maximum", "min", "minimum"}
+_MESSAGES = (ast.Raise, ast.Assert, ast.JoinedStr)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The reference with one place changed."""
+
+    exercise: str
+    file: str
+    function: str  # with what it stands in: "NaiveDDP.forward"
+    line: int
+    what: str  # "was → is"
+    before: str  # the whole file
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.function}: {self.what}"
+
+    def edited(self, name: str) -> Edited:
+        return Edited(name, self.exercise, str(self), "assertion", ((self.file, self.before, self.after),))
+
+
+def drawn(exercises: Sequence[str], most: int, seed: str) -> list[Change]:
+    """Up to `most` changes, one from each exercise in turn, in an order drawn from `seed`."""
+    dice = random.Random(seed)
+    found = [changes(id, default().exercises[id].file) for id in dice.sample(exercises, len(exercises))]
+    turns = itertools.zip_longest(*(dice.sample(of_one, len(of_one)) for of_one in found))
+    return [change for turn in turns for change in turn if change][:most]
+
+
+def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> list[Change]:
+    """Every change of a file, outside of what is provided, from top to bottom."""
+    text = (reference / file).read_text(encoding="utf-8")
+    raw = text.encode()  # ast counts columns in bytes
+    starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
+    found = []
+    for function, node, new in _places(ast.parse(text), ""):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        written = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
+        after = (raw[:begin] + written.encode() + raw[end:]).decode()
+        what = f"{ast.unparse(node)} → {ast.unparse(new)}"
+        found.append(Change(exercise, file, function, node.lineno, what, text, after))
+    return sorted(found, key=lambda change: change.line)
+
+
+def _places(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]]:
+    """(function, node, what may stand in its place) of every change below `node`."""
+    for child in ast.iter_child_nodes(node):
+        inside = function
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            if any(ast.unparse(mark) == "provided" for mark in child.decorator_list):
+                continue
+            inside = f"{function}.{child.name}".lstrip(".")
+        if isinstance(child, _MESSAGES):
+            continue
+        if function and isinstance(child, (ast.expr, ast.stmt)):
+            yield from ((function, child, new) for new in _instead(child))
+        yield from _places(child, inside)
+
+
+def _instead(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
+    match node:
+        case ast.Expr(ast.Call()):
+            yield ast.Pass()
+        case ast.Compare(left, [op], [right]) if type(op) in _BOUNDS:
+            yield ast.Compare(left, [_BOUNDS[type(op)]], [right])
+        case ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), over), ast.FloorDiv(), by)):
+            yield ast.BinOp(over, ast.FloorDiv(), by)
+        case ast.BinOp(left, ast.FloorDiv(), right) if not isinstance(left, ast.UnaryOp):
+            yield ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right))
+        case ast.BinOp(left, op, right) if type(op) in _SIGNS and _may_be_number(left) and _may_be_number(right):
+            yield ast.BinOp(left, _SIGNS[type(op)], right)
+        case ast.AugAssign(target, op, value) if type(op) in _SIGNS and _may_be_number(value):
+            yield ast.AugAssign(target, _SIGNS[type(op)], value)
+        case ast.Call():
+            yield from _of_call(node)
+
+
+def _of_call(call: ast.Call) -> Iterator[ast.expr]:
+    func, arguments = call.func, call.args
+    name = getattr(func, "attr", getattr(func, "id", ""))
+    if isinstance(func, ast.Attribute) and name in _COPIES:
+        yield func.value
+    if isinstance(func, ast.Attribute) and name in _MEANS and ast.unparse(func.value) != "statistics":
+        yield ast.Call(ast.Attribute(func.value, _MEANS[name], ast.Load()), arguments, call.keywords)
+    if any(keyword.arg == "group" for keyword in call.keywords):
+        yield ast.Call(func, arguments, [keyword for keyword in call.keywords if keyword.arg != "group"])
+    if len(arguments) > 1 and name not in _SYMMETRIC and not any(isinstance(a, ast.Starred) for a in arguments[:2]):
+        yield ast.Call(func, [arguments[1], arguments[0], *arguments[2:]], call.keywords)
+
+
+def _may_be_number(node: ast.expr) -> bool:
+    text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return not text and not isinstance(node, (ast.List, ast.ListComp, ast.Tuple))
