@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import random
 import re
 import shutil
 import tempfile
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -113,10 +115,16 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
     return changed
 
 
+def _names(text: str) -> set[str]:
+    """Names in the code of a file; words of its comments and strings are none."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.string for token in tokens if token.type == tokenize.NAME}
+
+
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
     """Where `old` is in `text`. A local of `old` that `text` no longer has stands for any name: it was renamed."""
     if old not in text:
-        known, bound = {*_NAME.findall(text)}, set[str]()
+        known, bound = _names(text), set[str]()
         parts = re.split(f"({_NAME.pattern})", old)
         for i, name in enumerate(parts):
             if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # no name, or no local

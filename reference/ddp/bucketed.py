@@ -79,7 +79,7 @@ class BucketedDDP(NaiveDDP):
                 "a second backward while gradients of the first are under way: put all but the last under no_sync(), "
                 "or call finish_gradient_synchronization() in between"
             )
-        bucket.hold(parameter, dist.get_world_size(self.group) if self.synchronizing else 1)
+        bucket.copy_in(parameter, dist.get_world_size(self.group) if self.synchronizing else 1)
         if self.synchronizing:
             bucket.ready.add(parameter)
             if len(bucket.ready) == len(bucket.parameters):
@@ -92,7 +92,7 @@ class _Bucket:
     def __init__(self, group: dist.ProcessGroup | None):
         self.group, self.parameters = group, list[nn.Parameter]()
         self.buffer = torch.empty(0)
-        self.places: dict[nn.Parameter, Tensor] = {}  # the part of the buffer that holds its gradient
+        self.grad_views: dict[nn.Parameter, Tensor] = {}  # the part of the buffer for its gradient
         self.ready: set[nn.Parameter] = set()  # whose gradient is complete, and divided
         self.work: dist.Work | None = None
 
@@ -101,34 +101,34 @@ class _Bucket:
         size = sum(p.numel() * p.element_size() for p in [*self.parameters, parameter])
         return parameter.dtype == self.parameters[0].dtype and size <= limit
 
-    def hold(self, parameter: nn.Parameter, divisor: int) -> None:
-        """Move its new gradient to its place, and divide it on the way; one that lies there was accumulated there."""
-        if not self.places:
+    def copy_in(self, parameter: nn.Parameter, divisor: int) -> None:
+        """Copy a new gradient into the buffer, and divide it on the way; divide one that is there already in place."""
+        if not self.grad_views:
             sizes = [p.numel() for p in self.parameters]
             self.buffer = self.parameters[0].new_zeros(sum(sizes))
             pieces = self.buffer.split(sizes)
-            self.places = {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
-        place = self.places[parameter]
-        if parameter.grad is place:
-            place.div_(divisor)
+            self.grad_views = {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
+        view = self.grad_views[parameter]
+        if parameter.grad is view:
+            view.div_(divisor)
         elif parameter.grad is not None:
-            torch.div(parameter.grad, divisor, out=place)  # one pass over memory, not two
-            parameter.grad = place
+            torch.div(parameter.grad, divisor, out=view)  # one pass over memory, not two
+            parameter.grad = view
 
     def send(self) -> None:
-        """Start the mean of what has a gradient: all are divided before SUM, which overflows for large fp16 ones."""
+        """Start the mean of all gradients, which are divided before SUM: sums of large fp16 gradients overflow."""
         if all(p.grad is None for p in self.parameters):
             return
         for parameter in self.parameters:
             if parameter.grad is not None and parameter not in self.ready:  # accumulated before, and not this time
-                self.hold(parameter, dist.get_world_size(self.group))
+                self.copy_in(parameter, dist.get_world_size(self.group))
         for parameter in self.parameters:
             if parameter.grad is None:
-                self.places[parameter].zero_()
+                self.grad_views[parameter].zero_()
         self.work = dist.all_reduce(self.buffer, group=self.group, async_op=True)
 
     def receive(self) -> None:
-        """Wait for it."""
+        """Wait for the all-reduce."""
         if self.work is not None:
             self.work.wait()
         self.ready, self.work = set(), None
