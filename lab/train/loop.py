@@ -195,9 +195,11 @@ def process_group() -> Iterator[dist.Store]:
     if device() == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, world = next(dist.rendezvous("env://"))
-    # torchrun's store outlives its workers: without a name of their own, those of a second attempt would find the
-    # addresses of the first, and wait for the dead.
-    store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    # A store of torchrun's agent outlives its workers: without a name of their own, those of a second attempt would
+    # find the addresses of the first, and wait for the dead. A machine that comes back counts its attempts anew; there
+    # the store must be the workers' own.
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     backend = "nccl" if device() == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:

@@ -117,7 +117,7 @@ def train_step(
     optimizer.zero_grad()
     loss = execute(
         parallel.actions(), list(parallel.chunks), tokens.split(each), targets.split(each), loss_of,
-        like=torch.empty(each, context, parallel.config.width, device=tokens.device), group=mesh.group("pipe"),
+        message_spec=torch.empty(each, context, parallel.config.width, device=tokens.device), group=mesh.group("pipe"),
         tied=parallel.tied,
     )  # fmt: skip
     _complete_gradients(parallel)

@@ -16,7 +16,7 @@ def execute(
     inputs: Sequence[Any],
     targets: Sequence[Any],
     loss_fn: Callable[[Tensor, Any], Tensor],
-    like: Tensor,
+    message_spec: Tensor,
     group: dist.ProcessGroup | None = None,
     tied: nn.Parameter | None = None,
 ) -> Tensor | None:
@@ -24,11 +24,11 @@ def execute(
 
     chunks: of this rank; chunk c of rank r is virtual stage c · W + r of W ranks. The first virtual stage gets
     inputs[i] for micro-batch i, each other stage the output of the stage before. All these outputs have the shape,
-    dtype and device of `like`. On the last stage, loss_fn(output, targets[i]) is a scalar. inputs are read only on the
-    group's rank 0, targets only on its last rank; elsewhere both may be empty. Gradients are those of the mean loss
-    over micro-batches, and are added to .grad. tied: on the group's first and last rank, the parameter of which both
-    have a copy (embedding and head). Afterwards both copies have the sum of both gradients, with the same bits. Before,
-    its .grad is None or zero.
+    dtype and device of `message_spec`. On the last stage, loss_fn(output, targets[i]) is a scalar. inputs are read only
+    on the group's rank 0, targets only on its last rank; elsewhere both may be empty. Gradients are those of the mean
+    loss over micro-batches, and are added to .grad. tied: on the group's first and last rank, the parameter of which
+    both have a copy (embedding and head). Afterwards both copies have the sum of both gradients, with the same bits.
+    Before, its .grad is None or zero.
 
     Use only sends and receives between neighbours, in the order of the actions. Send the result of an action, with any
     strides, before the next action begins, and do not wait for that send. Drop a message once it has been received. On
@@ -39,7 +39,7 @@ def execute(
     tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
     micro_batches = len({action.micro_batch for action in actions})
-    messages = _Messages(len(chunks), micro_batches, like, group)
+    messages = _Messages(len(chunks), micro_batches, message_spec, group)
     loss: Tensor | None = None
     alive: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}  # (micro-batch, chunk) -> input, output
     arrived = messages.exchange(None, None, actions[0])
@@ -67,10 +67,10 @@ def execute(
 class _Messages:
     """Messages between the virtual stages of this rank and their neighbours."""
 
-    def __init__(self, chunks: int, micro_batches: int, like: Tensor, group: dist.ProcessGroup | None):
+    def __init__(self, chunks: int, micro_batches: int, message_spec: Tensor, group: dist.ProcessGroup | None):
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.last = self.world * chunks - 1
-        self.micro_batches, self.like, self.group = micro_batches, like, group
+        self.micro_batches, self.message_spec, self.group = micro_batches, message_spec, group
         self.sent: dict[int, tuple[dist.Work, Tensor]] = {}  # by tag
         self.kept: dict[int, Tensor] = {}  # by tag: from this rank to itself
 
@@ -95,7 +95,7 @@ class _Messages:
             tag = self._tag(next_action, self.stage(next_action))
             if source % self.world == self.rank:
                 return self.kept.pop(tag)
-            arriving = torch.empty_like(self.like)
+            arriving = torch.empty_like(self.message_spec)
             ops.append(dist.P2POp(dist.irecv, arriving, group=self.group, tag=tag, group_peer=source % self.world))
         works = dist.batch_isend_irecv(ops) if ops else []
         self.sent = {tag: (work, tensor) for tag, (work, tensor) in self.sent.items() if not work.is_completed()}
@@ -123,9 +123,10 @@ class _Messages:
         return ((action.kind == "backward") * self.micro_batches + action.micro_batch) * (self.last + 1) + to
 
     def _check(self, done: Action, result: Tensor) -> None:
-        if (result.shape, result.dtype) != (self.like.shape, self.like.dtype):
+        spec = self.message_spec
+        if (result.shape, result.dtype) != (spec.shape, spec.dtype):
             raise ValueError(
-                f"{done}: expected a message of shape {tuple(self.like.shape)}, {self.like.dtype}, as `like`, "
+                f"{done}: expected a message of shape {tuple(spec.shape)}, {spec.dtype}, as `message_spec`, "
                 f"got {tuple(result.shape)}, {result.dtype}"
             )
 

@@ -15,7 +15,7 @@ def execute(
     inputs: Sequence[Any],
     targets: Sequence[Any],
     loss_fn: Callable[[Tensor, Any], Tensor],
-    like: Tensor,
+    message_spec: Tensor,
     group: dist.ProcessGroup | None = None,
     tied: nn.Parameter | None = None,
 ) -> Tensor | None:
@@ -23,11 +23,11 @@ def execute(
 
     chunks: of this rank; chunk c of rank r is virtual stage c · W + r of W ranks. The first virtual stage gets
     inputs[i] for micro-batch i, each other stage the output of the stage before. All these outputs have the shape,
-    dtype and device of `like`. On the last stage, loss_fn(output, targets[i]) is a scalar. inputs are read only on the
-    group's rank 0, targets only on its last rank; elsewhere both may be empty. Gradients are those of the mean loss
-    over micro-batches, and are added to .grad. tied: on the group's first and last rank, the parameter of which both
-    have a copy (embedding and head). Afterwards both copies have the sum of both gradients, with the same bits. Before,
-    its .grad is None or zero.
+    dtype and device of `message_spec`. On the last stage, loss_fn(output, targets[i]) is a scalar. inputs are read only
+    on the group's rank 0, targets only on its last rank; elsewhere both may be empty. Gradients are those of the mean
+    loss over micro-batches, and are added to .grad. tied: on the group's first and last rank, the parameter of which
+    both have a copy (embedding and head). Afterwards both copies have the sum of both gradients, with the same bits.
+    Before, its .grad is None or zero.
 
     Use only sends and receives between neighbours, in the order of the actions. Send the result of an action, with any
     strides, before the next action begins, and do not wait for that send. Drop a message once it has been received. On

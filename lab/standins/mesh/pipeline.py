@@ -58,7 +58,7 @@ def execute(module: ModuleType) -> Callable[..., Tensor | None]:
         inputs: Sequence[Any],
         targets: Sequence[Any],
         loss_fn: Callable[[Tensor, Any], Tensor],
-        like: Tensor,
+        message_spec: Tensor,
         group: Any = None,
         tied: nn.Parameter | None = None,
     ) -> Tensor | None:
@@ -70,7 +70,7 @@ def execute(module: ModuleType) -> Callable[..., Tensor | None]:
             kept: dict[int, tuple[Tensor, Tensor]] = {}
             moved: Tensor | None = None
             for stage, chunk in stages:
-                x = inputs[i] if stage == 0 else _receive(like, moved, stage - 1, world, group).requires_grad_()
+                x = inputs[i] if stage == 0 else _receive(message_spec, moved, stage - 1, world, group).requires_grad_()
                 output = chunk(x)
                 if stage == last:
                     output = loss_fn(output, targets[i]) / count
@@ -81,7 +81,7 @@ def execute(module: ModuleType) -> Callable[..., Tensor | None]:
             for stage, _ in reversed(stages):
                 x, output = kept.pop(stage)
                 torch.autograd.backward(
-                    output, None if stage == last else _receive(like, moved, stage + 1, world, group)
+                    output, None if stage == last else _receive(message_spec, moved, stage + 1, world, group)
                 )
                 if stage:
                     moved = _send(x.grad, stage - 1, world, group)  # type: ignore[arg-type]
