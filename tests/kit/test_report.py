@@ -115,11 +115,11 @@ def test_pages_load_nothing_and_run_nothing() -> None:
         assert ("script" in parsed.tags) == ("script-src 'sha256-" in policy)
 
 
-@pytest.mark.parametrize(("profile", "times", "length", "points"), [("tour", 500, 50_000, 35), ("full", 9, 9_000, 498)])
-def test_many_failures_with_megabytes_fit_the_page(profile: str, times: int, length: int, points: int) -> None:
-    ids, output = A.profiles[profile], "<" * length
+@pytest.mark.parametrize(("profile", "times", "points"), [("tour", 500, 35), ("full", 9, 498)])
+def test_many_failures_with_megabytes_fit_the_page(profile: str, times: int, points: int) -> None:
+    ids, long = A.profiles[profile], 9_000
     results = [
-        result(i, "failed", test=f"{n}", message="&" * length + str(n), output=output)
+        result(i, "failed", test=f"{n}", message="&" * long + str(n), output="<" * long)
         for i in ids
         for n in range(times)
     ]
@@ -353,22 +353,8 @@ def test_five_hundred_submissions_are_quick_and_small() -> None:
 
 
 def test_names_never_share_a_page_or_a_label() -> None:
-    names = [
-        "ada",
-        "Ada",
-        "ADA",
-        "a.da",
-        "a/da",
-        "../../etc/passwd",
-        ".",
-        "con",
-        "ada\x00",
-        "ada\u200b",
-        "é",
-        "�",
-        "deadbeef",
-    ]
-    names += ["", "a" * 300]
+    names = ["ada", "Ada", "ADA", "a.da", "a/da", "../../etc/passwd", "", ".", "con", "ada\x00", "ada\u200b", "é",
+             "\ud800", "deadbeef", "a" * 300]  # fmt: skip
     names += [page_name(n) for n in names] + [labels([n])[n] for n in names]
     names = list(dict.fromkeys(names))
     pages = [page_name(n) for n in names]
