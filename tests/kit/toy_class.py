@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,11 +65,22 @@ def submission(folder: Path, **files: str) -> Path:
     return folder
 
 
-def grade(kit: Path, *options: str) -> list[str]:
-    """The command that grades kit/class into kit/out. Run it with `surroundings(kit)`, in any folder."""
-    return [sys.executable, "-m", "grader", "grade", str(kit / "class"), "--out", str(kit / "out"), "--isolation",
-            "process", *options]  # fmt: skip
+def plan(kit: Path, what: str, *names: str) -> None:
+    """What befalls these submissions, or all, when LIGHT judges them: kill, raise, or wait for some seconds."""
+    for folder in (kit / "class").iterdir():
+        if not names or folder.name in names:
+            (folder / "toy" / "plan.py").write_text(what)
 
 
-def surroundings(kit: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(kit)}
+def judged(kit: Path) -> list[str]:
+    """The submissions in the order in which a judge began with them, once a job."""
+    path = kit / "judged"
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def head(kit: Path, *options: str) -> subprocess.Popen[str]:
+    """A grader that grades kit/class into kit/out."""
+    command = [sys.executable, "-m", "grader", "grade", str(kit / "class"), "--out", str(kit / "out"), *options]
+    command += [] if "--isolation" in options else ["--isolation", "process"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(kit)}, cwd="/", **pipes)
