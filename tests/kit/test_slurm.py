@@ -21,6 +21,7 @@ import pytest
 from grader.sandbox import available
 
 from . import toy_class as toy
+from .toy import hand_in
 
 pytestmark = pytest.mark.slurm
 PATIENCE_S = 900
@@ -140,7 +141,7 @@ def light(slurm: Daemons, tmp_path: Path) -> Path:
     """A toy kit whose judge takes as long as a submission says: six of three seconds."""
     kit = toy.kit(tmp_path, light=True)
     for i in range(6):
-        toy.submission(kit / "class" / f"s{i}")
+        hand_in(kit, f"s{i}")
     toy.plan(kit, "wait 3")
     return kit
 
@@ -239,8 +240,8 @@ def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
 
 def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
     kit = toy.kit(tmp_path)
-    toy.submission(kit / "class" / "right")
-    toy.submission(kit / "class" / "wrong", double="def double(n):\n    return n + 1\n", triple="def (")
+    hand_in(kit, "right")
+    hand_in(kit, "wrong", add="def add(x):\n    return x\n", apart="def (")
     (kit / "class" / "empty").mkdir()
     isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
     plain = result(grade(kit, *isolation))
