@@ -377,7 +377,6 @@ def test_plain_text_is_short_encodable_and_final(text: str, limit: int) -> None:
 
 
 def test_plain_text_counts_what_it_cut() -> None:
-    assert plain("x" * 1000, 100) == "x" * 60 + "… (940 more characters)"
     assert plain("x" * 10_000_000, 100) == "x" * 60 + "… (9999940 more characters)"
     assert plain("\x1b[1;31mred\x1b[0m\r\nnext", 100) == "red\nnext"
 

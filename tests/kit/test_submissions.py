@@ -47,7 +47,11 @@ def a_folder(path: Path, members: dict[str, bytes], prefix: str = "") -> Path:
     return path
 
 
-MAKERS = {"zip": (a_zip, "in.zip"), "tar": (a_tar, "in.tar.gz"), "folder": (a_folder, "in")}
+MAKERS = {"zip": a_zip, "tar": a_tar, "folder": a_folder}
+
+
+def packed(kind: str, folder: Path, members: dict[str, bytes], prefix: str = "") -> Path:
+    return MAKERS[kind](folder / {"zip": "in.zip", "tar": "in.tar.gz", "folder": "in"}[kind], members, prefix)
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -70,17 +74,15 @@ def unpacked(path: Path, tmp_path: Path, **limits: int) -> tuple[dict[str, bytes
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("prefix", ["", "hw/", "alice/hw/student/"])
 def test_code_arrives_from_any_wrapping_and_depth(tmp_path: Path, kind: str, prefix: str) -> None:
-    make, name = MAKERS[kind]
-    made = make(tmp_path / name, CODE | ({} if prefix else {"__MACOSX/x/._naive.py": b"junk"}), prefix)
+    made = packed(kind, tmp_path, CODE | ({} if prefix else {"__MACOSX/x/._naive.py": b"junk"}), prefix)
     assert unpacked(made, tmp_path)[0] == CODE
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("prefix", ["", "alice-repository/"])
 def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, prefix: str) -> None:
-    make, name = MAKERS[kind]
     around = {"tests/ddp/test_naive.py": b"", "lab/commands/cli.py": b"", "README.md": b"", "assignment.toml": b""}
-    made = make(tmp_path / name, {f"student/{n}": data for n, data in CODE.items()} | around, prefix)
+    made = packed(kind, tmp_path, {f"student/{n}": data for n, data in CODE.items()} | around, prefix)
     assert unpacked(made, tmp_path)[0] == CODE
     assert [s.path for s in find([made])] == ([made] if kind != "folder" or not prefix else [made / "alice-repository"])
 
@@ -89,8 +91,7 @@ def test_of_a_whole_repository_student_is_handed_in(tmp_path: Path, kind: str, p
 def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
     junk = "conftest.py setup.py .git/config ddp/__pycache__/naive.cpython-311.pyc ddp/.hidden.py notes.ipynb "
     junk += "report.pdf ddp/data.bin ddp/conftest.py results.json grader/cli.py"
-    make, name = MAKERS[kind]
-    got, notes = unpacked(make(tmp_path / name, CODE | dict.fromkeys(junk.split(), b"junk"), "hw/"), tmp_path)
+    got, notes = unpacked(packed(kind, tmp_path, CODE | dict.fromkeys(junk.split(), b"junk"), "hw/"), tmp_path)
     assert got == CODE
     assert f"left out {len(junk.split())} files" in notes, notes
     assert "1 .pdf" in notes, notes
@@ -98,8 +99,7 @@ def test_what_is_no_part_of_a_submission_is_left_out_and_counted(tmp_path: Path,
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_modes_are_plain_whatever_was_sent(tmp_path: Path, kind: str) -> None:
-    make, name = MAKERS[kind]
-    made = make(tmp_path / name, CODE)
+    made = packed(kind, tmp_path, CODE)
     old = os.umask(0o077)
     try:
         root = unpack(Submission("s", made), tmp_path / "out").root
@@ -118,8 +118,7 @@ ODD = ["/etc/ddp/evil.py", "../ddp/evil.py", "ddp/../../evil.py", "C:/ddp/evil.p
 def test_an_unsafe_name_is_left_out_and_named(tmp_path: Path, kind: str, name: str) -> None:
     if kind == "tar" and "\x00" in name:
         name = "ddp/e\x01.py"  # a tar name ends at its NUL
-    make, file = MAKERS[kind]
-    got, notes = unpacked(make(tmp_path / file, CODE | {name: b"evil"}), tmp_path)
+    got, notes = unpacked(packed(kind, tmp_path, CODE | {name: b"evil"}), tmp_path)
     assert got == CODE
     assert "left out" in notes, notes
     assert len(notes.splitlines()) == 1, notes
@@ -162,8 +161,7 @@ def refused(path: Path, tmp_path: Path, *says: str, **limits: int) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_limits_refuse_and_name_the_member(tmp_path: Path, kind: str) -> None:
-    make, name = MAKERS[kind]
-    made = make(tmp_path / name, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
+    made = packed(kind, tmp_path, CODE | {"ddp/large.py": os.urandom(5000), "ddp/" + "d/" * 13 + "x.py": b""})
     refused(made, tmp_path, "nested")
     refused(made, tmp_path, "ddp/large.py", file_bytes=4000, depth=20)
     refused(made, tmp_path, "in all", total_bytes=4000, depth=20)
@@ -218,8 +216,7 @@ def test_an_unusual_packing_is_refused(tmp_path: Path) -> None:
     "content", [{}, {"essay.pdf": b""}, {"a/b/c/d/e/ddp/x.py": b""}, {"one/x.py": b"", "two/y.py": b""}]
 )
 def test_no_stage_folder_says_what_was_expected_and_found(tmp_path: Path, kind: str, content: dict) -> None:
-    make, name = MAKERS[kind]
-    refused(make(tmp_path / name, content), tmp_path, "benchmarking", "ddp", "found: ")
+    refused(packed(kind, tmp_path, content), tmp_path, "benchmarking", "ddp", "found: ")
 
 
 def test_find_takes_folders_archives_and_folders_of_those(tmp_path: Path) -> None:
@@ -315,9 +312,8 @@ NAMES = st.lists(
 @given(st.dictionaries(NAMES, st.binary(max_size=20), max_size=8), st.sampled_from(["zip", "tar"]))
 def test_whatever_the_names_only_stage_code_lands_and_only_inside(tmp_path_factory, members: dict, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("any")
-    make, name = MAKERS[kind]
     try:
-        made = make(tmp_path / name, members)
+        made = packed(kind, tmp_path, members)
     except (UnicodeEncodeError, ValueError, IndexError):
         return  # the archive cannot even be written
     got = attempted(made, tmp_path)
@@ -343,8 +339,7 @@ STAGES = ("benchmarking", "mixed_precision", "flash_attention", "ddp", "zero", "
 @given(st.data(), st.sampled_from(["zip", "tar"]))
 def test_a_damaged_archive_never_raises_anything_else(tmp_path_factory, data, kind: str) -> None:
     tmp_path = tmp_path_factory.mktemp("damaged")
-    make, name = MAKERS[kind]
-    made = make(tmp_path / name, CODE)
+    made = packed(kind, tmp_path, CODE)
     content = bytearray(made.read_bytes())
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
