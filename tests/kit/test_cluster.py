@@ -6,10 +6,8 @@ imports nothing. A real Slurm: test_slurm.py.
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import re
 import signal
 import socket
@@ -314,21 +312,6 @@ def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
     g = Graded(text, text, text, "refused", text, 0.5, [text], [said], [Flag(text, text)])
     leave(tmp_path / "a", {"graded": g.packed()})
     assert c.read(tmp_path / "a") == g
-
-
-def test_what_is_pickled_for_a_job_is_ours_and_plain(tmp_path):
-    cloudpickle = pytest.importorskip("cloudpickle")
-    task = c.Task(Submission("ada", tmp_path / "ada"), Settings("5ec2e7", IDS, "process", "x"), tmp_path / "r.json")
-    named = set()
-
-    class Reader(pickle.Unpickler):
-        def find_class(self, module, name):
-            named.add(f"{module}.{name}")
-            return super().find_class(module, name)
-
-    assert Reader(io.BytesIO(cloudpickle.dumps((c.work, task)))).load() == (c.work, task)
-    ours = {"cluster.work", "cluster.Task", "submissions.Submission", "batch.Settings"}
-    assert named == {f"grader.{name}" for name in ours} | {"pathlib.PosixPath"}
 
 
 def test_a_run_has_a_folder_of_its_own(tmp_path):

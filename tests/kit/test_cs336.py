@@ -69,7 +69,10 @@ def bridge() -> set[str]:
 @pytest.mark.parametrize("how", ["folder", "one level down", "tar"])
 def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_path, how):
     a_fork(tmp_path / "in" / "assignment2-main" if how == "one level down" else tmp_path / "in")
-    path = in_a_tar(tmp_path) if how == "tar" else tmp_path / "in"
+    path = tmp_path / "in"
+    if how == "tar":
+        with tarfile.open(path := tmp_path / "in.tar.gz", "w:gz") as archive:
+            archive.add(tmp_path / "in", "assignment2")
     got = unpacked(path, tmp_path / "out", file_bytes=4000)
     files = {p.relative_to(got.root).as_posix() for p in got.root.rglob("*") if p.is_file()}
     assert files == TAKEN | bridge()
@@ -77,15 +80,6 @@ def test_packages_adapters_and_small_data_are_taken_and_the_bridge_is_ours(tmp_p
         assert "SystemExit" not in (got.root / name).read_text(), f"{name} is the fork's, expected the bridge's"
     assert got.edition == "cs336-2025", "the highest tests/adapters.py tells the year"
     assert "left out 10 files that are no part" in got.notes[-1]
-
-
-def in_a_tar(folder: Path, *more: str) -> Path:
-    """What lies in folder/in, and empty files of any name, as an archive."""
-    with tarfile.open(folder / "in.tar.gz", "w:gz") as archive:
-        archive.add(folder / "in", "assignment2")
-        for name in more:
-            archive.addfile(tarfile.TarInfo(name))
-    return folder / "in.tar.gz"
 
 
 def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_path):
@@ -99,14 +93,6 @@ def test_a_fork_is_found_by_its_adapters_and_a_layout_can_be_insisted_on(tmp_pat
     with refused(SubmissionError, "bob: expected a CS336 fork, it has no tests/adapters.py"):
         unpacked(ours, tmp_path / "3", "cs336")
     assert not (tmp_path / "3").exists()
-
-
-def test_links_and_paths_out_of_a_fork_go_nowhere(tmp_path):
-    (a_fork(tmp_path / "in") / "cs336_systems" / "link.py").symlink_to("/etc/passwd")
-    got = unpacked(in_a_tar(tmp_path, "in/cs336_systems/../../../evil.py"), tmp_path / "out")
-    assert not list(tmp_path.rglob("evil.py"))
-    assert not (got.root / "cs336_systems" / "link.py").exists()
-    assert {n.partition(": ")[2] for n in got.notes[:2]} == {"a symbolic link", "a path out of the archive"}
 
 
 @pytest.mark.parametrize(

@@ -57,20 +57,16 @@ def test_what_is_handed_out_and_every_chapter_say_what_questions_toml_says():
     assert not wrong, f"{wrong}: run python -m grader stubs"
 
 
-def test_every_stage_asks_two_to_four_and_one_of_them_in_prose():
+def test_every_stage_asks_two_to_four_one_in_prose_and_a_profile_of_stages_that_it_teaches():
+    profiles = questions.default().profiles
+    assert questions.default().of_profile("tour") == ()
+    assert set(profiles["full"]) == set(KNOWN)
     for stage in default().stages:
         asked = questions.default().of_stage(stage.name)
         assert 2 <= len(asked) <= 4
         assert any(q.kind == "prose" for q in asked)
-
-
-def test_a_profile_asks_about_stages_that_it_teaches():
-    profiles = questions.default().profiles
-    assert questions.default().of_profile("tour") == ()
-    assert set(profiles["full"]) == set(KNOWN)
     for name, ids in profiles.items():
-        stages = {id.partition(".")[0] for id in default().profiles[name]}
-        assert {KNOWN[id].stage for id in ids} <= stages
+        assert {KNOWN[id].stage for id in ids} <= {id.partition(".")[0] for id in default().profiles[name]}
 
 
 @pytest.mark.parametrize(
@@ -140,20 +136,20 @@ def test_every_question_that_is_no_prose_has_a_plausible_truth():
             assert low <= value <= high
 
 
-def test_the_truth_earns_all_points_and_what_is_beside_it_none_or_half(tmp_path):
-    def table(q, factor):
+@pytest.mark.parametrize(
+    ("factor", "share"), [(1, {"number": 1, "prediction": 1, "choice": 1}), (1.4, {}), (1.1, {"prediction": 0.5})]
+)
+def test_the_truth_earns_all_points_and_what_is_beside_it_none_or_half(tmp_path, factor, share):
+    def table(q):
         value = answer_key.truth(q.id)
         if q.kind == "choice":
             return f'[{q.id}]\nvalue = "{value if factor == 1 else "b" if value == "a" else "a"}"\n'
         return f'[{q.id}]\nvalue = {factor * value / in_base(1, q.unit, q.unit)!r}\nunit = "{q.unit}"\n'
 
-    full = sum(q.points for q in COMPUTED)
-    for factor, share in ((1, {"number": 1, "prediction": 1, "choice": 1}), (1.4, {}), (1.1, {"prediction": 0.5})):
-        found = handed_in(tmp_path, "".join(table(q, factor) for q in COMPUTED))
-        scores = [s for s in written.score(Graded("ada", answers=found)) if s.question.kind != "prose"]
-        for s in scores:
-            assert s.earned == s.question.points * share.get(s.question.kind, 0), (s.question.id, factor)
-        assert sum(s.possible for s in scores) == full
+    found = handed_in(tmp_path, "".join(map(table, COMPUTED)))
+    scores = [s for s in written.score(Graded("ada", answers=found)) if s.question.kind != "prose"]
+    assert [s.earned for s in scores] == [s.question.points * share.get(s.question.kind, 0) for s in scores]
+    assert sum(s.possible for s in scores) == sum(q.points for q in COMPUTED)
 
 
 def test_a_likely_slip_is_named_and_the_truth_is_not_told(tmp_path):
@@ -239,17 +235,12 @@ def test_an_answer_that_cannot_be_read_says_why_in_a_line(tmp_path, table, words
     assert "\n" not in a.message
 
 
-def test_quoted_numbers_are_read_and_empty_ones_are_not_answered(tmp_path):
+def test_quoted_numbers_are_read_empty_ones_are_not_answered_and_a_misspelt_question_is_named(tmp_path):
     found = handed_in(tmp_path, '[ddp.ring_bytes]\nvalue = "868"\nunit = "MB"\n[zero.devices]\nvalue = " "\n')
-    assert of(found, "ddp.ring_bytes").outcome == "right"
-    assert of(found, "zero.devices").outcome == "missing"
-
-
-def test_a_misspelt_question_is_named_with_the_one_that_was_meant(tmp_path):
+    assert (of(found, "ddp.ring_bytes").outcome, of(found, "zero.devices").outcome) == ("right", "missing")
     (tmp_path / "answers.toml").write_text("[ddp.ring_byte]\nvalue = 1\n")
-    assert written.judge(tmp_path, KNOWN)[1] == [
-        "answers.toml: ddp.ring_byte: no such question; there is ddp.ring_bytes"
-    ]
+    (note,) = written.judge(tmp_path, KNOWN)[1]
+    assert note == "answers.toml: ddp.ring_byte: no such question; there is ddp.ring_bytes"
 
 
 @settings(max_examples=60, deadline=None)
