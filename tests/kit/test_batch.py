@@ -18,21 +18,20 @@ from typing import ClassVar
 import psutil
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from grader import batch, cli, fingerprint, regrade
-from grader.cli import app
 from grader.gradebook import Gradebook, Graded
 from grader.progress import grading
-from grader.sandbox import available
+from grader.sandbox import SandboxError, available
+from grader.schedulers import ClusterError
 from grader.submissions import Submission
 from lab.course.assignment import default
-from lab.course.scoring import Result
 
 from . import toy
+from .classroom import latest, passed, reading, recorded, refused, result, say
 
-CLASS = 4
-ISOLATION = "process" if available()["bubblewrap"] else "bubblewrap"
+CLASS = 3
+ISOLATION, OTHER = ("process", "bubblewrap") if available()["bubblewrap"] else ("bubblewrap", "process")
 PATIENCE_S = 900  # for machines where many others are at work
 
 
@@ -58,8 +57,7 @@ def wait_for(what, process):
 
 def outcomes(kit):
     """{name: {exercise: outcome}} of the latest run."""
-    with Gradebook(kit.parent / "out" / "gradebook.sqlite", write=False) as book:
-        return {n: {r.exercise: r.outcome for r in g.results} for n, g in book.graded(book.latest_run().id).items()}
+    return {n: {r.exercise: r.outcome for r in g.results} for n, g in latest(kit.parent / "out").items()}
 
 
 def test_killed_and_stopped_it_goes_on_loses_nothing_and_grades_nothing_twice(kit):
@@ -105,11 +103,11 @@ def test_a_change_regrades_what_rests_on_it_and_keeps_the_rest(kit):
     process = toy.grader(kit, "regrade", "--jobs", "2")
     told, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
-    assert "regrading toys.apart of 4 submissions: tests/toys/test_apart.py changed\n" in told
+    assert f"regrading toys.apart of {CLASS} submissions: tests/toys/test_apart.py changed\n" in told
     assert told.count("regrading") == 1
     assert told.count("toys.apart: 10 of 10 → 0 of 10") == CLASS
     assert outcomes(kit) == {n: {**o, "toys.apart": "failed"} for n, o in before.items()}
-    with Gradebook(kit.parent / "out" / "gradebook.sqlite", write=False) as book:
+    with reading(kit.parent / "out") as book:
         first, second = book.runs()
         judged = book.graded(second.id)["s000"].judged
         assert judged == {"toys.add": first.id, "toys.double": first.id}
@@ -154,26 +152,23 @@ def test_an_idle_worker_that_died_is_replaced_and_one_that_dies_twice_is_told(mo
 IDS = ("ddp.naive", "ddp.flat", "ddp.overlapped", "benchmarking.straggler")  # each but the last builds on the first
 
 
-def results(**outcome):
-    """A result of each exercise: passed but where it says otherwise."""
-    return [Result(id, "numerics", f"t::test_{id}", "", outcome.get(id[4:], "passed")) for id in IDS]
-
-
 def test_what_builds_on_a_verdict_that_turned_is_judged_again():
-    before = Graded("ada", results=results(), judged={**dict.fromkeys(IDS, 1), "ddp.naive": None})
+    before = Graded("ada", results=passed(IDS), judged={**dict.fromkeys(IDS, 1), "ddp.naive": None})
     asked = []
 
-    def judge(now, ids):
-        asked.append(list(ids))
-        return [r for r in now if r.exercise in ids]
+    def judging(now):
+        def judge(ids):
+            asked.append(list(ids))
+            return [r for r in now if r.exercise in ids]
 
-    batch._anew(before, IDS, lambda ids: judge(results(), ids))
+        return judge
+
+    batch._anew(before, IDS, judging(passed(IDS)))
     assert asked == [["ddp.naive"]]
-    asked.clear()
-    anew = batch._anew(before, IDS, lambda ids: judge(results(naive="failed"), ids))
+    anew = batch._anew(before, IDS, judging([result("ddp.naive", "failed"), *passed(IDS[1:])]))
     builds = [id for id in IDS if "ddp.naive" in default().exercise(id).needs]
     assert builds
-    assert asked == [["ddp.naive"], builds]
+    assert asked[1:] == [["ddp.naive"], builds]
     kept = batch._kept(before, Graded("ada", results=anew))
     assert {r.exercise for r in kept.results} == set(IDS)
     assert kept.judged == dict.fromkeys(set(IDS) - {"ddp.naive", *builds}, 1)
@@ -194,67 +189,28 @@ def test_the_time_left_is_known_from_what_was_graded():
 
 
 def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
-    with Gradebook(tmp_path / "book.sqlite") as book:
-        about = {"seed": "1", "profile": "tour", "isolation": "process"}
-        ids = default().profiles["tour"]
-        first = book.start_run(**about, assignment="then", manifest={"files": {}, "exercises": {}})
-        for name in ("ada", "bob", "cyd"):
-            book.record(first, Graded(name, results=[Result("ddp.naive", "numerics", "t::test_a", "", "passed")]))
-        why = regrade.asked(book.graded(first), {"ada", "bob"}, ["ddp.naive"])
-        now = fingerprint.whole()
-        second = book.start_run(**about, assignment=now, base=first, again=why)
-        known = [[r.outcome for r in g.results] for g in book.graded(second).values()]
-        assert known == [["passed"]] * 3, "until it is judged again, what was known stands"
-        book.record(second, replace(book.graded(second)["ada"], judged=dict.fromkeys(ids[:2], first)))
-    with Gradebook(tmp_path / "book.sqlite") as book:
-        left = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
-        assert left == {"bob": {"ddp.naive": regrade.BEGUN}}
-
-
-def test_regrade_says_what_and_why_then_judges_that_alone(tmp_path, monkeypatch):
-    then, ids = fingerprint.manifest(), default().profiles["tour"]
-    then["files"]["tests/ddp/test_naive.py"] = then["exercises"]["ddp.naive"]["all"] = "of another time"
-    (tmp_path / "ada").touch()
+    ids, now = default().profiles["tour"], fingerprint.whole()
+    ada, bob, cyd = (Graded(name, results=[result()]) for name in ("ada", "bob", "cyd"))
+    first = recorded(tmp_path, ada, bob, cyd, assignment="then", manifest={"files": {}, "exercises": {}})
+    why = regrade.asked(latest(tmp_path), {"ada", "bob"}, ["ddp.naive"])
+    second = recorded(tmp_path, assignment=now, base=first, again=why)
+    found = latest(tmp_path)
+    assert [[r.outcome for r in g.results] for g in found.values()] == [["passed"]] * 3, "until it is judged again"
     with Gradebook(tmp_path / "gradebook.sqlite") as book:
-        run = book.start_run(seed="1", profile="tour", isolation="process", assignment="then", manifest=then)
-        passed = [Result(id, "numerics", f"t::test_{id}", "", "passed") for id in ids]
-        book.record(run, Graded("ada", str(tmp_path / "ada"), results=passed))
-    judged = []
-
-    def grade_all(submissions, settings, jobs, done, before):
-        for s in submissions:
-            judged.append((s.name, [id for id, earlier in before[s.name].judged.items() if earlier is None]))
-            done(
-                batch._kept(before[s.name], Graded(s.name, str(s.path), results=[replace(passed[2], outcome="failed")]))
-            )
-        yield from ()
-
-    monkeypatch.setattr(batch, "grade_all", grade_all)
-    first = CliRunner().invoke(app, ["regrade", "--out", str(tmp_path)])
-    assert first.exit_code == 0, first.output
-    said = first.output.splitlines()
-    assert said[0] == "regrading ddp.naive of 1 submission: tests/ddp/test_naive.py changed"
-    assert "ada: ddp.naive: 10 of 10 → 0 of 10" in said
-    assert judged == [("ada", ["ddp.naive"])]
-    again = CliRunner().invoke(app, ["regrade", "--out", str(tmp_path)])
-    assert "nothing to regrade: nothing that run 2 rests on has changed" in again.output
-    asked = CliRunner().invoke(app, ["regrade", "ada", "--exercise", ids[0], "--out", str(tmp_path)])
-    assert asked.exit_code == 0, asked.output
-    assert f"regrading {ids[0]} of 1 submission: asked for" in asked.output
-    assert judged[1:] == [("ada", [ids[0]])]
+        book.record(second, replace(found["ada"], judged=dict.fromkeys(ids[:2], first)))
+        left = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
+    assert left == {"bob": {"ddp.naive": regrade.BEGUN}}
 
 
 @pytest.mark.parametrize(("width", "by_exercise"), [(80, False), (2000, True)])
 def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypatch, capsys, width, by_exercise):
     terminal = Console(file=io.StringIO(), width=width)
     monkeypatch.setattr(cli, "out", terminal)
-    assignment = default()
-    ids = assignment.profiles["full"]
-    name = "a-long-name-" * 5
-    passed = [Result(id, "numerics", f"t::test_{i % 3}", "", "passed") for i, id in enumerate(ids)]
-    failed = [Result(id, "property", f"t::test_p{i % 3}", "", "failed") for i, id in enumerate(ids)]
+    assignment, ids, name = default(), default().profiles["full"], "a-long-name-" * 5
+    results = [result(id, test=f"{i % 3}") for i, id in enumerate(ids)]
+    results += [result(id, "failed", "property", f"p{i % 3}") for i, id in enumerate(ids)]
     bad = Graded("zed", status="refused", message="zed.zip: expected a zip archive; zip it anew")
-    graded = {name: Graded(name, results=[*passed, *failed]), "zed": bad}
+    graded = {name: Graded(name, results=results), "zed": bad}
     cli._show(graded, assignment, ids)
     table = terminal.file.getvalue()
     assert max(map(len, table.splitlines())) <= width
@@ -267,60 +223,53 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     assert capsys.readouterr().out == "refused: zed: zed.zip: expected a zip archive; zip it anew\n"
 
 
+TOUR = ("--profile", "tour", "--isolation", ISOLATION)
+
+
 @pytest.fixture
 def light(tmp_path, monkeypatch):
-    """grade(*arguments) with a judge that takes no time; [(name, layout)] of what it judged."""
+    """grade(*arguments) with a judge that takes no time; [(name, layout, what is asked anew)] of what it judged."""
     judged = []
 
     def grade_all(submissions, settings, jobs, done, before):
         for s in submissions:
-            judged.append((s.name, s.layout))
-            done(Graded(s.name, str(s.path), results=[Result("ddp.naive", "numerics", "t::a", "", "passed")]))
+            earlier = before[s.name].judged if before else {}
+            judged.append((s.name, s.layout, [id for id, run in earlier.items() if run is None]))
+            done(Graded(s.name, str(s.path), results=[result()]))
         yield from ()
-
-    def run(*arguments):
-        return CliRunner().invoke(app, [*map(str, arguments), "--out", str(tmp_path / "out")])
 
     monkeypatch.setattr(batch, "grade_all", grade_all)
     for name in ("class/ada", "class/bob", "late/cyd", "late/ada"):
         (tmp_path / name / "ddp").mkdir(parents=True)
         (tmp_path / name / "ddp" / "naive.py").touch()
-    return run, judged
+    return lambda *arguments: say(tmp_path / "out", *arguments), judged
 
 
 def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
     run, judged = light
-    tour = ("--profile", "tour", "--isolation", ISOLATION)
-    assert run("grade", tmp_path / "class", *tour).exit_code == 0
-    assert run("adjust", "bob", "--points", "1", "--why", "x").exit_code == 0
-    more = run("grade", tmp_path / "late", *tour)
-    assert more.exit_code == 0, more.output
-    assert "1 of the class in" in more.output
-    assert "stay as they were graded: bob" in more.output
-    assert [name for name, _ in judged] == ["ada", "bob", "ada", "cyd"]
+    run("grade", tmp_path / "class", *TOUR)
+    run("adjust", "bob", "--points", "1", "--why", "x")
+    told = run("grade", tmp_path / "late", *TOUR)
+    assert "1 of the class in" in told
+    assert "stay as they were graded: bob" in told
+    assert [name for name, *_ in judged] == ["ada", "bob", "ada", "cyd"]
     lines = (tmp_path / "out" / "grades.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines[1:]] == ["ada", "bob", "cyd"]
-    with Gradebook(tmp_path / "out" / "gradebook.sqlite", write=False) as book:
-        graded = book.graded(2)
-        assert graded["ada"].source == str(tmp_path / "late" / "ada"), "the later attempt counts"
-        assert {name: set(g.judged.values()) for name, g in graded.items()} == {"ada": set(), "bob": {1}, "cyd": set()}
+    graded = latest(tmp_path / "out")
+    assert graded["ada"].source == str(tmp_path / "late" / "ada"), "the later attempt counts"
+    assert {name: set(g.judged.values()) for name, g in graded.items()} == {"ada": set(), "bob": {1}, "cyd": set()}
+    with reading(tmp_path / "out") as book:
         assert len({r.seed for r in book.runs()}) == 1
-    again = run("grade", tmp_path / "late", *tour, "--resume")
-    assert again.exit_code == 0, again.output
+    run("grade", tmp_path / "late", *TOUR, "--resume")
     assert len(judged) == 4, "nothing was left to do"
 
 
-@pytest.mark.parametrize("other", [["--profile", "core"], ["--seed", "1"], ["--layout", "cs336"], []])
+@pytest.mark.parametrize("other", ["--profile core", "--seed 1", "--layout cs336", f"--isolation {OTHER}"])
 def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, light, other):
     run, judged = light
-    assert run("grade", tmp_path / "class", "--profile", "tour", "--isolation", ISOLATION).exit_code == 0
-    given = {"--profile": "tour", "--isolation": ISOLATION, **dict(zip(other[::2], other[1::2], strict=True))}
-    if not other:
-        given["--isolation"] = "process" if ISOLATION != "process" else "bubblewrap"
-    more = run("grade", tmp_path / "late", *(word for option in given.items() for word in option))
-    assert more.exit_code != 0
-    said = str(more.exception)
-    assert "was begun with --profile tour" in said or "no isolation" in said or "bwrap" in said
+    run("grade", tmp_path / "class", *TOUR)
+    with pytest.raises((cli.Wrong, SandboxError), match=r"was begun with --profile tour|no isolation|bwrap"):
+        run("grade", tmp_path / "late", *TOUR, *other.split())
     assert len(judged) == 2
 
 
@@ -333,19 +282,18 @@ def test_who_is_graded_otherwise_does_not_join_and_nothing_changes(tmp_path, lig
 )
 def test_an_option_that_cannot_be_taken_is_refused_in_one_line(tmp_path, light, options, says):
     run, judged = light
-    done = run("grade", tmp_path / "class", "--isolation", ISOLATION, *options)
-    assert says in str(done.exception)
+    with refused((cli.Wrong, ClusterError), says):
+        run("grade", tmp_path / "class", "--isolation", ISOLATION, *options)
     assert not judged
 
 
-def test_a_regrade_unpacks_as_it_was_graded(tmp_path, light):
+def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light):
     run, judged = light
-    tour = ("--profile", "tour", "--isolation", ISOLATION)
-    assert run("grade", tmp_path / "class" / "ada", *tour, "--layout", "stages").exit_code == 0
-    again = run("regrade", "ada")
-    assert again.exit_code == 0, again.output
-    assert judged == [("ada", "stages")] * 2
-    with Gradebook(tmp_path / "out" / "gradebook.sqlite", write=False) as book:
+    run("grade", tmp_path / "class" / "ada", *TOUR, "--layout", "stages")
+    told = run("regrade", "ada", "--exercise", "ddp.naive")
+    assert "regrading ddp.naive of 1 submission: asked for" in told
+    assert judged == [("ada", "stages", []), ("ada", "stages", ["ddp.naive"])]
+    with reading(tmp_path / "out") as book:
         assert [r.layout for r in book.runs()] == ["stages", "stages"]
 
 

@@ -6,13 +6,11 @@ imports nothing. A real Slurm: test_slurm.py.
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
+import re
 import signal
 import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +22,6 @@ from typer.testing import CliRunner
 from grader import cli, schedulers
 from grader import cluster as c
 from grader.batch import Settings
-from grader.gradebook import Gradebook
 from grader.graded import Flag, Graded, Run
 from grader.schedulers import ENDED, Cluster, ClusterError
 from grader.submissions import Submission
@@ -32,13 +29,15 @@ from lab.course.scoring import Result
 from lab.harness.files import sweep_halves, write_whole
 
 from . import toy_class as toy
+from .classroom import reading, refused, result
+from .toy import hand_in
 
 IDS = ("ddp.naive", "flash_attention.speed")  # one of each track
 NAMES = ("ada", "bob", "cyd")
 
 
-def graded(name: str, id: str = "ddp.naive", outcome: str = "passed") -> Graded:
-    return Graded(name, f"{name}.zip", "a" * 64, results=[Result(id, "numerics", "t::a", "", outcome)], seconds=1.5)
+def graded(name: str, id: str = "ddp.naive") -> Graded:
+    return Graded(name, f"{name}.zip", "a" * 64, results=[result(id)], seconds=1.5)
 
 
 def leave(path: Path, answer: dict) -> None:
@@ -121,30 +120,33 @@ def grade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_each_is_recorded_once_and_nothing_is_left_behind(grade, tmp_path):
-    order, problems, recorded = grade(Fake())
-    assert sorted(order) == sorted(NAMES)
-    assert not problems
-    assert recorded["ada"] == graded("ada")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_job_that_is_gone_without_an_answer_is_handed_over_again(grade):
-    fake = Fake({"ada": ["CANCELLED", "NODE_FAIL", ""]})
-    order, problems, _ = grade(fake)
-    assert (sorted(order), problems) == (sorted(NAMES), {})
-    assert [fake.given.count(n) for n in NAMES] == [3, 1, 1]
-
-
-def test_a_job_that_is_lost_each_time_leaves_its_submission_ungraded_and_says_so(grade):
-    fake = Fake({"ada": ["NODE_FAIL"], "bob": ["TIMEOUT"]})
-    order, problems, _ = grade(fake)
-    assert order == ["cyd"]
-    assert problems["ada"].startswith("node lost: 3 jobs ended without a result, the last, ")
-    assert ", NODE_FAIL; look at /logs/" in problems["ada"]
-    assert problems["ada"].endswith("go on with --resume")
-    assert problems["bob"].startswith("node lost: one job ended"), "what took too long takes too long again"
-    assert [fake.given.count(n) for n in NAMES] == [c.TRIES, 1, 1]
+@pytest.mark.parametrize(
+    ("plan", "given", "lost"),
+    [
+        ({}, [1, 1, 1], {}),
+        ({"ada": ["CANCELLED", "NODE_FAIL", ""]}, [3, 1, 1], {}),
+        (
+            {"ada": ["NODE_FAIL"], "bob": ["TIMEOUT"]},  # what took too long takes too long again
+            [c.TRIES, 1, 1],
+            {
+                "ada": r"node lost: 3 jobs ended without a result, the last, .*, NODE_FAIL; look at /logs/.* --resume",
+                "bob": "node lost: one job ended",
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("room", [1, 99])  # Fake.submit asserts that no more run
+def test_each_is_recorded_once_what_is_lost_is_tried_again_and_given_up_in_the_end(
+    grade, tmp_path, plan, given, lost, room
+):
+    fake = Fake({name: [*ends] for name, ends in plan.items()}, room)
+    order, problems, recorded = grade(fake)
+    assert sorted(order) == [name for name in NAMES if name not in lost]
+    assert [fake.given.count(n) for n in NAMES] == given
+    assert problems.keys() == lost.keys()
+    assert all(re.match(says, problems[name]) for name, says in lost.items())
+    assert recorded["cyd"] == graded("cyd")
+    assert lost or not (tmp_path / "run").exists(), "something is left behind"
 
 
 def test_a_job_that_is_unknown_counts_as_gone_only_after_its_answer_had_time_to_arrive(grade, monkeypatch):
@@ -171,11 +173,6 @@ def test_nothing_is_concluded_from_a_controller_that_does_not_answer(grade, capl
     order, problems, _ = grade(fake)
     assert (sorted(order), problems, sorted(fake.given)) == (sorted(NAMES), {}, sorted(NAMES))
     assert [r.message for r in caplog.records] == ["the cluster's controller does not answer; waiting for it"]
-
-
-def test_no_more_are_handed_over_than_there_is_room_for(grade):
-    order, _, _ = grade(Fake({"ada": ["CANCELLED", ""]}, room=1))  # Fake.submit asserts it
-    assert sorted(order) == sorted(NAMES)
 
 
 def test_the_tracks_of_a_submission_become_one(grade):
@@ -215,32 +212,23 @@ def test_what_cannot_be_judged_is_told_and_not_tried_again(grade, monkeypatch, t
     assert (order, problems) == (["ada"], {}), "an old problem must not be taken for the answer of a new job"
 
 
-def test_ctrl_c_ends_the_jobs_and_keeps_what_was_recorded(grade):
+@pytest.mark.parametrize("silent", [0, 1])
+def test_ctrl_c_ends_the_jobs_or_leaves_them_to_the_next_head_where_nobody_answers(grade, silent):
     fake = Fake({"bob": ["RUNNING"]}, room=2)
 
     def done(g: Graded) -> None:
+        fake.silent["states"] = silent
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         grade(fake, done=done)
-    assert fake.cancelled == list(fake.running)
     assert fake.running
-
-
-def test_ctrl_c_while_nobody_answers_leaves_the_jobs_to_the_next_head(grade):
-    fake = Fake({"bob": ["RUNNING"]}, room=2)
-
-    def done(g: Graded) -> None:
-        fake.silent["states"] = 1
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        grade(fake, done=done)
-    assert not fake.cancelled
-    fake.plan = {}
-    order, problems, _ = grade(fake)
-    assert (sorted(order), problems) == (sorted(NAMES), {})
-    assert [fake.given.count(n) for n in NAMES] == [1, 1, 1]
+    assert fake.cancelled == ([] if silent else list(fake.running))
+    if silent:
+        fake.plan = {}
+        order, problems, _ = grade(fake)
+        assert (sorted(order), problems) == (sorted(NAMES), {})
+        assert [fake.given.count(n) for n in NAMES] == [1, 1, 1]
 
 
 def test_a_job_that_was_requeued_after_it_had_answered_is_ended(grade, monkeypatch):
@@ -269,54 +257,20 @@ def test_a_head_that_was_killed_leaves_jobs_that_the_next_one_finds(grade, tmp_p
     assert [first.given.count(n) for n in NAMES] == [1, 1, 1], "what ran, or was answered, was handed over again"
 
 
-def test_an_answer_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "ada.json"
-    whole = {"graded": graded("ada").packed()}
-    replace, seen = os.replace, []
-
-    def watched(old: str, new: Path) -> None:
-        seen.append((path.exists(), json.loads(Path(old).read_text()) == whole))
-        replace(old, new)
-
-    with monkeypatch.context() as m:
-        m.setattr(os, "replace", watched)
-        leave(path, whole)
-    assert seen == [(False, True)], "it must get its name last"
-    assert c.read(path) == graded("ada")
-    text = path.read_text()
-    for cut in range(0, len(text), 7):
-        path.write_text(text[:cut])
-        assert c.read(path) is None, f"half an answer of {cut} characters was read"
-    assert c.read(tmp_path / "nothing.json") is None
-
-
-def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path):
-    gone, here, name = 2**22 + 1, os.getpid(), socket.gethostname()  # a process id above the kernel's highest
-    halves = [f".a.html.{gone}.0badcafe.{name}.tmp", f".a.html.{here}.0badcafe.{name}.tmp"]
-    halves += [f".a.html.{gone}.0badcafe.other-{name}.tmp", f".a.html.{gone}.tmp", "a.html"]
-    (tmp_path / "report").mkdir()
-    for half in halves:
-        (tmp_path / "report" / half).write_text("half")
-    sweep_halves(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(halves[1:])
-
-
-def test_a_writer_that_dies_leaves_what_sweep_knows(tmp_path, monkeypatch):
-    """The two names must agree; and what is written is for all who may read the folder."""
+def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
+    """The name that a writer gives and the one that is swept must agree."""
     seen = []
     monkeypatch.setattr(os, "replace", lambda half, path: seen.append(half) or half.rename(path))
     write_whole(tmp_path / "a.csv", "a")
-    assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~_umask()
-    dead = tmp_path / seen[0].name.replace(f".{os.getpid()}.", f".{2**22 + 1}.")
-    dead.touch()
-    sweep_halves(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    os.umask(mask := os.umask(0))
+    assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~mask, "it is for all who may read the folder"
+    here, gone, name = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest
+    dead = seen[0].name.replace(here, gone)
+    halves = [seen[0].name, dead.replace(name, f"other-{name}"), f".a.csv{gone}tmp"]
+    for half in (dead, *halves):
+        (tmp_path / half).write_text("half")
+    sweep_halves(tmp_path.parent)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.csv", *halves])
 
 
 def test_of_many_writers_and_readers_none_sees_half(tmp_path):
@@ -342,9 +296,14 @@ def test_of_many_writers_and_readers_none_sees_half(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"graded": "3"}', '{"graded": "{}"}', '{"graded": null}', "\x00", "{}"])
-def test_what_is_no_answer_is_not_read_as_one(tmp_path, text):
-    (tmp_path / "a").write_text(text)
-    assert c.read(tmp_path / "a") is None
+def test_what_is_no_answer_or_half_of_one_is_not_read_as_one(tmp_path, text):
+    assert c.read(tmp_path / "a") is None, "there is nothing yet"
+    leave(tmp_path / "a", {"graded": graded("ada").packed()})
+    assert c.read(tmp_path / "a") == graded("ada")
+    whole = (tmp_path / "a").read_text()
+    for half in (text, *(whole[:cut] for cut in range(0, len(whole), 7))):
+        (tmp_path / "a").write_text(half)
+        assert c.read(tmp_path / "a") is None, half
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\u202e", '{"a": ', "é" * 9])
@@ -353,21 +312,6 @@ def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
     g = Graded(text, text, text, "refused", text, 0.5, [text], [said], [Flag(text, text)])
     leave(tmp_path / "a", {"graded": g.packed()})
     assert c.read(tmp_path / "a") == g
-
-
-def test_what_is_pickled_for_a_job_is_ours_and_plain(tmp_path):
-    cloudpickle = pytest.importorskip("cloudpickle")
-    task = c.Task(Submission("ada", tmp_path / "ada"), Settings("5ec2e7", IDS, "process", "x"), tmp_path / "r.json")
-    named = set()
-
-    class Reader(pickle.Unpickler):
-        def find_class(self, module, name):
-            named.add(f"{module}.{name}")
-            return super().find_class(module, name)
-
-    assert Reader(io.BytesIO(cloudpickle.dumps((c.work, task)))).load() == (c.work, task)
-    ours = {"cluster.work", "cluster.Task", "submissions.Submission", "batch.Settings"}
-    assert named == {f"grader.{name}" for name in ours} | {"pathlib.PosixPath"}
 
 
 def test_a_run_has_a_folder_of_its_own(tmp_path):
@@ -407,9 +351,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
     monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
     (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
     command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
-    run = CliRunner().invoke(cli.app, command)
-    assert isinstance(run.exception, ClusterError | cli.Wrong)
-    assert says in str(run.exception)
+    with refused((ClusterError, cli.Wrong), says):
+        CliRunner().invoke(cli.app, command, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -444,58 +387,46 @@ def light(tmp_path: Path) -> Path:
     pytest.importorskip("submitit")
     kit = toy.kit(tmp_path, light=True)
     for name in NAMES:
-        toy.submission(kit / "class" / name)
+        hand_in(kit, name)
     return kit
 
 
-def run(kit: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(toy.grade(kit, *options), env=toy.surroundings(kit), cwd="/", stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)  # fmt: skip
-
-
-def judged(kit: Path) -> list[str]:
-    """The submissions in the order in which a judge began with them, once a job."""
-    path = kit / "judged"
-    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+def graded_on(kit: Path, *options: str) -> tuple[int, dict, str]:
+    """What `grader grade` on this machine as a cluster ends with, has graded, and says."""
+    head = toy.head(kit, "--json", *options)
+    told, said = head.communicate(timeout=600)
+    return head.returncode, json.loads(told)["submissions"], said
 
 
 def test_this_machine_as_a_cluster_grades_alike_and_outlives_a_killed_job(light):
-    told, said = run(light, "--json").communicate(timeout=600)
-    plain = json.loads(told)["submissions"]
+    _, plain, _ = graded_on(light)
     (light / "judged").unlink()
-    (light / "class" / "bob" / "toy" / "plan.py").write_text("kill")
-    (light / "class" / "cyd" / "toy" / "plan.py").write_text("raise")
-    head = run(light, "--json", "--cluster", "local", "--jobs", "3")
-    told, said = head.communicate(timeout=600)
-    assert head.returncode == 1, said
+    toy.plan(light, "kill", "bob")
+    toy.plan(light, "raise", "cyd")
+    code, _, said = graded_on(light, "--cluster", "local", "--jobs", "3")
+    assert code == 1, said
     assert "not graded: cyd: RuntimeError: broken" in said
-    assert sorted(judged(light)) == ["ada", "bob", "bob", "cyd"]
-    (light / "class" / "cyd" / "toy" / "plan.py").unlink()
-    head = run(light, "--json", "--cluster", "local", "--resume")
-    told, said = head.communicate(timeout=600)
-    assert head.returncode == 0, said
-    got = json.loads(told)["submissions"]
-    for name in NAMES:
-        assert got[name]["exercises"] == plain[name]["exercises"]
-    assert sorted(judged(light)) == ["ada", "bob", "bob", "cyd", "cyd"]
+    assert sorted(toy.judged(light)) == ["ada", "bob", "bob", "cyd"]
+    toy.plan(light, "", "cyd")
+    code, got, said = graded_on(light, "--cluster", "local", "--resume")
+    assert code == 0, said
+    assert [got[name]["exercises"] for name in NAMES] == [plain[name]["exercises"] for name in NAMES]
+    assert sorted(toy.judged(light)) == ["ada", "bob", "bob", "cyd", "cyd"]
     assert not (light / "out" / "cluster").exists(), "the secret seed was left lying about"
 
 
 def test_jobs_of_a_head_that_was_killed_are_found_by_the_next(light):
-    for name in NAMES:
-        (light / "class" / name / "toy" / "plan.py").write_text("wait 3")
-    head = run(light, "--cluster", "local", "--jobs", "3")
+    toy.plan(light, "wait 3", *NAMES)
+    head = toy.head(light, "--cluster", "local", "--jobs", "3")
     deadline = time.monotonic() + 300
-    while len(judged(light)) < 3 and time.monotonic() < deadline and head.poll() is None:
+    while len(toy.judged(light)) < 3 and time.monotonic() < deadline and head.poll() is None:
         time.sleep(0.05)
     os.kill(head.pid, signal.SIGKILL)
     head.communicate()
-    with Gradebook(light / "out" / "gradebook.sqlite", write=False) as book:
+    with reading(light / "out") as book:
         seed = book.latest_run().seed
-    second = run(light, "--json", "--cluster", "local", "--jobs", "3", "--resume")
-    told, said = second.communicate(timeout=600)
-    assert second.returncode == 0, said
-    assert sorted(json.loads(told)["submissions"]) == list(NAMES)
-    assert sorted(judged(light)) == list(NAMES), "what was being judged was judged again"
-    with Gradebook(light / "out" / "gradebook.sqlite", write=False) as book:
+    code, got, said = graded_on(light, "--cluster", "local", "--jobs", "3", "--resume")
+    assert code == 0, said
+    assert sorted(got) == sorted(toy.judged(light)) == list(NAMES), "what was being judged was judged again"
+    with reading(light / "out") as book:
         assert book.latest_run().seed == seed

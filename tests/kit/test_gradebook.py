@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,8 @@ from hypothesis import strategies as st
 
 from grader.gradebook import FORMAT, Flag, Gradebook, GradebookError, Graded
 from lab.course.assignment import ROOT, default
-from lab.course.scoring import Result
 
-RUN = {"seed": "0123abcd", "profile": "tour", "isolation": "bubblewrap", "assignment": "f" * 64}
-
-
-def result(test: str = "test_a", outcome: str = "passed", **fields: object) -> Result:
-    return Result("ddp.naive", "numerics", f"tests/ddp/test_naive.py::{test}", "", outcome, **fields)  # type: ignore[arg-type]
+from .classroom import ABOUT, RUN, refused, result
 
 
 @pytest.fixture
@@ -33,10 +27,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_recorded_comes_back(path: Path) -> None:
+    failed = result(outcome="failed", test="b", message="off by one", seconds=0.25, output="hi", public="passed",
+                    instrumented=True)  # fmt: skip
     graded = Graded(
-        "ada", "submissions/ada.zip", "a" * 64, "graded", "", 12.5, ["left out: .git/"],
-        [result(), result("test_b", "failed", reason="assertion", message="off by one", seconds=0.25,
-                          output="hi", public="passed", instrumented=True)],
+        "ada", "submissions/ada.zip", "a" * 64, "graded", "", 12.5, ["left out: .git/"], [result(), failed],
         [Flag("forged results", "wrote results.json")],
     )  # fmt: skip
     refused = Graded("bob", "submissions/bob.zip", "b" * 64, "refused", "not an archive")
@@ -47,10 +41,7 @@ def test_what_was_recorded_comes_back(path: Path) -> None:
     with Gradebook(path, write=False) as book:
         assert list(book.graded(run).items()) == [("ada", graded), ("bob", refused)]
         latest = book.latest_run()
-        assert latest is not None
-        assert (latest.id, latest.seed, latest.versions, latest.commit) == (
-            run, "0123abcd", {"torch": "2.13.0"}, "c0ffee",
-        )  # fmt: skip
+    assert latest == replace(ABOUT, id=run, started=latest.started)
 
 
 def test_recording_again_replaces_and_other_runs_stay(path: Path) -> None:
@@ -58,33 +49,17 @@ def test_recording_again_replaces_and_other_runs_stay(path: Path) -> None:
         assert book.latest_run() is None
         first, second = book.start_run(**RUN), book.start_run(**RUN)
         book.record(first, Graded("ada", results=[result()], flags=[Flag("x", "y")]))
-        book.record(second, Graded("ada", results=[result(), result("test_b")]))
-        book.record(second, Graded("ada", results=[result("test_c", "failed")]))
+        book.record(second, Graded("ada", results=[result(), result(test="b")]))
+        book.record(second, Graded("ada", results=[result(outcome="failed", test="c")]))
         assert [r.test[-6:] for r in book.graded(second)["ada"].results] == ["test_c"]
         assert [len(book.graded(first)["ada"].results), len(book.graded(first)["ada"].flags)] == [1, 1]
         assert [r.id for r in book.runs()] == [first, second]
-    db = sqlite3.connect(path)
-    assert db.execute("SELECT count(*) FROM result").fetchone() == (2,), "a replaced submission left results behind"
-
-
-def test_a_flag_never_changes_a_grade(path: Path) -> None:
-    with Gradebook(path) as book:
-        run = book.start_run(**RUN)
-        book.record(run, Graded("a", results=[result()]))
-        book.record(run, Graded("b", results=[result()], flags=[Flag("forged results", "…")]))
-    db = sqlite3.connect(path)
-    rows = db.execute("SELECT earned, possible, not_run FROM submission ORDER BY name").fetchall()
-    assert rows[0] == rows[1] == (10.0, 10.0, 25.0)
-
-
-def test_points_come_from_results_not_from_stored_totals(path: Path) -> None:
-    with Gradebook(path) as book:
-        run = book.start_run(**RUN)
-        book.record(run, Graded("ada", results=[result(outcome="failed")]))
     with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM result").fetchone() == (2,), "a replaced one left results behind"
         db.execute("UPDATE submission SET earned = 35")
     with Gradebook(path, write=False) as book:
-        assert not any(s.earned for s in book.graded(run)["ada"].scores(default()))
+        scores = book.graded(second)["ada"].scores(default())
+    assert not any(s.earned for s in scores), "points come from results, not from stored totals"
 
 
 HOSTILE = st.text(st.characters(), max_size=60) | st.sampled_from(
@@ -115,52 +90,30 @@ def test_nothing_from_a_submission_breaks_it(tmp_path_factory: pytest.TempPathFa
 KILLED = """
 import os, signal, sys
 from grader.gradebook import Gradebook, Graded
-from lab.course.scoring import Result
+from tests.kit.classroom import RUN, result
 class Deadly(list):
     def __iter__(self):  # the transaction reads results one by one
         for i, r in enumerate(list.__iter__(self)):
             if i == 40: os.kill(os.getpid(), signal.SIGKILL)
             yield r
 book = Gradebook(sys.argv[1])
-run = book.start_run(seed="1", profile="core", isolation="process", assignment="a")
-results = [Result("ddp.naive", "numerics", f"t::test_{i}", "", "passed") for i in range(60)]
-for i in range(int(sys.argv[2])):
+run = book.start_run(**RUN)
+results = [result(test=f"{i}") for i in range(60)]
+for i in range(3):
     book.record(run, Graded(f"s{i}", results=results))
-    print(f"s{i}", flush=True)
-if sys.argv[3] == "middle":
-    graded = Graded("half")
-    graded.scores = lambda *_: []
-    graded.results = Deadly(results)
-    book.record(run, graded)
+graded = Graded("half")
+graded.scores = lambda *_: []
+graded.results = Deadly(results)
+book.record(run, graded)
 """
 
 
-def _child(path: Path, count: int, how: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", KILLED, str(path), str(count), how]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
 def test_kill_in_the_middle_of_record_leaves_the_rest_whole(path: Path) -> None:
-    child = _child(path, 3, "middle")
-    child.communicate(timeout=60)
-    assert child.returncode == -signal.SIGKILL
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
     with Gradebook(path) as book:  # opens at once: the lock died with its holder
         found = book.graded(1)
     assert {name: len(g.results) for name, g in found.items()} == {"s0": 60, "s1": 60, "s2": 60}
-
-
-def test_kill_at_a_random_moment_loses_nothing_that_was_recorded(path: Path) -> None:
-    child = _child(path, 100_000, "random")
-    assert child.stdout is not None
-    child.stdout.readline()
-    time.sleep(random.uniform(0.02, 0.2))
-    child.kill()
-    recorded = {"s0", *(line.strip() for line in child.stdout if line.endswith("\n"))}
-    child.wait()
-    with Gradebook(path) as book:
-        found = book.graded(1)
-    assert recorded <= set(found), f"recorded, then lost: {sorted(recorded - set(found))}"
-    assert {len(g.results) for g in found.values()} == {60}
 
 
 def test_an_exception_in_record_leaves_nothing_behind(path: Path) -> None:
@@ -218,10 +171,8 @@ def test_what_is_no_gradebook_is_refused_in_one_line_and_left_alone(path: Path, 
     make(path)
     before = path.read_bytes() if path.is_file() else b""
     for write in (True, False):
-        with pytest.raises(GradebookError, match=says) as error:
+        with refused(GradebookError, says, str(path)):
             Gradebook(path, write=write)
-        assert "\n" not in str(error.value)
-        assert str(path) in str(error.value)
     assert before == (path.read_bytes() if path.is_file() else b"")
 
 

@@ -64,27 +64,18 @@ def run(root: Path, **environment: str) -> tuple[dict, str]:
 def assert_valid(results: dict) -> None:
     """What Gradescope's specification asks of results.json."""
     assert isinstance(results["score"], float)
-    assert results["visibility"] in VISIBILITY
-    assert results["stdout_visibility"] == "hidden"
-    assert results["test_output_format"] == "text"
+    assert (results["stdout_visibility"], results["test_output_format"]) == ("hidden", "text")
     assert results["tests"]
     for test in results["tests"]:
         assert 0 <= test["score"] <= test["max_score"]
         assert test["status"] in ("passed", "failed")
-        assert test["visibility"] in VISIBILITY
-        assert isinstance(test["name"], str)
-        assert isinstance(test["output"], str)
+        assert {type(test["name"]), type(test["output"])} == {str}
+    assert {results["visibility"], *(test["visibility"] for test in results["tests"])} <= VISIBILITY
     assert results["score"] >= earned(results) - 1e-3, "a share of all points is never less than the points"
 
 
 def earned(results: dict) -> float:
     return sum(t["score"] for t in results["tests"])
-
-
-def assert_failed(results: dict, said: str) -> None:
-    assert results["score"] == 0
-    assert "The grader failed" in results["output"]
-    assert "Traceback" not in json.dumps(results), said
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "uid"])
@@ -94,9 +85,7 @@ def test_an_example_is_graded_as_anywhere_else(autograder, isolation):
     path = os.environ["PATH"]
     if isolation == "uid":  # as in a container that may not make namespaces
         (autograder / "bin").mkdir()
-        (autograder / "bin" / "bwrap").write_text(
-            "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
-        )
+        (autograder / "bin" / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n")
         (autograder / "bin" / "bwrap").chmod(0o755)
         path = f"{autograder / 'bin'}:{path}"
     results, said = run(autograder, PATH=path)
@@ -105,48 +94,42 @@ def test_an_example_is_graded_as_anywhere_else(autograder, isolation):
     assert results["execution_time"] > 0
     assert results["output"].startswith("Handed in 1 d 2 h after the due date.")
     assert results["extra_data"] == {"late_s": 26 * 3600}
-    assert results["leaderboard"] == [
-        {"name": "points", "value": pytest.approx(earned(results), abs=0.01), "order": "desc"}
-    ]
+    (row,) = results["leaderboard"]
+    assert row == {"name": "points", "value": pytest.approx(earned(results), abs=0.01), "order": "desc"}
     settings = json.loads((autograder / "source" / "settings.json").read_text())
     for secret in (settings["seed"], CANARY, str(autograder), "ada@example.com"):
         assert secret not in json.dumps(results)
     assert autograder.stat().st_mode & 0o77 == 0, "a submission's user could read the tests and the seed"
 
 
-def test_where_no_isolation_is_to_be_had_nothing_is_run(autograder, tmp_path):
-    (tmp_path / "bin").mkdir()
-    for tool in ("bash", "chmod", "cp", "mkdir"):
-        (tmp_path / "bin" / tool).symlink_to(
-            next(p for p in (Path("/bin") / tool, Path("/usr/bin") / tool) if p.exists())
-        )
-    results, said = run(autograder, PATH=str(tmp_path / "bin"))
-    assert_failed(results, said)
-    assert "no isolation: bubblewrap is not installed" in said
-
-
-@pytest.mark.parametrize("how", ["no python", "settings", "killed"])
+@pytest.mark.parametrize("how", ["no python", "settings", "killed", "no isolation"])
 def test_a_crash_of_the_grader_is_told_as_one(autograder, tmp_path, how):
+    environment, why = {}, ""
     if how == "no python":
-        results, said = run(autograder, AUTOGRADER_VENV=str(tmp_path / "nowhere"))
+        environment = {"AUTOGRADER_VENV": str(tmp_path / "nowhere")}
     elif how == "settings":
         (autograder / "source" / "settings.json").write_text("{")
-        results, said = run(autograder)
-        assert "JSONDecodeError" in said, "the instructor is not told why"
+        why = "JSONDecodeError"
+    elif how == "killed":
+        (autograder / "source/grader/gradescope/harness.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     else:
-        harness = autograder / "source" / "grader" / "gradescope" / "harness.py"
-        harness.write_text("import os\nos.kill(os.getpid(), 9)\n")
-        results, said = run(autograder)
-    assert_failed(results, said)
+        environment, why = {"PATH": str(tmp_path / "bin")}, "no isolation: bubblewrap is not installed"
+        (tmp_path / "bin").mkdir()
+        for tool in ("bash", "chmod", "cp", "mkdir"):
+            (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    results, said = run(autograder, **environment)
+    assert results["score"] == 0
+    assert "The grader failed" in results["output"]
+    assert "Traceback" not in json.dumps(results), said
+    assert why in said, "the instructor is not told why"
 
 
 def test_the_archive_holds_no_solution_and_a_seed_of_its_own():
     one, other = archive.files(PROFILE), archive.files(PROFILE)
     tops = {name.partition("/")[0] for name in one}
     assert tops.isdisjoint({"reference", "student", "notebooks", "examples", "benchmarks"})
-    assert not [
-        n for n in one if n.startswith(("tests/kit/", "grader/mutants/", "grader/variants/", "grader/hostile/"))
-    ]
+    ours = ("tests/kit/", "grader/mutants/", "grader/variants/", "grader/hostile/")
+    assert not [n for n in one if n.startswith(ours)]
     assert {name for name in one if one[name] != other[name]} == {"settings.json"}
     assert json.loads(one["settings.json"])["profile"] == PROFILE
     assert set(default().profiles[PROFILE]) == set(EXPECTED[EXAMPLE]["points"])

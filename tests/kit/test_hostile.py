@@ -16,7 +16,6 @@ from grader.gradebook import Graded
 from grader.hostility import Outcome
 from grader.sandbox import available
 from lab.course.assignment import ROOT, default
-from lab.course.scoring import Result
 from lab.harness.inline import InlineRunner
 from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.ranks import operators
@@ -24,19 +23,17 @@ from lab.solution.framing import FORGED
 from tests.flash_attention import probes_speed
 
 from . import probes
+from .classroom import result
 
 CORPUS = hostile.read()
 SLOW = ("archive-bomb", "endless-work", "disk-bomb", "memory-bomb", "fork-bomb")  # left to `make hostile`
 
 
-def test_there_are_many_attacks_in_many_techniques():
+def test_there_are_many_attacks_in_many_techniques_and_each_says_what_must_become_of_it():
     assert len(CORPUS) >= 60
     used = {attack.technique for attack in CORPUS}
     assert used == set(hostile.techniques()), "a technique without an attack is a promise that is not kept"
     assert len(used) >= 25
-
-
-def test_every_attack_says_what_must_become_of_it():
     for attack in CORPUS:
         assert attack.why, attack.name
         assert 0 <= attack.must_earn <= 1, attack.name
@@ -63,17 +60,6 @@ def test_an_entry_that_is_wrong_is_named(change, message):
         hostile._attack("some.toml", "x", {**entry, **change})
 
 
-def test_the_honest_are_every_exercise_and_every_variant():
-    honest = hostile.honest()
-    names = [a.name for a in honest]
-    assert len({*names}) == len(names)
-    assert {a.exercise for a in honest if not a.edits} == {*default().exercises}
-    assert sum(bool(a.edits) for a in honest) == sum(len(mutants.read("variant", s.name)) for s in default().stages)
-    assert hostility.chosen((), [names[0]], honestly=True) == [honest[0]]
-    with pytest.raises(hostile.HostileError, match="--technique"):
-        hostility.chosen(["pickle"], (), honestly=True)
-
-
 def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path):
     if why := available()["bubblewrap"]:
         pytest.skip(f"no sandbox: {why}")
@@ -90,25 +76,33 @@ def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path
 
 def test_what_an_honest_one_needs_is_the_references_and_what_did_not_run_is_not_lost():
     compiles = next(a for a in hostile.honest() if a.exercise == "flash_attention.compiles_for_hopper")
-    passed = Result(compiles.exercise, "property", "t", "", "passed")
     for outcome, must in (("passed", ""), ("failed", "earned 0.000"), ("not_run", "needs a GPU")):
-        results = [replace(passed, outcome=outcome, reason="needs a GPU")]
-        told = hostility._outcome(compiles, Graded("s", "s", "", results=results), [])
+        graded = Graded("s", results=[result(compiles.exercise, outcome, "property", reason="needs a GPU")])
+        told = hostility._outcome(compiles, graded, [])
         assert ("; ".join(told.wrong) or told.not_run).startswith(must)
         assert bool(must) == bool(told.wrong or told.not_run)
-    attack = replace(compiles, technique="pickles")
-    left = hostility._outcome(attack, Graded("s", "s", "", results=results), ["a process"])
+    left = hostility._outcome(replace(compiles, technique="pickles"), graded, ["a process"])
     assert not left.not_run
     assert "left behind: a process" in left.wrong
 
 
+def test_the_honest_are_every_exercise_and_every_variant():
+    honest = hostile.honest()
+    names = [a.name for a in honest]
+    assert len({*names}) == len(names)
+    assert {a.exercise for a in honest if not a.edits} == {*default().exercises}
+    assert sum(bool(a.edits) for a in honest) == sum(len(mutants.read("variant", s.name)) for s in default().stages)
+    assert hostility.chosen((), [names[0]], honestly=True) == [honest[0]]
+    with pytest.raises(hostile.HostileError, match="--technique"):
+        hostility.chosen(["pickle"], (), honestly=True)
+
+
 def sample() -> list[hostile.Attack]:
     """One of each kind, of those that are quick; drawn anew when the corpus changes."""
-    draw, quick = random.Random(len(CORPUS)), [a for a in CORPUS if a.technique not in SLOW and not a.open]
-    small = [a for a in quick if a.exercise == hostility.NEIGHBOUR]
-    kinds = (lambda a: a.archive, lambda a: 0 < a.must_earn < 1, lambda a: a.must_earn == 1)
+    draw = random.Random(len(CORPUS))
+    small = [a for a in CORPUS if a.technique not in SLOW and not a.open and a.exercise == hostility.NEIGHBOUR]
     chosen: list[hostile.Attack] = []
-    for of_kind in kinds:
+    for of_kind in (lambda a: a.archive, lambda a: 0 < a.must_earn < 1, lambda a: a.must_earn == 1):
         chosen.append(draw.choice([a for a in small if of_kind(a) and a not in chosen]))
     return chosen
 
@@ -117,7 +111,7 @@ def test_a_sample_earns_what_it_must_and_harms_nobody(tmp_path):
     if why := available()["bubblewrap"]:
         pytest.skip(f"no sandbox: {why}")
     outcomes = list(hostility.grade(sample(), tmp_path, jobs=2))
-    assert len(outcomes) == len(sample())
+    assert len(outcomes) == 3
     assert not [f"{o.attack.name}: {'; '.join(o.wrong)}" for o in outcomes if o.wrong]
     assert (tmp_path / "report" / "index.html").is_file()
 
@@ -128,19 +122,15 @@ def outcome(**fields) -> Outcome:
     return replace(Outcome(attack, 0.0, ["forbidden call"], "line 3"), **fields)
 
 
-def test_an_outcome_as_it_must_be_is_not_wrong():
-    assert outcome().wrong == []
-    assert outcome(not_run="no memory cgroup here", earned=1.0).wrong == []
-
-
 @pytest.mark.parametrize(
-    "fields",
-    [{"earned": 0.1}, {"evidence": ""}, {"neighbour": "earned 0 of 3"}, {"left": ["process 7 (sh)"]},
-     {"seconds": 1e4}, {"broken": "the attack could not be judged"}],
-    ids=lambda fields: next(iter(fields)),
+    ("fields", "wrong"),
+    [({}, 0), ({"not_run": "no memory cgroup here", "earned": 1.0}, 0), ({"earned": 0.1}, 1), ({"evidence": ""}, 1),
+     ({"neighbour": "earned 0 of 3"}, 1), ({"left": ["process 7 (sh)"]}, 1), ({"seconds": 1e4}, 1),
+     ({"broken": "the attack could not be judged"}, 1)],
+    ids=str,
 )  # fmt: skip
-def test_whatever_is_not_as_it_must_be_is_told(fields):
-    assert len(outcome(**fields).wrong) == 1
+def test_whatever_is_not_as_it_must_be_is_told(fields, wrong):
+    assert len(outcome(**fields).wrong) == wrong
 
 
 def test_an_open_attack_may_earn_and_a_closed_one_may_not_be_called_open():
@@ -157,35 +147,29 @@ def test_what_busy_cores_left_undecided_is_neither_earned_nor_lost():
     assert outcome(attack=must, earned=0.8).wrong == [], "an attack may earn less than its honest code"
     assert outcome(attack=must, earned=1.0, undecided=0.0).wrong
     kinds = {"numerics": "passed", "property": "passed", "timing": "inconclusive"}
-    results = [Result("ddp.overlapped", kind, f"t_{kind}", "", how, "busy cores") for kind, how in kinds.items()]
-    graded, attack = Graded("x", results=results), replace(must, exercise="ddp.overlapped")
-    got = hostility._outcome(attack, graded, [], graded, [])
+    graded = Graded("x", results=[result("ddp.overlapped", how, kind) for kind, how in kinds.items()])
+    got = hostility._outcome(replace(must, exercise="ddp.overlapped"), graded, [], graded, [])
     assert (got.earned, got.undecided) == (pytest.approx(0.9), pytest.approx(0.1))
 
 
 def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():
-    def ended(results, flags=()):
-        return Graded("x", results=results, flags=list(flags))
-
-    names = {e.id: e for e in default().exercises.values()}
-    good = [Result(hostility.NEIGHBOUR, kind, f"t_{kind}", "", "passed") for kind in ("numerics", "property")]
-    bad = [*good, Result(hostility.NEIGHBOUR, "numerics", "other", "", "failed", "crashed", "gone")]
-    attack = replace(outcome().attack, exercise=hostility.NEIGHBOUR)
-    assert hostility.NEIGHBOUR in names
-    assert hostility._outcome(attack, ended(good), [], ended(good), []).neighbour == ""
-    assert "earned" in hostility._outcome(attack, ended(good), [], ended(bad), []).neighbour
-    assert hostility._outcome(attack, ended(good), [], ended([]), []).neighbour, "one that was not judged"
+    id = default().exercise(hostility.NEIGHBOUR).id
+    good = [result(id, kind=kind) for kind in ("numerics", "property")]
+    bad = [*good, result(id, "failed", test="other", reason="crashed", message="gone")]
     flag = batch.Flag("forbidden call", "x")
-    assert "forbidden call" in hostility._outcome(attack, ended(good), [], ended(good, [flag]), []).neighbour
+    for results, flags, says in ((good, [], ""), (bad, [], "earned"), ([], [], "earned"), (good, [flag], flag.kind)):
+        neighbour = Graded("x", results=results, flags=flags)
+        told = hostility._outcome(replace(outcome().attack, exercise=id), Graded("x", results=good), [], neighbour, [])
+        assert says in told.neighbour
+        assert bool(told.neighbour) == bool(says)
 
 
 def test_what_passes_raises_no_flag_and_so_no_variant_does():
     """Variants and the reference pass every test, as `grader mutants` sees to."""
-    passed = Result("ddp.naive", "numerics", "t", "", "passed")
-    assert not [*batch._flags([passed, replace(passed, outcome="not_run", reason="no GPU")])]
+    assert not [*batch._flags([result(), result(outcome="not_run", reason="no GPU")])]
     for reason, message in (("forbidden", "x"), ("crashed", "x"), ("refused", FORGED)):
-        assert len([*batch._flags([replace(passed, outcome="failed", reason=reason, message=message)])]) == 1
-    assert not [*batch._flags([replace(passed, outcome="failed", reason="assertion")])], "wrong is not dishonest"
+        assert len([*batch._flags([result(outcome="failed", reason=reason, message=message)])]) == 1
+    assert not [*batch._flags([result(outcome="failed")])], "wrong is not dishonest"
 
 
 HONEST = """

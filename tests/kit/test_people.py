@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import csv
 import html
-import io
-import zipfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from grader import people
-from grader.cli import app
-from grader.gradebook import Gradebook, Graded
-from grader.submissions import find
+from grader.graded import Graded
+from grader.submissions import Submission, find
 from lab.course.assignment import default
-from lab.course.scoring import Result
+
+from .classroom import passed, recorded, refused, result, say
+from .test_submissions import a_zip
 
 A = default()
 IDS = A.profiles["tour"]
-RUN = {"seed": "0123abcd", "profile": "tour", "isolation": "process", "assignment": "f" * 64}
 GRADESCOPE = """
 submission_11:
   :submitters:
@@ -51,55 +48,37 @@ Points Possible,,,,100
 """
 
 
-def a_zip(members: dict[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return packed.getvalue()
-
-
 def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
-    own = a_zip({"ddp/naive.py": b"x = 1\n"})
+    def opened(name: str, members: dict[str, bytes], told=print) -> list[Submission]:
+        return find([a_zip(tmp_path / name, members)], told, tmp_path / "out")
+
+    (one,) = opened("one.zip", {"ddp/naive.py": b"x = 1\n"})
+    assert one.path == tmp_path / "one.zip"
+    own = one.path.read_bytes()
     canvas = {f"{name}_10{i}_9{i}_kit.zip": own for i, name in enumerate(("ada", "bob"))}
-    (tmp_path / "canvas.zip").write_bytes(a_zip(canvas))
-    assert [s.name for s in find([tmp_path / "canvas.zip"], into=tmp_path / "out")] == [n[:-4] for n in canvas]
+    assert [s.name for s in opened("canvas.zip", canvas)] == [n[:-4] for n in canvas]
     scope = {f"assignment_7_export/submission_{n}/ddp/naive.py": b"x = 1\n" for n in (11, 12)}
     scope["assignment_7_export/submission_metadata.yml"] = GRADESCOPE.encode()
-    (tmp_path / "scope.zip").write_bytes(a_zip(scope))
-    found = find([tmp_path / "scope.zip"], into=tmp_path / "out")
+    found = opened("scope.zip", scope)
     assert [s.name for s in found] == ["submission_11", "submission_12"]
     assert (found[0].path.parent / "submission_metadata.yml").read_text() == GRADESCOPE
     assert find([tmp_path / "scope.zip"], into=tmp_path / "out") == found, "opened again, it is the same"
-    evil = {"../out.zip": own, "/abs.zip": own, "fine.zip": own}
-    (tmp_path / "evil.zip").write_bytes(a_zip(evil))
     told: list[str] = []
-    assert [s.name for s in find([tmp_path / "evil.zip"], told.append, tmp_path / "out")] == ["fine"]
+    evil = {"../out.zip": own, "/abs.zip": own, "fine.zip": own}
+    assert [s.name for s in opened("evil.zip", evil, told.append)] == ["fine"]
     assert "left out for their names, or as links: ../out.zip" in told[0]
     assert not (tmp_path / "out.zip").exists()
-    (tmp_path / "one.zip").write_bytes(own)
-    assert [s.path for s in find([tmp_path / "one.zip"], into=tmp_path / "out")] == [tmp_path / "one.zip"]
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """A graded class of one group and one student by herself, and Gradescope's list of them."""
-    results = [Result(id, "numerics", f"t::test_{id}", "", "passed") for id in IDS]
-    failed = [*results[:2], Result(IDS[2], "numerics", "t::a", "", "failed", "assertion", "~~~\n| wrong |")]
-    with Gradebook(tmp_path / "gradebook.sqlite") as book:
-        run = book.start_run(**RUN)
-        book.record(run, Graded("submission_11", results=results))
-        book.record(run, Graded("submission_12", results=failed))
+    failed = [*passed(IDS[:2]), result(IDS[2], "failed", message="~~~\n| wrong |")]
+    recorded(tmp_path, Graded("submission_11", results=passed(IDS)), Graded("submission_12", results=failed))
     (tmp_path / "submission_metadata.yml").write_text(GRADESCOPE)
     (tmp_path / "roster.csv").write_text(ROSTER)
     (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\npercent_a_day = 10\n")
     return tmp_path
-
-
-def say(out: Path, *arguments: str) -> str:
-    done = CliRunner().invoke(app, [*(a.format(out=out) for a in arguments), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
@@ -134,10 +113,8 @@ def test_classrooms_list_is_taken(tmp_path: Path) -> None:
 )
 def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(people.PeopleError) as caught:
+    with refused(people.PeopleError, says):
         people.from_list(tmp_path / name)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("hints", [0, 1, 3])

@@ -6,7 +6,7 @@ import pytest
 
 from lab.cluster.schedule import Action, ScheduleError, check, drawn
 from lab.plots.schedule import schedule
-from tests.mesh.schedules import draw_any, gpipe, most_alive, one_forward_one_backward
+from tests.mesh.schedules import gpipe, most_alive, one_forward_one_backward
 
 
 def actions(ranks: list) -> list[list[Action]]:
@@ -19,17 +19,14 @@ def line(text: str) -> list[Action]:
     return [Action(kinds[w[0]], *map(int, w[1:].split("."))) for w in text.split()]
 
 
-def test_a_schedule_played_by_hand():
-    played = check([line("F0 F1 B0 B1"), line("F0 B0 F1 B1")], 2)
+def test_a_schedule_played_by_hand_and_drawn_in_text():
+    by_hand = [line("F0 F1 B0 B1"), line("F0 B0 F1 B1")]
+    played = check(by_hand, 2)
     assert played.starts == [[0, 1, 4, 7], [1, 2, 4, 5]]
     assert played.ends == [[1, 2, 6, 9], [2, 4, 5, 7]]
     assert (played.length, played.busy, played.bubble, played.live) == (9, 6, 0.5, [2, 1])
-    slow = check([line("F0 F1 B0 B1"), line("F0 B0 F1 B1")], 2, forward=2, backward=2)
+    slow = check(by_hand, 2, forward=2, backward=2)
     assert (slow.length, slow.bubble) == (12, 0.5)
-
-
-def test_a_schedule_is_drawn_in_text():
-    played = check([line("F0 F1 B0 B1"), line("F0 B0 F1 B1")], 2)
     assert drawn(played) == "rank 0  F0 F1 ·  ·  B0 B0 ·  B1 B1\nrank 1  ·  F0 B0 B0 F1 B1 B1 ·  ·"
     assert all(len(row) == 20 and row.endswith(" …") for row in drawn(played, 20).splitlines())
     two = check(actions(one_forward_one_backward(1, 1, 2)), 1, 2)
@@ -77,15 +74,6 @@ def test_what_is_no_schedule_is_told_in_one_line(ranks, chunks, says):
 def test_a_kind_that_is_none_is_refused():
     with pytest.raises(ValueError, match="expected an action's kind among forward, backward, got 'Forward'"):
         Action("Forward", 0)
-
-
-def test_drawn_schedules_are_schedules():
-    from lab.harness.rng import Rng
-
-    rng = Rng("public", "drawn")
-    for _ in range(20):
-        stages, micro_batches, chunks = rng.integers(1, 4), rng.integers(1, 5), rng.integers(1, 3)
-        check(actions(draw_any(rng, stages, micro_batches, chunks)), micro_batches, chunks)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])

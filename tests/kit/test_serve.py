@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -20,20 +21,18 @@ from grader.graded import Answer, Mark
 from grader.report import page_name
 from grader.serve import shelf as shelves
 from lab.course import questions
-from lab.course.scoring import Result
+
+from .classroom import latest, reading, recorded, refused, result, say
 
 EVIL = "<script>alert(1)</script>"
 QUESTION = "ddp.timeline"
 CRITERIA = [c.name for c in questions.default().questions[QUESTION].criteria]
 WORD = "a long word"
-RUN = {"seed": "5ec2e7", "profile": "core", "isolation": "process", "assignment": "f" * 64}
 
 
 def submission(name: str, text: str = "Because it overlaps.") -> Graded:
-    result = Result("ddp.naive", "numerics", f"tests/ddp/test_naive.py::{EVIL}", "", "failed", "assertion", EVIL)
-    return Graded(
-        name, results=[result], answers=[Answer(QUESTION, text, "prose")], flags=[Flag("forbidden call", EVIL)]
-    )
+    failed, flags = result(outcome="failed", test=EVIL, message=EVIL), [Flag("forbidden call", EVIL)]
+    return Graded(name, results=[failed], answers=[Answer(QUESTION, text, "prose")], flags=flags)
 
 
 @pytest.fixture
@@ -42,13 +41,15 @@ def out(tmp_path: Path) -> Path:
 
 
 def filled(tmp_path: Path) -> Path:
-    with Gradebook(tmp_path / "gradebook.sqlite") as book:
-        run = book.start_run(**RUN)
-        for g in (submission("ada", EVIL), submission("bob"), submission(EVIL)):
-            book.record(run, g)
-        staff = [serve.account(login, "staff", "", WORD) for login in ("tess", "tom")]
-        book.admit([*staff, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob"))])
+    recorded(tmp_path, submission("ada", EVIL), submission("bob"), submission(EVIL), profile="core")
+    admit(tmp_path, *(serve.account(login, "staff", "", WORD) for login in ("tess", "zoë")))
+    admit(tmp_path, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob")))
     return tmp_path
+
+
+def admit(out: Path, *accounts) -> None:
+    with Gradebook(out / "gradebook.sqlite") as book:
+        book.admit([*accounts])
 
 
 @pytest.fixture
@@ -93,10 +94,6 @@ def hidden(page: str, name: str) -> str:
 def decide(person: Client, page: str, **form: object):
     version = hidden(page, "version")
     return person.post("/student/ada", "/student/ada/decide", **{"version": version, "why": "ill", **form})
-
-
-def book(out: Path) -> Gradebook:
-    return Gradebook(out / "gradebook.sqlite", write=False)
 
 
 def addresses(app) -> list[tuple[str, str]]:
@@ -146,27 +143,22 @@ def test_staff_open_every_page(app):
             assert tess.get(path).status_code == 200, path
 
 
-@pytest.mark.parametrize("password", ["", "a long wore", "A long word"])
-def test_a_wrong_password_opens_nothing_and_ten_close_the_door(app, password):
-    for _ in range(serve.TRIES):
+def test_a_wrong_password_opens_nothing_and_ten_close_the_door(app):
+    for _, password in zip(range(serve.TRIES), itertools.cycle(["", "a long wore", "A long word"]), strict=False):
         assert Client(app, "tess", password).login.status_code == 401
     assert Client(app, "tess").login.status_code == 429
-    assert Client(app, "nobody", password).login.status_code == 401
+    assert Client(app, "nobody").login.status_code == 401
 
 
-def test_a_new_password_ends_the_sessions_of_before(app, out):
+def test_a_new_password_ends_the_sessions_of_before_and_none_is_in_the_book_or_a_script(app, out):
     tess = Client(app, "tess")
     assert tess.get("/").status_code == 200
-    with Gradebook(out / "gradebook.sqlite") as book:
-        book.admit([serve.account("tess", "staff", "", "another word")])
+    admit(out, serve.account("tess", "staff", "", "another word"))
     assert tess.get("/").status_code == 302
     assert Client(app, "tess").login.status_code == 401
     assert Client(app, "tess", "another word").get("/").status_code == 200
-
-
-def test_passwords_are_hashed_and_cookies_closed(app, out):
     assert WORD.encode() not in (out / "gradebook.sqlite").read_bytes()
-    cookie = Client(app, "tess").login.headers["Set-Cookie"]
+    cookie = Client(app, "zoë").login.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Lax" in cookie
 
@@ -176,7 +168,7 @@ def test_nothing_is_taken_without_the_token(app, out):
     for method, path in addresses(app):
         if method == "POST":
             assert tess.client.post(path, data={"why": "x"}).status_code == 400, path
-    with book(out) as found:
+    with reading(out) as found:
         assert (found.decisions(), found.threads()) == ([], {})
 
 
@@ -198,27 +190,22 @@ def test_what_submissions_say_is_text(app):
 def test_a_decision_counts_and_says_who(app, out):
     tess = Client(app, "tess")
     assert decide(tess, tess.page("/student/ada"), kind="adjust", value=2, exercise="ddp.naive").status_code == 303
-    done = CliRunner().invoke(commands, ["decisions", "--json", "--out", str(out)])
-    assert '"by": "tess"' in done.stdout
-    with book(out) as found:
+    assert '"by": "tess"' in say(out, "decisions", "--json")
+    with reading(out) as found:
         (made,) = found.decisions()
-        assert (made.kind, made.name, made.exercise, made.value, made.why) == ("adjust", "ada", "ddp.naive", 2, "ill")
+    assert (made.kind, made.name, made.exercise, made.value, made.why) == ("adjust", "ada", "ddp.naive", 2, "ill")
     assert "tess" in tess.page("/decisions")
     assert tess.post("/student/ada", "/withdraw/1", why="mistaken").status_code == 303
     assert tess.post("/student/ada", "/withdraw/1", why="again").status_code == 400
-    with book(out) as found:
-        assert found.graded(1)["ada"].decisions == []
+    assert latest(out)["ada"].decisions == []
 
 
 @pytest.mark.parametrize(
     ("form", "words"),
     [
         ({"kind": "adjust", "value": "nan"}, "expected a number of -10000 to 10000"),
-        ({"kind": "adjust", "value": "two"}, "expected a number of -10000 to 10000"),
-        ({"kind": "adjust", "value": "99", "exercise": "ddp.naive"}, "leave --exercise out to give a bonus"),
         ({"kind": "adjust", "value": "1", "why": " "}, "expected a reason"),
         ({"kind": "exclude"}, "expected what is not to count"),
-        ({"kind": "exclude", "exercise": "ddp.nope"}, "expected one that is graded"),
         ({"kind": "extend", "value": "-1"}, "expected a number of 0 to 365"),
         ({"kind": "policy"}, "expected one of adjust, exclude, extend"),
     ],
@@ -228,7 +215,7 @@ def test_what_a_command_would_refuse_is_refused(app, out, form, words):
     done = decide(tess, tess.page("/student/ada"), **form)
     assert done.status_code == 400
     assert words in done.text
-    with book(out) as found:
+    with reading(out) as found:
         assert found.decisions() == []
 
 
@@ -237,39 +224,27 @@ def test_marks_are_those_of_a_sheet(app, out):
     done = tess.mark("ada", "0.5", **{f"comment {CRITERIA[0]}": "say why"})
     assert done.location == f"/mark/{QUESTION}/bob", "the next one to mark"
     assert tess.mark("ada", "7").status_code == 400
-    with book(out) as found:
-        (mark,) = found.graded(1)["ada"].marks
+    (mark,) = latest(out)["ada"].marks
     assert (mark.points, mark.comment, mark.by) == (0.5, "say why", "tess")
 
 
 def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
     """The form shows two decimals, and comments in one line."""
-    text = written.text_id(submission("ada", EVIL).answers[0].given)
+    about = ("A. Lovelace", "2026-01-31 23:59:59", written.text_id(EVIL))
     with Gradebook(out / "gradebook.sqlite") as found:
-        found.mark(
-            [("ada", Mark(QUESTION, CRITERIA[0], 1 / 3, "one\ntwo", "A. Lovelace", "2026-01-31 23:59:59", text))]
-        )
+        found.mark([("ada", Mark(QUESTION, CRITERIA[0], 1 / 3, "one\ntwo", *about))])
     tess = Client(app, "tess")
     tess.mark("ada", "0.33", **{f"comment {CRITERIA[0]}": "one two"})
-    with book(out) as found:
-        (mark,) = found.graded(1)["ada"].marks
+    (mark,) = latest(out)["ada"].marks
     assert (mark.points, mark.by) == (1 / 3, "A. Lovelace")
-
-
-def test_a_login_is_any_name(app, out):
-    with Gradebook(out / "gradebook.sqlite") as book:
-        book.admit([serve.account("zoë", "staff", "", "a long word")])
-    assert Client(app, "zoë").get("/").status_code == 200
 
 
 def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
     ada, tess = Client(app, "ada"), Client(app, "tess")
     ada.post("/student/ada", "/student/ada/ask", exercise="ddp.naive", text="The message is wrong.", state="closed")
     assert "open" in tess.page("/requests"), "a student closes nothing"
-    done = CliRunner().invoke(
-        commands, ["requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close", "--out", str(out)]
-    )
-    assert "closed: ada: ddp.naive" in done.stdout
+    told = say(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close")
+    assert "closed: ada: ddp.naive" in told
     assert "It is." in ada.page("/student/ada")
 
 
@@ -302,28 +277,17 @@ def test_a_change_is_in_the_exports_soon_after(out, monkeypatch):
 
 
 def test_the_second_of_two_who_mark_is_shown_what_the_first_gave(app, out):
-    tess, tom = Client(app, "tess"), Client(app, "tom")
+    tess, zoe = Client(app, "tess"), Client(app, "zoë")
     path = f"/mark/{QUESTION}/ada"
-    first, second = tess.page(path), tom.page(path)
+    first, second = tess.page(path), zoe.page(path)
     assert tess.mark("ada", "1", first).status_code == 303
-    told = tom.mark("ada", "0", second)
+    told = zoe.mark("ada", "0", second)
     assert told.status_code == 409
     assert "1 by tess" in told.text
-    assert f'name="points {CRITERIA[0]}" type="number" min="0" max="1.0" step="any" value="0"' in told.text.replace(
-        'max="1"', 'max="1.0"'
-    ), "what tom gave stays in the form"
-    with book(out) as found:
-        assert [m.by for m in found.graded(1)["ada"].marks] == ["tess"]
-    assert tom.mark("ada", "0", told.text).status_code == 303
-
-
-def test_the_second_of_two_who_decide_is_asked_to_look_again(app, out):
-    tess, tom = Client(app, "tess"), Client(app, "tom")
-    first, second = tess.page("/student/ada"), tom.page("/student/ada")
-    assert decide(tess, first, kind="adjust", value=2).status_code == 303
-    assert decide(tom, second, kind="adjust", value=2).status_code == 409
-    with book(out) as found:
-        assert [d.by for d in found.decisions()] == ["tess"]
+    given = rf'name="points {CRITERIA[0]}" type="number" min="0" max="1(\.0)?" step="any" value="0"'
+    assert re.search(given, told.text), "what zoë gave stays in the form"
+    assert [m.by for m in latest(out)["ada"].marks] == ["tess"]
+    assert zoe.mark("ada", "0", told.text).status_code == 303
 
 
 def test_of_ten_who_save_at_the_same_moment_one_does(app, out):
@@ -332,19 +296,16 @@ def test_of_ten_who_save_at_the_same_moment_one_does(app, out):
     gate, codes = threading.Barrier(10), []
 
     def save(person: Client, page: str) -> None:
-        form = {"csrf_token": hidden(page, "csrf_token"), "version": hidden(page, "version")}
+        form = {name: hidden(page, name) for name in ("csrf_token", "version")}
         gate.wait()
-        codes.append(
-            person.client.post(
-                "/student/ada/decide", data={**form, "kind": "adjust", "value": 1, "why": "x"}
-            ).status_code
-        )
+        done = person.client.post("/student/ada/decide", data={**form, "kind": "adjust", "value": 1, "why": "x"})
+        codes.append(done.status_code)
 
     threads = [threading.Thread(target=save, args=pair) for pair in zip(people, pages, strict=True)]
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert sorted(codes) == [303] + [409] * 9
-    with book(out) as found:
+    with reading(out) as found:
         assert len(found.decisions()) == 1
 
 
@@ -357,13 +318,12 @@ def test_accounts_are_added_by_the_command(out):
     assert done.exit_code == 0, done.output
     assert Client(serve.create_app(out), "cyd").get("/").location == "/student/bob"
     for arguments, typed, words in (
-        (["dan", "--submission", "dan"], WORD, "expected one that is graded"),
-        (["dan", "--role", "boss"], WORD, "expected staff or student"),
-        (["dan", "--role", "staff"], "short", "at least 8 characters"),
+        ("dan --submission dan", WORD, "expected one that is graded"),
+        ("dan --role boss", WORD, "expected staff or student"),
+        ("dan --role staff", "short", "at least 8 characters"),
     ):
-        wrong = CliRunner().invoke(commands, [*add, *arguments], input=f"{typed}\n").exception
-        assert isinstance(wrong, Wrong)
-        assert words in str(wrong)
+        with refused(Wrong, words):
+            CliRunner().invoke(commands, [*add, *arguments.split()], input=f"{typed}\n", catch_exceptions=False)
 
 
 def test_prose_is_marked_by_keyboard_in_a_browser(app, out):
@@ -405,6 +365,5 @@ def test_prose_is_marked_by_keyboard_in_a_browser(app, out):
             until("location.pathname.endsWith('/bob')")
     finally:
         server.shutdown()
-    with book(out) as found:
-        given = [(m.criterion, m.points, m.comment, m.by) for m in found.graded(1)["ada"].marks]
+    given = [(m.criterion, m.points, m.comment, m.by) for m in latest(out)["ada"].marks]
     assert given == [(CRITERIA[0], 1, "ok", "tess"), (CRITERIA[1], 0.5, "", "tess")]

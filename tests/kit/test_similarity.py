@@ -9,13 +9,14 @@ import re
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
-from grader import cli, mutants, similarity
-from grader.gradebook import Flag, Gradebook, Graded
+from grader import mutants, similarity
+from grader.gradebook import Flag, Graded
 from grader.report import pairs as pages
 from grader.submissions import find
 from lab.course.assignment import ROOT, default
+
+from .classroom import latest, recorded, result, say
 
 FILE = "flash_attention/tiled_backward.py"
 APART = "tiled-backward-queries-outside"  # a variant: another loop order, written anew
@@ -73,6 +74,7 @@ def test_a_renamed_copy_is_at_the_top_and_what_was_written_apart_is_not(compared
     assert in_class["ada", "bob"].share > 0.9
     assert in_class["ada", "cyd"].share < 0.5
     assert in_class["bob", "cyd"].share < 0.5
+    assert not [names for names in compared if "dan" in names], "stubs alone are like nothing"
 
 
 def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, tmp_path):
@@ -89,10 +91,6 @@ def test_forks_are_compared_by_what_they_wrote_and_not_by_the_bridge(classroom, 
     shares = {(p.one.name, p.other.name): p.share for p in similarity.pairs(parties)}
     assert shares["ada", "bob"] > 0.9
     assert max(shares["ada", "cyd"], shares["bob", "cyd"]) < 0.5
-
-
-def test_stubs_alone_are_like_nothing(compared):
-    assert not [names for names in compared if "dan" in names]
 
 
 def test_the_kits_solutions_are_known_in_every_version(compared):
@@ -135,28 +133,20 @@ def test_what_comes_from_submissions_is_escaped_everywhere(compared, tmp_path):
 
 
 def test_pairs_are_flagged_when_asked_and_no_grade_changes(classroom, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    only = tmp_path / "class"
+    only, found = tmp_path / "class", Flag("forbidden call", "torch")
     for name in ("ada", "bob"):
         shutil.copytree(classroom / "class" / name, only / name)
-    with Gradebook(out / "gradebook.sqlite") as book:
-        run = book.start_run(seed="5ec2e7", profile="tour", isolation="process", assignment="f" * 64)
-        for name in ("ada", "bob"):
-            book.record(run, Graded(name, flags=[Flag("forbidden call", "torch")]))
+    recorded(tmp_path, *(Graded(name, flags=[found], results=[result()]) for name in ("ada", "bob")))
 
-    def flags(*more: str) -> tuple[list, list]:
-        asked = CliRunner().invoke(cli.app, ["similarity", str(only), "--out", str(out), *more])
-        assert asked.exit_code == 0, asked.output
-        with Gradebook(out / "gradebook.sqlite", write=False) as book:
-            graded = book.graded(run)
-        found = [(f.kind, f.detail) for f in graded["bob"].flags]
-        return found, [s.earned for s in graded["bob"].scores(default(), default().profiles["tour"])]
+    def flags(*more: str) -> tuple[list[Flag], list[float]]:
+        say(tmp_path, "similarity", only, *more)
+        bob = latest(tmp_path)["bob"]
+        return bob.flags, [s.earned for s in bob.scores(default(), default().profiles["tour"])]
 
     before = flags()
-    assert before[0] == [("forbidden call", "torch")]
+    assert before[0] == [found]
     after = flags("--flag")
-    assert [kind for kind, _ in after[0]] == ["forbidden call", *[similarity.FLAG] * 2]
-    assert "also in ada; most in flash_attention/tiled_backward.py" in after[0][1][1] + after[0][2][1]
+    assert [f.kind for f in after[0]] == [found.kind, *[similarity.FLAG] * 2]
+    assert "also in ada; most in flash_attention/tiled_backward.py" in after[0][1].detail + after[0][2].detail
     assert after[1] == before[1]
     assert flags("--flag") == after, "flagged twice"

@@ -21,6 +21,7 @@ import pytest
 from grader.sandbox import available
 
 from . import toy_class as toy
+from .toy import hand_in
 
 pytestmark = pytest.mark.slurm
 PATIENCE_S = 900
@@ -140,8 +141,8 @@ def light(slurm: Daemons, tmp_path: Path) -> Path:
     """A toy kit whose judge takes as long as a submission says: six of three seconds."""
     kit = toy.kit(tmp_path, light=True)
     for i in range(6):
-        folder = toy.submission(kit / "class" / f"s{i}")
-        (folder / "toy" / "plan.py").write_text("wait 3")
+        hand_in(kit, f"s{i}")
+    toy.plan(kit, "wait 3")
     return kit
 
 
@@ -157,20 +158,13 @@ def wait_for(what: Callable[[], object], name: str) -> None:
 
 
 def grade(kit: Path, *options: str) -> subprocess.Popen[str]:
-    command = [*toy.grade(kit, "--json", *options)]
-    return subprocess.Popen(command, env=toy.surroundings(kit), cwd="/", stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)  # fmt: skip
+    return toy.head(kit, "--json", *options)
 
 
 def result(head: subprocess.Popen[str]) -> dict:
     told, says = head.communicate(timeout=PATIENCE_S)
     assert head.returncode == 0, says
     return json.loads(told)["submissions"]
-
-
-def judged(kit: Path) -> list[str]:
-    path = kit / "judged"
-    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def running() -> list[str]:
@@ -182,49 +176,30 @@ def test_no_more_jobs_run_than_the_cap(light):
     while head.poll() is None:
         most = max(most, len(running()))
         time.sleep(0.2)
-    assert sorted(result(head)) == sorted(set(judged(light)))
+    assert sorted(result(head)) == sorted(set(toy.judged(light)))
     assert most == 2
-    assert len(judged(light)) == 6
+    assert len(toy.judged(light)) == 6
 
 
 def test_a_cancelled_job_is_handed_over_again(light):
-    (light / "class" / "s0" / "toy" / "plan.py").write_text("wait 15")
+    toy.plan(light, "wait 15", "s0")
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
-    wait_for(lambda: "s0" in judged(light), "a job")
+    wait_for(lambda: "s0" in toy.judged(light), "a job")
     (known,) = (light / "out" / "cluster").glob("*/cpu/jobs.json")
     subprocess.run(["scancel", json.loads(known.read_text())["s0"]], check=True)
     assert len(result(head)) == 6
-    assert judged(light).count("s0") == 2
-
-
-def test_daemons_that_are_killed_lose_nothing(light, slurm):
-    """slurmctld is away while jobs run and end; slurmd is away and comes back to jobs that go on."""
-    for name in ("s0", "s1"):  # what a controller does in the seconds between two saves, no controller remembers
-        (light / "class" / name / "toy" / "plan.py").write_text("wait 10")
-    head = grade(light, "--cluster", "slurm", "--jobs", "2")
-    wait_for(lambda: len(judged(light)) == 2, "jobs")
-    kept, began = slurm.folder / "state" / "job_state", (light / "judged").stat().st_mtime
-    wait_for(lambda: kept.exists() and kept.stat().st_mtime > began, "the controller to save that they run")
-    slurm.kill("slurmctld")
-    time.sleep(12)
-    slurm.start("slurmctld")
-    wait_for(lambda: len(judged(light)) >= 3, "jobs after the controller's return")
-    slurm.kill("slurmd")
-    time.sleep(2)
-    slurm.start("slurmd")
-    assert len(result(head)) == 6
+    assert toy.judged(light).count("s0") == 2
 
 
 def test_jobs_of_a_lost_node_are_requeued(light, slurm):
-    for plan in light.glob("class/*/toy/plan.py"):
-        plan.write_text("wait 20")
+    toy.plan(light, "wait 20")
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
-    wait_for(lambda: len(judged(light)) >= 2, "jobs")
+    wait_for(lambda: len(toy.judged(light)) >= 2, "jobs")
     slurm.lose_the_node()
     wait_for(lambda: "down" in said("sinfo", "--noheader", "--format=%T"), "Slurm to miss the node")
     slurm.start("slurmd")
     assert len(result(head)) == 6
-    assert len(judged(light)) > 6
+    assert len(toy.judged(light)) > 6
     wait_for(lambda: not said("squeue", "--noheader"), "nothing to be left in the queue")
 
 
@@ -232,7 +207,7 @@ def test_a_node_that_takes_no_jobs_is_told(light):
     node = socket.gethostname().partition(".")[0]
     head = grade(light, "--cluster", "slurm", "--jobs", "2")
     assert head.stderr is not None
-    wait_for(lambda: judged(light), "jobs")
+    wait_for(lambda: toy.judged(light), "jobs")
     silent = threading.Timer(120, head.kill)
     silent.start()
     try:
@@ -247,11 +222,11 @@ def test_a_node_that_takes_no_jobs_is_told(light):
 
 def test_a_head_that_was_killed_goes_on_with_its_jobs(light):
     head = grade(light, "--cluster", "slurm", "--jobs", "6")
-    wait_for(lambda: len(judged(light)) >= 2, "jobs")
+    wait_for(lambda: len(toy.judged(light)) >= 2, "jobs")
     head.send_signal(signal.SIGKILL)
     head.communicate()
     assert len(result(grade(light, "--cluster", "slurm", "--jobs", "6", "--resume"))) == 6
-    assert len(judged(light)) == 6, "what was being judged was judged again"
+    assert len(toy.judged(light)) == 6, "what was being judged was judged again"
 
 
 def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
@@ -265,8 +240,8 @@ def test_what_sbatch_refuses_is_told_before_a_run_begins(light):
 
 def test_a_class_is_graded_as_it_is_without_slurm(slurm, tmp_path):
     kit = toy.kit(tmp_path)
-    toy.submission(kit / "class" / "right")
-    toy.submission(kit / "class" / "wrong", double="def double(n):\n    return n + 1\n", triple="def (")
+    hand_in(kit, "right")
+    hand_in(kit, "wrong", add="def add(x):\n    return x\n", apart="def (")
     (kit / "class" / "empty").mkdir()
     isolation = ["--isolation", "process" if available()["bubblewrap"] else "bubblewrap"]
     plain = result(grade(kit, *isolation))

@@ -11,7 +11,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -26,7 +25,7 @@ numerics = 60
 property = 30
 timing = 10
 [[stage]]
-name = "{stage}"
+name = "toys"
 title = "Toys"
 {exercises}
 [profiles]
@@ -34,8 +33,8 @@ full = "all"
 """
 EXERCISE = """
 [[exercise]]
-id = "{stage}.{name}"
-object = "{stage}/{name}.py:{name}"
+id = "toys.{name}"
+object = "toys/{name}.py:{name}"
 points = 10
 hours = 1
 difficulty = 1
@@ -68,33 +67,29 @@ RIGHT = {
 STAND_IN = "def add(module):\n    return lambda x: x + 1\n"
 
 
-def exercise(stage: str, name: str, *, track: str = "cpu", needs: Iterable[str] = ()) -> str:
-    """An exercise of assignment.toml."""
-    return EXERCISE.format(stage=stage, name=name, track=track, needs=json.dumps([*needs]))
-
-
-def frame(kit: Path, stage: str, probes: str, exercises: list[str]) -> Path:
-    """A kit of one stage: copies of `lab` and `grader` around these exercises; their tests are still to be written."""
+def frame(kit: Path, tracks: dict[str, str]) -> Path:
+    """A kit of these exercises, on these tracks: copies of `lab` and `grader` around them."""
     for package in ("lab", "grader"):
         shutil.copytree(
             ROOT / package, kit / package, ignore=shutil.ignore_patterns("__pycache__", "mutants", "variants")
         )
-    (kit / "assignment.toml").write_text(ASSIGNMENT.format(stage=stage, exercises="".join(exercises)))
+    exercises = [EXERCISE.format(name=n, track=t, needs=json.dumps(NEEDS[n])) for n, t in tracks.items()]
+    (kit / "assignment.toml").write_text(ASSIGNMENT.format(exercises="".join(exercises)))
     shutil.copy2(ROOT / "pyproject.toml", kit)
-    (kit / "tests" / stage).mkdir(parents=True)
+    (kit / "tests" / "toys").mkdir(parents=True)
     for file in ("__init__.py", "conftest.py"):
         shutil.copy2(ROOT / "tests" / file, kit / "tests")
-    (kit / "tests" / stage / "__init__.py").touch()
-    (kit / "tests" / stage / "probes.py").write_text(probes)
+    (kit / "tests" / "toys" / "__init__.py").touch()
+    (kit / "tests" / "toys" / "probes.py").write_text(PROBES)
+    (kit / "lab" / "standins" / "toys.py").write_text(STAND_IN)
+    for name in tracks:
+        write_test(kit, name)
     return kit
 
 
 def build(folder: Path, submissions: int) -> Path:
     """The kit in folder/kit and a class in folder/class; returns the kit. Every third submission has a wrong `add`."""
-    kit = frame(folder / "kit", "toys", PROBES, [exercise("toys", name, needs=needs) for name, needs in NEEDS.items()])
-    (kit / "lab" / "standins" / "toys.py").write_text(STAND_IN)
-    for name in NEEDS:
-        write_test(kit, name)
+    kit = frame(folder / "kit", dict.fromkeys(NEEDS, "cpu"))
     for number in range(submissions):
         hand_in(folder, f"s{number:03}", add="def add(x):\n    return x\n" if number % 3 == 2 else RIGHT["add"])
     return kit
@@ -106,6 +101,7 @@ def write_test(kit: Path, name: str, want: str = "") -> None:
 
 
 def hand_in(folder: Path, name: str, **files: str) -> None:
+    """A submission in folder/class: right, but for these files."""
     for file, text in {**RIGHT, **files}.items():
         path = folder / "class" / name / "toys" / f"{file}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,64 @@
+"""What tests of the grader share: results that no judge gave, gradebooks of them, commands, errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from grader.cli import app
+from grader.gradebook import Gradebook
+from grader.graded import Graded, Run
+from lab.course.scoring import Result
+
+RUN = {"seed": "5ec2e75eed", "profile": "tour", "isolation": "process", "assignment": "f" * 64}
+ABOUT = Run(1, started="2026-01-31 23:59:59", versions={"torch": "2.13.0"}, commit="c0ffee", **RUN)
+
+
+def result(id: str = "ddp.naive", outcome: str = "passed", kind: str = "numerics", test: str = "a", **more) -> Result:
+    more = {"case": "", "reason": "assertion" if outcome == "failed" else "", **more}
+    return Result(id, kind, f"tests/x/test_x.py::test_{test}", more.pop("case"), outcome, **more)
+
+
+def passed(ids: Iterable[str]) -> list[Result]:
+    return [result(id) for id in ids]
+
+
+def recorded(out: Path, *graded: Graded, **run: object) -> int:
+    """The number of a new run in the gradebook of `out`, in which these are graded."""
+    with Gradebook(out / "gradebook.sqlite") as book:
+        number = book.start_run(**{**RUN, **run})
+        for g in graded:
+            book.record(number, g)
+        return number
+
+
+def reading(out: Path) -> Gradebook:
+    return Gradebook(out / "gradebook.sqlite", write=False)
+
+
+def latest(out: Path) -> dict[str, Graded]:
+    with reading(out) as book:
+        run = book.latest_run()
+        return book.graded(run.id) if run else {}
+
+
+def say(out: Path, *arguments: object) -> str:
+    """What a command prints; what it raises for `grader` to print goes on."""
+    done = CliRunner().invoke(app, [*(str(a).format(out=out) for a in arguments), "--out", str(out)])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+@contextmanager
+def refused(kind: type[Exception], *words: str) -> Iterator[None]:
+    """What runs inside raises it, in one line with these words."""
+    with pytest.raises(kind) as caught:
+        yield
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value), caught.value
