@@ -1,4 +1,4 @@
-"""What runs on a link: every operation, torch's own DDP, a ring by hand, and what is to overlap."""
+"""What runs on a link: every operation, and what is to overlap."""
 
 from __future__ import annotations
 
@@ -123,56 +123,8 @@ def overlap(impl, count: int, compute_s: float) -> dict:
         for work in works:
             work.wait()
         took[name] = {"s": time.perf_counter() - start, "issued_s": issued, "done_early": done_early}
+        took[name]["row"] = ledger.rows[-count].plain()  # of the first, which is done long before it is waited for
     return took
-
-
-def futures(impl) -> dict:
-    """When a Work's future is done, what it holds, and when what follows it ran."""
-    ran = []
-    x = torch.full((4,), dist.get_rank() + 1.0)
-    dist.barrier()
-    start = time.perf_counter()
-    future = dist.all_reduce(x, async_op=True).get_future()
-    after = future.then(lambda f: ran.append(time.perf_counter() - start))
-    value = future.wait()
-    waited = time.perf_counter() - start
-    after.wait()
-    row = ledger.rows[-1]
-    return {"waited_s": waited, "ran_s": ran[0], "value": list(value), "row": row.plain()}
-
-
-def late_wait(impl, seconds: float) -> dict:
-    """The row of an all-reduce that is long done when it is waited for."""
-    work = dist.all_reduce(torch.ones(4), async_op=True)
-    time.sleep(seconds)
-    work.wait()
-    return ledger.rows[-1].plain()
-
-
-def torch_ddp(impl, steps: int) -> dict:
-    """Train with torch's own DistributedDataParallel, small buckets, each rank on other data."""
-    torch.manual_seed(dist.get_rank())
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
-    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    first = len(ledger.rows)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        ddp(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
-    return {"weights": [p.detach() for p in model.parameters()], "rows": plain_since(first)}
-
-
-def ring(impl, elements: int, times: int) -> dict:
-    """The implementation's all-reduce by sends and receives, so often."""
-    took = []
-    for _ in range(times):
-        x = torch.full((elements,), dist.get_rank() + 1.0)
-        dist.barrier()
-        start = time.perf_counter()
-        impl.ddp.ring_all_reduce.ring_all_reduce(x)
-        took.append([start, time.perf_counter()])
-    return {"sum": x, "took": took}
 
 
 def lose_a_peer(impl) -> None:
@@ -180,16 +132,3 @@ def lose_a_peer(impl) -> None:
     dist.all_reduce(torch.ones(4))
     work = dist.all_reduce(torch.ones(4), async_op=True) if dist.get_rank() == 0 else os._exit(3)
     raise ValueError(f"the wait raised {raised(work.wait)}")
-
-
-def precision(impl, op: str, elements: int, times: int) -> list[dict]:
-    """Rows of one operation, so often, with nothing else going on."""
-    first = len(ledger.rows)
-    for _ in range(times):
-        if op == "all_reduce":
-            dist.all_reduce(torch.ones(elements))
-        elif dist.get_rank() == 0:
-            dist.send(torch.ones(elements), 1)
-        elif dist.get_rank() == 1:
-            dist.recv(torch.ones(elements), 0)
-    return plain_since(first)

@@ -32,15 +32,9 @@ from lab.model.models import MODELS, parameters
 from lab.model.transformer import Config, Transformer
 from reference.mesh.accounting import Degrees, Workload, accounting
 
+IMPL = ROOT / "reference"
 CONFIG = Config(layers=4, width=32, heads=4, kv_heads=2, hidden=48, vocabulary=40, context=16)
 FACTS = ("op", "bytes", "elements", "dtype", "group", "phase", "rank", "peer")
-
-
-@pytest.fixture(scope="module")
-def runner():
-    r = Runner(Executor(ROOT / "reference"))
-    yield r
-    r.close()
 
 
 def account(runner: Runner, step: Step, rank: int) -> Account:

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from lab.course.assignment import ROOT
-from lab.harness.executor import Executor
 from lab.harness.rng import Rng
-from lab.harness.runner import Runner
 from tests.ddp import probes as ddp
 from tests.ddp.oracles import draw
 from tests.mesh.compose import bare, draw_model
@@ -18,14 +16,8 @@ from tests.zero import probes_state as zero
 from . import probes
 from . import probes_checkpoint as mesh
 
+IMPL = ROOT / "reference"
 RNG = Rng("public", "gloo")
-
-
-@pytest.fixture(scope="module")
-def runner():
-    r = Runner(Executor(ROOT / "reference"))
-    yield r
-    r.close()
 
 
 def on_both(runner, probe, *args, world: int) -> tuple[list, list]:

@@ -6,19 +6,11 @@ import pytest
 
 from lab.course.assignment import ROOT
 from lab.harness.rng import Rng
-from lab.harness.runner import Executor, Runner
 from tests.mesh.compose import bare, draw_model
 
 from . import probes_checkpoint as probes
 
-
-@pytest.fixture(scope="module")
-def runner():
-    r = Runner(Executor(ROOT / "reference"))
-    yield r
-    r.close()
-
-
+IMPL = ROOT / "reference"
 MOVES = {
     "experts, to shards": ({"experts": 4}, [{"expert": 2, "tensor": 2}, {}], [{"data": 4}, {"fsdp": True, "small": 0}]),
     "shards, to a pipe": (
