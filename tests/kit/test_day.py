@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import io
 import itertools
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from handout.site import cards
-from lab.commands import capstone, cli, doctor, explain, status
-from lab.commands.doctor import Finding
+from lab.commands import capstone, cli, explain, status
 from lab.course.assignment import ROOT, AssignmentError, default
 from lab.course.scoring import Result
 from lab.harness import dependencies, judge, mistakes, progress
@@ -453,53 +451,6 @@ def test_a_message_says_to_what_all_values_were_rounded_and_what_a_single_one_is
     assert "that is 36 times what is expected" in off(torch.tensor(36 * 1.37), torch.tensor(1.37))
     assert "that is 0.25 times what is expected" in off(torch.tensor(1.37 / 4), torch.tensor(1.37))
     assert "times" not in off(torch.tensor(4.34), torch.tensor(1.37))
-
-
-def findings(monkeypatch, answer: dict) -> dict[str, Finding]:
-    class Zygote:
-        def __init__(self, room, mode):
-            pass
-
-        def wait(self):
-            if "zygote" in answer:
-                raise ValueError(answer["zygote"])
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr("lab.harness.executor.Zygote", Zygote)
-    monkeypatch.setattr(doctor, "ask", lambda code, env=None: answer)
-    return {f.what: f for f in doctor.ranks()}
-
-
-def test_doctor_lets_two_ranks_meet_and_a_zygote_start(monkeypatch):
-    found = findings(monkeypatch, {"sum": 3.0})
-    assert not [f for f in found.values() if f.do or f.fatal]
-    found = findings(monkeypatch, {"error": "Connection refused", "zygote": "it ended"})
-    assert found["Gloo on loopback"].fatal
-    assert "127.0.0.1" in found["Gloo on loopback"].do
-    assert "it ended" in found["processes for tests"].found
-    assert found["processes for tests"].do
-    monkeypatch.setattr(doctor, "installed", lambda name: None)
-    assert not findings(monkeypatch, {}), "without torch it is told once, and not again as a broken loopback"
-
-
-def test_doctor_knows_a_small_machine(monkeypatch):
-    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.3 * 2**30))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    found = {f.what: f for f in doctor.room()}
-    assert all(f.do for f in found.values())
-    assert [what for what, f in found.items() if f.fatal] == ["free memory"]
-
-
-@pytest.mark.parametrize("fatal", [False, True])
-def test_doctor_fails_only_where_nothing_would_run(monkeypatch, fatal):
-    rows = [Finding("torch", "2.13.0"), Finding("cores", "1", "more", fatal)]
-    monkeypatch.setattr(doctor, "examine", lambda: iter(rows))
-    run = CliRunner().invoke(cli.app, ["doctor", "--json"])
-    assert (run.exit_code, json.loads(run.stdout)) == (int(fatal), [vars(r) for r in rows])
-    assert "cores" in CliRunner().invoke(cli.app, ["doctor"]).stdout
 
 
 @pytest.fixture
