@@ -9,11 +9,9 @@ import pytest
 from handout.make_glossary import PAGE, is_call, page, terms
 from lab.course.assignment import ROOT, default
 
+from .test_handout import anchors
 
-def anchors(page: str) -> set[str]:
-    """Of a chapter's headings, as GitHub and the site make them."""
-    headings = re.findall(r"^#+ (.+)$", (ROOT / "handout" / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+HANDOUT = ROOT / "handout"
 
 
 def test_the_page_is_what_terms_tsv_says():
@@ -30,7 +28,7 @@ def test_a_link_leads_to_what_its_depth_promises(term):
     sentences = re.findall(r"[.!?:](?= |$)", term.text)
     assert sentences, f"{term.term} has no sentence"
     if term.depth == "cluster":
-        assert term.link in anchors("cluster.md"), f"cluster.md has no section {term.link}"
+        assert term.link in anchors(HANDOUT / "cluster.md"), f"cluster.md has no section {term.link}"
     elif term.depth == "told":
         assert re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{5}", term.link)
         assert len(sentences) >= 2, "told in two sentences and a reference"
@@ -38,4 +36,4 @@ def test_a_link_leads_to_what_its_depth_promises(term):
         assert (ROOT / term.link).is_file()
     elif not is_call(term.link):
         stage, name = default().exercises[term.link].id.split(".")
-        assert f"exercise-{stage}{name}" in anchors(f"{stage}.md")
+        assert f"exercise-{stage}{name}" in anchors(HANDOUT / f"{stage}.md")

@@ -6,6 +6,8 @@ import doctest
 import re
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -16,12 +18,28 @@ from lab.course.questions import default as questions
 CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
 
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page)))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """As GitHub and MyST name headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(page))
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_every_relative_link_resolves(chapter):
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", chapter.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if not target.startswith(("http", "#")):
-            assert (chapter.parent / target.partition("#")[0]).exists(), f"{chapter.name}: {target} is not there"
+def test_every_relative_link_resolves_and_its_anchor_is_a_heading(chapter):
+    for target in (target for target in links(chapter) if not target.startswith("http")):
+        path, hash, heading = target.partition("#")
+        page = (chapter.parent / path).resolve() if path else chapter
+        assert page.exists(), f"{chapter.name}: {target} is not there"
+        assert not hash or heading in anchors(page), f"{chapter.name}: {target}"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
@@ -112,3 +130,14 @@ def test_a_source_has_one_year_and_it_is_arxivs():
             assert year == f"20{month}", f"{file.name}: {said} is of 20{month} on arXiv, not {year}"
     assert len(years) > 40
     assert not {source: set(told.values()) for source, told in years.items() if len(told) > 1}
+
+
+@pytest.mark.parametrize("stage", [s.name for s in default().stages])
+def test_every_name_that_a_probe_asks_for_is_in_its_stub(stage):
+    asked = set()
+    for probes in (ROOT / "tests" / stage).glob("*.py"):
+        asked |= set(re.findall(r"\bimpl\.(\w+)\.(\w+)\.(\w+)", probes.read_text(encoding="utf-8")))
+    assert asked
+    for folder, module, name in asked:
+        stub = (ROOT / "student" / folder / f"{module}.py").read_text(encoding="utf-8")
+        assert re.search(rf"\b{name}\b", stub), f"tests ask for {folder}/{module}.py:{name}, and the stub has none"
