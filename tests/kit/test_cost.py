@@ -210,8 +210,6 @@ def test_flops_of_gpt_are_the_formula_of_narayanan():
         96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
     )
     assert job.model.parameters == pytest.approx(145.6e9, rel=1e-3)  # table 1
-    assert MODELS["405b"].parameters == pytest.approx(405e9, rel=5e-3)
-    assert MODELS["70b"].parameters == pytest.approx(70.6e9, rel=5e-3)
 
 
 @pytest.mark.parametrize("model", [MODELS["8b"], gpt(8, 1024, 16)])

@@ -1,4 +1,7 @@
-"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere."""
+"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere.
+
+test_mesh_checkpoint.py does the same for a mesh.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ from lab.course.assignment import ROOT
 from lab.harness.rng import Rng
 from tests.ddp import probes as ddp
 from tests.ddp.oracles import draw
-from tests.mesh.compose import bare, draw_model
 from tests.mesh.schedules import one_forward_one_backward
 from tests.zero import probes_state as zero
 
 from . import probes
-from . import probes_checkpoint as mesh
 
 IMPL = ROOT / "reference"
 RNG = Rng("public", "gloo")
@@ -45,16 +46,6 @@ def test_zero(runner):
     for gloo, switch in zip(*on_both(runner, zero.resume, *args, world=3), strict=True):
         for number, losses in enumerate(switch["losses"]):
             assert gloo["losses"][number] == pytest.approx(losses, rel=1e-5)
-
-
-def test_a_mesh(runner):
-    model = draw_model(RNG, 2, 2, tied=True)
-    state = {name: RNG.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
-    state["head.weight"] = state["embedding.weight"]
-    tokens = [[RNG.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
-    meshes = [[{"data": 2, "pipe": 2}, {}, 2]]
-    for gloo, switch in zip(*on_both(runner, mesh.moved, model, state, meshes, tokens, world=4), strict=True):
-        assert gloo == pytest.approx(switch, rel=1e-5)
 
 
 def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):

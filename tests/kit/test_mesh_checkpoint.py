@@ -25,7 +25,7 @@ MOVES = {
 
 @pytest.mark.parametrize("move", MOVES)
 def test_the_reference_goes_on_on_another_mesh(runner, move):
-    """4 ranks before and after; two steps, two more, against four at a stretch."""
+    """4 ranks before and after; two steps, two more, against four at a stretch, on plain Gloo."""
     kind, before, after = MOVES[move]
     rng = Rng("public", move)
     model = draw_model(rng, 2, 2, **kind)
@@ -33,7 +33,7 @@ def test_the_reference_goes_on_on_another_mesh(runner, move):
     if model["tied"]:
         state["head.weight"] = state["embedding.weight"]
     tokens = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(4)]
-    stretch = runner.run(probes.moved, model, state, [[*before, 4]], tokens, world=4, shared=True)
+    stretch = runner.run(probes.moved, model, state, [[*before, 4]], tokens, world=4, shared=True, network="gloo")
     moved = runner.run(probes.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4, shared=True)
     for rank in range(4):
         assert moved[rank] == pytest.approx(stretch[rank], rel=1e-5), f"rank {rank} of {move}"
