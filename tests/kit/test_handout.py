@@ -118,20 +118,6 @@ def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
     assert not stale, "run python handout/images/draw.py"
 
 
-def test_a_source_has_one_year_and_it_is_arxivs():
-    cited = r"([A-Z]\w+(?: et al\.|(?:, [A-Z]\w+)*,? and [A-Z]\w+)?)\s+((?:19|20)\d\d),\s+[\"*](\w+(?:[\s-]\w+)?)"
-    years: dict[str, dict[str, str]] = {}
-    files = [*CHAPTERS, *(ROOT / "lab").rglob("*.md"), *(ROOT / "lab").rglob("*.py"), *(ROOT / "student").rglob("*.py")]
-    for file in files:
-        text = " ".join(file.read_text(encoding="utf-8").split())
-        for author, year, title in re.findall(cited, text):
-            years.setdefault(f"{author.split()[0]} {title}", {}).setdefault(year, f"{file.name}: {author} {year}")
-        for year, said, month in re.findall(r" ((?:19|20)\d\d), (\*[^*]+\*), arXiv (\d\d)\d\d\.\d", text):
-            assert year == f"20{month}", f"{file.name}: {said} is of 20{month} on arXiv, not {year}"
-    assert len(years) > 40
-    assert not {source: set(told.values()) for source, told in years.items() if len(told) > 1}
-
-
 @pytest.mark.parametrize("stage", [s.name for s in default().stages])
 def test_every_name_that_a_probe_asks_for_is_in_its_stub(stage):
     asked = set()
