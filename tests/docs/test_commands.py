@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from handout.make_glossary import is_call, terms
 from lab.course.assignment import ROOT, default
 
 from . import pages
@@ -126,3 +127,15 @@ def check_typer(text: str, app: typer.Typer, words: list[str]) -> None:
 def options_of_pytest() -> set[str]:
     said = subprocess.run([sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
     return set(re.findall(r"--?[a-z][\w-]*", said))
+
+
+LINKED = {t.link for t in terms() if t.depth == "runs" and not is_call(t.link)} - default().exercises.keys()
+
+
+@pytest.mark.parametrize("script", sorted(LINKED))
+def test_each_script_that_is_linked_ends_well(script):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / script)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert "wrong:" not in said.stdout
+    assert "ranks [0, 1]" in said.stdout

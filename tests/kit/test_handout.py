@@ -12,24 +12,25 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from handout.make_glossary import PAGE, page, terms
 from lab.course.assignment import ROOT, default
 from lab.course.questions import default as questions
 
 CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
 
-def prose(page: Path) -> str:
-    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+def prose(path: Path) -> str:
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def links(page: Path) -> list[str]:
-    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page)))
+def links(path: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(path)))
 
 
 @cache
-def anchors(page: Path) -> set[str]:
+def anchors(path: Path) -> set[str]:
     """As GitHub and MyST name headings."""
-    headings = re.findall(r"(?m)^#+ (.+)$", prose(page))
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(path))
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
@@ -37,9 +38,18 @@ def anchors(page: Path) -> set[str]:
 def test_every_relative_link_resolves_and_its_anchor_is_a_heading(chapter):
     for target in (target for target in links(chapter) if not target.startswith("http")):
         path, hash, heading = target.partition("#")
-        page = (chapter.parent / path).resolve() if path else chapter
-        assert page.exists(), f"{chapter.name}: {target} is not there"
-        assert not hash or heading in anchors(page), f"{chapter.name}: {target}"
+        there = (chapter.parent / path).resolve() if path else chapter
+        assert there.exists(), f"{chapter.name}: {target} is not there"
+        assert not hash or heading in anchors(there), f"{chapter.name}: {target}"
+
+
+def test_the_glossary_is_what_terms_tsv_says_and_has_each_term_once_in_sentences():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m handout.make_glossary"
+    names = [t.term.casefold() for t in terms()]
+    assert len(set(names)) == len(names) >= 139
+    for term in terms():
+        assert len(re.findall(r"[.!?:](?= |$)", term.text)) >= (2 if term.depth == "told" else 1), term.term
+        assert term.depth != "told" or re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{5}", term.link), term.term
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
