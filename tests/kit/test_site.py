@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 
 import pytest
 
@@ -65,12 +64,6 @@ def test_a_card_lists_every_test_of_its_exercise_by_kind():
         assert of_kind, f"{e.id}: no test names it"
         assert sum(points for points, _ in of_kind.values()) == pytest.approx(e.points)
     assert cards.judged(default().exercise("ddp.naive"))["property"][1]
-
-
-def test_settings_can_be_read_without_sphinx():
-    settings = runpy.run_path(str(ROOT / "handout" / "site" / "conf.py"))
-    assert settings["nb_execution_mode"] == "off"
-    assert settings["html_math_renderer"] == "mathml"
 
 
 def test_an_interface_keeps_what_is_provided_and_no_body():
