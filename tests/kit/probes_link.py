@@ -7,63 +7,17 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 
 from lab.harness.raising import raised
 from lab.ranks.group import ledger
 
-METHODS = {  # of a ProcessGroup, with the class of their options
-    "broadcast": "BroadcastOptions", "allreduce": "AllreduceOptions",
-    "allreduce_coalesced": "AllreduceCoalescedOptions",
-    "reduce": "ReduceOptions", "allgather": "AllgatherOptions", "_allgather_base": "AllgatherOptions",
-    "gather": "GatherOptions", "scatter": "ScatterOptions", "reduce_scatter": "ReduceScatterOptions",
-    "_reduce_scatter_base": "ReduceScatterOptions", "alltoall_base": "AllToAllOptions", "alltoall": "AllToAllOptions",
-    "barrier": "BarrierOptions", "send": "", "recv": "", "recv_anysource": "",
-}  # fmt: skip
+from .probes_backend import cases
 
 
-def every_method(impl, elements: int, times: int) -> dict:
-    """Each method that Gloo has, so often after another: by name, the tensors it wrote and the rows."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    told = {}
-    for name in METHODS:
-        first = len(ledger.rows)
-        for _ in range(times):
-            x = torch.full((elements,), float(rank + 1))
-            parts = [torch.full((elements,), 10.0 * (rank + 1) + r) for r in range(world)]
-            written = {"x": x, "part": torch.zeros(elements), "wide": torch.zeros(world * elements)}
-            into = [written["wide"][r * elements : (r + 1) * elements] for r in range(world)]
-            for work in _issue(name, parts, into, **written):
-                work.wait()
-        if name == "reduce" and rank != world - 1:
-            written.pop("x")  # Gloo's scratch
-        told[name] = {"written": written, "rows": plain_since(first)}
-    return told
-
-
-def _issue(name: str, parts: list, into: list, x, part, wide) -> list[dist.Work]:
-    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-    if name in ("send", "recv", "recv_anysource"):
-        works = [group.send([x], (rank + 1) % world, 7)]
-        if name == "recv_anysource":
-            return [*works, group.recv_anysource([part], 7)]
-        return [*works, group.recv([part], (rank - 1) % world, 7)]
-    options = getattr(_distributed_c10d, METHODS[name])()
-    if hasattr(options, "rootRank"):
-        options.rootRank = world - 1
-    at_root = rank == world - 1
-    arguments = {
-        "allgather": ([into], [x]),
-        "_allgather_base": (wide, x),
-        "gather": ([into] if at_root else [], [x]),
-        "scatter": ([part], [parts] if at_root else []),
-        "reduce_scatter": ([part], [parts]),
-        "_reduce_scatter_base": (part, torch.cat(parts)),
-        "alltoall_base": (wide, torch.cat(parts), [], []),
-        "alltoall": (into, parts),
-        "barrier": (),
-    }.get(name, ([x],))
-    return [getattr(group, name)(*arguments, options)]
+def every_case(impl, names: list[str]) -> dict:
+    """What ranks get of these operations of the table, and the rows."""
+    first = len(ledger.rows)
+    return {"values": cases(impl, names, ["float32"]), "rows": plain_since(first)}
 
 
 def plain_since(first: int) -> list[dict]:

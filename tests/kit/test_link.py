@@ -19,7 +19,8 @@ from lab.harness.runner import Executor, ProbeFailed
 from lab.ranks.ledger import diff
 
 from . import probes, probes_link
-from .probes_backend import WORLD, train
+from .probes_backend import CASES, WORLD, train
+from .test_backend import same
 
 IMPL = ROOT / "reference"
 SLOW = Link(alpha_s=2e-3, bytes_per_s=1e6)
@@ -48,13 +49,6 @@ def test_costs_are_those_of_the_formulas(op, bytes, cost_ms, sent):
     assert sent_bytes(op, bytes, 4) == sent
     if op not in ("send", "recv"):
         assert ring_cost(op, bytes, 1, 1e-3, 1e-8) == sent_bytes(op, bytes, 1) == 0
-
-
-def test_an_all_reduce_costs_its_two_halves():
-    for world in range(1, 9):
-        halves = [ring_cost(op, 840 / world, world, 3.0, 5.0) for op in ("reduce_scatter", "all_gather")]
-        assert ring_cost("all_reduce", 840, world, 3.0, 5.0) == pytest.approx(sum(halves))
-        assert ring_cost("broadcast", 0, world, 1.0, 0.0) == math.ceil(math.log2(world))
 
 
 @pytest.mark.parametrize(
@@ -88,23 +82,15 @@ def test_inline_refuses_a_link_by_name():
         InlineRunner(Executor(IMPL)).run(probes.who, link=SLOW)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, world):
-    elements, times = 250, 3
-    plain = runner.run(probes_link.every_method, elements, times, world=world)
-    linked = runner.run(probes_link.every_method, elements, times, world=world, link=SLOW)
-    assert len(plain[0]) >= 15
-    for name in plain[0]:
-        for rank in range(world):
-            want, got = plain[rank][name]["written"], linked[rank][name]["written"]
-            for what in want:
-                assert torch.equal(got[what], want[what]), f"{name}, rank {rank}: {what} is {got[what]}"
-        nothing_is_sooner([linked[rank][name]["rows"] for rank in range(world)], SLOW)
-        for row in linked[0][name]["rows"]:
-            assert row["op"].replace("_", "") in name.replace("_", "") or name in ("send", "recv", "recv_anysource")
-            assert row["bytes"] == {"barrier": 0, "all_to_all": 4 * elements * world}.get(row["op"], 4 * elements)
-    for a, b in itertools.combinations(range(world), 2):
-        assert diff(*([row for m in linked[r].values() for row in m["rows"]] for r in (a, b))) == ""
+@pytest.mark.parametrize("name", CASES)
+def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, name):
+    plain, linked = (runner.run(probes_link.every_case, [name], world=WORLD, link=link) for link in (None, SLOW))
+    for rank, (want, got) in enumerate(zip(plain, linked, strict=True)):
+        assert same([*got["values"].values()], [*want["values"].values()]), f"{name}, rank {rank}"
+    ranks = [got["rows"] for got in linked]
+    nothing_is_sooner(ranks, SLOW)
+    for a, b in itertools.combinations(ranks, 2):
+        assert diff(a, b) == ""
 
 
 def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
@@ -115,7 +101,8 @@ def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
             assert row["started_s"] >= 0, said
             cost = link.cost_s(row["op"], row["bytes"], len(row["group"]))
             assert row["done_s"] >= row["started_s"] + cost - CLOCK_S, said
-            assert row["returned_s"] >= max(row["waited_s"], row["done_s"]), said
+            if row["waited_s"] >= 0:  # torch's functional collectives are waited for where no row is told
+                assert row["returned_s"] >= max(row["waited_s"], row["done_s"]), said
             begun = [other["issued_s"] for other in counterparts(row, rows, ranks)]
             assert row["started_s"] >= max(begun), f"{said} began before all had issued it"
             assert row["done_s"] >= max(begun) + cost - CLOCK_S, said
@@ -131,8 +118,8 @@ def counterparts(row: dict, rows: list[dict], ranks: list[list[dict]]) -> list[d
     if row["op"] == "send":
         return [row]
     if row["op"] == "recv":
-        mine = [r for r in rows if (r["op"], r["peer"]) == ("recv", row["peer"])]
-        sends = [r for r in ranks[row["peer"]] if (r["op"], r["peer"]) == ("send", row["rank"])]
+        mine = [r for r in rows if (r["op"], r["peer"], r["tag"]) == ("recv", row["peer"], row["tag"])]
+        sends = [r for r in ranks[row["peer"]] if (r["op"], r["peer"], r["tag"]) == ("send", row["rank"], row["tag"])]
         return [sends[mine.index(row)]]
     place = [r for r in rows if r["group"] == row["group"] and r["op"] not in ("send", "recv")].index(row)
     return [
