@@ -194,13 +194,8 @@ def test_a_kernel_without_filters_or_groups_says_what_is_lost(monkeypatch):
     monkeypatch.setattr(grader_doctor.seccomp, "program", lambda: b"")
     monkeypatch.setattr(grader_doctor, "_landlock", lambda: 0)
 
-    class Group:
-        def __init__(self, limits, notes):
-            notes += ["no pids cgroup could be set: …", "no memory cgroup could be set: …"]
-
-        def end(self) -> None: ...
-
-    monkeypatch.setattr(grader_doctor.cgroups, "ControlGroup", Group)
+    lacking = ["no pids cgroup could be set: …", "no memory cgroup could be set: …"]
+    monkeypatch.setattr(grader_doctor.cgroups, "ControlGroup", lambda limits, notes: notes.extend(lacking) or Mock())
     monkeypatch.setattr(grader_doctor.cgroups, "hierarchies", lambda: [("cgroup2", None, [])])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found = list(grader_doctor.kernel())

@@ -209,6 +209,9 @@ def test_a_warning_is_one_line_of_what_is_printed(runner):
     assert [line.partition(": ")[2] for line in runner.printed.splitlines()] == ["UserWarning: two lines"]
 
 
+FORM = "the test works with what your code gives"
+
+
 @pytest.mark.parametrize(
     ("source", "reason", "words"),
     [
@@ -217,13 +220,17 @@ def test_a_warning_is_one_line_of_what_is_printed(runner):
         ("def step(:\n", "import", ("ddp/naive.py", "line 1")),
         ("raise SystemExit(0)\n", "import", ("SystemExit",)),
         ('def step():\n    raise NotImplementedError("ddp.naive: write it")\n', "unwritten", ("ddp.naive",)),
+        ("def step():\n    return None.items\n", "raised", ("has no attribute 'items'",)),
+        ("def step():\n    pass\n", "raised", (f"has no attribute 'items': {FORM}",)),
+        ("def other():\n    pass\n", "raised", (f"has no attribute 'step': {FORM}",)),
     ],
 )
 def test_failures_say_what_and_where(implementation, source, reason, words):
-    error = failure(implementation(source), probes.call, exercise="ddp.naive")
+    error = failure(implementation(source), probes.items_of, exercise="ddp.naive")
     assert error.reason == reason
     for word in words:
         assert word in f"{error.text} {error.where}"
+    assert (FORM in error.text) == (FORM in words[0])
 
 
 def test_a_file_that_does_not_load_is_told_once_and_not_run_again(implementation):
@@ -303,15 +310,6 @@ def test_a_lost_zygote_costs_one_probe(runner):
 def test_what_gloo_would_hang_on_or_refuse_is_named_at_once(runner, probe, arguments, words):
     with pytest.raises(ProbeFailed, match=words):
         runner.run(getattr(probes, probe), *arguments, world=2, timeout=60)
-
-
-def test_who_forgets_to_return_is_told_of_it(implementation):
-    error = failure(implementation("def step():\n    pass\n"), probes.items_of)
-    assert "has no attribute 'items': the test works with what your code gives" in error.text
-    error = failure(implementation("def other():\n    pass\n"), probes.items_of)
-    assert "has no attribute 'step': the test works with what your code gives" in error.text
-    error = failure(implementation("def step():\n    return None.items\n"), probes.items_of)
-    assert "the test works" not in error.text
 
 
 @pytest.mark.parametrize("link", [None, Link(0.002)])
