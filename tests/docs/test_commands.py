@@ -14,28 +14,20 @@ import re
 import shlex
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
+from handout.make_glossary import is_call, terms
 from lab.course.assignment import ROOT, default
 
 from . import pages
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "handout").glob("*.md"))]
-TAKES = {  # what is not everywhere, and how it shows in a block
-    "a browser": r"jupyter",
-    "a class": r"submission|marks\.csv|roster\.csv|people\.csv|feedback/",
-    "your own stack": r"-m lab\.train|lab dryrun",
-    "nsys": r"nsys",
-    "Slurm": r"sbatch|squeue|slurm",
-    "Kubernetes": r"kubectl",
-    "two machines": r"--nnodes 2",
-}
 BLOCKS = [(page, step) for page in PAGES for step in pages.steps(page) if isinstance(step, pages.Command)]
+FOLLOWED = [p for p in PAGES if pages.steps(p) and p.stem != "CONTRIBUTING"]  # that by tests/kit/test_contributing.py
 APART = [(page, c) for page, c in BLOCKS if c.needs]
 OURS = re.compile(
     r"(?:lab|grader|pytest|make|torchrun|python -m (?:lab|grader|benchmarks|examples|notebooks|pytest)\S*)(?: |$)"
@@ -52,7 +44,7 @@ def named(pages_: list[Path] = PAGES) -> Iterator[tuple[Path, str]]:
                 yield page, text
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if pages.steps(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", FOLLOWED, ids=lambda p: p.name)
 def test_its_commands_print_what_it_says(page, tmp_path):
     kit = pages.copied(tmp_path)
     wrong = []
@@ -70,16 +62,6 @@ def test_what_looks_like_a_command_is_marked_as_one(page):
     for line, mark, first in pages.mark_of_each_block(page):
         if OURS.match(first.removeprefix("$ ")) or first.startswith("$ "):
             assert mark.split()[:1] in (["sh"], ["console"]), f"{page.name}:{line}: mark this block sh or console"
-
-
-def test_what_takes_more_than_a_laptop_is_little_and_says_what():
-    blocks: dict[tuple[str, int, str], str] = defaultdict(str)
-    for page, command in APART:
-        blocks[page.name, command.line, command.needs] += command.text + "\n"
-    assert len({(page, needs) for page, _, needs in blocks}) <= 10, "mark less, and let it run"
-    for (page, line, needs), text in blocks.items():
-        assert re.search(TAKES.get(needs, "$^"), text), f"{page}:{line}: needs={needs}: not so, or not among {[*TAKES]}"
-    assert {needs for _, _, needs in blocks} == set(TAKES), "one of them is needed by nothing"
 
 
 @pytest.mark.parametrize(("page", "command"), APART, ids=lambda v: getattr(v, "name", getattr(v, "text", "")[:50]))
@@ -145,3 +127,15 @@ def check_typer(text: str, app: typer.Typer, words: list[str]) -> None:
 def options_of_pytest() -> set[str]:
     said = subprocess.run([sys.executable, "-m", "pytest", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
     return set(re.findall(r"--?[a-z][\w-]*", said))
+
+
+LINKED = {t.link for t in terms() if t.depth == "runs" and not is_call(t.link)} - default().exercises.keys()
+
+
+@pytest.mark.parametrize("script", sorted(LINKED))
+def test_each_script_that_is_linked_ends_well(script):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / script)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert "wrong:" not in said.stdout
+    assert "ranks [0, 1]" in said.stdout

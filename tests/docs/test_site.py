@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -26,6 +25,8 @@ from .reader import Reader
 
 for package in ("sphinx", "myst_nb", "furo", "latex2mathml"):
     pytest.importorskip(package, reason="the site's packages are not here: pip install -e .[docs]")
+
+from bs4 import BeautifulSoup  # noqa: E402, as the theme does
 
 from handout.site.book import as_one_page, write_pdf  # noqa: E402, needs the theme's packages
 
@@ -62,35 +63,18 @@ def whole(tmp_path_factory) -> Path:
     return build(ROOT, "solutions", tmp_path_factory.mktemp("solutions"))
 
 
-class Page(HTMLParser):
-    """What a page refers to, and what may be referred to in it."""
+class Page:
+    """What a page refers to, and what may be referred to in it; and its words, without code and mathematics."""
 
     def __init__(self, text: str):
-        super().__init__()
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.fetched: list[str] = []
-        self.words: list[str] = []
-        self._inside: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
-        if tag == "a" and given.get("href"):
-            self.links.append(given["href"])
-        if tag in ("script", "img", "link") and (url := given.get("src") or given.get("href")):
-            self.fetched.append(url)
-        if tag in ("pre", "code", "script", "style", "math"):
-            self._inside.append(tag)
-
-    def handle_endtag(self, tag):
-        if self._inside and self._inside[-1] == tag:
-            self._inside.pop()
-
-    def handle_data(self, data):
-        if not self._inside:
-            self.words.append(data)
+        soup = BeautifulSoup(text, "html.parser")
+        self.ids = {tag[name] for name in ("id", "name") for tag in soup.find_all(attrs={name: True})}
+        self.links = [tag["href"] for tag in soup.find_all("a", href=True)]
+        fetched = (tag.get("src") or tag.get("href") for tag in soup.find_all(["script", "img", "link"]))
+        self.fetched = [url for url in fetched if url]
+        for tag in soup.find_all(["pre", "code", "script", "style", "math"]):
+            tag.extract()
+        self.words = soup.get_text()
 
 
 @cache
@@ -183,7 +167,7 @@ def test_every_link_and_anchor_leads_somewhere(site):
 
 def test_no_markdown_is_left_in_the_text(site):
     for path in (p for p in site.rglob("*.html") if p.stem not in ("search", "genindex")):
-        text = "".join(page(path).words)
+        text = page(path).words
         assert not re.search(r"`|\*\*|\]\(|\$\$|\|--", text), f"{path.name}: {re.search('.{40}[`*$|].{40}', text)}"
 
 

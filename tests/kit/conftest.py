@@ -10,12 +10,20 @@ import pytest
 from lab.harness.runner import Executor, Runner
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Runs probes against an implementation that is empty until a test points the executor elsewhere."""
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """One process for all files: its start takes seconds."""
     r = Runner(Executor(tmp_path_factory.mktemp("impl")))
     yield r
     r.close()
+
+
+@pytest.fixture(scope="module")
+def runner(request: pytest.FixtureRequest, warm: Runner, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """Runs probes against the file's IMPL, or an empty one until a test points the executor elsewhere."""
+    warm.executor = Executor(getattr(request.module, "IMPL", None) or tmp_path_factory.mktemp("impl"))
+    warm.forget()
+    return warm
 
 
 @pytest.fixture

@@ -176,55 +176,15 @@ def make_groups(impl, how: str):
         raise ValueError("something else")
 
 
-def leave_early(impl):
-    """Rank 0 is done while rank 1 waits for it."""
-    if dist.get_rank() == 1:
-        dist.all_reduce(torch.ones(8))
-
-
-def every_collective(impl) -> dict:
-    """Each collective once, and what the ledger says of it."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    x = torch.full((4,), float(rank + 1))
-    out = {}
-    with ledger.phase("named"):
-        out["all_reduce"] = x.clone()
-        dist.all_reduce(out["all_reduce"])
-        out["broadcast"] = x.clone()
-        dist.broadcast(out["broadcast"], 1)
-        out["reduce"] = x.clone()
-        dist.reduce(out["reduce"], 0)
-        gathered = [torch.empty(4) for _ in range(world)]
-        dist.all_gather(gathered, x)
-        out["all_gather"] = torch.stack(gathered)
-        flat = torch.empty(4 * world)
-        dist.all_gather_into_tensor(flat, x)
-        out["all_gather_flat"] = flat
-        share = torch.empty(2)
-        dist.reduce_scatter_tensor(share, x)
-        out["reduce_scatter"] = share
-        swapped = torch.empty(4)
-        dist.all_to_all_single(swapped, x)
-        out["all_to_all"] = swapped
-        got = torch.empty(4)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank),
-        ])  # fmt: skip
-        for work in works:
-            work.wait()
-        out["received"] = got
-        dist.barrier()
-    alone = dist.new_group([rank], use_local_synchronization=True)
-    dist.all_reduce(x, group=alone)
-    return {"values": out, "rows": ledger.plain()}
-
-
 def hooked(impl) -> list[dict]:
-    """An all-reduce from inside backward, waited for after it."""
+    """An all-reduce from inside backward, waited for after it; before it, others in a phase with a name."""
     p = torch.nn.Parameter(torch.ones(3))
     works = []
     p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad, async_op=True)))
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     with ledger.phase("forward"):
+        dist.broadcast(p.data, 1)
+        dist.all_reduce(p.data, group=alone)
         loss = (p * 2).sum()
     loss.backward()
     for work in works:

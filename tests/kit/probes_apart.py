@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import datetime
 import fcntl
 import os
 import re
-import resource
 import signal
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,14 +84,6 @@ def a_file_in_any_folder_that_can_be_written() -> str:
 
 
 @way(has_word)
-def a_file_that_was_opened_and_unlinked() -> str:
-    KEPT.append(stream := tempfile.TemporaryFile())  # noqa: SIM115
-    stream.write(WORD)
-    stream.flush()
-    return f"/proc/{_pid()}/fd/{stream.fileno()}"
-
-
-@way(has_word)
 def anonymous_memory_by_proc() -> str:
     fd = os.memfd_create(NAME)
     os.write(fd, WORD)
@@ -106,19 +95,12 @@ def _pid() -> str:
     return os.readlink("/proc/self").rpartition("/")[2]
 
 
-@way(lambda key: _libc.shmget(int(key), 64, 0o600) >= 0)
-def a_segment_of_shared_memory() -> str:
-    return _made(_libc.shmget(4711, 64, 0o1600), 4711)
-
-
-@way(lambda key: _libc.msgget(int(key), 0o600) >= 0)
-def a_queue_of_messages() -> str:
-    return _made(_libc.msgget(4712, 0o1600), 4712)
-
-
-@way(lambda key: _libc.semget(int(key), 1, 0o600) >= 0)
-def a_set_of_semaphores() -> str:
-    return _made(_libc.semget(4713, 1, 0o1600), 4713)
+for _kind, _get in {
+    "a segment of shared memory": lambda flags: _libc.shmget(4711, 64, flags),
+    "a queue of messages": lambda flags: _libc.msgget(4712, flags),
+    "a set of semaphores": lambda flags: _libc.semget(4713, 1, flags),
+}.items():
+    WAYS[_kind] = lambda get=_get: _made(get(0o1600), ""), lambda told, get=_get: get(0o600) >= 0
 
 
 @way(lambda name: _libc.mq_open(name.encode(), os.O_RDONLY) >= 0)
@@ -151,50 +133,16 @@ def a_socket_on_this_machine() -> str:
     return str(_listens(socket.AF_INET, ("127.0.0.1", 0)).getsockname()[1])
 
 
-@way(lambda port: _connects(socket.AF_INET6, ("::1", int(port))))
-def a_socket_of_version_6() -> str:
-    return str(_listens(socket.AF_INET6, ("::1", 0)).getsockname()[1])
-
-
 @way(lambda name: _connects(socket.AF_UNIX, "\0" + name))
 def an_abstract_socket() -> str:
     _listens(socket.AF_UNIX, "\0" + NAME)
     return NAME
 
 
-@way(lambda path: _connects(socket.AF_UNIX, path))
-def a_socket_in_tmp() -> str:
-    path = f"/tmp/{NAME}-socket"
-    Path(path).unlink(missing_ok=True)
-    _listens(socket.AF_UNIX, path)
-    return path
-
-
 @way(lambda name: socket.gethostname() == name)
 def the_name_of_the_machine() -> str:
     socket.sethostname(NAME)
     return NAME
-
-
-def _store(port: str) -> bool:
-    try:
-        return dist.TCPStore("127.0.0.1", int(port), is_master=False, timeout=_seconds(2)).get("word") == WORD
-    except RuntimeError as error:
-        raise OSError(str(error)[:60]) from None
-
-
-def _seconds(n: int) -> datetime.timedelta:
-    return datetime.timedelta(seconds=n)
-
-
-@way(_store)
-def a_store_of_torch() -> str:
-    try:
-        KEPT.append(store := dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_seconds(5)))
-        store.set("word", WORD)
-    except RuntimeError as error:
-        raise OSError(str(error)[:60]) from None
-    return str(store.port)
 
 
 def _locked(path: str) -> bool:
@@ -226,13 +174,6 @@ def a_record_lock_on_a_file_that_both_read() -> str:
     return __file__
 
 
-@way(lambda pid: any(resource.prlimit(int(p), resource.RLIMIT_RTTIME)[0] == 4714 for p in _pids(pid)))
-def a_limit() -> str:
-    _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-    resource.setrlimit(resource.RLIMIT_RTTIME, (4714, hard))
-    return _pid()
-
-
 def _pids(told: str) -> list[str]:
     """Whom that might be: processes near it that can be seen, except this one."""
     found = []
@@ -243,12 +184,6 @@ def _pids(told: str) -> list[str]:
         except OSError:
             continue
     return found
-
-
-@way(lambda pid: any(os.getpriority(os.PRIO_PROCESS, int(p)) == 7 for p in _pids(pid)))
-def a_priority() -> str:
-    os.setpriority(os.PRIO_PROCESS, 0, 7)
-    return _pid()
 
 
 @way(lambda pid: any(len(os.sched_getaffinity(int(p))) == 1 for p in _pids(pid)))
@@ -276,11 +211,6 @@ def the_name_of_a_process() -> str:
 
 def _comm(pid: str) -> bool:
     return "word" in Path(f"/proc/{pid}/comm").read_text()
-
-
-@way(lambda pid: any(int(Path(f"/proc/{p}/statm").read_text().split()[1]) >= 0 for p in _pids(pid)))
-def the_size_of_a_process() -> str:
-    return _pid()
 
 
 def _reads_memory(told: str) -> bool:
@@ -312,12 +242,6 @@ def a_terminal() -> str:
     KEPT.append(mine)
     os.write(mine, WORD + b"\n")
     return os.ttyname(theirs)
-
-
-@way(lambda path: os.stat(path).st_mtime == 1234567890)
-def the_time_of_a_file() -> str:
-    os.utime(__file__, (1234567890, 1234567890))
-    return __file__
 
 
 def descriptors(impl) -> list:

@@ -82,6 +82,14 @@ def _from_one(x: Tensor) -> list[Tensor]:
     return [every, mine]
 
 
+def _to_one(x: Tensor) -> list[Tensor]:
+    summed, parts = x.clone(), [torch.empty_like(x) for _ in range(WORLD)] if dist.get_rank() == 3 else None
+    dist.reduce(summed, 3)
+    dist.gather(x, parts, dst=3)
+    dist.barrier()
+    return [summed, *(parts or [])]
+
+
 def _uneven(x: Tensor) -> list[Tensor]:
     rank = dist.get_rank()
     splits = [[row[rank] for row in UNEVEN], UNEVEN[rank]]  # rows that come, and that go
@@ -187,6 +195,7 @@ CASES: dict[str, tuple[Callable, Callable]] = {  # what a rank does with its ten
     "all_gather": (_gathered, lambda x, r: 3 * [torch.cat(x)]),
     "reduce_scatter": (_reduce_scattered, lambda x, r: 3 * [_chunk(sum(x), r)]),
     "from one": (_from_one, lambda x, r: [x[2], _chunk(x[3], r)]),
+    "to one": (_to_one, lambda x, r: [sum(x), *x] if r == 3 else [x[r]]),
     "uneven all_to_all": (
         _uneven, lambda x, r: 3 * [torch.cat([x[s][: sum(UNEVEN[s])].split(UNEVEN[s])[r] for s in range(WORLD)])],
     ),

@@ -1,4 +1,4 @@
-"""What runs on a link: every operation, torch's own DDP, a ring by hand, and what is to overlap."""
+"""What runs on a link: every operation, and what is to overlap."""
 
 from __future__ import annotations
 
@@ -7,63 +7,17 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 
 from lab.harness.raising import raised
 from lab.ranks.group import ledger
 
-METHODS = {  # of a ProcessGroup, with the class of their options
-    "broadcast": "BroadcastOptions", "allreduce": "AllreduceOptions",
-    "allreduce_coalesced": "AllreduceCoalescedOptions",
-    "reduce": "ReduceOptions", "allgather": "AllgatherOptions", "_allgather_base": "AllgatherOptions",
-    "gather": "GatherOptions", "scatter": "ScatterOptions", "reduce_scatter": "ReduceScatterOptions",
-    "_reduce_scatter_base": "ReduceScatterOptions", "alltoall_base": "AllToAllOptions", "alltoall": "AllToAllOptions",
-    "barrier": "BarrierOptions", "send": "", "recv": "", "recv_anysource": "",
-}  # fmt: skip
+from .probes_backend import cases
 
 
-def every_method(impl, elements: int, times: int) -> dict:
-    """Each method that Gloo has, so often after another: by name, the tensors it wrote and the rows."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    told = {}
-    for name in METHODS:
-        first = len(ledger.rows)
-        for _ in range(times):
-            x = torch.full((elements,), float(rank + 1))
-            parts = [torch.full((elements,), 10.0 * (rank + 1) + r) for r in range(world)]
-            written = {"x": x, "part": torch.zeros(elements), "wide": torch.zeros(world * elements)}
-            into = [written["wide"][r * elements : (r + 1) * elements] for r in range(world)]
-            for work in _issue(name, parts, into, **written):
-                work.wait()
-        if name == "reduce" and rank != world - 1:
-            written.pop("x")  # Gloo's scratch
-        told[name] = {"written": written, "rows": plain_since(first)}
-    return told
-
-
-def _issue(name: str, parts: list, into: list, x, part, wide) -> list[dist.Work]:
-    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-    if name in ("send", "recv", "recv_anysource"):
-        works = [group.send([x], (rank + 1) % world, 7)]
-        if name == "recv_anysource":
-            return [*works, group.recv_anysource([part], 7)]
-        return [*works, group.recv([part], (rank - 1) % world, 7)]
-    options = getattr(_distributed_c10d, METHODS[name])()
-    if hasattr(options, "rootRank"):
-        options.rootRank = world - 1
-    at_root = rank == world - 1
-    arguments = {
-        "allgather": ([into], [x]),
-        "_allgather_base": (wide, x),
-        "gather": ([into] if at_root else [], [x]),
-        "scatter": ([part], [parts] if at_root else []),
-        "reduce_scatter": ([part], [parts]),
-        "_reduce_scatter_base": (part, torch.cat(parts)),
-        "alltoall_base": (wide, torch.cat(parts), [], []),
-        "alltoall": (into, parts),
-        "barrier": (),
-    }.get(name, ([x],))
-    return [getattr(group, name)(*arguments, options)]
+def every_case(impl, names: list[str]) -> dict:
+    """What ranks get of these operations of the table, and the rows."""
+    first = len(ledger.rows)
+    return {"values": cases(impl, names, ["float32"]), "rows": plain_since(first)}
 
 
 def plain_since(first: int) -> list[dict]:
@@ -123,56 +77,8 @@ def overlap(impl, count: int, compute_s: float) -> dict:
         for work in works:
             work.wait()
         took[name] = {"s": time.perf_counter() - start, "issued_s": issued, "done_early": done_early}
+        took[name]["row"] = ledger.rows[-count].plain()  # of the first, which is done long before it is waited for
     return took
-
-
-def futures(impl) -> dict:
-    """When a Work's future is done, what it holds, and when what follows it ran."""
-    ran = []
-    x = torch.full((4,), dist.get_rank() + 1.0)
-    dist.barrier()
-    start = time.perf_counter()
-    future = dist.all_reduce(x, async_op=True).get_future()
-    after = future.then(lambda f: ran.append(time.perf_counter() - start))
-    value = future.wait()
-    waited = time.perf_counter() - start
-    after.wait()
-    row = ledger.rows[-1]
-    return {"waited_s": waited, "ran_s": ran[0], "value": list(value), "row": row.plain()}
-
-
-def late_wait(impl, seconds: float) -> dict:
-    """The row of an all-reduce that is long done when it is waited for."""
-    work = dist.all_reduce(torch.ones(4), async_op=True)
-    time.sleep(seconds)
-    work.wait()
-    return ledger.rows[-1].plain()
-
-
-def torch_ddp(impl, steps: int) -> dict:
-    """Train with torch's own DistributedDataParallel, small buckets, each rank on other data."""
-    torch.manual_seed(dist.get_rank())
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
-    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    first = len(ledger.rows)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        ddp(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
-    return {"weights": [p.detach() for p in model.parameters()], "rows": plain_since(first)}
-
-
-def ring(impl, elements: int, times: int) -> dict:
-    """The implementation's all-reduce by sends and receives, so often."""
-    took = []
-    for _ in range(times):
-        x = torch.full((elements,), dist.get_rank() + 1.0)
-        dist.barrier()
-        start = time.perf_counter()
-        impl.ddp.ring_all_reduce.ring_all_reduce(x)
-        took.append([start, time.perf_counter()])
-    return {"sum": x, "took": took}
 
 
 def lose_a_peer(impl) -> None:
@@ -180,16 +86,3 @@ def lose_a_peer(impl) -> None:
     dist.all_reduce(torch.ones(4))
     work = dist.all_reduce(torch.ones(4), async_op=True) if dist.get_rank() == 0 else os._exit(3)
     raise ValueError(f"the wait raised {raised(work.wait)}")
-
-
-def precision(impl, op: str, elements: int, times: int) -> list[dict]:
-    """Rows of one operation, so often, with nothing else going on."""
-    first = len(ledger.rows)
-    for _ in range(times):
-        if op == "all_reduce":
-            dist.all_reduce(torch.ones(elements))
-        elif dist.get_rank() == 0:
-            dist.send(torch.ones(elements), 1)
-        elif dist.get_rank() == 1:
-            dist.recv(torch.ones(elements), 0)
-    return plain_since(first)

@@ -12,8 +12,10 @@ import pytest
 from grader.judge import run_tests
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score
-from lab.harness.runner import Executor, Runner
+from lab.harness.runner import Executor
 from lab.solution.forbidden import reachable
+
+IMPL = ROOT / "reference"
 
 
 def dependents(id: str) -> list[str]:
@@ -52,13 +54,6 @@ def together() -> list[list[str]]:
         else:
             groups.append([id])
     return groups
-
-
-@pytest.fixture(scope="module")
-def runner():
-    r = Runner(Executor(ROOT / "reference"))
-    yield r
-    r.close()
 
 
 @pytest.mark.parametrize("blank", together(), ids=" ".join)

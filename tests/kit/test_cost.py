@@ -16,18 +16,17 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner import best, published
+from benchmarks.planner import published
 from lab.cluster import steps
 from lab.cluster.costs import ring_cost, sent_bytes
 from lab.cluster.events import Block, Collective, Compute, Memory, Recv, Send, Wait, flat
-from lab.cluster.hardware import RESOURCES, TABLE, cluster
+from lab.cluster.hardware import TABLE, cluster
 from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, Recipe, gpt, of_config, unfit
 from lab.cluster.prices import collective_s, compute_s, group_s, matmul_s
 from lab.cluster.simulator import SimulationError, closed, play
 from lab.course.assignment import ROOT
 from lab.model.transformer import Config
 from reference.mesh.accounting import Degrees, Workload, accounting
-from reference.mesh.planner import Tools, planner
 
 A100 = cluster("dgx-a100", 64)
 KIT = Recipe(
@@ -39,19 +38,15 @@ def test_each_number_has_its_source():
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     for kind in ("device", "link"):
         for name, entry in table[kind].items():
-            numbers = {k for k in entry if k not in ("name", "sources", "matmul_shape")}
-            assert numbers <= set(entry["sources"]) | {"base_s"}, (
-                f"{name}: {numbers - set(entry['sources'])} without one"
-            )
+            without = entry.keys() - {"name", "sources", "matmul_shape", "base_s"} - entry["sources"].keys()
+            assert not without, f"{name}: {without} without one"
             for number, source in entry["sources"].items():
                 cited = source.partition(":")[0] in table["source"]
                 told = re.match(r"NVIDIA .*(20\d\d|white paper)$|the same|as |assumed: |two dies|.*simai's", source)
                 assert cited or told, f"{name}, {number}: {source!r} names no source"
-    assert all(re.search(r"20\d\d|NCCL 2|commit ", text) for text in table["source"].values())
     for name, entry in table["cluster"].items():
         known = cluster(name, entry["devices"])
         assert known.device.matmul_flops < known.device.peak_flops
-        assert known.device.layer_share < 1
 
 
 @pytest.mark.parametrize(
@@ -210,8 +205,6 @@ def test_flops_of_gpt_are_the_formula_of_narayanan():
         96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
     )
     assert job.model.parameters == pytest.approx(145.6e9, rel=1e-3)  # table 1
-    assert MODELS["405b"].parameters == pytest.approx(405e9, rel=5e-3)
-    assert MODELS["70b"].parameters == pytest.approx(70.6e9, rel=5e-3)
 
 
 @pytest.mark.parametrize("model", [MODELS["8b"], gpt(8, 1024, 16)])
@@ -312,17 +305,6 @@ def test_no_price_is_below_its_floor_and_causes_add_up(recipe):
             assert steps.floor_s(job, plan) == pytest.approx(price.step_s), plan
 
 
-def test_more_of_a_resource_costs_no_time():
-    job = Job(gpt(16, 2048, 16), 64, 1024, cluster("dgx-a100", 64))
-    plan = Plan(4, 4, 4, 1, 2, "full", 1)
-    now = steps.price(job, plan).step_s
-    for resource in RESOURCES:
-        other = Job(job.model, 64, 1024, job.cluster.faster(resource))
-        assert steps.price(other, plan).step_s <= now
-    with pytest.raises(ValueError, match="expected a resource among products"):
-        job.cluster.faster("luck")
-
-
 def test_a_plan_that_is_none_says_why():
     job = Job(gpt(16, 2048, 16), 64, 1024, cluster("dgx-a100", 64))
     with pytest.raises(ValueError, match="3 x 1 x 1 is not 64 devices"):
@@ -338,15 +320,6 @@ def test_a_plan_that_is_none_says_why():
     assert unfit(job, Plan(-64, -1, 1)) == "data is -64, and at least 1"
 
 
-def test_405b_on_16384_devices_prices_few_of_its_thousands():
-    job = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", 16384))
-    priced = []
-    best = planner(job, 1, Tools(price_s=lambda *asked: priced.append(asked) or steps.price(*asked).step_s))[0]
-    assert 0 < len(priced) < 100
-    assert steps.fits(job, best.plan)
-    assert 0.3 < steps.model_flops(job) / best.step_s / 16384 / job.cluster.device.peak_flops < 0.6
-
-
 def test_table_1_is_predicted_as_the_chapter_says():
     """Each of the ten runs, with the micro-batch and chunks that the benchmark found."""
     kept = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
@@ -359,13 +332,6 @@ def test_table_1_is_predicted_as_the_chapter_says():
         assert errors[-1] == pytest.approx(float(row["error"].split()[0]), abs=0.1), row
     assert statistics.median(map(abs, errors)) < 2.5  # what the best constant reaches
     assert max(map(abs, errors)) < 14.7
-
-
-def test_where_nothing_fits_the_least_memory_is_taken():
-    job = Job(MODELS["70b"], 64, 4096, cluster("dgx-h100", 16))
-    got = best(job, Plan(1, 2, 8), chunks=(1, 4), micro_batches=(1, 4))
-    assert not steps.fits(job, got)
-    assert (got.micro_batch, got.chunks) == (1, 1)
 
 
 def test_the_chapter_shows_what_the_benchmark_wrote():

@@ -7,13 +7,15 @@ import os
 import re
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from grader import cli, console, schedulers
+from grader import cli, schedulers
 from grader import doctor as grader_doctor
+from lab.commands import cli as lab_cli
 from lab.commands import doctor
 from lab.commands.doctor import Finding
 
@@ -37,67 +39,40 @@ def one(findings, what: str) -> Finding:
     return found
 
 
-def told(findings) -> list[Finding]:
-    return [f for f in findings if f.do or f.fatal]
-
-
 def test_what_ci_uses_needs_nothing(machine):
-    pins = {name: str(doctor._pinned(name)) for name in GOOD}
-    machine(**pins)
-    assert not told(doctor.versions())
+    machine(**(pins := {name: str(doctor._pinned(name)) for name in GOOD}))
+    assert not [f for f in doctor.versions() if f.do or f.fatal]
     assert pins["torch"] == "2.13.0"
+    machine(triton="3.6.0", numpy="2.3.9")
+    assert not [f for f in doctor.versions() if f.do or f.fatal]
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "found", "do", "fatal"),
+    ("has", "what", "found", "do", "fatal"),
     [
-        ("torch", "2.9.1", "2.9.1", "pip install 'torch>=2.11'", True),
-        ("torch", None, "not installed", "pip install 'torch>=2.11'", True),
-        ("torch", "2.99.0", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0", False),
-        ("triton", "3.5.0", "3.5.0", "pip install 'triton>=3.6'", True),
-        ("numpy", None, "not installed", "pip install 'numpy'", True),
+        ({"torch": "2.9.1"}, "torch", "2.9.1", "pip install 'torch>=2.11'", True),
+        ({"torch": None}, "torch", "not installed", "pip install 'torch>=2.11'", True),
+        ({"torch": "2.99.0"}, "torch", "2.99.0, newer than 2.13.0, which was tried", "torch==2.13.0", False),
+        ({"triton": "3.5.0"}, "triton", "3.5.0", "pip install 'triton>=3.6'", True),
+        ({"numpy": None}, "numpy", "not installed", "pip install 'numpy'", True),
+        ({"python": "3.10.14"}, "python", "3.10.14", ">=3.11", True),
+        ({"triton": "3.6.0", "numpy": "2.4.0"}, "versions together", "triton 3.6.0 with numpy 2.4.0: loops",
+         "pip install 'numpy<2.4'", False),
     ],
-)
-def test_a_version_out_of_range_says_which_to_install(machine, name, version, found, do, fatal):
-    machine(**{name: version})
-    finding = one(doctor.versions(), name)
-    assert (finding.found, finding.fatal) == (found, fatal)
+)  # fmt: skip
+def test_a_version_out_of_range_says_which_to_install(machine, monkeypatch, has, what, found, do, fatal):
+    machine(**has)
+    if "python" in has:
+        monkeypatch.setattr(doctor.platform, "python_version", lambda: has["python"])
+    finding = one(doctor.versions(), what)
+    assert (finding.found.startswith(found), finding.fatal) == (True, fatal)
     assert do in finding.do
-
-
-def test_an_old_python_says_how_to_use_another(machine, monkeypatch):
-    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.10.14")
-    finding = one(doctor.versions(), "python")
-    assert (finding.found, finding.fatal) == ("3.10.14", True)
-    assert ">=3.11" in finding.do
-
-
-@pytest.mark.parametrize(
-    ("triton", "numpy", "bad"), [("3.6.0", "2.4.0", True), ("3.6.0", "2.3.9", False), ("3.7.1", "2.4.6", False)]
-)
-def test_a_bad_pair_is_told_though_each_is_in_range(machine, triton, numpy, bad):
-    machine(triton=triton, numpy=numpy)
-    pairs = [f for f in doctor.versions() if f.what == "versions together"]
-    assert len(pairs) == bad
-    if bad:
-        assert pairs[0].found.startswith("triton 3.6.0 with numpy 2.4.0: loops")
-        assert pairs[0].do == "pip install 'numpy<2.4'"
 
 
 def test_without_triton_its_exercises_are_not_run_on_a_mac(machine, monkeypatch):
     machine(triton=None)
-    environment = {"sys_platform": "darwin"}
-    real = doctor.Requirement.__init__
-
-    def elsewhere(self, text):
-        real(self, text)
-        if self.marker is not None:
-            self.marker = SimpleNamespace(evaluate=lambda: environment["sys_platform"] == "linux")
-
-    monkeypatch.setattr(doctor.Requirement, "__init__", elsewhere)
-    finding = one(doctor.versions(), "triton")
-    assert not finding.fatal
-    assert "not run here" in finding.do
+    elsewhere = SimpleNamespace(marker=SimpleNamespace(evaluate=lambda: False), specifier="")
+    assert doctor._version("triton", elsewhere).do == doctor.triton().do
     assert "not run here" in doctor.triton().do
 
 
@@ -178,6 +153,29 @@ def test_only_a_machine_without_any_box_cannot_grade(monkeypatch, bubblewrap, ui
         assert finding.found in ("works", (bubblewrap if kind == "bubblewrap" else uid).partition(";")[0])
 
 
+@pytest.mark.parametrize(
+    ("said", "starts", "words"),
+    [
+        ({"sum": 3.0}, None, {}),
+        ({"error": "Connection refused"}, None, {"Gloo on loopback": "127.0.0.1"}),
+        ({"sum": 3.0}, ValueError("it ended"), {"processes for tests": "lab.ranks.zygote"}),
+    ],
+)
+def test_two_ranks_meet_and_a_process_starts_or_it_says_why(machine, monkeypatch, said, starts, words):
+    zygote = Mock()
+    zygote.return_value.wait.side_effect = starts
+    monkeypatch.setattr("lab.harness.executor.Zygote", zygote)
+    monkeypatch.setattr(doctor, "ask", lambda code, env=None: said)
+    wrong = {f.what: f for f in doctor.ranks() if f.do or f.fatal}
+    assert wrong.keys() == words.keys()
+    for what, do in words.items():
+        assert wrong[what].fatal
+        assert do in wrong[what].do
+        assert (str(starts) if starts else said["error"]) in wrong[what].found
+    machine(torch=None)
+    assert not [*doctor.ranks()], "without torch it is told once, and not again as a broken loopback"
+
+
 @pytest.mark.parametrize(("path", "off", "do"), grader_doctor._SWITCHES)
 def test_namespaces_that_are_switched_off_name_the_switch(monkeypatch, path, off, do):
     monkeypatch.setattr(doctor, "output", lambda command, timeout_s=60: "")
@@ -196,13 +194,8 @@ def test_a_kernel_without_filters_or_groups_says_what_is_lost(monkeypatch):
     monkeypatch.setattr(grader_doctor.seccomp, "program", lambda: b"")
     monkeypatch.setattr(grader_doctor, "_landlock", lambda: 0)
 
-    class Group:
-        def __init__(self, limits, notes):
-            notes += ["no pids cgroup could be set: …", "no memory cgroup could be set: …"]
-
-        def end(self) -> None: ...
-
-    monkeypatch.setattr(grader_doctor.cgroups, "ControlGroup", Group)
+    lacking = ["no pids cgroup could be set: …", "no memory cgroup could be set: …"]
+    monkeypatch.setattr(grader_doctor.cgroups, "ControlGroup", lambda limits, notes: notes.extend(lacking) or Mock())
     monkeypatch.setattr(grader_doctor.cgroups, "hierarchies", lambda: [("cgroup2", None, [])])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found = list(grader_doctor.kernel())
@@ -247,8 +240,13 @@ def test_slurm_is_told_piece_by_piece(monkeypatch):
 
 def test_a_small_or_full_machine_says_how_many_jobs_and_how_much_to_free(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    monkeypatch.setattr(grader_doctor.psutil, "virtual_memory", lambda: SimpleNamespace(total=14 << 30))
+    monkeypatch.setattr(
+        grader_doctor.psutil, "virtual_memory", lambda: SimpleNamespace(total=14 << 30, available=300 << 20)
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+    found = {f.what: f for f in doctor.room()}
+    assert all(f.do for f in found.values())
+    assert [what for what, f in found.items() if f.fatal] == ["free memory"]
     found = list(grader_doctor.room())
     assert "inconclusive" in one(found, "cores").do
     assert one(found, "memory").do == ""
@@ -261,15 +259,14 @@ def test_a_small_or_full_machine_says_how_many_jobs_and_how_much_to_free(monkeyp
     assert one(found, "memory").do == "--jobs 2 at most: a box may hold 6 GiB"
 
 
+@pytest.mark.parametrize(("module", "command"), [(doctor, lab_cli), (grader_doctor, cli)])
 @pytest.mark.parametrize("fatal", [False, True])
-def test_the_command_prints_a_table_or_json_and_fails_only_where_grading_cannot_work(monkeypatch, fatal):
+def test_the_command_prints_a_table_or_json_and_fails_only_where_nothing_would_run(monkeypatch, module, command, fatal):
     rows = [Finding("torch", "2.13.0"), Finding("GPU", "[bold]none", "buy one"), Finding("box", "none", "x", fatal)]
-    monkeypatch.setattr(grader_doctor, "examine", lambda: iter(rows))
-    run = CliRunner().invoke(cli.app, ["doctor", "--json"])
-    assert run.exit_code == fatal
-    assert json.loads(run.stdout) == [vars(r) for r in rows]
-    monkeypatch.setattr(cli, "out", console.Console(width=120))
-    run = CliRunner().invoke(cli.app, ["doctor"])
+    monkeypatch.setattr(module, "examine", lambda: iter(rows))
+    run = CliRunner().invoke(command.app, ["doctor", "--json"])
+    assert (run.exit_code, json.loads(run.stdout)) == (fatal, [vars(r) for r in rows])
+    run = CliRunner().invoke(command.app, ["doctor"])
     assert run.exit_code == fatal
     assert re.search(r"^GPU +\[bold\]none +buy one", run.stdout, re.MULTILINE)
 

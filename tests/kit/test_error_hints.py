@@ -10,65 +10,45 @@ from lab.harness import error_hints
 from . import probes
 
 
-def not_part_of_group(runner):
-    runner.run(probes.make_groups, "wrong source", world=4)
+def weight() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
 
 
-def splits_of_another_group(runner):
-    runner.run(probes.make_groups, "other splits", world=2)
+class TwoInputs(torch.autograd.Function):
+    """Gives one gradient for two inputs."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
 
 
-def nothing_recorded(runner):
-    torch.ones(2).sum().backward()
-
-
-def leaf_changed(runner):
-    torch.ones(2, requires_grad=True).add_(1)
-
-
-def twice(runner):
-    y = torch.ones(2, requires_grad=True).square().sum()
-    y.backward()
-    y.backward()
-
-
-def overwritten(runner):
-    y = torch.ones(2, requires_grad=True).exp()
+def overwritten(run):
+    y = weight().exp()
     y.mul_(2)
     y.sum().backward()
 
 
-def not_contiguous(runner):
-    runner.run(probes.make_groups, "not contiguous", world=2)
-
-
-def viewed(runner):
-    torch.ones(2, 3).T.view(6)
-
-
-def too_few(runner):
-    class Two(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, y):
-            return x + y
-
-        @staticmethod
-        def backward(ctx, g):
-            return g
-
-    Two.apply(torch.ones(2, requires_grad=True), torch.ones(2)).sum().backward()
-
-
-PROVOKED = (
-    not_part_of_group, splits_of_another_group, nothing_recorded, leaf_changed, twice, overwritten, not_contiguous,
-    viewed, too_few,
-)  # fmt: skip
+PROVOKED = (  # in the order of REMEDIES
+    lambda run: run(probes.make_groups, "wrong source", world=4),
+    lambda run: run(probes.make_groups, "other splits", world=2),
+    lambda run: torch.ones(2).sum().backward(),
+    lambda run: weight().add_(1),
+    lambda run: [loss.backward() for loss in 2 * [weight().square().sum()]],
+    overwritten,
+    lambda run: run(probes.make_groups, "not contiguous", world=2),
+    lambda run: torch.ones(2, 3).T.view(6),
+    lambda run: TwoInputs.apply(weight(), torch.ones(2)).sum().backward(),
+)
 
 
 @pytest.mark.parametrize(("part", "provoke"), list(zip(error_hints.REMEDIES, PROVOKED, strict=True)))
 def test_torch_says_it_in_these_words(runner, part, provoke):
     with pytest.raises(Exception, match=part) as error:
-        provoke(runner)
+        provoke(runner.run)
     assert error_hints.of(str(error.value)) == error_hints.REMEDIES[part]
     assert "object at 0x" not in str(error.value)
 

@@ -1,4 +1,7 @@
-"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere."""
+"""On plain Gloo, a stage's reference trains as it does on the switch: what is learnt there is true elsewhere.
+
+A mesh goes on on another: the placements of the reference's own transformer are as true as the tests' own models'.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ import pytest
 import torch
 
 from lab.course.assignment import ROOT
-from lab.harness.executor import Executor
 from lab.harness.rng import Rng
-from lab.harness.runner import Runner
 from tests.ddp import probes as ddp
 from tests.ddp.oracles import draw
 from tests.mesh.compose import bare, draw_model
@@ -18,14 +19,8 @@ from tests.zero import probes_state as zero
 from . import probes
 from . import probes_checkpoint as mesh
 
+IMPL = ROOT / "reference"
 RNG = Rng("public", "gloo")
-
-
-@pytest.fixture(scope="module")
-def runner():
-    r = Runner(Executor(ROOT / "reference"))
-    yield r
-    r.close()
 
 
 def on_both(runner, probe, *args, world: int) -> tuple[list, list]:
@@ -33,6 +28,18 @@ def on_both(runner, probe, *args, world: int) -> tuple[list, list]:
     assert not any(trace.messages for trace in gloo), "they did not go over Gloo"
     assert all(trace.messages for trace in switch)
     return [trace.values for trace in gloo], [trace.values for trace in switch]
+
+
+MOVES = {
+    "experts, to shards": ({"experts": 4}, [{"expert": 2, "tensor": 2}, {}], [{"data": 4}, {"fsdp": True, "small": 0}]),
+    "shards, to a pipe": (
+        {"tied": True}, [{"data": 2, "tensor": 2}, {"fsdp": True, "small": 0}], [{"data": 2, "pipe": 2}, {}],
+    ),
+    "a pipe, to interleaved": (
+        {"tied": True}, [{"pipe": 2, "tensor": 2}, {"sequence": True}],
+        [{"data": 2, "tensor": 2}, {"schedule": "interleaved", "chunks": 2}],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["naive", "flat", "overlapped", "bucketed"])
@@ -55,16 +62,6 @@ def test_zero(runner):
             assert gloo["losses"][number] == pytest.approx(losses, rel=1e-5)
 
 
-def test_a_mesh(runner):
-    model = draw_model(RNG, 2, 2, tied=True)
-    state = {name: RNG.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
-    state["head.weight"] = state["embedding.weight"]
-    tokens = [[RNG.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
-    meshes = [[{"data": 2, "pipe": 2}, {}, 2]]
-    for gloo, switch in zip(*on_both(runner, mesh.moved, model, state, meshes, tokens, world=4), strict=True):
-        assert gloo == pytest.approx(switch, rel=1e-5)
-
-
 def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
     """Gloo's sends look incomplete until somebody waits for them."""
     elements, grew = 500_000, {}
@@ -74,3 +71,19 @@ def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
         assert last.values == pytest.approx(6.0)
         grew[micro_batches] = first.peak_bytes
     assert grew[16] - grew[4] < 4 * 4 * elements, f"bytes of the first rank by micro-batches: {grew}"
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_the_reference_goes_on_on_another_mesh(runner, move):
+    """4 ranks before and after; two steps, two more, against four at a stretch, on plain Gloo."""
+    kind, before, after = MOVES[move]
+    rng = Rng("public", move)
+    model = draw_model(rng, 2, 2, **kind)
+    state = {name: rng.normal(*t.shape) * 0.4 for name, t in bare(model).state_dict().items()}
+    if model["tied"]:
+        state["head.weight"] = state["embedding.weight"]
+    tokens = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(4)]
+    stretch = runner.run(mesh.moved, model, state, [[*before, 4]], tokens, world=4, shared=True, network="gloo")
+    moved = runner.run(mesh.moved, model, state, [[*before, 2], [*after, 2]], tokens, world=4, shared=True)
+    for rank in range(4):
+        assert moved[rank] == pytest.approx(stretch[rank], rel=1e-5), f"rank {rank} of {move}"

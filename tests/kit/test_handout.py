@@ -6,22 +6,50 @@ import doctest
 import re
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
+from handout.make_glossary import PAGE, page, terms
 from lab.course.assignment import ROOT, default
 from lab.course.questions import default as questions
 
 CHAPTERS = [*sorted((ROOT / "handout").glob("*.md")), ROOT / "README.md"]
 
 
+def prose(path: Path) -> str:
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def links(path: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(path)))
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """As GitHub and MyST name headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(path))
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_every_relative_link_resolves(chapter):
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", chapter.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if not target.startswith(("http", "#")):
-            assert (chapter.parent / target.partition("#")[0]).exists(), f"{chapter.name}: {target} is not there"
+def test_every_relative_link_resolves_and_its_anchor_is_a_heading(chapter):
+    for target in (target for target in links(chapter) if not target.startswith("http")):
+        path, hash, heading = target.partition("#")
+        there = (chapter.parent / path).resolve() if path else chapter
+        assert there.exists(), f"{chapter.name}: {target} is not there"
+        assert not hash or heading in anchors(there), f"{chapter.name}: {target}"
+
+
+def test_the_glossary_is_what_terms_tsv_says_and_has_each_term_once_in_sentences():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m handout.make_glossary"
+    names = [t.term.casefold() for t in terms()]
+    assert len(set(names)) == len(names) >= 139
+    for term in terms():
+        assert len(re.findall(r"[.!?:](?= |$)", term.text)) >= (2 if term.depth == "told" else 1), term.term
+        assert term.depth != "told" or re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{5}", term.link), term.term
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
@@ -100,15 +128,12 @@ def test_the_pictures_are_those_that_draw_py_draws(tmp_path):
     assert not stale, "run python handout/images/draw.py"
 
 
-def test_a_source_has_one_year_and_it_is_arxivs():
-    cited = r"([A-Z]\w+(?: et al\.|(?:, [A-Z]\w+)*,? and [A-Z]\w+)?)\s+((?:19|20)\d\d),\s+[\"*](\w+(?:[\s-]\w+)?)"
-    years: dict[str, dict[str, str]] = {}
-    files = [*CHAPTERS, *(ROOT / "lab").rglob("*.md"), *(ROOT / "lab").rglob("*.py"), *(ROOT / "student").rglob("*.py")]
-    for file in files:
-        text = " ".join(file.read_text(encoding="utf-8").split())
-        for author, year, title in re.findall(cited, text):
-            years.setdefault(f"{author.split()[0]} {title}", {}).setdefault(year, f"{file.name}: {author} {year}")
-        for year, said, month in re.findall(r" ((?:19|20)\d\d), (\*[^*]+\*), arXiv (\d\d)\d\d\.\d", text):
-            assert year == f"20{month}", f"{file.name}: {said} is of 20{month} on arXiv, not {year}"
-    assert len(years) > 40
-    assert not {source: set(told.values()) for source, told in years.items() if len(told) > 1}
+@pytest.mark.parametrize("stage", [s.name for s in default().stages])
+def test_every_name_that_a_probe_asks_for_is_in_its_stub(stage):
+    asked = set()
+    for probes in (ROOT / "tests" / stage).glob("*.py"):
+        asked |= set(re.findall(r"\bimpl\.(\w+)\.(\w+)\.(\w+)", probes.read_text(encoding="utf-8")))
+    assert asked
+    for folder, module, name in asked:
+        stub = (ROOT / "student" / folder / f"{module}.py").read_text(encoding="utf-8")
+        assert re.search(rf"\b{name}\b", stub), f"tests ask for {folder}/{module}.py:{name}, and the stub has none"

@@ -10,13 +10,6 @@ from lab.harness.runner import Executor, ProbeFailed, Runner
 from . import probes_triton as probes
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    r = Runner(Executor(tmp_path_factory.mktemp("impl")))
-    yield r
-    r.close()
-
-
 def test_loads_and_stores_by_program_and_row(runner):
     got = runner.run(probes.watched, 40, True)
     assert torch.equal(got["y"].flatten(), 2 * torch.arange(40.0))

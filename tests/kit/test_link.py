@@ -12,25 +12,19 @@ import math
 import pytest
 import torch
 
-from grader.judge import SandboxExecutor
-from grader.sandbox import Sandbox, choose
 from lab.cluster.costs import Link, ring_cost, sent_bytes
 from lab.course.assignment import ROOT
 from lab.harness.inline import InlineRunner
-from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.harness.runner import Executor, ProbeFailed
 from lab.ranks.ledger import diff
 
 from . import probes, probes_link
+from .probes_backend import CASES, WORLD, train
+from .test_backend import same
 
+IMPL = ROOT / "reference"
 SLOW = Link(alpha_s=2e-3, bytes_per_s=1e6)
 CLOCK_S = 1e-6  # what adding floats of this size may lose
-
-
-@pytest.fixture(scope="module")
-def runner():
-    r = Runner(Executor(ROOT / "reference"))
-    yield r
-    r.close()
 
 
 @pytest.mark.parametrize(
@@ -55,13 +49,6 @@ def test_costs_are_those_of_the_formulas(op, bytes, cost_ms, sent):
     assert sent_bytes(op, bytes, 4) == sent
     if op not in ("send", "recv"):
         assert ring_cost(op, bytes, 1, 1e-3, 1e-8) == sent_bytes(op, bytes, 1) == 0
-
-
-def test_an_all_reduce_costs_its_two_halves():
-    for world in range(1, 9):
-        halves = [ring_cost(op, 840 / world, world, 3.0, 5.0) for op in ("reduce_scatter", "all_gather")]
-        assert ring_cost("all_reduce", 840, world, 3.0, 5.0) == pytest.approx(sum(halves))
-        assert ring_cost("broadcast", 0, world, 1.0, 0.0) == math.ceil(math.log2(world))
 
 
 @pytest.mark.parametrize(
@@ -92,23 +79,18 @@ def test_a_link_is_a_link_and_joins_ranks(runner, options):
 
 def test_inline_refuses_a_link_by_name():
     with pytest.raises(ProbeFailed, match=r"link=Link\("):
-        InlineRunner(Executor(ROOT / "reference")).run(probes.who, link=SLOW)
+        InlineRunner(Executor(IMPL)).run(probes.who, link=SLOW)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, world):
-    elements, times = 250, 3
-    plain = runner.run(probes_link.every_method, elements, times, world=world)
-    linked = runner.run(probes_link.every_method, elements, times, world=world, link=SLOW)
-    assert len(plain[0]) >= 15
-    for name in plain[0]:
-        for rank in range(world):
-            want, got = plain[rank][name]["written"], linked[rank][name]["written"]
-            for what in want:
-                assert torch.equal(got[what], want[what]), f"{name}, rank {rank}: {what} is {got[what]}"
-        nothing_is_sooner([linked[rank][name]["rows"] for rank in range(world)], SLOW)
-    for a, b in itertools.combinations(range(world), 2):
-        assert diff(*([row for m in linked[r].values() for row in m["rows"]] for r in (a, b))) == ""
+@pytest.mark.parametrize("name", CASES)
+def test_every_operation_moves_its_data_and_none_is_sooner_than_it_costs(runner, name):
+    plain, linked = (runner.run(probes_link.every_case, [name], world=WORLD, link=link) for link in (None, SLOW))
+    for rank, (want, got) in enumerate(zip(plain, linked, strict=True)):
+        assert same([*got["values"].values()], [*want["values"].values()]), f"{name}, rank {rank}"
+    ranks = [got["rows"] for got in linked]
+    nothing_is_sooner(ranks, SLOW)
+    for a, b in itertools.combinations(ranks, 2):
+        assert diff(a, b) == ""
 
 
 def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
@@ -119,7 +101,8 @@ def nothing_is_sooner(ranks: list[list[dict]], link: Link) -> None:
             assert row["started_s"] >= 0, said
             cost = link.cost_s(row["op"], row["bytes"], len(row["group"]))
             assert row["done_s"] >= row["started_s"] + cost - CLOCK_S, said
-            assert row["returned_s"] >= max(row["waited_s"], row["done_s"]), said
+            if row["waited_s"] >= 0:  # torch's functional collectives are waited for where no row is told
+                assert row["returned_s"] >= max(row["waited_s"], row["done_s"]), said
             begun = [other["issued_s"] for other in counterparts(row, rows, ranks)]
             assert row["started_s"] >= max(begun), f"{said} began before all had issued it"
             assert row["done_s"] >= max(begun) + cost - CLOCK_S, said
@@ -135,8 +118,8 @@ def counterparts(row: dict, rows: list[dict], ranks: list[list[dict]]) -> list[d
     if row["op"] == "send":
         return [row]
     if row["op"] == "recv":
-        mine = [r for r in rows if (r["op"], r["peer"]) == ("recv", row["peer"])]
-        sends = [r for r in ranks[row["peer"]] if (r["op"], r["peer"]) == ("send", row["rank"])]
+        mine = [r for r in rows if (r["op"], r["peer"], r["tag"]) == ("recv", row["peer"], row["tag"])]
+        sends = [r for r in ranks[row["peer"]] if (r["op"], r["peer"], r["tag"]) == ("send", row["rank"], row["tag"])]
         return [sends[mine.index(row)]]
     place = [r for r in rows if r["group"] == row["group"] and r["op"] not in ("send", "recv")].index(row)
     return [
@@ -168,43 +151,15 @@ def test_messages_and_work_beside_them_overlap(runner):
         assert took["after"]["s"] >= costs + compute
         assert took["at once"]["s"] >= max(costs, compute)
         assert not took["at once"]["done_early"]
+        row = took["at once"]["row"]
+        assert row["issued_s"] < row["started_s"] < row["done_s"] < row["waited_s"] <= row["returned_s"]
         assert took["at once"]["s"] < 0.85 * took["after"]["s"], "0.24 s beside 0.24 s should take little more than one"
 
 
-def test_a_future_is_done_when_its_work_is(runner):
-    cost = SLOW.cost_s("all_reduce", 16, 2)
-    for got in runner.run(probes_link.futures, world=2, link=SLOW):
-        assert got["waited_s"] >= cost
-        assert got["ran_s"] >= cost
-        assert got["value"][0].tolist() == [3.0] * 4
-        assert got["row"]["issued_s"] < got["row"]["waited_s"] < got["row"]["done_s"] <= got["row"]["returned_s"]
-
-
-def test_done_is_when_it_was_done_however_late_it_is_waited_for(runner):
-    for row in runner.run(probes_link.late_wait, 0.3, world=2, link=SLOW):
-        assert row["issued_s"] < row["started_s"] < row["done_s"] < row["waited_s"] <= row["returned_s"]
-
-
-def test_torch_ddp_trains_on_it_as_on_gloo(runner):
-    plain = runner.run(probes_link.torch_ddp, 3, world=2)
-    linked = runner.run(probes_link.torch_ddp, 3, world=2, link=SLOW)
-    for i, want in enumerate(plain[0]["weights"]):
-        assert torch.equal(linked[0]["weights"][i], linked[1]["weights"][i])
-        assert torch.equal(linked[0]["weights"][i], want)
-    rows = [row for row in linked[0]["rows"] if row["phase"] == "backward"]
-    assert len(rows) >= 3
-    for row in rows:
-        assert row["done_s"] >= row["started_s"] + SLOW.cost_s(row["op"], row["bytes"], 2) - CLOCK_S
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_ring_by_hand_costs_what_the_formula_says(runner, world):
-    elements, times = 1000 * world, 5
-    cost = SLOW.cost_s("all_reduce", 4 * elements, world)
-    ranks = runner.run(probes_link.ring, elements, times, world=world, link=SLOW)
-    for got in ranks:
-        assert got["sum"].tolist() == [world * (world + 1) / 2] * elements
-        assert min(end - start for start, end in got["took"]) >= cost - CLOCK_S
+def test_torch_ddp_trains_on_a_link(runner):
+    plain, linked = (runner.run(train, "ddp", world=WORLD, link=link) for link in (None, SLOW))
+    for want, got in zip(plain, linked, strict=True):
+        assert all(torch.equal(got[name], weight) for name, weight in want.items())
 
 
 def test_a_link_that_costs_nothing_is_none(runner):
@@ -212,22 +167,7 @@ def test_a_link_that_costs_nothing_is_none(runner):
         assert {row["started_s"] for row in rows} == {-1}
 
 
-def test_ranks_that_will_never_meet_are_named_on_a_link_too(runner):
-    with pytest.raises(ProbeFailed, match=r"rank 1 issued all_reduce #1 \(4 KiB, float32\)") as caught:
-        runner.run(probes.mismatch, world=2, timeout=60, link=SLOW)
-    assert "in mismatch" in caught.value.where
-    with pytest.raises(ProbeFailed, match="rank 0 finished after 0 collectives"):
-        runner.run(probes.leave_early, world=2, timeout=60, link=SLOW)
-
-
 @pytest.mark.parametrize("link", [None, SLOW])
 def test_a_wait_for_a_peer_that_is_gone_raises(runner, link):
     with pytest.raises(ProbeFailed, match="the wait raised RuntimeError"):
         runner.run(probes_link.lose_a_peer, world=2, link=link)
-
-
-def test_a_link_works_in_the_graders_room(tmp_path):
-    with Sandbox(choose(None), tmp_path, ROOT) as box:
-        r = Runner(SandboxExecutor(box, tmp_path))
-        nothing_is_sooner(r.run(probes_link.burst, 2, 100, world=4, link=SLOW), SLOW)
-        r.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from grader.judge import _with
+from grader import judge
 from grader.mutants import read
-from lab.course.assignment import default
+from lab.course.assignment import ROOT, default
 from lab.course.scoring import Result
 from lab.harness import mistakes
+from lab.harness.pytest_plugin import pytest_ignore_collect
 
 TEST = "tests/ddp/test_naive.py::test_means[2]"
 RECORDED = [s.name for s in default().stages if mistakes.file(s.name).is_file()]
@@ -65,7 +68,7 @@ def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one():
     public = Result(
         "ddp.naive", "numerics", TEST, "", "failed", "assertion", "This is what comes out when x.\ngot 1\n2"
     )
-    both = _with(secret, public)
+    both = judge._with(secret, public)
     assert (both.message, both.public) == ("This is what comes out when x.\ngot 7\nthe inputs", "failed")
 
 
@@ -75,3 +78,50 @@ def test_what_is_recorded_is_of_the_mutants_there_are(stage):
     recorded = mistakes.read(stage)["when"]
     assert recorded == when, f"grader mutants --record --stage {stage}"
     assert not [clause for clause in when.values() if clause.endswith(".") or len(clause.split()) > 30]
+
+
+# ---- the judge: what fails on the secret seed is run on the public one ----
+
+
+def result(test: str, outcome: str, reason: str = "") -> Result:
+    return Result("ddp.naive", "numerics", test, "", outcome, reason)
+
+
+def judged(monkeypatch, seed: str, first: list[Result], public: list[Result] = ()) -> tuple[list[Result], list]:
+    """What the judge makes of these results, and (seed, tests) of each run that it asked for."""
+    asked = []
+
+    def run_tests(runner, ids, seed, cache, only=None, **more):
+        asked.append((seed, only))
+        return public if len(asked) > 1 else first
+
+    monkeypatch.setattr(judge, "run_tests", run_tests)
+    return judge.judge(None, ["ddp.naive"], seed, Path("cache")), asked
+
+
+def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypatch):
+    secret = [
+        result("right", "passed"), result("fits", "failed", "assertion"), result("wrong", "failed", "raised"),
+        result("missing", "failed", "unwritten"),
+    ]  # fmt: skip
+    public = [result("fits", "passed"), result("wrong", "failed", "assertion")]
+    got, asked = judged(monkeypatch, "s3cret", secret, public)
+    assert asked == [("s3cret", None), ("public", {"fits", "wrong"})]
+    assert {r.test: r.public for r in got} == {"right": "", "fits": "passed", "wrong": "failed", "missing": ""}
+    assert [r.outcome for r in got] == ["passed", "failed", "failed", "failed"], "the secret seed decides"
+
+
+@pytest.mark.parametrize(("seed", "kind"), [("s3cret", "timing"), ("public", "numerics")])
+def test_what_was_slow_is_not_timed_again_and_the_public_seed_not_run_twice(monkeypatch, seed, kind):
+    failed = Result("ddp.naive", kind, "slow", "", "failed", "assertion")
+    assert judged(monkeypatch, seed, [failed]) == ([failed], [(seed, None)])
+
+
+def test_files_of_other_exercises_are_not_imported():
+    config = SimpleNamespace(option=SimpleNamespace(exercise=["mesh.route"]), args=["tests"])
+    tests = ROOT / "tests" / "mesh"
+    assert pytest_ignore_collect(tests / "test_combine.py", config)
+    assert not pytest_ignore_collect(tests / "test_route.py", config)
+    assert not pytest_ignore_collect(tests, config)
+    config.option.exercise = []
+    assert not pytest_ignore_collect(tests / "test_combine.py", config)

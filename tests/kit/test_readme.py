@@ -1,4 +1,4 @@
-"""What README, CITATION.cff and the devcontainer say is what the kit is."""
+"""What README, the instructor's page, CITATION.cff and the devcontainer say is what the kit is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from lab.harness import mistakes
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HANDOUT = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "handout").glob("*.md")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SYLLABI = re.findall(r"### (\w+) weeks: profile `(\w+)`\n(.*?)(?=\n##)", HANDOUT["instructors"], flags=re.DOTALL)
+WEEKS = {"Two": 2, "Four": 4, "Ten": 10}
 
 
 @pytest.mark.parametrize("stage", default().stages, ids=lambda s: s.name)
@@ -35,16 +37,6 @@ def test_what_it_says_of_profiles_is_so():
     assert f"{len(known.exercises)} exercises, from" in README
 
 
-def test_what_was_not_run_are_the_exercises_that_want_a_gpu():
-    not_run = re.search(r"Not run at all:(.*)", HANDOUT["cluster"], re.DOTALL)[1]
-    wanting = {e.id for e in default().exercises.values() if e.track == "gpu"}
-    assert set(re.findall(r"`([a-z_]+\.[a-z_]+)`", not_run)) == wanting | {
-        "benchmarks.attention",
-        "benchmarks.mixed_precision",
-    }
-    assert not re.findall(r"H100|H200|A100", "".join(p.read_text() for p in (ROOT / "benchmarks/results").glob("*.md")))
-
-
 def test_its_picture_of_a_failing_check_is_what_the_kit_says():
     picture = re.search(r"```text\n(.*?)```", README, re.DOTALL)[1]
     naive = default().exercise("ddp.naive")
@@ -57,13 +49,6 @@ def test_its_picture_of_a_failing_check_is_what_the_kit_says():
     )
     for line in says:
         assert line in picture
-
-
-def test_it_is_short_and_shows_no_mark_up_of_tests():
-    assert len(README.splitlines()) <= 75
-    assert "needs=" not in README
-    for door in ("handout/README.md", "notebooks", "handout/instructors.md", "CONTRIBUTING.md"):
-        assert f"]({door})" in README
 
 
 def test_pictures_say_what_is_to_be_seen_and_are_small():
@@ -90,3 +75,30 @@ def test_the_devcontainer_says_make_env_on_a_python_that_is_supported():
     assert subprocess.run(made, cwd=ROOT, capture_output=True).returncode == 0
     extras = re.search(r"EXTRAS=(\S+)", told["postCreateCommand"])[1].split(",")
     assert set(extras) <= set(PROJECT["optional-dependencies"])
+
+
+def weeks(table: str) -> list[tuple[list[str], float]]:
+    """(exercise ids, hours) of each row."""
+    found = []
+    for exercises, hours in re.findall(r"\| \d+ \| (.*?) \| ([\d.]+) \|", table):
+        of_stage = (part.partition("`: ") for part in exercises.split("; "))
+        found.append(([f"{s.strip('`')}.{n}" for s, _, names in of_stage for n in names.split(", ")], float(hours)))
+    return found
+
+
+@pytest.mark.parametrize(("count", "profile", "table"), SYLLABI, ids=[s[1] for s in SYLLABI])
+def test_a_syllabus_is_its_profile_its_hours_add_up_and_nothing_comes_before_what_it_needs(count, profile, table):
+    known, planned = default(), weeks(table)
+    assert len(planned) == WEEKS[count]
+    for ids, hours in planned:
+        assert sum(known.exercise(id).hours for id in ids) == hours, f"the week of {ids[0]}"
+    everything = [id for ids, _ in planned for id in ids]
+    assert len(everything) == len(set(everything)), "an exercise is in two weeks"
+    assert set(everything) == set(known.profiles[profile])
+    for week, (ids, _) in enumerate(planned):  # stand-ins help who is stuck; a plan should not count on them
+        later = {id for more, _ in planned[week + 1 :] for id in more}
+        assert not [id for id in ids if later.intersection(known.exercise(id).needs)], f"week {week + 1}: too early"
+
+
+def test_there_are_three_syllabi():
+    assert [s[1] for s in SYLLABI] == ["short", "core", "full"]

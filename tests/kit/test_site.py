@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
-from functools import cache
 
 import pytest
 
@@ -17,32 +15,11 @@ from handout.site import cards, stage
 from handout.site.interface import interface
 from lab.course.assignment import ROOT, default
 
+from .test_handout import links, prose
+
 PAGES = sorted((ROOT / "handout").glob("*.md"))
 CHAPTERS = [ROOT / "handout" / f"{s.name}.md" for s in default().stages]
 PARTS = ["Why", "The idea", "Pitfalls", "On a GPU", "Questions", "Further reading"]
-
-
-def prose(path) -> str:
-    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def links(path) -> list[str]:
-    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(path)))
-
-
-@cache
-def anchors(path) -> set[str]:
-    """As GitHub and MyST name headings."""
-    headings = re.findall(r"(?m)^#+ (.+)$", prose(path))
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_anchor_that_is_linked_is_a_heading(page):
-    for target in links(page):
-        path, hash, heading = target.partition("#")
-        if hash and not path.startswith("http"):
-            assert heading in anchors((page.parent / path).resolve() if path else page), f"{page.name}: {target}"
 
 
 def test_the_first_page_leads_to_every_other():
@@ -60,22 +37,16 @@ def test_a_chapter_has_its_parts_in_order_and_a_picture(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_a_chapters_equations_are_numbered_as_they_appear(chapter):
+def test_equations_are_numbered_as_they_appear_and_docstrings_cite_those_of_their_section(chapter):
     text = chapter.read_text(encoding="utf-8")
     numbers = [int(a or b) for a, b in re.findall(r"\\tag\{(\d+)\}|\((\d+)\)\s+`", text)]
     assert numbers == [*range(1, 1 + len(numbers))]
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
-def test_a_docstring_cites_equations_by_the_numbers_of_its_section(chapter):
-    text = chapter.read_text(encoding="utf-8")
     for e in default().of_stage(chapter.stem):
         section = text.split(f"## Exercise `{e.id}`")[1].split("\n## ")[0]
         for node in ast.walk(ast.parse((ROOT / "student" / e.file).read_bytes())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                for line in (ast.get_docstring(node) or "").splitlines():
-                    for cited in re.findall(r"(?:^| of )\((\d+)\)(?= |,)", line):
-                        assert f"\\tag{{{cited}}}" in section, f"{e.file}: {node.name} cites ({cited})"
+                for cited in re.findall(r"(?m)(?:^| of )\((\d+)\)(?= |,)", ast.get_docstring(node) or ""):
+                    assert f"\\tag{{{cited}}}" in section, f"{e.file}: {node.name} cites ({cited})"
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.name)
@@ -93,12 +64,6 @@ def test_a_card_lists_every_test_of_its_exercise_by_kind():
         assert of_kind, f"{e.id}: no test names it"
         assert sum(points for points, _ in of_kind.values()) == pytest.approx(e.points)
     assert cards.judged(default().exercise("ddp.naive"))["property"][1]
-
-
-def test_settings_can_be_read_without_sphinx():
-    settings = runpy.run_path(str(ROOT / "handout" / "site" / "conf.py"))
-    assert settings["nb_execution_mode"] == "off"
-    assert settings["html_math_renderer"] == "mathml"
 
 
 def test_an_interface_keeps_what_is_provided_and_no_body():

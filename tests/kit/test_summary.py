@@ -1,16 +1,19 @@
-"""What stands at the end of a student's `pytest tests/`."""
+"""What stands at the end of a student's `pytest tests/`, and what a session leaves to the next."""
 
 from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
 
-from lab.course.assignment import ASKS, default
+import pytest
+
+from lab.course.assignment import ASKS, ROOT, default
+from lab.course.listing import inputs, some
 from lab.course.scoring import Result, score, unattempted
 from lab.harness import summary
-from lab.harness.verdicts import VERDICTS
+from lab.harness.verdicts import VERDICTS, Verdicts
 
-FIRST = "ddp.naive"
+FIRST = "ddp.naive"  # needed by others
 
 
 def said(id: str, outcome: str = "passed", **more) -> Result:
@@ -46,9 +49,6 @@ def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest(
     assert lines[row + 1].strip() == "property and timing count once all numerics pass"
     assert lines[row + 2].strip() == "a stand-in for each that does not pass yet: a, b, c and 2 more"
     assert sum("stand-in" in line for line in lines) == 1
-    lines.clear()
-    summary._table(terminal, score(default(), [said(FIRST, "not_run")], [FIRST]), "ddp", {})
-    assert len(lines[1].rstrip()) == len(lines[0]), "what was not run ends where its heading does"
 
 
 def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
@@ -110,3 +110,48 @@ def test_a_debuggers_session_tells_what_failed_and_what_it_cannot_run():
     summary.write_inline(terminal, [said(FIRST, "failed", message="off"), *away])
     assert "  off" in lines
     assert lines[-1] == "2 not run: --inline runs single-rank probes"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b, c"), (["a", "b", "c", "d", "e"], "a, b, c and 2 more")],
+)
+def test_names_in_a_line_are_cut_where_there_are_many(names, told):
+    assert some(names) == told
+
+
+def test_what_was_given_ends_a_message_in_a_line_of_its_own_and_can_be_read_back():
+    """As Python has it, with six digits of what is no whole number; whole numbers keep theirs."""
+    case = {"bytes": 781468467, "options": {"backward_s": 0.0032831605701630576, "sizes": [1.0, 2]}, "overlap": True}
+    head, line = f"expected 1, got 2{inputs(case)}".split("\n")
+    assert head == "expected 1, got 2"
+    assert line.startswith("given ")
+    rounded = {"bytes": 781468467, "options": {"backward_s": 0.00328316, "sizes": [1.0, 2]}, "overlap": True}
+    assert eval(line.removeprefix("given ")) == rounded
+
+
+def session(folder, outcomes, judging) -> Verdicts:
+    config = SimpleNamespace(option=SimpleNamespace(expect_cache=folder, seed="public"))
+    runner = SimpleNamespace(executor=SimpleNamespace(source=ROOT / "reference"), verdicts={})
+    results = [Result(FIRST, "numerics", f"test_{n}", "", outcome) for n, outcome in enumerate(outcomes)]
+    made = Verdicts(config, runner, results)
+    made.judging = {FIRST: judging}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "judging", "kept"),
+    [
+        (["passed", "passed"], 2, True),
+        (["passed", "failed"], 2, False),
+        (["passed"], 2, None),
+        (["passed", "inconclusive"], 2, None),
+    ],
+)
+def test_the_next_session_knows_a_verdict(tmp_path, outcomes, judging, kept):
+    session(tmp_path, outcomes, judging).keep()
+    later = session(tmp_path, [], None)
+    asked = []
+    later._ask = lambda id: asked.append(id) or True
+    assert later.passes(FIRST) is (kept is not False)
+    assert asked == ([FIRST] if kept is None else [])

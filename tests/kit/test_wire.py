@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 
 import pytest
 import torch
@@ -111,8 +110,3 @@ def test_a_flipped_byte_is_another_value_or_a_refusal(where, flip):
     message[where % len(message)] ^= flip
     with contextlib.suppress(WireError):
         wire.unpack(bytes(message))
-
-
-def test_a_pickle_is_noise():
-    with pytest.raises(WireError):
-        wire.unpack(pickle.dumps({"a": 1}))
