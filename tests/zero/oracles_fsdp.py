@@ -6,13 +6,14 @@ from collections import Counter
 
 import torch
 
+from lab.harness import gated
 from lab.harness.judge import close, measured, never_holds
 from lab.ranks import gates
 
 from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
 
-NEEDS = {"gather": [], "prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"]}  # what stands in, by kind
+NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gather": [], "zero2": []}  # by kind
 
 
 def draw_plan(rng, blocks=3, **flags) -> dict:
@@ -23,13 +24,7 @@ def draw_plan(rng, blocks=3, **flags) -> dict:
 
 def draw_states(rng, plan, world) -> list[dict]:
     """A state a rank, every value different on every rank, tied weights tied."""
-    states = []
-    for _ in range(world):
-        state = {n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in Net(plan).state_dict().items()}
-        if plan.get("tied"):
-            state["head.weight"] = state["embedding.weight"]
-        states.append(state)
-    return states
+    return [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]
 
 
 def draw_batches(rng, plan, world, orders) -> list:
@@ -110,14 +105,11 @@ def trains_as_one(
     batches = draw_batches(rng, plan, world, orders)
     numbers = draw_numbers(rng, orders)
     how = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
-    args = (plan, states, batches, how)
-    if kind == "zero2":
-        traces = run.trace(probes_fsdp.train2, *args, [], world=world, gates=numbers, hold=hold)
-    else:
-        traces = run.trace(
-            probes_fsdp.train, kind, options or {}, *args, world=world, replace=NEEDS[kind], gates=numbers, hold=hold
-        )
-    ranks = [{**trace.values, "seen": seen(trace, orders, kind)} for trace in traces]
+    traces = run.trace(
+        probes_fsdp.train, kind, options or {}, plan, states, batches, how, [], world=world, replace=NEEDS[kind],
+        gates=numbers, hold=hold,
+    )  # fmt: skip
+    ranks = [{**trace.values, "seen": seen(trace, orders)} for trace in traces]
     want = expect(whole_batch, plan, states[0], batches, how, "float64", numbers)
     plain = expect(whole_batch, plan, states[0], batches, how, reduced, numbers)
     factor = 6 if reduced else 15
@@ -147,7 +139,7 @@ def trains_as_one(
             cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
             "backwards come before a step, their gradients add up",
         )  # fmt: skip
-        for step, out in enumerate(got.get("evaluated", [])):
+        for step, out in enumerate(got["evaluated"]):
             close(
                 out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
                 f"{who}, output under no_grad after step {step}", factor=factor,
@@ -208,16 +200,15 @@ def _scatters(who, step, own, world) -> None:
 PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 
-def seen(trace, orders, kind) -> list[dict]:
+def seen(trace, orders) -> list[dict]:
     """Of each step: "rows" with their phase, in the order in which they left; "no_grad", those after the step; "asked",
     how many of the step's rows had left when a gate was asked first, by its name; "stood_still": numbers of rows
     that were waited for while the switch kept answers back."""
     marks = [(gate.issued, gate.name) for gate in trace.gates if gate.name.split()[-1] in PHASES - {"backward"}
              or (gate.name.endswith(" backward") and "block" not in gate.name)]  # fmt: skip
-    after = ("step", "over") if kind == "zero2" else ("finish", "step", "no_grad", "over")
     names = [
         [f"{step}.{i} {name}" for i in range(len(micros)) for name in ("forward", "backward")]
-        + [f"{step} {name}" for name in after]
+        + [f"{step} {name}" for name in ("finish", "step", "no_grad", "over")]
         for step, micros in enumerate(orders)
     ]
     asked, expected = [name for _, name in marks], [name for step in names for name in step]
@@ -232,7 +223,7 @@ def seen(trace, orders, kind) -> list[dict]:
                 {**row.plain(), "phase": phase} for row in trace.messages[slice(*spans[name])]
             )
         issued = {gate.name: gate.issued - first for gate in reversed(trace.gates)}
-        evaluated, _ = rows.pop("no_grad", []), rows.pop("over")
+        evaluated, _ = rows.pop("no_grad"), rows.pop("over")
         every = sorted((row for some in rows.values() for row in some), key=lambda row: row["number"])
         told.append({
             "rows": every, "no_grad": evaluated, "payloads": [trace.payloads[row["number"]] for row in every],
