@@ -140,13 +140,21 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
 def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
     """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
     ranks, want, plain = trained(run, rng, kind, chain, orders, set_to_none, options, expect)
-    for rank, got in enumerate(ranks):
+    end_as_one([got["state"] for got in ranks], want, plain, len(orders), 15)
+
+
+def end_as_one(states, want, plain, steps, factor):
+    """Assert that after training each rank's state is that of one process, and to the last bit that of rank 0."""
+    for rank, state in enumerate(states):
         for name, tensor in want["state"].items():
-            what = f"rank {rank} of {len(ranks)}, {name} after {len(orders)} steps"
-            close(got["state"][name], tensor, plain["state"][name].float(), what, factor=15)
-            assert torch.equal(got["state"][name], ranks[0]["state"][name]), (
-                f"{name} differs between rank 0 and {rank} after {len(orders)} steps: equal gradients keep replicas "
-                "equal to the last bit"
+            close(
+                state[name], tensor.double(), plain["state"][name].float(),
+                f"rank {rank} of {len(states)}, {name} after {steps} steps", factor=factor,
+                cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
+            )  # fmt: skip
+            assert torch.equal(state[name], states[0][name]), (
+                f"{name} differs between rank 0 and {rank} after {steps} steps: equal gradients keep replicas equal to "
+                "the last bit"
             )
 
 
@@ -194,12 +202,7 @@ def trains_model_as_one(run, rng, kind, model, batches, expect=called) -> list:
             assert none == ["frozen", "unused"], (
                 f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused"
             )
-        for name in want["state"]:
-            close(
-                got["state"][name], want["state"][name].double(), plain["state"][name].float(),
-                f"rank {rank} of {world}, {name} after {len(orders)} steps", factor=10,
-                cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
-            )  # fmt: skip
+    end_as_one([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
     return [seen_of(trace, orders, rank, want, plain) for rank, trace in enumerate(traces)]
 
 

@@ -189,7 +189,7 @@ def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
         assert right, f"rank {rank} of {world}: with {n} elements, the result is off"
 
         def seen(rank: int = rank) -> dict:
-            return run(probes_collectives.metered, op, n, seed, world=world)[rank]
+            return run(probes_collectives.large, op, n, seed, True, world=world)[rank]
 
         never_holds(trace, small[rank], f"rank {rank} of {world}: {what}", forbidden * 4 * n, needs * 4 * n, seen)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -25,19 +27,14 @@ def collect(impl, op: str, cases: PerRank, members: list) -> list:
     return told
 
 
-def large(impl, op: str, elements: int, seed: int) -> list:
-    """One call with large tensors, which each rank makes itself; returns the sums of blocks of the result."""
+def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> list | dict:
+    """One call with large tensors, which each rank makes itself; returns the sums of blocks of the result, or what a
+    meter says was made where."""
     tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
-    call({})
-    return [total for tensor in results(tensors) for total in blocks(tensor)]
-
-
-def metered(impl, op: str, elements: int, seed: int) -> dict:
-    """The same under a meter, which says what was made where."""
-    tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
-    with meter(t for v in tensors.values() for t in (v if isinstance(v, list) else [v])) as memory:
+    given = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
+    with meter(given) if metered else contextlib.nullcontext() as memory:
         call({})
-    return memory.plain()
+    return memory.plain() if metered else [total for tensor in results(tensors) for total in blocks(tensor)]
 
 
 def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:

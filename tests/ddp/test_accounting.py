@@ -261,55 +261,6 @@ def test_the_examples_by_hand(run):
 
 
 @exercise(ACCOUNTING, kind="property")
-def test_no_step_is_shorter_than_its_bound_and_overlap_costs_nothing(run, rng):
-    cases = [draw(rng) for _ in range(20)]
-    sizes = [size for size, _ in run(probes.best, cases)]
-    asked = [in_buckets(c, size, v) for c, size in zip(cases, sizes, strict=True) for v in VARIANTS]
-    told = run(probes.steps, asked)
-    for i, case in enumerate(cases):
-        naive, flat, overlapped, bucketed = (t["step_s"] for t in told[4 * i : 4 * i + 4])
-        for variant, t in zip(VARIANTS, told[4 * i : 4 * i + 4], strict=True):
-            assert t["step_s"] >= t["bound_s"] * (1 - RELATIVE), f"{variant}: shorter than its bound: {t}{inputs(case)}"
-            assert t["exposed_s"] <= t["communication_s"] * (1 + RELATIVE), (
-                f"{variant}: exposes more than it sends{inputs(case)}"
-            )
-        assert overlapped <= naive * (1 + RELATIVE), f"the same messages, sent earlier, take longer{inputs(case)}"
-        assert bucketed <= min(overlapped, flat) * (1 + 2 * RELATIVE), (
-            f"buckets of {sizes[i]} bytes take {bucketed:.6g} s; one a parameter {overlapped:.6g}, one for all "
-            f"{flat:.6g}: both are buckets too"
-            f"{inputs(case)}"
-        )
-
-
-@exercise(ACCOUNTING, kind="property")
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_better_link_is_never_slower_and_units_do_not_matter(run, rng, variant):
-    cases, changes = [draw(rng, variant) for _ in range(8)], []
-    k = rng.integers(2, 9)
-    for case in cases:
-        case["options"]["bucket_bytes"] = limit = rng.integers(1, sum(case["sizes"]))
-        changes += [
-            case,
-            {**case, "bytes_per_s": 2 * case["bytes_per_s"]},
-            {**case, "alpha_s": case["alpha_s"] / 2},
-            {**case, "sizes": [k * s for s in case["sizes"]], "bytes_per_s": k * case["bytes_per_s"],
-             "options": {**case["options"], "bucket_bytes": k * limit}},
-            {**case, "alpha_s": k * case["alpha_s"], "bytes_per_s": case["bytes_per_s"] / k,
-             "options": {**case["options"], "backward_s": k * case["options"]["backward_s"]}},
-        ]  # fmt: skip
-    told = [t["step_s"] for t in run(probes.steps, changes)]
-    for i, case in enumerate(cases):
-        step, faster, sooner, smaller_unit, slower_clock = told[5 * i : 5 * i + 5]
-        assert max(faster, sooner) <= step * (1 + RELATIVE), f"a better link makes the step longer{inputs(case)}"
-        assert abs(smaller_unit - step) <= RELATIVE * step, (
-            f"{k} times the bytes at {k} times the rate differ{inputs(case)}"
-        )
-        assert abs(slower_clock - k * step) <= RELATIVE * k * step, (
-            f"all times {k} times as long, the step not{inputs(case)}"
-        )
-
-
-@exercise(ACCOUNTING, kind="property")
 def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run, rng):
     free, dear = [draw(rng) for _ in range(5)], [draw(rng) for _ in range(5)]
     for case in free:

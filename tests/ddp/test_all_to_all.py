@@ -23,9 +23,7 @@ KINDS = ["equal", "uneven", "empty", "dimensions"]
 
 def draw_shape(rng, kind, n) -> list:
     if kind == "dimensions":
-        return [[rng.integers(1, 3), rng.integers(1, 3)], [rng.integers(1, 3)], [2, 1, rng.integers(1, 2)]][
-            rng.integers(0, 2)
-        ]
+        return rng.choice([[rng.integers(1, 3), rng.integers(1, 3)], [rng.integers(1, 3)], [2, 1, rng.integers(1, 2)]])
     low = {"equal": n, "uneven": 1, "empty": 0}[kind]
     return [0 if kind == "empty" and rng.integers(0, 1) else rng.integers(low, n)]
 

@@ -67,21 +67,6 @@ def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, wo
 
 
 @exercise(NAIVE, kind="numerics")
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
-    ranks = trains_model_as_one(run, rng, "naive", *draw_model(rng, world))
-    for rank, got in enumerate(ranks):
-        for name, tensor in ranks[0]["state"].items():
-            assert torch.equal(got["state"][name], tensor), f"after 3 steps {name} differs between rank 0 and {rank}"
-
-
-@exercise(NAIVE, kind="numerics")
-@pytest.mark.parametrize("world", [1, 3])
-def test_parameters_without_gradient_keep_none(run, rng, world):
-    trains_model_as_one(run, rng, "naive", *draw_model(rng, world))  # whose optimizer would move them by momentum
-
-
-@exercise(NAIVE, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
     oracles.survives_fp16(run, rng, "naive")
 

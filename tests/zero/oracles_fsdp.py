@@ -10,6 +10,7 @@ from lab.harness import gated
 from lab.harness.judge import close, measured, never_holds
 from lab.ranks import gates
 
+from ..ddp.chains import called
 from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
 
@@ -243,10 +244,10 @@ def averages_its_group(run, rng, kind, options=None):
         mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
 
 
-def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
+def survives_fp16(run, rng, kind, options=None):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     world = rng.integers(3, 4)
-    values = [(rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000).to(dtype) for _ in range(world)]
+    values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world, replace=NEEDS[kind])
     mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
 
@@ -362,11 +363,7 @@ def _sent_otherwise(more, gone, want, names, plan) -> str:
 
 def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:
     """What each rank gave and sent, in a training that came out right."""
-    return trains_as_one(run, rng, _expected, kind, plan, orders, world, "sgd", options, reduced, hold)
-
-
-def _expected(oracle, *args):
-    return oracle(*args)
+    return trains_as_one(run, rng, called, kind, plan, orders, world, "sgd", options, reduced, hold)
 
 
 MOMENTS = {  # shares of all parameters that may be there at each, beside a few layers; and what would be too much
@@ -376,7 +373,7 @@ MOMENTS = {  # shares of all parameters that may be there at each, beside a few 
 }
 
 
-def holds_a_part(run, rng, kind, moment, options=None) -> None:
+def holds_a_part(run, rng, moment) -> None:
     """Assert that a rank has no more at that moment than its part, and layers that are at work; the kernel decides."""
     world, seed, width, blocks = 4, rng.integers(0, 10**6), 256, 16
     plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
@@ -384,10 +381,8 @@ def holds_a_part(run, rng, kind, moment, options=None) -> None:
     whole = 4 * parts(plan, world)[2]
     small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
     ballast = 3 * whole // 2  # the net is whole when it is made, and cut from then on
-    traces = run.trace(
-        probes_fsdp.weighed, kind, options or {}, plan, seed, tokens, moment, ballast, world=world, replace=NEEDS[kind]
-    )
-    (little,) = run.trace(probes_fsdp.weighed, kind, options or {}, small, seed, tokens, moment, 1 << 12, world=1)
+    traces = run.trace(probes_fsdp.weighed, plan, seed, tokens, moment, ballast, world=world)
+    (little,) = run.trace(probes_fsdp.weighed, small, seed, tokens, moment, 1 << 12, world=1)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         m = Net(plan)
@@ -419,7 +414,7 @@ def held_beside(run, kind, options, plan, tokens, world) -> list:
     return [*zip(ours, run(probes_fsdp.held, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
 
 
-def big_plan(rng, blocks) -> dict:
+def big_plan(blocks) -> dict:
     """Layers that are all one size, and large beside what they compute."""
     return {"width": 32, "hidden": [64] * blocks, "vocabulary": 128}
 

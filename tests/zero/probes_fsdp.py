@@ -240,7 +240,7 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
     return told
 
 
-def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
+def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
     """A step of SGD, and the process at its largest at one moment of it: in the last block's "forward", in the first
     block's "backward", or after the step, with "gradients".
 
@@ -248,7 +248,7 @@ def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list,
     """
     torch.manual_seed(seed)
     m = Net(plan)
-    wrapped = wrap(impl, kind, m, **options)
+    wrapped = wrap(impl, "gather", m)
 
     def at(now: str) -> None:
         if now == moment:

@@ -103,4 +103,4 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
 @exercise(GATHER, kind="property")
 @pytest.mark.parametrize("moment", oracles.MOMENTS)
 def test_each_rank_holds_its_part_and_layers_at_work(run, rng, moment):
-    oracles.holds_a_part(run, rng, "gather", moment)
+    oracles.holds_a_part(run, rng, moment)

@@ -81,7 +81,7 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
 
 @exercise(MIXED, kind="property")
 def test_layers_at_work_take_half_the_bytes(run, rng):
-    world, plan, tokens = rng.integers(2, 3), oracles.big_plan(rng, 4), rng.tokens(1, vocabulary=128)
+    world, plan, tokens = rng.integers(2, 3), oracles.big_plan(4), rng.tokens(1, vocabulary=128)
     ranks = oracles.held_beside(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
     for rank, (got, base) in enumerate(ranks):
         # Messages are let go of when Gloo's threads come to it: a few of half a layer may be alive.

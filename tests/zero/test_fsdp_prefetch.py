@@ -150,7 +150,7 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
 
 @exercise(PREFETCH, kind="property")
 def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
-    world, plan, tokens = rng.integers(2, 3), oracles.big_plan(rng, 5), rng.tokens(1, vocabulary=128)
+    world, plan, tokens = rng.integers(2, 3), oracles.big_plan(5), rng.tokens(1, vocabulary=128)
     for rank, (got, base) in enumerate(oracles.held_beside(run, "prefetch", {}, plan, tokens, world)):
         for moment, layers, why in [
             ("rest", 0, "what was fetched is freed"),

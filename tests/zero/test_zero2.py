@@ -109,7 +109,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
 
 @exercise(ZERO2, kind="property")
 def test_gradients_and_state_are_a_share(run, rng):
-    plan, fewer, tokens, world = oracles.big_plan(rng, 6), oracles.big_plan(rng, 2), rng.tokens(1, vocabulary=128), 3
+    plan, fewer, tokens, world = oracles.big_plan(6), oracles.big_plan(2), rng.tokens(1, vocabulary=128), 3
     more, less = (run(probes_fsdp.held2, p, tokens, world=world) for p in (plan, fewer))
     for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
         who = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
