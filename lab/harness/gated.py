@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+
 from ..cluster.costs import Link
 from .rng import Rng
 from .trace import Trace
@@ -27,6 +30,15 @@ def draw(rng: Rng, orders: Orders, width: int) -> dict[str, list[float]]:
             at = f"{step}.{micro}"
             names += [f"{at} begins", f"{at} ends", *(f"{at} layer {i}" for i in order)]
     return {name: [rng.integers(48, 80) / 64 for _ in range(width)] for name in names}
+
+
+def draw_state(rng: Rng, model: nn.Module, scale: float, most: int = 99) -> dict[str, torch.Tensor]:
+    """A state of this model: normal values times scale, integers of 0 … most, and what is tied once."""
+    state, tied = {}, dict[int, torch.Tensor]()
+    for name, t in model.state_dict().items():
+        drawn = rng.normal(*t.shape) * scale if t.is_floating_point() else torch.tensor(rng.integers(0, most))
+        state[name] = tied.setdefault(t.data_ptr(), drawn.to(t.dtype))
+    return state
 
 
 def backwards(orders: Orders) -> list[tuple[str, str]]:

@@ -1,12 +1,20 @@
-"""Chains of small layers: what is drawn of them, and the training of one process on the whole batch."""
+"""Models with gates: what is drawn of them, and whether ranks train them as one process does on the whole batch.
+
+A model is (width, plan, states): a chain of small layers, or of a whole number as its plan a `probes.Model`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
+from lab.harness import gated
+from lab.harness.judge import close
 from lab.ranks import gates
 
 from . import probes_wrappers
+from .payloads import carries_own
 from .probes_wrappers import DTYPES
 
 
@@ -17,11 +25,14 @@ def draw_chain(rng, world, dtypes=("float32",), layers=None, largest=0):
     plan = [[rng.integers(1, 7), dtypes[i % len(dtypes)]] for i in range(count)]
     if largest:
         plan[rng.integers(0, count - 1)][0] = largest
-    states = []
-    for _ in range(world):
-        template = probes_wrappers.Chain(width, plan).state_dict()
-        states.append({n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in template.items()})
-    return width, plan, states
+    return width, plan, [gated.draw_state(rng, probes_wrappers.made(width, plan), 0.4) for _ in range(world)]
+
+
+def draw_model(rng, world, steps=3):
+    """(width, depth, states) of a Model, every value different on every rank, and batches for some steps."""
+    width, depth = rng.integers(3, 6), rng.integers(1, 3)
+    states = [gated.draw_state(rng, probes_wrappers.made(width, depth), 0.5) for _ in range(world)]
+    return (width, depth, states), draw_batches(rng, width, world, [[[0]]] * steps)
 
 
 def draw_batches(rng, width, world, orders):
@@ -31,44 +42,183 @@ def draw_batches(rng, width, world, orders):
             for _ in range(world)]  # fmt: skip
 
 
-def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers=None) -> dict:
+def whole_batch(width, plan, state, batches, lr, set_to_none, dtype, numbers) -> dict:
     """One process that sees what all ranks see. dtype: of everything, or "" for each parameter's own.
 
     numbers: of the gates. "own", [step][rank], are the gradients of each rank's share alone.
     """
-    with gates.answered(numbers or {}):
+    with gates.answered(numbers):
         return _whole_batch(width, plan, state, batches, lr, set_to_none, dtype)
 
 
 def _whole_batch(width, plan, state, batches, lr, set_to_none, dtype) -> dict:
-    m = probes_wrappers.Chain(width, plan)
+    m = probes_wrappers.made(width, plan)
     m.load_state_dict(state)
     if dtype:
         m.to(DTYPES[dtype])
     probes_wrappers.start(m, set_to_none)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    gradients, own = [], []
+    gradients, outputs, own = [], [], []
+
+    def loss(ranks: list, step: int, outs: list) -> torch.Tensor:
+        """The mean over a step's micro-batches, of the samples of all these ranks."""
+        micro, total = len(ranks[0][step]), torch.zeros(())
+        for i in range(micro):
+            x, y = (torch.cat([rank[step][i][j] for rank in ranks]) for j in (0, 1))
+            if dtype:
+                x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
+            outs.append(m(x, ranks[0][step][i][2], at=f"{step}.{i}", **probes_wrappers.keywords(plan)))
+            total = total + ((outs[-1] - y) ** 2).mean() / micro
+        return total
+
     for step in range(len(batches[0])):
         probes_wrappers.clear(m, set_to_none, [layer for *_, order in batches[0][step] for layer in order])
-        own.append([own_gradients(m, _loss(m, [rank], step, dtype)) for rank in batches])
-        _loss(m, batches, step, dtype).backward()
+        own.append([own_gradients(m, loss([rank], step, [])) for rank in batches])
+        loss(batches, step, outputs).backward()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         optimizer.step()
-    return {"gradients": gradients, "own": own, "state": dict(m.state_dict())}
-
-
-def _loss(m: probes_wrappers.Chain, batches: list, step: int, dtype: str) -> torch.Tensor:
-    """The mean over a step's micro-batches, of the samples of all these ranks."""
-    micro, total = len(batches[0][step]), torch.zeros(())
-    for i in range(micro):
-        x, y = (torch.cat([rank[step][i][j] for rank in batches]) for j in (0, 1))
-        if dtype:
-            x, y = x.to(DTYPES[dtype]), y.to(DTYPES[dtype])
-        total = total + ((m(x, batches[0][step][i][2], f"{step}.{i}") - y) ** 2).mean() / micro
-    return total
+    outputs = [out.detach() for out in outputs]
+    return {"gradients": gradients, "outputs": outputs, "own": own, "state": dict(m.state_dict())}
 
 
 def own_gradients(m: torch.nn.Module, loss: torch.Tensor) -> dict:
     """Gradients of a loss by name, None where it does not depend on a parameter; .grad stays as it is."""
     wanted = {n: p for n, p in m.named_parameters() if p.requires_grad}
     return dict(zip(wanted, torch.autograd.grad(loss, [*wanted.values()], allow_unused=True), strict=True))
+
+
+def called(oracle, *args):
+    """In place of the fixture `expect`, where the same inputs are not drawn again."""
+    return oracle(*args)
+
+
+def needs(kind: str) -> list[str]:
+    """Exercises that this wrapper builds on: what replaces them where they do not pass."""
+    return [] if kind == "naive" else ["ddp.naive"]
+
+
+def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, most_lr) -> tuple:
+    """(traces of a training, the oracle's, the plain one's)."""
+    width, plan, states = model
+    lr = rng.uniform(0.05, most_lr)
+    numbers = gated.draw(rng, orders, width)
+    traces = run.trace(
+        probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=len(states),
+        replace=needs(kind), gates=numbers, hold=gated.backwards(orders),
+    )  # fmt: skip
+    args = width, plan, states[0], batches, lr, set_to_none
+    return traces, *(expect(whole_batch, *args, dtype, numbers) for dtype in ("float64", ""))
+
+
+def seen_of(trace, orders, rank, want, plain) -> dict:
+    """A rank's values; "made", what was sent before the first step; and of each "step" what lab.harness.gated.steps
+    finds, and this rank's "own" gradients, exact and plain."""
+    steps = [{**seen, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
+             for step, seen in enumerate(gated.steps(trace, orders))]  # fmt: skip
+    return {**trace.values, "made": trace.messages[: trace.gates[0].issued], "steps": steps}
+
+
+def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=called) -> tuple:
+    """(what each rank did, the oracle's training, the plain one's) of a chain.
+
+    Gradients are judged here: nothing is said of a run in which they are wrong.
+    """
+    world = len(chain[2])
+    batches = draw_batches(rng, chain[0], world, orders)
+    traces, want, plain = train(run, rng, kind, chain, batches, orders, set_to_none, options, expect, 0.15)
+    ranks = []
+    for rank, trace in enumerate(traces):
+        ranks.append(seen_of(trace, orders, rank, want, plain))
+        for step, got in enumerate(ranks[-1]["gradients"]):
+            one_step(
+                f"rank {rank} of {world}, step {step}", got, want["gradients"][step], plain["gradients"][step],
+                orders[step],
+            )  # fmt: skip
+    return ranks, want, plain
+
+
+def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
+    """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
+    ranks, want, plain = trained(run, rng, kind, chain, orders, set_to_none, options, expect)
+    end_as_one([got["state"] for got in ranks], want, plain, len(orders), 15)
+
+
+def end_as_one(states, want, plain, steps, factor):
+    """Assert that after training each rank's state is that of one process, and to the last bit that of rank 0."""
+    for rank, state in enumerate(states):
+        for name, tensor in want["state"].items():
+            close(
+                state[name], tensor.double(), plain["state"][name].float(),
+                f"rank {rank} of {len(states)}, {name} after {steps} steps", factor=factor,
+                cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
+            )  # fmt: skip
+            assert torch.equal(state[name], states[0][name]), (
+                f"{name} differs between rank 0 and {rank} after {steps} steps: equal gradients keep replicas equal to "
+                "the last bit"
+            )
+
+
+def one_step(what, got, want, plain, order):
+    """Assert that gradients are those of one process. Each is a mean, or None for a parameter without gradient."""
+    for name, tensor in want.items():
+        if tensor is None:
+            assert got[name] is None, (
+                f"{what}: {name} got no gradient on any rank (layers used: {order}), but .grad is not None: momentum "
+                "and weight decay would move the parameter"
+            )
+            continue
+        assert got[name] is not None, f"{what}: .grad of {name} is None, expected a mean (layers used: {order})"
+        assert got[name].dtype == plain[name].dtype, (
+            f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
+        )
+        layer = int(name.split(".")[1])
+        # What the last backward did not reach, nothing but no_sync() has accumulated.
+        alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
+        # float(): in a chain of both dtypes float32 rounds what comes to float64 layers too.
+        close(
+            got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{alone}", factor=15,
+            cause="expected the mean over ranks of all that backward accumulated",
+        )  # fmt: skip
+
+
+def trains_model_as_one(run, rng, kind, model, batches, expect=called) -> list:
+    """What each rank did in a training of a Model, with a tied weight, a frozen and an unused parameter, and buffers.
+
+    Asserts that it is that of one process on the whole batch.
+    """
+    world, orders = len(batches), [[[0]]] * len(batches[0])
+    traces, want, plain = train(run, rng, kind, model, batches, orders, True, None, expect, 0.2)
+    for rank, trace in enumerate(traces):
+        got = trace.values
+        for step, out in enumerate(got["outputs"]):
+            mine = slice(rank * len(out), (rank + 1) * len(out))
+            close(
+                out, want["outputs"][step][mine].double(), plain["outputs"][step][mine],
+                f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
+                cause="forward returns what the module returns" if step == 0 else "gradients are means over ranks",
+            )  # fmt: skip
+        for step, gradients in enumerate(got["gradients"]):
+            none = sorted(name for name, g in gradients.items() if g is None)
+            assert none == ["frozen", "unused"], (
+                f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused"
+            )
+    end_as_one([trace.values["state"] for trace in traces], want, plain, len(orders), 10)
+    return [seen_of(trace, orders, rank, want, plain) for rank, trace in enumerate(traces)]
+
+
+def steps_of(run, rng, kind, chain, orders, options=None) -> list:
+    """What each rank did in a few steps of a chain, whose gradients are right and were sent."""
+    ranks, _, _ = trained(run, rng, kind, chain, orders, options=options)
+    known = {dtype for _, dtype in chain[1]}
+    other = {row["dtype"] for got in ranks for step in got["steps"] for row in step["rows"]} - known
+    assert not other, f"gradients are {' and '.join(sorted(known))}, but {' and '.join(sorted(other))} was sent"
+    for rank, step, told in each_step(ranks):
+        carries_own(f"rank {rank} of {len(ranks)}, step {step}", told, len(ranks))
+    return ranks
+
+
+def each_step(ranks: list) -> Iterator[tuple[int, int, dict]]:
+    """(rank, step, what was seen of it), of every rank."""
+    for rank, got in enumerate(ranks):
+        for step, told in enumerate(got["steps"]):
+            yield rank, step, told

@@ -13,6 +13,7 @@ from . import probes_collectives
 
 SUMMED = [torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.int32]
 MOVED = [*SUMMED, torch.uint8, torch.bool]
+PARTED = ("ring_reduce_scatter", "ring_all_gather")
 
 
 def by_hand(run, op, cases, world, members=()) -> list:
@@ -23,6 +24,25 @@ def by_hand(run, op, cases, world, members=()) -> list:
         ranks.append([{**told, "rows": rows} for told, rows in zip(trace.values, cut, strict=True)])
         sends([row.plain() for row in trace.messages], f"{op}, rank {rank} of {world}")
     return ranks
+
+
+def draw(rng, op, ranks, world, shapes, dtypes, sources=()) -> list:
+    """[rank][case], each a tensor of the shape; of a part, where the whole is in rank order. world: of the group."""
+
+    def drawn(shape, dtype, src) -> dict:
+        whole = [world * shape[0], *shape[1:]] if op in PARTED else shape
+        if op == "ring_reduce_scatter":
+            return {"tensor": draw_values(rng, dtype, *whole), "shape": shape}
+        tensor = draw_values(rng, dtype, *shape)
+        return {"tensor": tensor, "shape": whole} if op == "ring_all_gather" else {"tensor": tensor, "src": src}
+
+    sources = sources or [0] * len(shapes)
+    return [[drawn(*case) for case in zip(shapes, dtypes, sources, strict=True)] for _ in range(ranks)]
+
+
+def draw_parts(rng) -> list:
+    """Shapes of parts."""
+    return [[1], [rng.integers(2, 9)], [rng.integers(1, 4), rng.integers(1, 4)], [rng.integers(2, 3), 2, 3], [0]]
 
 
 def draw_dtypes(rng, count, among=MOVED) -> list:
@@ -169,7 +189,7 @@ def has_room(run, rng, op, elements, needs, forbidden, what, world=4) -> None:
         assert right, f"rank {rank} of {world}: with {n} elements, the result is off"
 
         def seen(rank: int = rank) -> dict:
-            return run(probes_collectives.metered, op, n, seed, world=world)[rank]
+            return run(probes_collectives.large, op, n, seed, True, world=world)[rank]
 
         never_holds(trace, small[rank], f"rank {rank} of {world}: {what}", forbidden * 4 * n, needs * 4 * n, seen)
 
@@ -179,7 +199,7 @@ def wanted(op, cases, rank) -> list[torch.Tensor]:
     if op == "all_to_all":
         return [case["inputs"][rank] for case in cases]
     if op == "ring_all_gather":
-        return [torch.cat([case["part"] for case in cases])]
+        return [torch.cat([case["tensor"] for case in cases])]
     if op == "broadcast":
         return [cases[cases[0]["src"]]["tensor"]]
     total = sum(case["tensor"] for case in cases)
@@ -202,3 +222,18 @@ def to_one_neighbour(told, members, what, counts) -> None:
         )
         directions |= {peers == [right]} if right != left else set()
     assert len(directions) <= 1, f"{what}: some ranks sent to their right neighbour, others to their left"
+
+
+def sends_parts(run, rng, op, world) -> None:
+    """Assert that every rank sends W − 1 parts, as they are, to one neighbour."""
+    parts = [[rng.integers(2, 9)], [rng.integers(1, 4), 3]]
+    dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
+    ranks = by_hand(run, op, draw(rng, op, world, world, parts, dtypes), world)
+    for i, shape in enumerate(parts):
+        told, what = [got[i]["rows"] for got in ranks], f"parts of shape {shape}, {dtypes[i]}"
+        to_one_neighbour(told, list(range(world)), what, world - 1)
+        size = torch.Size(shape).numel() * dtypes[i].itemsize
+        wrong = {r["bytes"] for rows in told for r in sends(rows, what)} - {size}
+        assert not wrong, (
+            f"{what}: rank 0 sent {messages(sends(told[0], what))}; expected a part in each, as it is, {size} bytes"
+        )

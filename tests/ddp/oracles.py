@@ -1,4 +1,4 @@
-"""Inputs and float64 oracles of the data-parallel wrappers, and what is asked of every one of them."""
+"""What is asked of several data-parallel wrappers alike, beside that they train as one process does."""
 
 from __future__ import annotations
 
@@ -13,182 +13,8 @@ from lab.harness.judge import close, measured, never_holds
 from lab.ranks import gates
 
 from . import probes, probes_collectives, probes_wrappers
-from .chains import draw_batches, draw_chain, own_gradients, whole_batch
-from .payloads import SUMS, carries_own
-
-STEPS = 3
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
-
-
-def draw_states(rng, width, depth, world):
-    """A state a rank, every value different on every rank, tied weights tied."""
-    template = probes.Model(width, depth).state_dict()
-    states = []
-    for _ in range(world):
-        state = {
-            n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 99))
-            for n, t in template.items()
-        }
-        state[f"layers.{depth}.weight"] = state["layers.0.weight"]
-        states.append(state)
-    return states
-
-
-def draw_shares(rng, width, world, steps=STEPS):
-    """[rank][step] -> (x, y): this rank's share of each batch."""
-    rows = rng.integers(2, 4)
-    return [[(rng.normal(rows, width), rng.normal(rows, width)) for _ in range(steps)] for _ in range(world)]
-
-
-def draw(rng, world, steps=STEPS):
-    width, depth = rng.integers(3, 6), rng.integers(1, 3)
-    return width, depth, draw_states(rng, width, depth, world), draw_shares(rng, width, world, steps)
-
-
-def oracle(width, depth, state, shares, lr, dtype, numbers) -> dict:
-    """One process on the whole batch. numbers: of the gates."""
-    with gates.answered(numbers):
-        return _oracle(width, depth, state, shares, lr, dtype)
-
-
-def _oracle(width, depth, state, shares, lr, dtype) -> dict:
-    dtype = {"float64": torch.float64, "float32": torch.float32}[dtype]
-    m = probes.Model(width, depth)
-    m.load_state_dict(state)
-    m.to(dtype)
-    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    outputs, own = [], []
-    for step in range(len(shares[0])):
-        optimizer.zero_grad()
-        own.append([])
-        for x, y in (rank[step] for rank in shares):
-            loss = ((m(x.to(dtype), shift=0.25, at=f"{step}.0") - y.to(dtype)) ** 2).mean()
-            own[-1].append(own_gradients(m, loss))
-        x, y = (torch.cat([rank[step][i] for rank in shares]).to(dtype) for i in (0, 1))
-        out = m(x, shift=0.25, at=f"{step}.0")
-        outputs.append(out.detach())
-        ((out - y) ** 2).mean().backward()
-        optimizer.step()
-    return {"state": dict(m.state_dict()), "outputs": outputs, "own": own}
-
-
-def trains_as_one(run, rng, expect, kind, chain, orders, set_to_none=True, options=None):
-    """Assert that ranks that train a chain do what one process does on the whole batch, to the last bit alike."""
-    world = len(chain[2])
-    ranks, want, plain = trained(run, rng, kind, chain, orders, set_to_none, options, expect)
-    for rank, got in enumerate(ranks):
-        for name, tensor in want["state"].items():
-            what = f"rank {rank} of {world}, {name} after {len(orders)} steps"
-            close(got["state"][name], tensor, plain["state"][name].float(), what, factor=15)
-            assert torch.equal(got["state"][name], ranks[0]["state"][name]), (
-                f"{name} differs between rank 0 and {rank} after {len(orders)} steps: equal gradients keep replicas "
-                "equal to the last bit"
-            )
-
-
-def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expect=lambda oracle, *args: oracle(*args)):
-    """(what each rank did, with what gated.steps records of its steps, the oracle's training, the plain one's).
-
-    Gradients are judged here: nothing is said of a run in which they are wrong.
-    """
-    width, plan, states = chain
-    world = len(states)
-    batches, lr = draw_batches(rng, width, world, orders), rng.uniform(0.05, 0.15)
-    numbers = gated.draw(rng, orders, width)
-    traces = run.trace(
-        probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=world,
-        replace=_needs(kind), gates=numbers, hold=gated.backwards(orders),
-    )  # fmt: skip
-    want, plain = (
-        expect(whole_batch, width, plan, states[0], batches, lr, set_to_none, dtype, numbers)
-        for dtype in ("float64", "")
-    )
-    ranks = []
-    for rank, trace in enumerate(traces):
-        got = trace.values
-        steps = seen_of(trace, orders, rank, want, plain)
-        ranks.append({**got, "steps": steps})
-        for step in range(len(steps)):
-            one_step(
-                f"rank {rank} of {world}, step {step}", got["gradients"][step], want["gradients"][step],
-                plain["gradients"][step], orders[step],
-            )  # fmt: skip
-    return ranks, want, plain
-
-
-def one_step(what, got, want, plain, order):
-    """Assert that gradients are those of one process. Each is a mean, or None for a parameter without gradient."""
-    for name, tensor in want.items():
-        if tensor is None:
-            assert got[name] is None, (
-                f"{what}: {name} got no gradient on any rank (layers used: {order}), but .grad is not None: momentum "
-                "and weight decay would move the parameter"
-            )
-            continue
-        assert got[name] is not None, f"{what}: .grad of {name} is None, expected a mean (layers used: {order})"
-        assert got[name].dtype == plain[name].dtype, (
-            f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
-        )
-        layer = int(name.split(".")[1])
-        # What the last backward did not reach, nothing but no_sync() has accumulated.
-        alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
-        # float(): in a chain of both dtypes float32 rounds what comes to float64 layers too.
-        close(
-            got[name], tensor, plain[name].float(), f"{what}, gradient of {name}{alone}", factor=15,
-            cause="expected the mean over ranks of all that backward accumulated",
-        )  # fmt: skip
-
-
-def trains_model_as_one(run, rng, expect, kind, world):
-    """The same of the model that has a tied weight, a frozen and an unused parameter, and buffers."""
-    train_model(run, kind, *draw(rng, world), rng, expect)
-
-
-def train_model(run, kind, width, depth, states, shares, rng, expect=lambda oracle, *args: oracle(*args)) -> list:
-    """What each rank did in each step, as lab.harness.gated tells it: of a training that has given what it should."""
-    world, steps = len(states), len(shares[0])
-    lr, orders = rng.uniform(0.05, 0.2), [[[0]]] * steps
-    numbers = gated.draw(rng, orders, width)
-    traces = run.trace(
-        probes.train, kind, width, depth, states, shares, lr, world=world, replace=_needs(kind), gates=numbers
-    )
-    want, plain = (
-        expect(oracle, width, depth, states[0], shares, lr, dtype, numbers) for dtype in ("float64", "float32")
-    )
-    for rank, trace in enumerate(traces):
-        got = trace.values
-        for step, out in enumerate(got["outputs"]):
-            mine = slice(rank * len(out), (rank + 1) * len(out))
-            close(
-                out, want["outputs"][step][mine].double(), plain["outputs"][step][mine],
-                f"rank {rank} of {world}, output of step {step}", factor=10, dims="row, column",
-                cause="forward returns what the module returns" if step == 0 else "gradients are means over ranks",
-            )  # fmt: skip
-        for step, none in enumerate(got["without_gradient"]):
-            assert none == ["frozen", "unused"], (
-                f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused"
-            )
-        for name in want["state"]:
-            close(
-                got["state"][name], want["state"][name].double(), plain["state"][name].float(),
-                f"rank {rank} of {world}, {name} after {steps} steps", factor=10,
-                cause="a tied weight is one parameter" if name == "layers.0.weight" else "",
-            )  # fmt: skip
-    return [
-        {**trace.values, "made": trace.messages[: trace.gates[0].issued],
-         "steps": seen_of(trace, orders, rank, want, plain)}
-        for rank, trace in enumerate(traces)
-    ]  # fmt: skip
-
-
-def seen_of(trace, orders, rank, want, plain) -> list:
-    """Of each step what lab.harness.gated.steps finds, and this rank's "own" gradients, exact and plain."""
-    return [{**seen, "own": [oracle["own"][step][rank] for oracle in (want, plain)]}
-            for step, seen in enumerate(gated.steps(trace, orders))]  # fmt: skip
-
-
-def _needs(kind: str) -> list[str]:
-    return [] if kind == "naive" else ["ddp.naive"]
+from .chains import draw_chain, each_step, needs, steps_of
+from .payloads import SUMS
 
 
 def averages_its_group(run, rng, kind):
@@ -209,17 +35,22 @@ def averages_its_group(run, rng, kind):
                 f"{row['group']}: pass group= there, too"
             )
         for i in range(len(shapes)):
-            stack = torch.stack([values[r][i] for r in mine])
-            close(
-                got["gradients"][i], stack.double().mean(0), stack.mean(0), f"rank {rank} of {mine}, gradient {i}",
-                factor=10, cause="use the group that the wrapper was given, for the sum and for its size",
+            is_mean(
+                got["gradients"][i], [values[r][i] for r in mine], f"rank {rank} of {mine}, gradient {i}",
+                "use the group that the wrapper was given, for the sum and for its size",
             )  # fmt: skip
+
+
+def is_mean(got, summands, what, cause, dims="") -> None:
+    """Assert that a gradient is the mean over ranks. summands: the gradient of each rank."""
+    stack = torch.stack(summands)
+    close(got, stack.double().mean(0), stack.mean(0), what, factor=10, dims=dims, cause=cause)
 
 
 def gradients_of(run, kind, values, groups=()) -> list:
     """What `probes.gradients` gives on each rank, with "rows" and their phase."""
     phases = ["when it was made", "in forward or backward", "in finish_gradient_synchronization()"]
-    traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values), replace=_needs(kind))
+    traces = run.trace(probes.gradients, kind, values, list(groups), world=len(values), replace=needs(kind))
     return [
         {**trace.values, "rows": [{**row, "phase": phase} for phase, rows in zip(phases, trace.cut(phases), strict=True)
                                   for row in rows]}
@@ -241,25 +72,13 @@ def survives_fp16(run, rng, kind):
         close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6)
 
 
-def steps_of(run, rng, kind, chain, orders, options=None):
-    """What each rank did in a few steps, whose gradients are right and were sent."""
-    ranks, _, _ = trained(run, rng, kind, chain, orders, options=options)
-    known = {dtype for _, dtype in chain[1]}
-    other = {row["dtype"] for got in ranks for step in got["steps"] for row in step["rows"]} - known
-    assert not other, f"gradients are {' and '.join(sorted(known))}, but {' and '.join(sorted(other))} was sent"
-    for rank, got in enumerate(ranks):
-        for step, told in enumerate(got["steps"]):
-            carries_own(f"rank {rank} of {len(ranks)}, step {step}", told, len(ranks))
-    return ranks
-
-
 def keeps_nothing(run, rng, kind, options=None):
     """Assert that steps leave nothing behind: one set of buffers may stay, the messages of each step may not."""
     hidden, seed, world, steps = rng.integers(450_000, 500_000), rng.integers(1, 999), 2, 5
     lr = 0.3 / hidden  # as many hidden features share an output
     numbers = gated.draw(rng, [[[0, 1]]] * steps, 4)
     first, last = (
-        run.trace(probes_wrappers.many, kind, options or {}, hidden, n, seed, lr, world=world, replace=_needs(kind),
+        run.trace(probes_wrappers.many, kind, options or {}, hidden, n, seed, lr, world=world, replace=needs(kind),
                   gates=numbers) for n in (1, steps)
     )  # fmt: skip
     _learns(last, numbers, hidden, steps, seed, lr)
@@ -284,7 +103,7 @@ def sends_without_a_copy(run, rng, kind):
     gradients = _gradient_bytes(hidden, seed)
     ballast = 3 * gradients  # a first step needs the parameters, their gradients, the buffer and what comes back
     traces, small = (
-        run.trace(probes_wrappers.many, kind, {}, h, steps, seed, lr, b, world=world, replace=_needs(kind),
+        run.trace(probes_wrappers.many, kind, {}, h, steps, seed, lr, b, world=world, replace=needs(kind),
                   gates=numbers) for h, b in ((hidden, ballast), (8, 8))
     )  # fmt: skip
     _learns(traces, numbers, hidden, steps, seed, lr)
@@ -361,10 +180,9 @@ def nobody_waits(run, rng, kind, options=None):
     """Assert that no hook waits: not for the first, the largest or every n-th message, nor where many are under way."""
     chain = draw_chain(rng, 2, layers=rng.integers(14, 18), largest=3000)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
-    for rank, got in enumerate(steps_of(run, rng, kind, chain, orders, options=options)):
-        for step, told in enumerate(got["steps"]):
-            assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
-            not_waited_in_backward(f"rank {rank}, step {step}", told)
+    for rank, step, told in each_step(steps_of(run, rng, kind, chain, orders, options=options)):
+        assert told["rows"], f"rank {rank}, step {step}: nothing was sent"
+        not_waited_in_backward(f"rank {rank}, step {step}", told)
 
 
 # ---- timed, by the cost function ----

@@ -59,14 +59,6 @@ def left_late(told: dict) -> list[tuple[dict, int]]:
     return late
 
 
-def holds(payload: Tensor, values: Tensor) -> bool:
-    """Whether these values lie one after the other in what was sent."""
-    free = torch.ones(len(payload), dtype=torch.bool)
-    return values.numel() > 0 and bool(
-        _find(payload.double(), values.double().flatten(), free, 1e-3 * float(values.abs().max()))
-    )
-
-
 def _find(payload: Tensor, values: Tensor, free: Tensor, allowed: float) -> tuple[float, int] | None:
     """How far off free elements are that come closest to these values, and where; None where none are that near."""
     spare = len(payload) - len(values)

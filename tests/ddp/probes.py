@@ -1,4 +1,4 @@
-"""What runs beside a data-parallel wrapper: build a model on each rank, train it, say what was sent."""
+"""What runs beside a data-parallel wrapper: build a model on each rank, average given gradients, say what was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
 
-    def forward(self, x: torch.Tensor, *, shift: float = 0.0, at: str = "") -> torch.Tensor:
+    def forward(self, x: torch.Tensor, order: list, *, shift: float = 0.0, at: str = "") -> torch.Tensor:
         """at: the step and micro-batch that its gates are named by; "" without gates. All of it is layer 0."""
         if at:
             x = gates.in_backward(gates.in_forward(x, f"{at} begins"), f"{at} ends")
@@ -36,58 +36,34 @@ class Model(nn.Module):
         return gates.in_backward(y, f"{at} layer 0") if at else y
 
 
-def model(width: int, depth: int, state: dict) -> Model:
-    """A model that holds this state."""
-    m = Model(width, depth).to(state["frozen"].dtype)
-    m.load_state_dict(state)
-    return m
+def group_of(rank: int, groups: list) -> dict:
+    """The group among these that the rank is in, as an argument; none where there are no groups."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    return {"group": mine[0]} if mine else {}
 
 
-def wrap(impl, kind: str, m: nn.Module, group=None, **options):
-    """The wrapper of this kind around m. options: what only this kind takes."""
-    made = {
-        "naive": lambda: impl.ddp.naive.NaiveDDP,
-        "flat": lambda: impl.ddp.flat.FlatDDP,
-        "overlapped": lambda: impl.ddp.overlapped.OverlappedDDP,
-        "bucketed": lambda: impl.ddp.bucketed.BucketedDDP,
-    }[kind]()
-    return made(m, group=group, **options) if group is not None else made(m, **options)
+def wrap(impl, kind: str, m: nn.Module, **options):
+    """The wrapper of this kind around m. options: a group, and what only this kind takes."""
+    return getattr(getattr(impl.ddp, kind), f"{kind.title()}DDP")(m, **options)
 
 
 def start(impl, kind: str, width: int, depth: int, states: PerRank) -> dict:
     """The state right after wrapping, and the buffer that is not in it; each rank brings its own."""
-    m = model(width, depth, states[dist.get_rank()])
+    m = Model(width, depth)
+    m.load_state_dict(states[dist.get_rank()])
     m.passing.fill_(dist.get_rank() + 1)
     wrap(impl, kind, m)
     return {"state": dict(nn.Module.state_dict(m)), "passing": m.passing}
-
-
-def train(impl, kind: str, width: int, depth: int, states: PerRank, shares: PerRank, lr: float) -> dict:
-    """Train on this rank's share of each batch. shares: [rank][step] -> (x, y)."""
-    rank = dist.get_rank()
-    m = model(width, depth, states[rank])
-    wrapped = wrap(impl, kind, m)
-    optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    outputs, none = [], []
-    for step, (x, y) in enumerate(shares[rank]):
-        optimizer.zero_grad()
-        out = wrapped(x.requires_grad_(), shift=0.25, at=f"{step}.0")
-        outputs.append(out.detach())
-        ((out - y) ** 2).mean().backward()
-        wrapped.finish_gradient_synchronization()
-        none.append(sorted(n for n, p in m.named_parameters() if p.grad is None))
-        optimizer.step()
-    return {"state": dict(nn.Module.state_dict(m)), "outputs": outputs, "without_gradient": none}
 
 
 def gradients(impl, kind: str, values: PerRank, groups: list) -> dict:
     """Average given gradients; with groups ([[ranks], …]) the wrapper gets the one this rank is in."""
     rank = dist.get_rank()
     m = Given(values[rank], rank)
-    made = [dist.new_group(ranks) for ranks in groups]
-    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
+    group = group_of(rank, groups)
     gates.mark("when it was made")
-    wrapped = wrap(impl, kind, m, *mine)
+    wrapped = wrap(impl, kind, m, **group)
     start = [float(t.detach().flatten()[0]) for t in (*m.parameters(), *m.buffers())]  # buffers in no state_dict() too
     gates.mark("in forward or backward")
     wrapped(values[rank]).backward()

@@ -10,6 +10,8 @@ from lab.measure.reads import reads
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
+from .probes import group_of
+
 
 def clip(impl, cases: list) -> list:
     """Clip whole gradients, in a process without ranks. case: max_norm, gradients (None: none), and "given" as."""
@@ -27,13 +29,6 @@ def clip_sharded(impl, cases: PerRank, groups: list) -> list:
         given = case.get("given", "list")
         told.append(_clipped(impl, case["max_norm"], case["gradients"], case["sharded"], options, given))
     return told
-
-
-def group_of(rank: int, groups: list) -> dict:
-    """The group among these that the rank is in, as an argument; none where there are no groups."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
-    return {"group": mine[0]} if mine else {}
 
 
 def _clipped(impl, max_norm: float, whole: list, sharded: list | None, options: dict, given: str = "list") -> dict:

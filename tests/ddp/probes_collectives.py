@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -25,19 +27,14 @@ def collect(impl, op: str, cases: PerRank, members: list) -> list:
     return told
 
 
-def large(impl, op: str, elements: int, seed: int) -> list:
-    """One call with large tensors, which each rank makes itself; returns the sums of blocks of the result."""
+def large(impl, op: str, elements: int, seed: int, metered: bool = False) -> list | dict:
+    """One call with large tensors, which each rank makes itself; returns the sums of blocks of the result, or what a
+    meter says was made where."""
     tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
-    call({})
-    return [total for tensor in results(tensors) for total in blocks(tensor)]
-
-
-def metered(impl, op: str, elements: int, seed: int) -> dict:
-    """The same under a meter, which says what was made where."""
-    tensors, call = prepared(impl, op, drawn(op, elements, seed, dist.get_rank(), dist.get_world_size()))
-    with meter(t for v in tensors.values() for t in (v if isinstance(v, list) else [v])) as memory:
+    given = [t for v in tensors.values() for t in (v if isinstance(v, list) else [v])]
+    with meter(given) if metered else contextlib.nullcontext() as memory:
         call({})
-    return memory.plain()
+    return memory.plain() if metered else [total for tensor in results(tensors) for total in blocks(tensor)]
 
 
 def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
@@ -46,10 +43,10 @@ def drawn(op: str, elements: int, seed: int, rank: int, world: int) -> dict:
         parts = [whole_numbers(elements, seed + place, rank) for place in range(world)]
         return {"inputs": parts, "shapes": [[elements]] * world}
     if op == "ring_all_gather":
-        return {"part": whole_numbers(elements, seed, rank), "shape": [world * elements]}
+        return {"tensor": whole_numbers(elements, seed, rank), "shape": [world * elements]}
     if op == "ring_reduce_scatter":
         return {"tensor": whole_numbers(world * elements, seed, rank), "shape": [elements]}
-    return {"tensor": whole_numbers(elements, seed, rank), "src": 1}
+    return {"tensor": whole_numbers(elements, seed, rank), **({"src": 1} if op == "broadcast" else {})}
 
 
 def results(tensors: dict) -> list:
@@ -71,25 +68,19 @@ def blocks(tensor: torch.Tensor) -> list:
 def prepared(impl, op: str, case: dict):
     """The tensors of a case, by name, and a function that makes the call with them; what is to be written is rubbish
     before."""
-    if op == "ring_all_reduce":
-        t = case["tensor"]
-        return {"tensor": t}, lambda o: impl.ddp.ring_all_reduce.ring_all_reduce(t, **o)
-    if op == "ring_reduce_scatter":
-        t, out = case["tensor"], rubbish(case["shape"], case["tensor"].dtype)
-        return {"output": out, "tensor": t}, lambda o: impl.ddp.ring_reduce_scatter.ring_reduce_scatter(out, t, **o)
-    if op == "ring_all_gather":
-        part, out = case["part"], rubbish(case["shape"], case["part"].dtype)
-        return {"output": out, "part": part}, lambda o: impl.ddp.ring_all_gather.ring_all_gather(out, part, **o)
-    if op == "broadcast":
-        t, src = case["tensor"], case["src"]
-        return {"tensor": t}, lambda o: impl.ddp.broadcast.broadcast(t, **({"src": src} if src else {}), **o)
+    function = getattr(getattr(impl.ddp, op), op)
+    if "tensor" in case:
+        tensors, more = {"tensor": case["tensor"]}, {"src": case["src"]} if case.get("src") else {}
+        if "shape" in case:
+            tensors = {"output": rubbish(case["shape"], case["tensor"].dtype), **tensors}
+        return tensors, lambda o: function(*tensors.values(), **more, **o)
     ins = case["inputs"]
     outs = [rubbish(shape, ins[0].dtype) for shape in case["shapes"]]
     tensors = {"outputs": outs, "inputs": ins}
 
     def call(options: dict) -> None:
         given = [*outs]
-        impl.ddp.all_to_all.all_to_all(given, [*ins], **options)
+        function(given, [*ins], **options)
         tensors["replaced"] = [i for i, (a, b) in enumerate(zip(given, outs, strict=True)) if a is not b]
 
     return tensors, call

@@ -11,7 +11,7 @@ from lab.measure.reads import reads
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
-from .probes_clip import group_of
+from .probes import group_of
 
 
 def _built(impl, kind: str, weights: list, groups: list, options: dict):

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.harness.raising import raised
 from lab.ranks import gates
 from lab.solution.wire import PerRank
 
-from .probes import wrap
+from .probes import Model, wrap
 from .probes_collectives import blocks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -88,35 +89,48 @@ def start(m: nn.Module, set_to_none: bool | str) -> None:
         p.grad = torch.zeros_like(p) if p.requires_grad else None
 
 
-def clear(m: Chain, set_to_none: bool | str, used: list) -> None:
+def clear(m: Model | Chain, set_to_none: bool | str, used: list) -> None:
     """Before a step. set_to_none: "resting" drops gradients of layers that rest, and zeroes others."""
-    for i, layer in enumerate(m.layers):
-        layer.zero_grad(set_to_none=i not in used if set_to_none == "resting" else bool(set_to_none))
+    m.zero_grad(set_to_none=set_to_none is True)
+    for i, layer in enumerate(m.layers) if set_to_none == "resting" else ():
+        if i not in used:
+            layer.zero_grad(set_to_none=True)
 
 
-def steps(impl, kind: str, options: dict, width: int, plan: list, states: PerRank, batches: PerRank, lr: float,
+def made(width: int, plan: list | int) -> Model | Chain:
+    """A Chain of that plan, or a Model of that depth."""
+    return Model(width, plan) if isinstance(plan, int) else Chain(width, plan)
+
+
+def keywords(plan: list | int) -> dict:
+    """What forward is given besides, by name: a wrapper passes it on."""
+    return {"shift": 0.25} if isinstance(plan, int) else {}
+
+
+def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: PerRank, batches: PerRank, lr: float,
           set_to_none: bool | str) -> dict:  # fmt: skip
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
     step are under no_sync()."""
     rank = dist.get_rank()
-    m = Chain(width, plan)
+    m = made(width, plan)
     m.load_state_dict(states[rank])
     start(m, set_to_none)
     wrapped = wrap(impl, kind, m, **options)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
-    gradients = []
+    gradients, outputs = [], []
     for number, step in enumerate(batches[rank]):
         clear(m, set_to_none, [layer for *_, order in step for layer in order])
         for i, (x, y, order) in enumerate(step):
             last = i == len(step) - 1
             with contextlib.nullcontext() if last else wrapped.no_sync():
-                out = wrapped(x.requires_grad_(), order, f"{number}.{i}")
+                out = wrapped(x.requires_grad_(), order, at=f"{number}.{i}", **keywords(plan))
+                outputs.append(out.detach())
                 with noted(f"in step {number}, backward {i + 1} of {len(step)}"):
                     (((out - y) ** 2).mean() / len(step)).backward()
         wrapped.finish_gradient_synchronization()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         optimizer.step()
-    return {"gradients": gradients, "state": dict(nn.Module.state_dict(m))}
+    return {"gradients": gradients, "outputs": outputs, "state": dict(nn.Module.state_dict(m))}
 
 
 def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float, ballast: int = 0) -> list:
@@ -171,16 +185,9 @@ def buffers(impl, kind: str, width: int, states: PerRank, inputs: PerRank) -> di
     return {"outputs": outputs, "evaluated": wrapped(inputs[rank][0]).detach()}
 
 
-def refused(impl, limits: list) -> dict:
-    """Which values of bucket_bytes raise ValueError."""
-    told = []
-    for limit in limits:
-        try:
-            wrap(impl, "bucketed", nn.Linear(2, 2), bucket_bytes=limit)
-            told.append("accepted")
-        except ValueError:
-            told.append("ValueError")
-    return {"told": told}
+def refused(impl, limits: list) -> list:
+    """What these values of bucket_bytes raise."""
+    return [raised(lambda limit=limit: wrap(impl, "bucketed", nn.Linear(2, 2), bucket_bytes=limit)) for limit in limits]
 
 
 def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank) -> dict:

@@ -3,12 +3,11 @@
 What must be true: times are those of messages that follow each other on one network, each not before its gradients
 are there, for any sizes, worlds and links. How it would be faked or got wrong: the lower bound for the step (it is
 passed where buckets in the middle queue); hiding all communication, or none; a bucket too many or too few; a rule of
-thumb for the best bucket. The oracle plays the step, event by event, and knows no formula: a ring is its messages.
+thumb for the best bucket. The oracle plays the step, message by message, and knows no formula.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 
 import pytest
@@ -40,40 +39,33 @@ def ring(size: float, world: int, case: dict) -> float:
 
 
 def played(case: dict) -> dict:
-    """Backward and the network as events: (when, in which order, what)."""
+    """Backward, which issues all-reduces, and the network, which carries one after the other."""
     sizes, world = case["sizes"], case["world"]
     o = {"forward_s": 0.0, "optimizer_s": 0.0, "bucket_bytes": 25 * 2**20, **case["options"]}
-    events: list[tuple[float, int, str, float]] = []
-    clock, held, last = 0.0, [], len(sizes) - 1
-    for i, size in enumerate(reversed(sizes)):
+    backward, issued, held, clock = o["backward_s"], [], [], 0.0  # issued: (when, bytes)
+    for i, size in enumerate(reversed(sizes), 1):
         if o["variant"] == "bucketed" and held and sum(held) + size > o["bucket_bytes"]:
-            heapq.heappush(events, (clock, i, "issue", float(sum(held))))
+            issued.append((clock, sum(held)))
             held = []
-        clock += o["backward_s"] * size / sum(sizes)
+        clock += backward * size / sum(sizes)
         held.append(size)
-        if o["variant"] in ("naive", "overlapped") or i == last:
-            when = clock if o["variant"] in ("overlapped", "bucketed") else o["backward_s"]
-            heapq.heappush(events, (when, i + 1, "issue", float(sum(held))))
+        if o["variant"] in ("naive", "overlapped") or i == len(sizes):
+            issued.append((clock if o["variant"] in ("overlapped", "bucketed") else backward, sum(held)))
             held = []
-    waiting, free, ended, costs, issued = [], True, 0.0, [], []
-    while events:
-        now, order, what, size = heapq.heappop(events)
-        if what == "issue":
-            issued.append(now)
-            waiting.append(size)
-        else:
-            free, ended = True, now
-        if free and waiting:
-            costs.append(ring(waiting.pop(0), world, case))
-            heapq.heappush(events, (now + costs[-1], order, "arrive", 0.0))
-            free = False
-    backward = o["backward_s"]
-    bound = max(backward, issued[0] + sum(costs), issued[-1] + costs[-1])
+    costs, ended = [ring(size, world, case) for _, size in issued], 0.0
+    for (when, _), cost in zip(issued, costs, strict=True):
+        ended = max(ended, when) + cost
+    bound = max(backward, issued[0][0] + sum(costs), issued[-1][0] + costs[-1])
     around = o["forward_s"] + o["optimizer_s"]
     return {
         "all_reduces": len(costs), "communication_s": sum(costs), "exposed_s": max(0.0, ended - backward),
         "step_s": around + max(backward, ended), "bound_s": around + bound,
     }  # fmt: skip
+
+
+def in_buckets(case: dict, size: int, variant: str = "bucketed") -> dict:
+    """A step of a case that has its backward_s alone."""
+    return {**case, "options": {"variant": variant, "backward_s": case["backward_s"], "bucket_bytes": size}}
 
 
 def draw(rng, variant: str = "", world: int = 0, **options) -> dict:
@@ -166,10 +158,10 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
     for case, (got, kind) in zip(cases, told, strict=True):
         sizes = case["sizes"]
         tried = {1, *(sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1))}
-        steps = {size: bucketed_s(case, size) for size in tried}
+        steps = {size: played(in_buckets(case, size))["step_s"] for size in tried}
         shortest = min(steps.values())
         assert kind == "int", f"bucket_bytes is a {kind}, expected int"
-        found = bucketed_s(case, got) if got >= 1 else math.inf
+        found = played(in_buckets(case, got))["step_s"] if got >= 1 else math.inf
         best = min(steps, key=steps.get)
         assert found <= shortest * (1 + 2 * RELATIVE), (
             f"a step with buckets of {got} bytes takes {found:.9g} s, with {best} {shortest:.9g}{inputs(case)}"
@@ -181,11 +173,6 @@ def test_the_best_bucket_is_the_best_of_all(run, rng):
         assert got in tried, (
             f"{got} bytes, but buckets are the same with fewer: 1, or a sum of neighbours{inputs(case)}"
         )
-
-
-def bucketed_s(case: dict, bucket_bytes: int) -> float:
-    options = {"variant": "bucketed", "backward_s": case["backward_s"], "bucket_bytes": bucket_bytes}
-    return played({**case, "options": options})["step_s"]
 
 
 @exercise(ACCOUNTING, kind="numerics")
@@ -262,10 +249,7 @@ def test_the_examples_by_hand(run):
     link = {"alpha_s": 1e-4, "bytes_per_s": 1e9, "world": 4}
     (ring_s,) = run(probes.rings, [{"bytes": 10**6, **link}])
     assert abs(ring_s - 2.1e-3) < 1e-12, f"1 MB over 4 ranks: expected 2.1 ms, got {ring_s * 1e3:.6g}"
-    cases = [
-        {"sizes": [10**6] * 2, **link, "options": {"variant": v, "backward_s": 6e-3, "bucket_bytes": 2 * 10**6}}
-        for v in VARIANTS
-    ]
+    cases = [in_buckets({"sizes": [10**6] * 2, **link, "backward_s": 6e-3}, 2 * 10**6, v) for v in VARIANTS]
     want = [(2, 4.2, 4.2, 10.2), (1, 3.6, 3.6, 9.6), (2, 4.2, 2.1, 8.1), (1, 3.6, 3.6, 9.6)]
     for variant, got, (count, *times) in zip(VARIANTS, run(probes.steps, cases), want, strict=True):
         have = [got[n] * 1e3 for n in ("communication_s", "exposed_s", "step_s")]
@@ -273,59 +257,6 @@ def test_the_examples_by_hand(run):
         assert same, (
             f"{variant}: expected {count} all-reduces and communication, exposed and step of {times} ms, "
             f"got {got['all_reduces']} and {have}"
-        )
-
-
-@exercise(ACCOUNTING, kind="property")
-def test_no_step_is_shorter_than_its_bound_and_overlap_costs_nothing(run, rng):
-    cases = [draw(rng) for _ in range(20)]
-    sizes = [size for size, _ in run(probes.best, cases)]
-    asked = [
-        {**c, "options": {"variant": v, "backward_s": c["backward_s"], "bucket_bytes": size}}
-        for c, size in zip(cases, sizes, strict=True)
-        for v in VARIANTS
-    ]
-    told = run(probes.steps, asked)
-    for i, case in enumerate(cases):
-        naive, flat, overlapped, bucketed = (t["step_s"] for t in told[4 * i : 4 * i + 4])
-        for variant, t in zip(VARIANTS, told[4 * i : 4 * i + 4], strict=True):
-            assert t["step_s"] >= t["bound_s"] * (1 - RELATIVE), f"{variant}: shorter than its bound: {t}{inputs(case)}"
-            assert t["exposed_s"] <= t["communication_s"] * (1 + RELATIVE), (
-                f"{variant}: exposes more than it sends{inputs(case)}"
-            )
-        assert overlapped <= naive * (1 + RELATIVE), f"the same messages, sent earlier, take longer{inputs(case)}"
-        assert bucketed <= min(overlapped, flat) * (1 + 2 * RELATIVE), (
-            f"buckets of {sizes[i]} bytes take {bucketed:.6g} s; one a parameter {overlapped:.6g}, one for all "
-            f"{flat:.6g}: both are buckets too"
-            f"{inputs(case)}"
-        )
-
-
-@exercise(ACCOUNTING, kind="property")
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_better_link_is_never_slower_and_units_do_not_matter(run, rng, variant):
-    cases, changes = [draw(rng, variant) for _ in range(8)], []
-    k = rng.integers(2, 9)
-    for case in cases:
-        case["options"]["bucket_bytes"] = limit = rng.integers(1, sum(case["sizes"]))
-        changes += [
-            case,
-            {**case, "bytes_per_s": 2 * case["bytes_per_s"]},
-            {**case, "alpha_s": case["alpha_s"] / 2},
-            {**case, "sizes": [k * s for s in case["sizes"]], "bytes_per_s": k * case["bytes_per_s"],
-             "options": {**case["options"], "bucket_bytes": k * limit}},
-            {**case, "alpha_s": k * case["alpha_s"], "bytes_per_s": case["bytes_per_s"] / k,
-             "options": {**case["options"], "backward_s": k * case["options"]["backward_s"]}},
-        ]  # fmt: skip
-    told = [t["step_s"] for t in run(probes.steps, changes)]
-    for i, case in enumerate(cases):
-        step, faster, sooner, smaller_unit, slower_clock = told[5 * i : 5 * i + 5]
-        assert max(faster, sooner) <= step * (1 + RELATIVE), f"a better link makes the step longer{inputs(case)}"
-        assert abs(smaller_unit - step) <= RELATIVE * step, (
-            f"{k} times the bytes at {k} times the rate differ{inputs(case)}"
-        )
-        assert abs(slower_clock - k * step) <= RELATIVE * k * step, (
-            f"all times {k} times as long, the step not{inputs(case)}"
         )
 
 
@@ -338,10 +269,7 @@ def test_without_latency_the_smallest_bucket_is_best_and_with_much_of_it_one(run
         case["alpha_s"] = rng.uniform(0.6, 2) * case["backward_s"]  # 2(W − 1)α outlasts backward
     best = [got for got, _ in run(probes.best, [*free, *dear])]
     assert best[:5] == [1] * 5, f"buckets of {best[:5]} bytes on links without latency: small messages leave sooner"
-    asked = [
-        {**c, "options": {"variant": "bucketed", "backward_s": c["backward_s"], "bucket_bytes": size}}
-        for c, size in zip(dear, best[5:], strict=True)
-    ]
+    asked = [in_buckets(c, size) for c, size in zip(dear, best[5:], strict=True)]
     for case, got in zip(dear, run(probes.steps, asked), strict=True):
         assert got["all_reduces"] == 1, (
             f"{got['all_reduces']} buckets, though one latency outlasts backward: send everything at once{inputs(case)}"

@@ -12,24 +12,17 @@ import pytest
 from lab.harness.judge import harmless, measured
 from lab.harness.pytest_plugin import exercise
 
-from .collectives import by_hand, draw_dtypes, draw_members, draw_values, has_room, messages, same, sends
+from . import collectives
+from .collectives import messages, sends
 
 BROADCAST = "ddp.broadcast"
 
 
-def call(run, cases, world, members=()):
-    return by_hand(run, "broadcast", cases, world, members)
-
-
-def draw(rng, world, sources, shapes):
-    dtypes = draw_dtypes(rng, len(shapes))
-    return [
-        [
-            {"tensor": draw_values(rng, d, *s), "src": src}
-            for s, d, src in zip(shapes, dtypes, sources, strict=True)
-        ]
-        for _ in range(world)
-    ]  # fmt: skip
+def sent(run, rng, world, sources, shapes, members=()) -> tuple:
+    """What each rank has and sent, and its cases, one for each source."""
+    dtypes = collectives.draw_dtypes(rng, len(shapes))
+    cases = collectives.draw(rng, "broadcast", world, world, shapes, dtypes, sources)
+    return collectives.by_hand(run, "broadcast", cases, world, members), cases
 
 
 def draw_shapes(rng, count):
@@ -56,7 +49,7 @@ def judge(ranks, cases, members):
             cause = f"that is what src had, rank {src}; this rank received {came} message{'s' * (came != 1)}"
             cause += began(ranks, members, i, src)
             before = cases[rank][i]["tensor"]
-            same(told["tensor"], cases[members[src]][i]["tensor"], what, cause, before)
+            collectives.same(told["tensor"], cases[members[src]][i]["tensor"], what, cause, before)
 
 
 def rounds(told, members, src) -> int:
@@ -77,23 +70,20 @@ def rounds(told, members, src) -> int:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_every_rank_ends_with_that_of_src(run, rng, world):
     sources = list(range(world)) + [rng.integers(0, world - 1) for _ in range(3)]
-    cases = draw(rng, world, sources, draw_shapes(rng, len(sources)))
-    judge(call(run, cases, world), cases, list(range(world)))
+    judge(*sent(run, rng, world, sources, draw_shapes(rng, len(sources))), list(range(world)))
 
 
 @exercise(BROADCAST, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
-    members = draw_members(rng)
-    cases = draw(rng, 5, [0, 1, 2], draw_shapes(rng, 3))
-    judge(call(run, cases, 5, members), cases, members)
+    members = collectives.draw_members(rng)
+    judge(*sent(run, rng, 5, [0, 1, 2], draw_shapes(rng, 3), members), members)
 
 
 @exercise(BROADCAST, kind="property")
 @pytest.mark.parametrize("world", [2, 4, 5])
 def test_every_rank_but_src_receives_once(run, rng, world):
     sources = [0, rng.integers(1, world - 1)]
-    cases = draw(rng, world, sources, draw_shapes(rng, 5)[1:3])
-    ranks = call(run, cases, world)
+    ranks, cases = sent(run, rng, world, sources, draw_shapes(rng, 5)[1:3])
     for rank, got in enumerate(ranks):
         for i, told in enumerate(got):
             what = f"rank {rank} of {world}, src {sources[i]}"
@@ -111,7 +101,7 @@ def test_every_rank_but_src_receives_once(run, rng, world):
 @pytest.mark.parametrize("world", [3, 4, 5, 6])
 def test_rounds_are_as_few_as_doubling_takes(run, rng, world):
     sources = [0, rng.integers(1, world - 1)]
-    ranks = call(run, draw(rng, world, sources, draw_shapes(rng, 5)[1:3]), world)
+    ranks, _ = sent(run, rng, world, sources, draw_shapes(rng, 5)[1:3])
     most = (world - 1).bit_length()
     for i, src in enumerate(sources):
         told = [got[i]["rows"] for got in ranks]
@@ -131,9 +121,9 @@ def test_rounds_are_as_few_as_doubling_takes(run, rng, world):
 
 @exercise(BROADCAST, kind="property")
 def test_src_is_a_rank_of_the_group(run, rng):
-    members = draw_members(rng)
+    members = collectives.draw_members(rng)
     src = rng.integers(1, 2)
-    ranks = call(run, draw(rng, 5, [src], [[4]]), 5, members)
+    ranks, _ = sent(run, rng, 5, [src], [[4]], members)
     for place, rank in enumerate(members):
         rows = ranks[rank][0]["rows"]
         received = len(rows) - len(sends(rows, f"rank {place} of {members}"))
@@ -145,4 +135,4 @@ def test_src_is_a_rank_of_the_group(run, rng):
 
 @exercise(BROADCAST, kind="property")
 def test_there_is_room_for_one_more_tensor(run, rng):
-    has_room(run, rng, "broadcast", 9_000_000, 2, 1, "a third tensor")
+    collectives.has_room(run, rng, "broadcast", 9_000_000, 2, 1, "a third tensor")

@@ -19,22 +19,9 @@ import torch
 from lab.harness.judge import close, harmless, measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes, probes_wrappers
-from .oracles import (
-    averages_its_group,
-    beats_naive,
-    draw_batches,
-    draw_chain,
-    filled_up,
-    keeps_nothing,
-    nobody_waits,
-    not_waited_in_backward,
-    reductions,
-    steps_of,
-    survives_fp16,
-    trains_as_one,
-    trains_model_as_one,
-)
+from . import oracles, probes, probes_wrappers
+from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
+from .oracles import filled_up, not_waited_in_backward, reductions
 from .payloads import left_late, sent_when
 
 BUCKETED = "ddp.bucketed"
@@ -87,10 +74,16 @@ def ways(chain: tuple, limit: int) -> dict[str, list[list]]:
     }
 
 
+def counted(buckets: list[list], rows: list, by_dtype: bool = False) -> Counter:
+    """How often as many elements, of a dtype, are sent for these buckets."""
+    found = [(dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets]
+    return Counter(found if by_dtype else [elements for _, elements in found])
+
+
 @harmless
-def likely(sent: Counter, chain: tuple, limit: int, counted: Callable[[list], Counter]) -> str:
+def likely(sent: Counter, chain: tuple, limit: int, rows: list, by_dtype: bool = False) -> str:
     """Which other ways of filling buckets give what was sent, if any does."""
-    met = [way for way, buckets in ways(chain, limit).items() if counted(buckets) == sent]
+    met = [way for way, buckets in ways(chain, limit).items() if counted(buckets, rows, by_dtype) == sent]
     return f"; these are buckets filled {', or '.join(met)}" if met else ""
 
 
@@ -138,7 +131,7 @@ def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
 
 @exercise(BUCKETED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, expect, "bucketed", 3)
+    trains_model_as_one(run, rng, "bucketed", *draw_model(rng, 3), expect)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -161,12 +154,12 @@ def test_accumulation_is_the_sum_of_its_micro_batches(run, rng, expect, last):
 
 @exercise(BUCKETED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "bucketed")
+    oracles.averages_its_group(run, rng, "bucketed")
 
 
 @exercise(BUCKETED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "bucketed")
+    oracles.survives_fp16(run, rng, "bucketed")
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -202,14 +195,14 @@ def test_in_training_mode_buffers_are_rank_0s(run, rng):
 @exercise(BUCKETED, kind="numerics")
 def test_a_limit_below_one_byte_is_refused(run, rng):
     limits = [0, -rng.integers(1, 99), 1]
-    told = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)[0]["told"]
-    want = ["ValueError", "ValueError", "accepted"]
+    (told,) = run(probes_wrappers.refused, limits, world=1, replace=NEEDS)
+    want = ["ValueError", "ValueError", "nothing"]
     assert told == want, f"bucket_bytes {limits}: got {told}, expected {want}"
 
 
 @exercise(BUCKETED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
+    oracles.keeps_nothing(run, rng, "bucketed", {"bucket_bytes": rng.integers(100, 500)})
 
 
 @exercise(BUCKETED, kind="property")
@@ -221,22 +214,16 @@ def test_buckets_are_packed_greedily_in_reverse_order(run, rng, limit):
     drawn = rng.integers(total // 8, total // 5)  # as a limit of elements, less than there are
     number = {"drawn": drawn, "exact": exact, "tiny": rng.integers(1, 4), "default": 25 << 20}[limit]
     options = {} if limit == "default" else {"bucket_bytes": number}
-    whole = [sum(e[1] for e in bucket) for bucket in packing(chain, number)]
-    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
-        for step, told in enumerate(got["steps"]):
-            rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-            sent, want = Counter(r["elements"] for r in rows), Counter(filled_up(n, rows, 2) for n in whole)
-            measured(f"all-reduces a step, {limit} bucket_bytes", sent.total(), want.total())
-
-            def counted(buckets: list, rows: list = rows) -> Counter:
-                return Counter(filled_up(sum(e[1] for e in b), rows, 2) for b in buckets)
-
-            assert sent == want, (
-                f"rank {rank}, step {step}: {messages(told['rows'])} by number of elements "
-                f"{dict(sorted(sent.items()))}, expected {dict(sorted(want.items()))}: parameters have, last one "
-                f"first, {[e[1] for e in sizes(chain)]} elements of 4 bytes; a new bucket where one more would exceed "
-                f"{number} bytes{likely(sent, chain, number, counted)}"
-            )
+    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
+        rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
+        sent, want = Counter(r["elements"] for r in rows), counted(packing(chain, number), rows)
+        measured(f"all-reduces a step, {limit} bucket_bytes", sent.total(), want.total())
+        assert sent == want, (
+            f"rank {rank}, step {step}: {messages(told['rows'])} by number of elements "
+            f"{dict(sorted(sent.items()))}, expected {dict(sorted(want.items()))}: parameters have, last one "
+            f"first, {[e[1] for e in sizes(chain)]} elements of 4 bytes; a new bucket where one more would exceed "
+            f"{number} bytes{likely(sent, chain, number, rows)}"
+        )
 
 
 @exercise(BUCKETED, kind="property")
@@ -250,22 +237,17 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
     chain, limit = max(drawn, key=lambda pair: len(apart(*pair)))  # other rules make other buckets
     left_open = [b for d in ("float32", "float64") for b in packing(chain, limit, of=d)]
     closed = packing(chain, limit)
-    options = {"bucket_bytes": limit}
-    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, natural(chain, 2), options=options)):
-        for step, told in enumerate(got["steps"]):
-            rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-            sent = Counter((r["dtype"], r["elements"]) for r in rows)
-
-            def counted(buckets: list, rows: list = rows) -> Counter:
-                return Counter((dtype(b), filled_up(sum(e[1] for e in b), rows, 2)) for b in buckets)
-
-            wants = [counted(way) for way in (closed, left_open)]
-            assert sent in wants, (
-                f"rank {rank}, step {step}: {messages(told['rows'])} by dtype and number of elements "
-                f"{dict(sorted(sent.items()))}, expected {dict(sorted(wants[0].items()))}: parameters are, last one "
-                f"first, {[(dtype([e]), e[1]) for e in sizes(chain)]}; at most {limit} bytes and one dtype in a bucket"
-                f"{likely(sent, chain, limit, counted)}"
-            )
+    ranks = steps_of(run, rng, "bucketed", chain, natural(chain, 2), {"bucket_bytes": limit})
+    for rank, step, told in each_step(ranks):
+        rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
+        sent = Counter((r["dtype"], r["elements"]) for r in rows)
+        wants = [counted(way, rows, True) for way in (closed, left_open)]
+        assert sent in wants, (
+            f"rank {rank}, step {step}: {messages(told['rows'])} by dtype and number of elements "
+            f"{dict(sorted(sent.items()))}, expected {dict(sorted(wants[0].items()))}: parameters are, last one "
+            f"first, {[(dtype([e]), e[1]) for e in sizes(chain)]}; at most {limit} bytes and one dtype in a bucket"
+            f"{likely(sent, chain, limit, rows, True)}"
+        )
 
 
 @exercise(BUCKETED, kind="property")
@@ -281,34 +263,33 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     left = [sum(e[1] for e in b if not e[0].startswith(f"layers.{out}.")) for b in buckets]
     whole = [sum(e[1] for e in b) for b in buckets]
     options = {"bucket_bytes": limit}
-    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, orders, options=options)):
-        for step, told in enumerate(got["steps"]):
-            what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
-            rows = reductions(told["rows"], 2, what)
-            sent = Counter((r["elements"], r["phase"]) for r in rows)
-            # One that could not fill up may be sent with zeros for what is missing, or without it.
-            want, padded = (
-                Counter(
-                    (filled_up(n, rows, 2), "finish" if r else "backward")
-                    for n, r, m in zip(of, rests, left, strict=True) if m
-                )
-                for of in (left, whole)
-            )  # fmt: skip
-            assert sent in (want, padded), (
-                f"{what}: {messages(told['rows'])} by (elements, phase): {dict(sent)}, expected {dict(want)}: a full "
-                "bucket leaves during backward, one that could not fill up in finish_gradient_synchronization(); "
-                f"{sent_when(told)}"
+    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, options=options)):
+        what = f"rank {rank}, step {step}, layers in order {orders[step][0]}"
+        rows = reductions(told["rows"], 2, what)
+        sent = Counter((r["elements"], r["phase"]) for r in rows)
+        # One that could not fill up may be sent with zeros for what is missing, or without it.
+        want, padded = (
+            Counter(
+                (filled_up(n, rows, 2), "finish" if r else "backward")
+                for n, r, m in zip(of, rests, left, strict=True) if m
             )
-            done: set = set()
-            for layer, count in told["marks"]:  # backward has come to this layer's output
-                full = sum(all(int(e[0].split(".")[1]) in done for e in b) for b in buckets)
-                begun = sum(r["op"] in ("all_reduce", "reduce_scatter") for r in told["rows"][:count])
-                assert begun >= full, (
-                    f"{what}: when backward reached layer {layer}, {full} buckets were full and {begun} had been sent: "
-                    f"send a bucket in the hook of whichever of its gradients comes last; {sent_when(told)}"
-                )
-                done.add(layer)
-            not_waited_in_backward(what, told)
+            for of in (left, whole)
+        )  # fmt: skip
+        assert sent in (want, padded), (
+            f"{what}: {messages(told['rows'])} by (elements, phase): {dict(sent)}, expected {dict(want)}: a full "
+            "bucket leaves during backward, one that could not fill up in finish_gradient_synchronization(); "
+            f"{sent_when(told)}"
+        )
+        done: set = set()
+        for layer, count in told["marks"]:  # backward has come to this layer's output
+            full = sum(all(int(e[0].split(".")[1]) in done for e in b) for b in buckets)
+            begun = sum(r["op"] in ("all_reduce", "reduce_scatter") for r in told["rows"][:count])
+            assert begun >= full, (
+                f"{what}: when backward reached layer {layer}, {full} buckets were full and {begun} had been sent: "
+                f"send a bucket in the hook of whichever of its gradients comes last; {sent_when(told)}"
+            )
+            done.add(layer)
+        not_waited_in_backward(what, told)
 
 
 @exercise(BUCKETED, kind="numerics")
@@ -332,7 +313,7 @@ def test_a_second_backward_is_right_or_refused(run, rng, bucket):
 
 @exercise(BUCKETED, kind="property")
 def test_nobody_waits_during_backward(run, rng):
-    nobody_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
+    oracles.nobody_waits(run, rng, "bucketed", {"bucket_bytes": rng.integers(20, 60)})
 
 
 @exercise(BUCKETED, kind="property")
@@ -342,24 +323,21 @@ def test_nothing_is_sent_within_no_sync(run, rng):
     (every,) = natural(chain, 1)[0]
     orders = [[every, every, every], [every, every]]
     whole = [sum(e[1] for e in bucket) for bucket in packing(chain, limit)]
-    for rank, got in enumerate(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
-        for step, told in enumerate(got["steps"]):
-            assert told["unsent"] == 0, (
-                f"rank {rank}, step {step}: {told['unsent']} messages were sent within no_sync()"
-            )
-            rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
-            sent, want = [r["elements"] for r in rows], [filled_up(n, rows, 2) for n in whole]
-            assert sorted(sent) == sorted(want), (
-                f"rank {rank}, step {step} of {len(orders[step])} micro-batches: all-reduces of {sent} elements, "
-                f"expected {want}: the backward after no_sync() sends the sums, once"
-            )
-            early = [r for r in rows if r["phase"] != "backward"]
-            assert not early, f"rank {rank}, step {step}: {len(early)} buckets were sent outside the last backward"
-            late = left_late(told)
-            assert not late, (
-                f"rank {rank}, step {step}: {len(late)} of {len(rows)} buckets were sent when the last backward had "
-                f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it; {sent_when(told)}"
-            )
+    for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, options={"bucket_bytes": limit})):
+        assert told["unsent"] == 0, f"rank {rank}, step {step}: {told['unsent']} messages were sent within no_sync()"
+        rows = reductions(told["rows"], 2, f"rank {rank}, step {step}")
+        sent, want = [r["elements"] for r in rows], [filled_up(n, rows, 2) for n in whole]
+        assert sorted(sent) == sorted(want), (
+            f"rank {rank}, step {step} of {len(orders[step])} micro-batches: all-reduces of {sent} elements, "
+            f"expected {want}: the backward after no_sync() sends the sums, once"
+        )
+        early = [r for r in rows if r["phase"] != "backward"]
+        assert not early, f"rank {rank}, step {step}: {len(early)} buckets were sent outside the last backward"
+        late = left_late(told)
+        assert not late, (
+            f"rank {rank}, step {step}: {len(late)} of {len(rows)} buckets were sent when the last backward had "
+            f"gone on, the first after it had left layer {late[0][1]}, whose gradients filled it; {sent_when(told)}"
+        )
     batch = [b[0][0] for b in draw_batches(rng, chain[0], 2, [[every]])]
     for rank, trace in enumerate(run.trace(probes_wrappers.left_by_error, *chain, batch, world=2, replace=NEEDS)):
         within, after, _ = trace.cut(["within", "backward", "finish"])
@@ -374,4 +352,4 @@ def test_nothing_is_sent_within_no_sync(run, rng):
 
 @exercise(BUCKETED, kind="timing")
 def test_on_a_link_few_messages_hide_behind_backward(run, rng):
-    beats_naive(run, rng, "bucketed", together=4, layers=16, alpha_s=2e-3)
+    oracles.beats_naive(run, rng, "bucketed", together=4, layers=16, alpha_s=2e-3)

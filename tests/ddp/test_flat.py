@@ -16,18 +16,8 @@ import pytest
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes, probes_wrappers
-from .oracles import (
-    averages_its_group,
-    draw_batches,
-    draw_chain,
-    keeps_nothing,
-    sends_without_a_copy,
-    steps_of,
-    survives_fp16,
-    trains_as_one,
-    trains_model_as_one,
-)
+from . import oracles, probes, probes_wrappers
+from .chains import draw_batches, draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
 
 FLAT = "ddp.flat"
 MIXED = ("float32", "float64")
@@ -61,7 +51,7 @@ def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
 
 @exercise(FLAT, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, expect, "flat", 3)
+    trains_model_as_one(run, rng, "flat", *draw_model(rng, 3), expect)
 
 
 @exercise(FLAT, kind="numerics")
@@ -73,7 +63,7 @@ def test_dtypes_mixed_in_one_model(run, rng, expect, set_to_none):
 
 @exercise(FLAT, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "flat")
+    oracles.averages_its_group(run, rng, "flat")
 
 
 @exercise(FLAT, kind="numerics")
@@ -91,17 +81,17 @@ def test_gradients_that_lie_in_a_buffer_in_another_order(run, rng):
 
 @exercise(FLAT, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "flat")
+    oracles.survives_fp16(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    keeps_nothing(run, rng, "flat")
+    oracles.keeps_nothing(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
 def test_what_is_sent_is_no_copy(run, rng):
-    sends_without_a_copy(run, rng, "flat")
+    oracles.sends_without_a_copy(run, rng, "flat")
 
 
 @exercise(FLAT, kind="property")
@@ -110,16 +100,14 @@ def test_one_all_reduce_a_step_and_dtype(run, rng, dtypes):
     chain = draw_chain(rng, 2, dtypes=dtypes)
     every = list(range(len(chain[1])))
     orders = [[every], [rng.shuffled(every)[: len(every) - 1]]]
-    for rank, got in enumerate(steps_of(run, rng, "flat", chain, orders)):
-        for step, told in enumerate(got["steps"]):
-            what = f"rank {rank}, step {step}, layers {orders[step][0]}"
-            want = sorted((d, n, "all_reduce", "finish") for d, n in wanted(chain, orders[step][0]).items())
-            sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in told["rows"])
-            measured(f"all-reduces a step, {len(dtypes)} dtypes", len(sent), len(want))
-            assert sent == want, (
-                f"{what}: sent (dtype, elements, what, when) {sent[:6]}, expected {want}: one message a dtype, of all "
-                "gradients that exist, in finish_gradient_synchronization()"
-            )
+    for rank, step, told in each_step(steps_of(run, rng, "flat", chain, orders)):
+        want = sorted((d, n, "all_reduce", "finish") for d, n in wanted(chain, orders[step][0]).items())
+        sent = sorted((r["dtype"], r["elements"], r["op"], r["phase"]) for r in told["rows"])
+        measured(f"all-reduces a step, {len(dtypes)} dtypes", len(sent), len(want))
+        assert sent == want, (
+            f"rank {rank}, step {step}, layers {orders[step][0]}: sent (dtype, elements, what, when) {sent[:6]}, "
+            f"expected {want}: one message a dtype, of all gradients that exist, in finish_gradient_synchronization()"
+        )
 
 
 @exercise(FLAT, kind="property")

@@ -14,11 +14,11 @@ from collections import Counter
 import pytest
 import torch
 
-from lab.harness.judge import close, measured
+from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes
-from .oracles import STEPS, averages_its_group, draw, gradients_of, survives_fp16, train_model
+from . import oracles, probes
+from .chains import draw_model, each_step, trains_model_as_one
 from .payloads import carries_own
 
 NAIVE = "ddp.naive"
@@ -28,7 +28,7 @@ WORLDS = [1, 2, 4, 5]
 @exercise(NAIVE, kind="numerics")
 @pytest.mark.parametrize("world", WORLDS)
 def test_replicas_start_as_rank_0(run, rng, world):
-    width, depth, states, _ = draw(rng, world)
+    (width, depth, states), _ = draw_model(rng, world)
     for rank, got in enumerate(run(probes.start, "naive", width, depth, states, world=world)):
         state, passing = got["state"], got["passing"]
         assert state.keys() == states[0].keys(), (
@@ -52,51 +52,28 @@ def test_replicas_start_as_rank_0(run, rng, world):
 def test_gradients_are_means_over_ranks(run, rng, world):
     shapes = [(rng.integers(1, 6), rng.integers(1, 6)) for _ in range(rng.integers(2, 4))]
     values = [[rng.normal(*shape) for shape in shapes] for _ in range(world)]
-    for rank, got in enumerate(gradients_of(run, "naive", values)):
+    for rank, got in enumerate(oracles.gradients_of(run, "naive", values)):
         for i in range(len(shapes)):
-            stack = torch.stack([v[i] for v in values])
-            close(
-                got["gradients"][i], stack.double().mean(0), stack.mean(0), f"rank {rank} of {world}, gradient {i}",
-                factor=10, dims="row, column", cause="the sum over ranks, divided by how many there are",
+            oracles.is_mean(
+                got["gradients"][i], [v[i] for v in values], f"rank {rank} of {world}, gradient {i}",
+                "the sum over ranks, divided by how many there are", dims="row, column",
             )  # fmt: skip
 
 
 @exercise(NAIVE, kind="numerics")
 @pytest.mark.parametrize("world", WORLDS)
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world):
-    train_model(run, "naive", *draw(rng, world), rng, expect)
-
-
-@exercise(NAIVE, kind="numerics")
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_stay_equal_to_the_last_bit(run, rng, world):
-    ranks = train_model(run, "naive", *draw(rng, world), rng)
-    for rank, got in enumerate(ranks):
-        for name, tensor in ranks[0]["state"].items():
-            assert torch.equal(got["state"][name], tensor), (
-                f"after {STEPS} steps {name} differs between rank 0 and {rank}"
-            )
-
-
-@exercise(NAIVE, kind="numerics")
-@pytest.mark.parametrize("world", [1, 3])
-def test_parameters_without_gradient_keep_none(run, rng, world):
-    for rank, got in enumerate(train_model(run, "naive", *draw(rng, world), rng)):
-        for step, none in enumerate(got["without_gradient"]):
-            assert none == ["frozen", "unused"], (
-                f"rank {rank}, step {step}: .grad is None for {none}, expected for frozen and unused: "
-                "a parameter that received no gradient keeps None, so the optimizer leaves it alone"
-            )
+    trains_model_as_one(run, rng, "naive", *draw_model(rng, world), expect)
 
 
 @exercise(NAIVE, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "naive")
+    oracles.survives_fp16(run, rng, "naive")
 
 
 @exercise(NAIVE, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "naive")
+    oracles.averages_its_group(run, rng, "naive")
 
 
 def all_reduces(width, depth) -> Counter:
@@ -108,12 +85,13 @@ def all_reduces(width, depth) -> Counter:
 @exercise(NAIVE, kind="property")
 @pytest.mark.parametrize("world", [2, 3])
 def test_one_all_reduce_for_each_gradient(run, rng, world):
-    width, depth, states, shares = draw(rng, world, steps=2)
-    for rank, got in enumerate(train_model(run, "naive", width, depth, states, shares, rng)):
+    model, batches = draw_model(rng, world, steps=2)
+    ranks = trains_model_as_one(run, rng, "naive", model, batches)
+    for rank, got in enumerate(ranks):
         rows = [row for step in got["steps"] for row in step["rows"]]
         other = Counter(r["op"] for r in rows if r["op"] != "all_reduce")
         assert not other, f"rank {rank}: a step should issue all-reduces alone; it also issued {dict(other)}"
-        want = Counter({n: 2 * c for n, c in all_reduces(width, depth).items()})
+        want = Counter({n: 2 * c for n, c in all_reduces(*model[:2]).items()})
         dtypes = {r["dtype"] for r in rows}
         assert dtypes == {"float32"}, f"rank {rank}: gradients are float32, sent were {', '.join(sorted(dtypes))}"
         sizes = Counter(r["elements"] for r in rows)
@@ -122,16 +100,15 @@ def test_one_all_reduce_for_each_gradient(run, rng, world):
             f"rank {rank}: all-reduces by number of elements in two steps: got {dict(sorted(sizes.items()))}, expected "
             f"{dict(sorted(want.items()))}: one for each gradient, of its size; a tied weight is one"
         )
-        for number, step in enumerate(got["steps"]):
-            carries_own(f"rank {rank} of {world}, step {number}", step, world)
         wrong = [r["group"] for r in rows if r["group"] != list(range(world))]
         assert not wrong, f"rank {rank}: an all-reduce over ranks {wrong[0]}, expected all {world}"
+    for rank, step, told in each_step(ranks):
+        carries_own(f"rank {rank} of {world}, step {step}", told, world)
 
 
 @exercise(NAIVE, kind="property")
 def test_gradients_are_sent_after_backward(run, rng):
-    width, depth, states, shares = draw(rng, 2, steps=2)
-    for rank, got in enumerate(train_model(run, "naive", width, depth, states, shares, rng)):
+    for rank, got in enumerate(trains_model_as_one(run, rng, "naive", *draw_model(rng, 2, steps=2))):
         rows = [row for step in got["steps"] for row in step["rows"]]
         phases = Counter(r["phase"] for r in rows if r["op"] == "all_reduce")
         assert set(phases) == {"finish"}, (
@@ -141,9 +118,10 @@ def test_gradients_are_sent_after_backward(run, rng):
 
 @exercise(NAIVE, kind="property")
 def test_parameters_and_buffers_are_broadcast_once(run, rng):
-    width, depth, states, shares = draw(rng, 2, steps=1)
+    model, batches = draw_model(rng, 2, steps=1)
+    width, depth, states = model
     size = width + sum(t.numel() for n, t in states[0].items() if n != f"layers.{depth}.weight")
-    for rank, got in enumerate(train_model(run, "naive", width, depth, states, shares, rng)):
+    for rank, got in enumerate(trains_model_as_one(run, rng, "naive", model, batches)):
         rows = [row.plain() for row in got["made"]]
         other = sorted({r["op"] for r in rows} - {"broadcast"})
         assert not other, f"rank {rank}: wrapping should broadcast; it issued {', '.join(other)}"

@@ -29,19 +29,18 @@ def squared(gradients: list) -> float:
     return math.fsum(float(x) ** 2 for g in gradients if g is not None for x in g.double().flatten())
 
 
-def estimates(shares: list, samples: int) -> tuple[float, float]:
+def estimates(shares: list, samples: int) -> list[float]:
     """|G|² and tr(Σ) of one step from the gradients of the ranks: solves E|G_B|² = |G|² + tr(Σ) / B for both."""
     world = len(shares)
     small = sum(map(squared, shares)) / world
-    means = [
-        torch.stack([s.double() for s in column]).mean(0)
-        for column in zip(*shares, strict=True)
-        if column[0] is not None
-    ]
-    big = squared(means)
-    system = torch.tensor([[1.0, 1 / samples], [1.0, 1 / (world * samples)]], dtype=torch.float64)
-    solved = torch.linalg.solve(system, torch.tensor([small, big], dtype=torch.float64))
-    return float(solved[0]), float(solved[1])
+    columns = [column for column in zip(*shares, strict=True) if column[0] is not None]
+    means = [torch.stack([s.double() for s in column]).mean(0) for column in columns]
+    return solved(small, squared(means), samples, world * samples)
+
+
+def solved(small: float, big: float, small_batch: int, big_batch: int) -> list[float]:
+    system = torch.tensor([[1.0, 1 / small_batch], [1.0, 1 / big_batch]], dtype=torch.float64)
+    return torch.linalg.solve(system, torch.tensor([small, big], dtype=torch.float64)).tolist()
 
 
 def draw(rng, world: int, steps: int = 4) -> list:
@@ -54,20 +53,17 @@ def draw(rng, world: int, steps: int = 4) -> list:
     ]
 
 
-def check(told: list, shares: list, samples: int, decay: float, who: str, at: int) -> None:
-    """shares: [step][rank][parameter]; at: the rank's place in them."""
+def check(told: list, values: list, samples: int, decay: float, who: str) -> None:
+    """told: of each step; values: [rank][step][parameter], of the ranks that are meant."""
     g, trace, weight = 0.0, 0.0, 0.0
-    for step, (got, share) in enumerate(zip(told, shares, strict=True)):
+    for step, (got, share) in enumerate(zip(told, zip(*values, strict=True), strict=True)):
         more = estimates(share, samples)
         g, trace, weight = decay * g + more[0], decay * trace + more[1], decay * weight + 1
         scale = trace / g if g > 0 else math.inf
         for name, want in (("gradient_squared", g / weight), ("trace", trace / weight), ("noise_scale", scale)):
             # The averaged gradient is float32: its square's error, times samples and over what a difference leaves.
-            size = (
-                samples
-                * sum(map(squared, share))
-                * (1 if name != "noise_scale" else (1 + abs(scale)) / max(1e-9, g / weight))
-            )
+            lost = (1 + abs(scale)) / max(1e-9, g / weight) if name == "noise_scale" else 1
+            size = samples * sum(map(squared, share)) * lost
             assert abs(got[name] - want) <= 1e-5 * size or got[name] == want, (
                 f"{who}, {name} after step {step + 1}, {samples} samples a rank, decay {decay:.3g}: expected "
                 f"{want:.6g}, got {got[name]:.6g}: " + FORMULA
@@ -81,9 +77,7 @@ def test_two_lengths_give_two_estimates(run, rng):
         small = rng.integers(1, 64)
         cases.append([rng.uniform(1, 9), rng.uniform(0.1, 9), small, small * rng.integers(2, 9)])
     for case, got in zip(cases, run(probes.two_batches, cases), strict=True):
-        system = torch.tensor([[1.0, 1 / case[2]], [1.0, 1 / case[3]]], dtype=torch.float64)
-        want = torch.linalg.solve(system, torch.tensor(case[:2], dtype=torch.float64)).tolist()
-        for name, w, g in zip(("|G|²", "tr(Σ)"), want, got, strict=True):
+        for name, w, g in zip(("|G|²", "tr(Σ)"), solved(*case), got, strict=True):
             told = ": that is the big one's squared length, which has tr(Σ) / B_big in it" if g == case[1] else ""
             told = ": it is cut off at 0: on average it is then too large" if g == 0 > w else told
             assert abs(g - w) <= 1e-9 * (1 + abs(w)), (
@@ -97,9 +91,8 @@ def test_estimates_are_those_of_ranks_and_their_mean(run, rng, world):
     values, samples, decay = draw(rng, world), rng.integers(world + 1, 16), rng.choice([1.0, rng.uniform(0.3, 0.9)])
     options = {"samples": samples} if decay == 1.0 else {"samples": samples, "decay": decay}
     ranks = run(probes.noise, options, values, [], world=world)
-    shares = [list(step) for step in zip(*values, strict=True)]
     for rank, told in enumerate(ranks):
-        check(told, shares, samples, decay, f"rank {rank} of {world}", rank)
+        check(told, values, samples, decay, f"rank {rank} of {world}")
         for step, (got, first) in enumerate(zip(told, ranks[0], strict=True)):
             assert all(got[n] == first[n] for n in ("gradient_squared", "trace", "noise_scale")), (
                 f"rank {rank} and rank 0 differ after step {step + 1}: {got}, {first}"
@@ -111,9 +104,8 @@ def test_a_group_measures_itself(run, rng):
     groups, values = [[0, 2], [1, 3]], draw(rng, 4, steps=2)
     ranks = run(probes.noise, {"samples": 3}, values, groups, world=4)
     for members in groups:
-        shares = [[values[r][step] for r in members] for step in range(2)]
-        for at, rank in enumerate(members):
-            check(ranks[rank], shares, 3, 1.0, f"rank {rank} of the group {members}", at)
+        for rank in members:
+            check(ranks[rank], [values[r] for r in members], 3, 1.0, f"rank {rank} of the group {members}")
 
 
 @exercise(NOISE, kind="numerics")
@@ -168,9 +160,8 @@ def test_on_a_known_problem_the_true_numbers_are_found(run, rng):
 @exercise(NOISE, kind="property")
 def test_one_number_a_step_is_sent(run, rng):
     values = draw(rng, 3)
-    shares = [list(step) for step in zip(*values, strict=True)]
     for rank, trace in enumerate(run.trace(probes.noise, {"samples": 4}, values, [], world=3)):
-        check(trace.values, shares, 4, 1.0, f"rank {rank} of 3", rank)
+        check(trace.values, values, 4, 1.0, f"rank {rank} of 3")
         parts = trace.cut(["before()", "mean", "after()"] * len(values[0]))
         for step in range(len(values[0])):
             sent = [f"{r['op']} of {r['elements']}" for r in (*parts[3 * step], *parts[3 * step + 2])]

@@ -16,18 +16,8 @@ import pytest
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes_wrappers
-from .oracles import (
-    averages_its_group,
-    beats_naive,
-    draw_chain,
-    keeps_nothing,
-    nobody_waits,
-    steps_of,
-    survives_fp16,
-    trains_as_one,
-    trains_model_as_one,
-)
+from . import oracles, probes_wrappers
+from .chains import draw_chain, draw_model, each_step, steps_of, trains_as_one, trains_model_as_one
 from .payloads import left_late, sent_when
 
 OVERLAPPED = "ddp.overlapped"
@@ -52,7 +42,7 @@ def test_layers_that_rest_for_a_step(run, rng, expect, set_to_none):
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_tied_frozen_and_unused_parameters(run, rng, expect):
-    trains_model_as_one(run, rng, expect, "overlapped", 3)
+    trains_model_as_one(run, rng, "overlapped", *draw_model(rng, 3), expect)
 
 
 @exercise(OVERLAPPED, kind="numerics")
@@ -63,28 +53,27 @@ def test_dtypes_mixed_in_one_model(run, rng, expect):
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "overlapped")
+    oracles.averages_its_group(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "overlapped")
+    oracles.survives_fp16(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="property")
 def test_a_gradient_leaves_before_backward_goes_on(run, rng):
     chain = draw_chain(rng, 2)
     orders = [[rng.shuffled(range(len(chain[1])))] for _ in range(2)]
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
-        for step, told in enumerate(got["steps"]):
-            went = [f"layer {layer}  {count:>3}  {3 * place:>3}" for place, (layer, count) in enumerate(told["marks"])]
-            picture = "\n  ".join(["backward reached, with all-reduces issued, expected:", *went])
-            for place, (layer, count) in enumerate(told["marks"]):  # backward has come to this layer's output
-                assert count >= 3 * place, (
-                    f"rank {rank}, step {step}: when backward reached layer {layer}, {place} layers with 3 gradients "
-                    f"each were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook; "
-                    f"{sent_when(told)}\n{picture}"
-                )
+    for rank, step, told in each_step(steps_of(run, rng, "overlapped", chain, orders)):
+        went = [f"layer {layer}  {count:>3}  {3 * place:>3}" for place, (layer, count) in enumerate(told["marks"])]
+        picture = "\n  ".join(["backward reached, with all-reduces issued, expected:", *went])
+        for place, (layer, count) in enumerate(told["marks"]):  # backward has come to this layer's output
+            assert count >= 3 * place, (
+                f"rank {rank}, step {step}: when backward reached layer {layer}, {place} layers with 3 gradients each "
+                f"were done and {count} all-reduces issued, expected {3 * place}: start each in its own hook; "
+                f"{sent_when(told)}\n{picture}"
+            )
 
 
 @exercise(OVERLAPPED, kind="property")
@@ -94,46 +83,43 @@ def test_each_gradient_is_sent_once_and_during_backward(run, rng, world, dtypes)
     every = list(range(len(chain[1])))
     orders = [[every], [rng.shuffled(every)[:-1]]]
     m = probes_wrappers.Chain(*chain[:2])
-    for rank, got in enumerate(steps_of(run, rng, "overlapped", chain, orders)):
-        for step, told in enumerate(got["steps"]):
-            what = f"rank {rank} of {world}, step {step}, layers {orders[step][0]}"
-            want = Counter(
-                (str(p.dtype).removeprefix("torch."), p.numel())
-                for i in orders[step][0] for p in m.layers[i].parameters() if p.requires_grad
-            )  # fmt: skip
-            other = {r["op"] for r in told["rows"]} - {"all_reduce"}
-            assert not other, (
-                f"{what}: a step should issue all-reduces alone, it also issued {', '.join(sorted(other))}"
-            )
-            sent = Counter((r["dtype"], r["elements"]) for r in told["rows"])
-            measured(f"all-reduces a step, {world} ranks", sent.total(), want.total())
-            assert sent == want, (
-                f"{what}: all-reduces by dtype and number of elements {dict(sorted(sent.items()))}, expected "
-                f"{dict(sorted(want.items()))}: one for each gradient, of its dtype and size"
-            )
-            late = [r["phase"] for r in told["rows"] if r["phase"] != "backward"]
-            assert not late, (
-                f"{what}: {len(late)} of {len(told['rows'])} all-reduces were issued in {late[0]}, expected all during "
-                f"backward; {sent_when(told)}: register_post_accumulate_grad_hook tells of each gradient"
-            )
-            gone = left_late(told)
-            assert not gone, (
-                f"{what}: {len(gone)} of {len(told['rows'])} all-reduces left when backward had gone on from their "
-                f"layer, the first that of {gone[0][0]['carries'][0]}; {sent_when(told)}: send each gradient in its "
-                "own hook"
-            )
+    for rank, step, told in each_step(steps_of(run, rng, "overlapped", chain, orders)):
+        what = f"rank {rank} of {world}, step {step}, layers {orders[step][0]}"
+        want = Counter(
+            (str(p.dtype).removeprefix("torch."), p.numel())
+            for i in orders[step][0] for p in m.layers[i].parameters() if p.requires_grad
+        )  # fmt: skip
+        other = {r["op"] for r in told["rows"]} - {"all_reduce"}
+        assert not other, f"{what}: a step should issue all-reduces alone, it also issued {', '.join(sorted(other))}"
+        sent = Counter((r["dtype"], r["elements"]) for r in told["rows"])
+        measured(f"all-reduces a step, {world} ranks", sent.total(), want.total())
+        assert sent == want, (
+            f"{what}: all-reduces by dtype and number of elements {dict(sorted(sent.items()))}, expected "
+            f"{dict(sorted(want.items()))}: one for each gradient, of its dtype and size"
+        )
+        late = [r["phase"] for r in told["rows"] if r["phase"] != "backward"]
+        assert not late, (
+            f"{what}: {len(late)} of {len(told['rows'])} all-reduces were issued in {late[0]}, expected all during "
+            f"backward; {sent_when(told)}: register_post_accumulate_grad_hook tells of each gradient"
+        )
+        gone = left_late(told)
+        assert not gone, (
+            f"{what}: {len(gone)} of {len(told['rows'])} all-reduces left when backward had gone on from their "
+            f"layer, the first that of {gone[0][0]['carries'][0]}; {sent_when(told)}: send each gradient in its "
+            "own hook"
+        )
 
 
 @exercise(OVERLAPPED, kind="property")
 def test_nobody_waits_during_backward(run, rng):
-    nobody_waits(run, rng, "overlapped")
+    oracles.nobody_waits(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="property")
 def test_steps_leave_nothing_behind(run, rng):
-    keeps_nothing(run, rng, "overlapped")
+    oracles.keeps_nothing(run, rng, "overlapped")
 
 
 @exercise(OVERLAPPED, kind="timing")
 def test_on_a_link_communication_hides_behind_backward(run, rng):
-    beats_naive(run, rng, "overlapped", together=1, layers=6, alpha_s=2e-4)
+    oracles.beats_naive(run, rng, "overlapped", together=1, layers=6, alpha_s=2e-4)

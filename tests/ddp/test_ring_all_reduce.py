@@ -14,63 +14,51 @@ import torch
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
-from .collectives import (
-    SUMMED,
-    by_hand,
-    draw_dtypes,
-    draw_lengths,
-    draw_members,
-    draw_values,
-    has_room,
-    messages,
-    same_sum,
-    sends,
-    sent_by,
-    to_one_neighbour,
-)
+from . import collectives
+from .collectives import SUMMED, sends
 
 RING = "ddp.ring_all_reduce"
 
 
-def call(run, cases, world, members=()):
-    return by_hand(run, "ring_all_reduce", cases, world, members)
-
-
-def draw(rng, world, shapes, dtypes):
-    return [
-        [{"tensor": draw_values(rng, d, *s)} for s, d in zip(shapes, dtypes, strict=True)] for _ in range(world)
-    ]  # fmt: skip
+def reduced(run, rng, world, shapes, dtypes=None, members=()) -> tuple:
+    """What each rank has and sent, and its cases. dtypes: drawn where they are not given."""
+    dtypes = dtypes or collectives.draw_dtypes(rng, len(shapes), SUMMED)
+    cases = collectives.draw(rng, "ring_all_reduce", world, world, shapes, dtypes)
+    return collectives.by_hand(run, "ring_all_reduce", cases, world, members), cases
 
 
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [1, 3, 2, 5])
 def test_every_rank_ends_with_the_sum(run, rng, world):
-    shapes = [[n] for n in draw_lengths(rng, world)]
-    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes), SUMMED))
-    for rank, got in enumerate(call(run, cases, world)):
+    shapes = [[n] for n in collectives.draw_lengths(rng, world)]
+    ranks, cases = reduced(run, rng, world, shapes)
+    for rank, got in enumerate(ranks):
         for i, told in enumerate(got):
             parts = [cases[r][i]["tensor"] for r in range(world)]
             what = f"rank {rank} of {world}, {shapes[i][0]} elements of {parts[0].dtype}"
-            sent = sent_by(told["rows"], 2 * (world - 1))
-            same_sum(told["tensor"], parts, what, "the sum over ranks is expected in place", sent)
+            sent = collectives.sent_by(told["rows"], 2 * (world - 1))
+            collectives.same_sum(told["tensor"], parts, what, "the sum over ranks is expected in place", sent)
 
 
 @exercise(RING, kind="numerics")
 @pytest.mark.parametrize("world", [2, 3])
 def test_tensors_of_several_dimensions(run, rng, world):
     shapes = [[rng.integers(1, 4), rng.integers(2, 5)], [2, rng.integers(1, 3), 3], [1, 1], []]
-    cases = draw(rng, world, shapes, draw_dtypes(rng, len(shapes), SUMMED))
-    for rank, got in enumerate(call(run, cases, world)):
+    ranks, cases = reduced(run, rng, world, shapes)
+    for rank, got in enumerate(ranks):
         for i, told in enumerate(got):
-            what, sent = f"rank {rank} of {world}, shape {shapes[i]}", sent_by(told["rows"], 2 * (world - 1))
-            same_sum(told["tensor"], [c[i]["tensor"] for c in cases], what, sent=sent)
+            what, sent = (
+                f"rank {rank} of {world}, shape {shapes[i]}",
+                collectives.sent_by(told["rows"], 2 * (world - 1)),
+            )
+            collectives.same_sum(told["tensor"], [c[i]["tensor"] for c in cases], what, sent=sent)
 
 
 @exercise(RING, kind="numerics")
 def test_every_rank_ends_with_the_same_bits(run, rng):
     world = rng.integers(4, 5)
     shapes = [[rng.integers(50, 99)], [rng.integers(50, 99)]]
-    ranks = call(run, draw(rng, world, shapes, [torch.float32, torch.float16]), world)
+    ranks, _ = reduced(run, rng, world, shapes, [torch.float32, torch.float16])
     for rank, got in enumerate(ranks):
         for i in range(len(shapes)):
             differ = int((got[i]["tensor"] != ranks[0][i]["tensor"]).sum())
@@ -82,14 +70,15 @@ def test_every_rank_ends_with_the_same_bits(run, rng):
 
 @exercise(RING, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
-    members = draw_members(rng)
-    shapes = [[n] for n in draw_lengths(rng, len(members))]
-    cases = draw(rng, 5, shapes, draw_dtypes(rng, len(shapes), SUMMED))
-    ranks = call(run, cases, 5, members)
+    members = collectives.draw_members(rng)
+    shapes = [[n] for n in collectives.draw_lengths(rng, len(members))]
+    ranks, cases = reduced(run, rng, 5, shapes, members=members)
     for rank in members:
         for i, told in enumerate(ranks[rank]):
             parts = [cases[r][i]["tensor"] for r in members]
-            same_sum(told["tensor"], parts, f"global rank {rank} of group {members}, {shapes[i][0]} elements")
+            collectives.same_sum(
+                told["tensor"], parts, f"global rank {rank} of group {members}, {shapes[i][0]} elements"
+            )
 
 
 @exercise(RING, kind="property")
@@ -97,16 +86,16 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 def test_messages_go_round_the_ring_in_pieces(run, rng, world):
     lengths = [world * rng.integers(2, 6), world * rng.integers(3, 6) + rng.integers(1, world - 1)]
     dtypes = rng.shuffled([torch.float16, rng.choice([torch.float64, torch.int64])])
-    ranks = call(run, draw(rng, world, [[n] for n in lengths], dtypes), world)
+    ranks, _ = reduced(run, rng, world, [[n] for n in lengths], dtypes)
     for i, n in enumerate(lengths):
         told = [got[i]["rows"] for got in ranks]
         what, item = f"{n} elements of {dtypes[i]}", dtypes[i].itemsize
-        to_one_neighbour(told, list(range(world)), what, 2 * (world - 1))
+        collectives.to_one_neighbour(told, list(range(world)), what, 2 * (world - 1))
         total, want = sum(r["bytes"] for rows in told for r in sends(rows, what)), 2 * (world - 1) * n * item
         measured(f"bytes that {world} ranks send in all, {what}", total, want, "bytes")
         assert total == want, (
             f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}; rank 0 "
-            f"sent {messages(sends(told[0], what))}"
+            f"sent {collectives.messages(sends(told[0], what))}"
         )
         largest, chunk = max(r["bytes"] for rows in told for r in sends(rows, what)), -(-n // world) * item
         assert largest <= chunk, (
@@ -118,7 +107,7 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
 def test_short_tensors_are_not_padded(run, rng):
     world = 4
     lengths = [1, rng.integers(2, 3), 5]
-    ranks = call(run, draw(rng, world, [[n] for n in lengths], [torch.float32] * 3), world)
+    ranks, _ = reduced(run, rng, world, [[n] for n in lengths], [torch.float32] * 3)
     for i, n in enumerate(lengths):
         total = sum(r["elements"] for got in ranks for r in sends(got[i]["rows"], f"{n} elements"))
         assert total == 2 * (world - 1) * n, (
@@ -128,4 +117,4 @@ def test_short_tensors_are_not_padded(run, rng):
 
 @exercise(RING, kind="property")
 def test_there_is_room_for_one_chunk(run, rng):
-    has_room(run, rng, "ring_all_reduce", 15_000_000, 1.25, 1, "a second tensor")
+    collectives.has_room(run, rng, "ring_all_reduce", 15_000_000, 1.25, 1, "a second tensor")

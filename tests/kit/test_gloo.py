@@ -10,8 +10,8 @@ import torch
 
 from lab.course.assignment import ROOT
 from lab.harness.rng import Rng
-from tests.ddp import probes as ddp
-from tests.ddp.oracles import draw
+from tests.ddp import probes_wrappers as ddp
+from tests.ddp.chains import draw_model as draw_data_parallel
 from tests.mesh.compose import bare, draw_model
 from tests.mesh.schedules import one_forward_one_backward
 from tests.zero import probes_state as zero
@@ -44,8 +44,9 @@ MOVES = {
 
 @pytest.mark.parametrize("kind", ["naive", "flat", "overlapped", "bucketed"])
 def test_data_parallelism(runner, kind):
-    width, depth, states, shares = draw(RNG, 3)
-    for gloo, switch in zip(*on_both(runner, ddp.train, kind, width, depth, states, shares, 0.1, world=3), strict=True):
+    model, batches = draw_data_parallel(RNG, 3)
+    args = kind, {}, *model, batches, 0.1, True
+    for gloo, switch in zip(*on_both(runner, ddp.steps, *args, world=3), strict=True):
         for name, value in switch["state"].items():
             torch.testing.assert_close(gloo["state"][name], value, rtol=1e-5, atol=1e-6)
 

@@ -125,7 +125,7 @@ def goes_on_from_its_own_state_dict(run, rng, kind, world, needs=()) -> None:
     plan = draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=7)
     plan["groups"] = draw_groups(rng, plan)
     want = run(probes.train, "plain", plan)
-    for rank, got in enumerate(run(probes.resumed, kind, plan, 2, world=world, replace=[*needs])):
+    for rank, got in enumerate(run(probes.resumed, kind, kind, plan, 2, world=world, replace=[*needs])):
         same_after_loading(f"rank {rank}: after state_dict() and load_state_dict()", got["values"], want)
         assert got["rates"] == want["rates"], (
             f"rank {rank}: learning rates after load_state_dict {got['rates']}, expected {want['rates']}"

@@ -6,13 +6,15 @@ from collections import Counter
 
 import torch
 
+from lab.harness import gated
 from lab.harness.judge import close, measured, never_holds
 from lab.ranks import gates
 
+from ..ddp.chains import called
 from . import probes_fsdp
 from .probes_fsdp import DTYPES, Net
 
-NEEDS = {"gather": [], "prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"]}  # what stands in, by kind
+NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gather": [], "zero2": []}  # by kind
 
 
 def draw_plan(rng, blocks=3, **flags) -> dict:
@@ -23,13 +25,7 @@ def draw_plan(rng, blocks=3, **flags) -> dict:
 
 def draw_states(rng, plan, world) -> list[dict]:
     """A state a rank, every value different on every rank, tied weights tied."""
-    states = []
-    for _ in range(world):
-        state = {n: (rng.normal(*t.shape) * 0.4).to(t.dtype) for n, t in Net(plan).state_dict().items()}
-        if plan.get("tied"):
-            state["head.weight"] = state["embedding.weight"]
-        states.append(state)
-    return states
+    return [gated.draw_state(rng, Net(plan), 0.4) for _ in range(world)]
 
 
 def draw_batches(rng, plan, world, orders) -> list:
@@ -110,14 +106,11 @@ def trains_as_one(
     batches = draw_batches(rng, plan, world, orders)
     numbers = draw_numbers(rng, orders)
     how = [optim, rng.uniform(0.05, 0.1) if optim == "sgd" else rng.uniform(0.01, 0.02)]
-    args = (plan, states, batches, how)
-    if kind == "zero2":
-        traces = run.trace(probes_fsdp.train2, *args, [], world=world, gates=numbers, hold=hold)
-    else:
-        traces = run.trace(
-            probes_fsdp.train, kind, options or {}, *args, world=world, replace=NEEDS[kind], gates=numbers, hold=hold
-        )
-    ranks = [{**trace.values, "seen": seen(trace, orders, kind)} for trace in traces]
+    traces = run.trace(
+        probes_fsdp.train, kind, options or {}, plan, states, batches, how, [], world=world, replace=NEEDS[kind],
+        gates=numbers, hold=hold,
+    )  # fmt: skip
+    ranks = [{**trace.values, "seen": seen(trace, orders)} for trace in traces]
     want = expect(whole_batch, plan, states[0], batches, how, "float64", numbers)
     plain = expect(whole_batch, plan, states[0], batches, how, reduced, numbers)
     factor = 6 if reduced else 15
@@ -147,7 +140,7 @@ def trains_as_one(
             cause="weights that are not those of one process on the whole batch, or are not up to date; where several "
             "backwards come before a step, their gradients add up",
         )  # fmt: skip
-        for step, out in enumerate(got.get("evaluated", [])):
+        for step, out in enumerate(got["evaluated"]):
             close(
                 out, want["evaluated"][step][rank], plain["evaluated"][step][rank].float(),
                 f"{who}, output under no_grad after step {step}", factor=factor,
@@ -208,16 +201,15 @@ def _scatters(who, step, own, world) -> None:
 PHASES = {"forward", "backward", "finish", "step", "no_grad", "over"}
 
 
-def seen(trace, orders, kind) -> list[dict]:
+def seen(trace, orders) -> list[dict]:
     """Of each step: "rows" with their phase, in the order in which they left; "no_grad", those after the step; "asked",
     how many of the step's rows had left when a gate was asked first, by its name; "stood_still": numbers of rows
     that were waited for while the switch kept answers back."""
     marks = [(gate.issued, gate.name) for gate in trace.gates if gate.name.split()[-1] in PHASES - {"backward"}
              or (gate.name.endswith(" backward") and "block" not in gate.name)]  # fmt: skip
-    after = ("step", "over") if kind == "zero2" else ("finish", "step", "no_grad", "over")
     names = [
         [f"{step}.{i} {name}" for i in range(len(micros)) for name in ("forward", "backward")]
-        + [f"{step} {name}" for name in after]
+        + [f"{step} {name}" for name in ("finish", "step", "no_grad", "over")]
         for step, micros in enumerate(orders)
     ]
     asked, expected = [name for _, name in marks], [name for step in names for name in step]
@@ -232,7 +224,7 @@ def seen(trace, orders, kind) -> list[dict]:
                 {**row.plain(), "phase": phase} for row in trace.messages[slice(*spans[name])]
             )
         issued = {gate.name: gate.issued - first for gate in reversed(trace.gates)}
-        evaluated, _ = rows.pop("no_grad", []), rows.pop("over")
+        evaluated, _ = rows.pop("no_grad"), rows.pop("over")
         every = sorted((row for some in rows.values() for row in some), key=lambda row: row["number"])
         told.append({
             "rows": every, "no_grad": evaluated, "payloads": [trace.payloads[row["number"]] for row in every],
@@ -252,10 +244,10 @@ def averages_its_group(run, rng, kind, options=None):
         mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
 
 
-def survives_fp16(run, rng, kind, options=None, dtype=torch.float16):
+def survives_fp16(run, rng, kind, options=None):
     """Assert that a mean that fits in fp16 is right though the sum does not fit."""
     world = rng.integers(3, 4)
-    values = [(rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000).to(dtype) for _ in range(world)]
+    values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, [], world=world, replace=NEEDS[kind])
     mean_of(ranks, range(world), values, 6, "divide before the sum: the mean fits in float16, the sum does not", True)
 
@@ -371,11 +363,7 @@ def _sent_otherwise(more, gone, want, names, plan) -> str:
 
 def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:
     """What each rank gave and sent, in a training that came out right."""
-    return trains_as_one(run, rng, _expected, kind, plan, orders, world, "sgd", options, reduced, hold)
-
-
-def _expected(oracle, *args):
-    return oracle(*args)
+    return trains_as_one(run, rng, called, kind, plan, orders, world, "sgd", options, reduced, hold)
 
 
 MOMENTS = {  # shares of all parameters that may be there at each, beside a few layers; and what would be too much
@@ -385,7 +373,7 @@ MOMENTS = {  # shares of all parameters that may be there at each, beside a few 
 }
 
 
-def holds_a_part(run, rng, kind, moment, options=None) -> None:
+def holds_a_part(run, rng, moment) -> None:
     """Assert that a rank has no more at that moment than its part, and layers that are at work; the kernel decides."""
     world, seed, width, blocks = 4, rng.integers(0, 10**6), 256, 16
     plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
@@ -393,10 +381,8 @@ def holds_a_part(run, rng, kind, moment, options=None) -> None:
     whole = 4 * parts(plan, world)[2]
     small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
     ballast = 3 * whole // 2  # the net is whole when it is made, and cut from then on
-    traces = run.trace(
-        probes_fsdp.weighed, kind, options or {}, plan, seed, tokens, moment, ballast, world=world, replace=NEEDS[kind]
-    )
-    (little,) = run.trace(probes_fsdp.weighed, kind, options or {}, small, seed, tokens, moment, 1 << 12, world=1)
+    traces = run.trace(probes_fsdp.weighed, plan, seed, tokens, moment, ballast, world=world)
+    (little,) = run.trace(probes_fsdp.weighed, small, seed, tokens, moment, 1 << 12, world=1)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         m = Net(plan)
@@ -428,7 +414,7 @@ def held_beside(run, kind, options, plan, tokens, world) -> list:
     return [*zip(ours, run(probes_fsdp.held, "gather", {}, *args, world=world, replace=NEEDS[kind]), strict=True)]
 
 
-def big_plan(rng, blocks) -> dict:
+def big_plan(blocks) -> dict:
     """Layers that are all one size, and large beside what they compute."""
     return {"width": 32, "hidden": [64] * blocks, "vocabulary": 128}
 

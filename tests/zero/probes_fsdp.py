@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from lab.measure.memory import Held
 from lab.measure.process import settled, weigh
 from lab.ranks import gates
 from lab.solution.wire import PerRank
+
+from ..ddp.probes import group_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,6 +68,12 @@ class Net(nn.Module):
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
 
+    def finish_gradient_synchronization(self) -> None:
+        """As wrappers have it; a net that is whole has nothing to finish."""
+
+    def full_state(self) -> dict:
+        return nn.Module.state_dict(self)
+
     def begin(self, at: str) -> None:
         self.at = at
         for block in self.blocks:
@@ -89,33 +97,39 @@ def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
     """The sharded model of this kind. Dtypes are given by name."""
     options = {k: DTYPES[v] if isinstance(v, str) else v for k, v in options.items()}
-    made = {
-        "gather": lambda: impl.zero.fsdp_gather.FSDP,
-        "prefetch": lambda: impl.zero.fsdp_prefetch.FSDPPrefetch,
-        "mixed": lambda: impl.zero.fsdp_mixed.FSDPMixed,
-    }[kind]()
-    return made(m, **options)
+    name = {"gather": "FSDP", "prefetch": "FSDPPrefetch", "mixed": "FSDPMixed"}[kind]
+    return getattr(getattr(impl.zero, f"fsdp_{kind}"), name)(m, **options)
 
 
-def optimizer(name: str, parameters: Any, lr: float) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
-    return torch.optim.AdamW(parameters, lr=lr, eps=1e-3, weight_decay=0.1)
+def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
+    """torch's optimizer; or what `made` makes of the parameters, torch's class and its options."""
+    cls, options = {
+        "sgd": (torch.optim.SGD, {"momentum": 0.9}),
+        "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
+    }[name]
+    return made(parameters, cls, lr=lr, **options) if made else cls(parameters, lr=lr, **options)
 
 
-def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list) -> dict:
+def train(
+    impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list, groups: list
+) -> dict:
     """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr]."""
     rank = dist.get_rank()
     m = Net(plan)
     m.load_state_dict(states[rank])
-    wrapped = wrap(impl, kind, m, **options)
+    group = group_of(rank, groups)
+    if kind == "zero2":
+        wrapped, stepper = m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **group))
+    else:
+        wrapped = wrap(impl, kind, m, **options, **group)
+        stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
     start = plain_state(wrapped)
-    stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
-    dtypes, losses, evaluated = [], [], []
+    dtypes, losses, evaluated, left = [], [], [], []
     for number, step in enumerate(batches[rank]):
         stepper.zero_grad()
         for i, (tokens, targets, order) in enumerate(step):
             losses.append(backward(wrapped, m, f"{number}.{i}", tokens, targets, order, len(step)))
+        left.append(sorted(n for n, p in m.named_parameters() if p.grad is not None))
         gates.mark(f"{number} finish")
         wrapped.finish_gradient_synchronization()
         dtypes.append(sorted({str(p.grad.dtype) for p in wrapped.parameters() if p.grad is not None}))
@@ -127,7 +141,7 @@ def train(impl, kind: str, options: dict, plan: dict, states: PerRank, batches: 
             evaluated.append(wrapped(step[0][0], step[0][2]).float())
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
-            "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
+            "left": left, "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
 
 
 def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
@@ -156,9 +170,7 @@ class Dot(nn.Module):
 def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> dict:
     """Average given gradients, of a layer that is cut and of one that is not; the group is the one this rank is in."""
     rank = dist.get_rank()
-    made = [dist.new_group(ranks) for ranks in groups]
-    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
-    group = {"group": mine[0]} if mine else {}
+    group = group_of(rank, groups)
     told = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
         m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank]))  # masters are float32
@@ -228,7 +240,7 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
     return told
 
 
-def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
+def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
     """A step of SGD, and the process at its largest at one moment of it: in the last block's "forward", in the first
     block's "backward", or after the step, with "gradients".
 
@@ -236,7 +248,7 @@ def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list,
     """
     torch.manual_seed(seed)
     m = Net(plan)
-    wrapped = wrap(impl, kind, m, **options)
+    wrapped = wrap(impl, "gather", m)
 
     def at(now: str) -> None:
         if now == moment:
@@ -252,33 +264,6 @@ def weighed(impl, kind: str, options: dict, plan: dict, seed: int, tokens: list,
     del out
     at("gradients")
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}
-
-
-def train2(impl, plan: dict, states: PerRank, batches: PerRank, optim: list, groups: list) -> dict:
-    """As `train`, of ZeRO2."""
-    rank = dist.get_rank()
-    made = [dist.new_group(ranks) for ranks in groups]
-    mine = [g for g, ranks in zip(made, groups, strict=True) if rank in ranks]
-    m = Net(plan)
-    m.load_state_dict(states[rank])
-    kinds = {
-        "sgd": (torch.optim.SGD, {"momentum": 0.9}),
-        "adamw": (torch.optim.AdamW, {"eps": 1e-3, "weight_decay": 0.1}),
-    }
-    cls, defaults = kinds[optim[0]]
-    zero = impl.zero.zero2.ZeRO2(m, cls, *mine, lr=optim[1], **defaults)
-    start = {n: t.clone() for n, t in nn.Module.state_dict(m).items()}
-    left, losses = [], []
-    for number, step in enumerate(batches[rank]):
-        for i, (tokens, targets, order) in enumerate(step):
-            losses.append(backward(m, m, f"{number}.{i}", tokens, targets, order, len(step)))
-            kept = sorted(n for n, p in m.named_parameters() if p.grad is not None)
-        left.append(kept)
-        gates.mark(f"{number} step")
-        zero.step()
-        gates.mark(f"{number} over")
-        zero.zero_grad()
-    return {"state": dict(nn.Module.state_dict(m)), "start": start, "losses": losses, "left": left}
 
 
 def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
@@ -307,6 +292,5 @@ def half(impl, values: PerRank) -> dict:
     m = Dot(values[dist.get_rank()])
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=1.0)
     m(values[dist.get_rank()]).backward()
-    with contextlib.suppress(StopIteration):
-        zero.step()
+    zero.step()
     return {"mean": -m.weight.detach()}

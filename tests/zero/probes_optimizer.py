@@ -37,11 +37,8 @@ def optimizer(impl, kind: str, params, name: str, options: dict, group=None, upd
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     if kind == "plain":
         return cls(params, **options)
-    made = {
-        "zero1": lambda: impl.zero.zero1.ShardedOptimizer,
-        "split": lambda: impl.zero.split.SplitOptimizer,
-    }[kind]()
-    return made(params, cls, **options) if group is None else made(params, cls, group=group, **options)
+    made = impl.zero.zero1.ShardedOptimizer if kind == "zero1" else impl.zero.split.SplitOptimizer
+    return made(params, cls, **options, **({} if group is None else {"group": group}))
 
 
 def counting(cls: type, updated: list) -> type:
@@ -178,28 +175,11 @@ def digest(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([part.sum() for part in bits.split(512)])
 
 
-def loaded(impl, kind: str, plan: dict, cut: int) -> dict:
-    """Steps of a plain optimizer up to `cut`, its state_dict loaded, and the rest of the steps by this kind."""
+def resumed(impl, first: str, kind: str, plan: dict, cut: int) -> dict:
+    """Steps of the first kind up to `cut`; the rest by one of the other, on tensors of the same values, that loaded its
+    state_dict(). "shown": bytes of its state."""
     ps = parameters(plan)
-    before = optimizer(None, "plain", given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
-    for step in plan["steps"][:cut]:
-        fill(ps, step["gradients"])
-        before.step()
-    rates = {**plan["options"], "lr": OTHER_RATE}
-    o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], rates)
-    o.load_state_dict(before.state_dict())
-    del before
-    for step in plan["steps"][cut:]:
-        fill(ps, step["gradients"])
-        o.step()
-    shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
-    return {"values": [p.detach() for p in ps], "shown": shown}
-
-
-def resumed(impl, kind: str, plan: dict, cut: int) -> dict:
-    """Steps up to `cut`; the rest by another optimizer, on tensors of the same values, that loaded its state_dict()."""
-    ps = parameters(plan)
-    before = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
+    before = optimizer(impl, first, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"])
     for step in plan["steps"][:cut]:
         fill(ps, step["gradients"])
         before.step()
@@ -210,7 +190,8 @@ def resumed(impl, kind: str, plan: dict, cut: int) -> dict:
     for step in plan["steps"][cut:]:
         fill(ps, step["gradients"])
         o.step()
-    return {"values": [p.detach() for p in ps], "rates": [float(g["lr"]) for g in o.param_groups]}
+    shown = sum(t.nbytes for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor))
+    return {"values": [p.detach() for p in ps], "shown": shown, "rates": [float(g["lr"]) for g in o.param_groups]}
 
 
 def refused(impl, kind: str, names: list) -> dict:
@@ -225,8 +206,8 @@ def refused(impl, kind: str, names: list) -> dict:
     return told
 
 
-def tied(impl, kind: str, weights: list, x: torch.Tensor, name: str, options: dict, world_differs: bool) -> dict:
-    """Train a model whose last layer is tied to its first; a plain optimizer if there is no impl."""
+def tied(impl, kind: str, weights: list, x: torch.Tensor, name: str, options: dict) -> dict:
+    """Train a model whose last layer is tied to its first."""
     width = x.shape[1]
     layers = [nn.Linear(width, width) for _ in range(3)]
     for layer, w in zip(layers, weights, strict=True):

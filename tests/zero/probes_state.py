@@ -21,6 +21,8 @@ from lab.ranks import child, gates
 
 from .probes_optimizer import optimizer
 
+OPTIONS = {"lr": 0.1}  # where nothing hangs on them
+
 
 class Model(nn.Module):
     """A few layers, the last tied to the first, a parameter frozen, a buffer that training moves and one not saved."""
@@ -148,15 +150,8 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     Looked at are weights and buffers, this rank's part of the moments, the groups' rates, and `extra`. Rank `late` is
     slow to begin.
     """
-    folder = shared_folder()
     own = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
-    options = {"lr": 0.1}
-    m, o, scheduler = start(impl, width, "AdamW", options, None, state)
-    saved = checkpoint(impl, folder, None)
-    steps(m, o, scheduler, batches[0])
-    saved.save(m, o, gathered=gathered, extra="old")
-    old = everything(m, o)
-    steps(m, o, scheduler, batches[1])
+    folder, m, o, saved, old = saved_once(impl, width, state, batches, gathered)
     dist.barrier()
     with watched(folder, late) as copies:
         saved.save(m, o, gathered=gathered, extra="new")
@@ -165,9 +160,21 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     told = []
     for event, copy in [*copies, ("at the end", folder)]:
         if copy is not None:
-            told.append([event, loads_as(impl, width, options, own, copy, old, new)])
+            told.append([event, loads_as(impl, width, own, copy, old, new)])
     dist.barrier()
     return {"told": told}
+
+
+def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
+    """(folder, model, optimizer, checkpoint, what that is to bring back): saved with extra="old", and trained since."""
+    folder = shared_folder()
+    m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None, state)
+    saved = checkpoint(impl, folder, None)
+    steps(m, o, scheduler, batches[0])
+    saved.save(m, o, gathered=gathered, extra="old")
+    old = everything(m, o)
+    steps(m, o, scheduler, batches[1])
+    return folder, m, o, saved, old
 
 
 @contextlib.contextmanager
@@ -223,9 +230,9 @@ def everything(m, o) -> dict[str, torch.Tensor]:
     return {n: torch.as_tensor(v).detach().clone() for n, v in {**m.state_dict(), **state, **rates}.items()}
 
 
-def loads_as(impl, width, options, group, folder: Path, old: dict, new: dict) -> str:
+def loads_as(impl, width, group, folder: Path, old: dict, new: dict) -> str:
     """ "old", "new", or what came instead."""
-    m, o, _ = start(impl, width, "AdamW", options, group)
+    m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
     try:
         extra = checkpoint(impl, folder, group).load(m, o)
     except Exception as error:
@@ -240,17 +247,9 @@ def loads_as(impl, width, options, group, folder: Path, old: dict, new: dict) ->
 
 def full_disk(impl, width, state, batches, gathered: bool) -> dict:
     """Saves that cannot write more than so many bytes of a file, then one that can."""
-    folder = shared_folder()
-    options = {"lr": 0.1}
-    m, o, scheduler = start(impl, width, "AdamW", options, None, state)
-    saved = checkpoint(impl, folder, None)
-    steps(m, o, scheduler, batches[0])
-    saved.save(m, o, gathered=gathered, extra="old")
-    old = everything(m, o)
-    largest = max(size for _, size, _ in listing(folder))
-    whole = sum(size for _, size, _ in listing(folder))
-    steps(m, o, scheduler, batches[1])
-    new = everything(m, o)
+    folder, m, o, saved, old = saved_once(impl, width, state, batches, gathered)
+    sizes = [size for _, size, _ in listing(folder)]
+    largest, new = max(sizes), everything(m, o)
     told = []
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (0, 64, largest // 3, largest - 1):
@@ -259,19 +258,17 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
             outcome = raised(lambda: saved.save(m, o, gathered=gathered, extra="new"))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        told.append([limit, outcome != "nothing", loads_as(impl, width, options, None, folder, old, new)])
+        told.append([limit, outcome != "nothing", loads_as(impl, width, None, folder, old, new)])
     saved.save(m, o, gathered=gathered, extra="new")
-    last = loads_as(impl, width, options, None, folder, old, new)
+    last = loads_as(impl, width, None, folder, old, new)
     after = sum(size for _, size, _ in listing(folder))
-    return {"told": told, "last": last, "whole": whole, "after": after, "largest": largest}
+    return {"told": told, "last": last, "whole": sum(sizes), "after": after, "largest": largest}
 
 
 def refusals(impl, width) -> dict:
     """What loading from nowhere raises, and loading into another model, and whether that was left alone."""
-    folder = shared_folder()
-    options = {"lr": 0.1}
-    m, o, _ = start(impl, width, "AdamW", options, None)
-    saved = checkpoint(impl, folder, None)
+    m, o, _ = start(impl, width, "AdamW", OPTIONS, None)
+    saved = checkpoint(impl, shared_folder(), None)
     told = {"nothing saved": raised(lambda: saved.load(m, o))}
     saved.save(m, o)
     first, last = Model(width), Model(width)
@@ -285,11 +282,11 @@ def refusals(impl, width) -> dict:
     }
     for name, other in others.items():
         before = {n: t.clone() for n, t in other.state_dict().items()}
-        o = optimizer(impl, "zero1", groups_of(other, options), "AdamW", options)
+        o = optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS)
         told[f"another {name}"] = raised(lambda m=other, o=o: saved.load(m, o))
         left = all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
         told[f"another {name} left alone"] = str(left)
-    o = optimizer(impl, "zero1", m.parameters(), "AdamW", options)
+    o = optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS)
     with torch.no_grad():
         m.frozen += 1
     before = m.frozen.clone()

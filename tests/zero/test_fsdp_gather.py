@@ -16,22 +16,9 @@ import pytest
 
 from lab.harness.pytest_plugin import exercise
 
+from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import (
-    MOMENTS,
-    averages_its_group,
-    draw_plan,
-    holds_a_part,
-    messages,
-    natural,
-    parts,
-    sends,
-    sends_exactly,
-    steps_of,
-    survives_fp16,
-    told,
-    trains_as_one,
-)
+from .oracles_fsdp import draw_plan, messages, natural, parts, sends, steps_of, told, trains_as_one
 
 GATHER = "zero.fsdp_gather"
 
@@ -68,12 +55,12 @@ def test_several_backwards_add_up(run, rng, expect):
 
 @exercise(GATHER, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "gather")
+    oracles.averages_its_group(run, rng, "gather")
 
 
 @exercise(GATHER, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "gather")
+    oracles.survives_fp16(run, rng, "gather")
 
 
 @exercise(GATHER, kind="numerics")
@@ -86,7 +73,7 @@ def test_layers_within_layers_are_refused(run, rng):
 def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
     plan, world = draw_plan(rng, checkpoint=rng.choice([False, True])), rng.integers(2, 3)
     ranks = steps_of(run, rng, "gather", plan, natural(plan, 2), world, {"small": 20})
-    sends_exactly(
+    oracles.sends_exactly(
         ranks, messages(plan, world, 20),
         "each layer is gathered in forward, gathered again and reduce-scattered in backward, in parts of a W-th; what "
         "is small is all-reduced in finish_gradient_synchronization()", plan, world, 20,
@@ -114,6 +101,6 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
 
 
 @exercise(GATHER, kind="property")
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", oracles.MOMENTS)
 def test_each_rank_holds_its_part_and_layers_at_work(run, rng, moment):
-    holds_a_part(run, rng, "gather", moment)
+    oracles.holds_a_part(run, rng, moment)

@@ -16,20 +16,9 @@ import torch
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
+from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import (
-    BLOCK,
-    averages_its_group,
-    big_plan,
-    draw_plan,
-    held_beside,
-    messages,
-    natural,
-    sends_exactly,
-    steps_of,
-    survives_fp16,
-    trains_as_one,
-)
+from .oracles_fsdp import BLOCK, draw_plan, messages, natural, steps_of, trains_as_one
 from .probes_fsdp import DTYPES
 
 MIXED = "zero.fsdp_mixed"
@@ -49,7 +38,7 @@ def test_masters_are_those_of_one_process(run, rng, expect, world, dtype, reduce
 
 @exercise(MIXED, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "mixed", {"compute_dtype": "float32"})
+    oracles.averages_its_group(run, rng, "mixed", {"compute_dtype": "float32"})
 
 
 @exercise(MIXED, kind="numerics")
@@ -64,7 +53,7 @@ def test_every_argument_is_cast(run, rng):
 
 @exercise(MIXED, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "mixed", {"compute_dtype": "float16"})
+    oracles.survives_fp16(run, rng, "mixed", {"compute_dtype": "float16"})
 
 
 @exercise(MIXED, kind="property")
@@ -74,7 +63,7 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
     rough = "bfloat16" if "bfloat16" in (dtype, reduce) else dtype
     ranks = steps_of(run, rng, "mixed", plan, natural(plan, 2), world, options, reduced=rough)
-    sends_exactly(
+    oracles.sends_exactly(
         ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
         plan, world,
@@ -92,8 +81,8 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
 
 @exercise(MIXED, kind="property")
 def test_layers_at_work_take_half_the_bytes(run, rng):
-    world, plan, tokens = rng.integers(2, 3), big_plan(rng, 4), rng.tokens(1, vocabulary=128)
-    ranks = held_beside(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
+    world, plan, tokens = rng.integers(2, 3), oracles.big_plan(4), rng.tokens(1, vocabulary=128)
+    ranks = oracles.held_beside(run, "mixed", {"compute_dtype": "bfloat16"}, plan, tokens, world)
     for rank, (got, base) in enumerate(ranks):
         # Messages are let go of when Gloo's threads come to it: a few of half a layer may be alive.
         for moment, slack in (("between", 2 * BLOCK), ("forward", BLOCK)):

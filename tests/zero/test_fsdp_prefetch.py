@@ -17,20 +17,8 @@ import pytest
 
 from lab.harness.pytest_plugin import exercise
 
-from .oracles_fsdp import (
-    BLOCK,
-    averages_its_group,
-    big_plan,
-    draw_plan,
-    held_beside,
-    messages,
-    natural,
-    parts,
-    sends_exactly,
-    steps_of,
-    survives_fp16,
-    trains_as_one,
-)
+from . import oracles_fsdp as oracles
+from .oracles_fsdp import BLOCK, draw_plan, messages, natural, parts, steps_of, trains_as_one
 
 PREFETCH = "zero.fsdp_prefetch"
 
@@ -59,12 +47,12 @@ def test_layers_that_rest_change_places_or_are_used_twice(run, rng, expect, chec
 
 @exercise(PREFETCH, kind="numerics")
 def test_only_the_ranks_of_its_group_are_averaged(run, rng):
-    averages_its_group(run, rng, "prefetch")
+    oracles.averages_its_group(run, rng, "prefetch")
 
 
 @exercise(PREFETCH, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
-    survives_fp16(run, rng, "prefetch")
+    oracles.survives_fp16(run, rng, "prefetch")
 
 
 def by_layer(plan, world, rows, op, phase) -> dict:
@@ -134,7 +122,7 @@ def test_one_layer_is_on_its_way_while_another_computes(run, rng):
 def test_nothing_more_is_sent(run, rng, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
-    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none", plan, 2, 20)
+    oracles.sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none", plan, 2, 20)
 
 
 @exercise(PREFETCH, kind="property")
@@ -162,8 +150,8 @@ def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
 
 @exercise(PREFETCH, kind="property")
 def test_one_layer_is_whole_and_one_on_its_way_never_more(run, rng):
-    world, plan, tokens = rng.integers(2, 3), big_plan(rng, 5), rng.tokens(1, vocabulary=128)
-    for rank, (got, base) in enumerate(held_beside(run, "prefetch", {}, plan, tokens, world)):
+    world, plan, tokens = rng.integers(2, 3), oracles.big_plan(5), rng.tokens(1, vocabulary=128)
+    for rank, (got, base) in enumerate(oracles.held_beside(run, "prefetch", {}, plan, tokens, world)):
         for moment, layers, why in [
             ("rest", 0, "what was fetched is freed"),
             ("between", 0, "what was fetched and not used is freed when forward returns"),

@@ -16,18 +16,9 @@ import torch
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
+from . import oracles
 from . import probes_optimizer as probes
-from .oracles import (
-    OPTIONS,
-    draw_even,
-    draw_gradients,
-    draw_groups,
-    draw_plan,
-    goes_on_from_its_own_state_dict,
-    grows_by_a_share,
-    sent_bytes,
-    steps_as_the_whole,
-)
+from .oracles import OPTIONS, draw_gradients, draw_groups, draw_plan, sent_bytes, steps_as_the_whole
 
 SPLIT = "zero.split"
 NEEDS = ["zero.zero1"]
@@ -103,7 +94,7 @@ def test_fewer_elements_than_ranks(run, rng):
 
 @exercise(SPLIT, kind="numerics")
 def test_it_goes_on_from_its_own_state_dict(run, rng):
-    goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3), NEEDS)
+    oracles.goes_on_from_its_own_state_dict(run, rng, "split", rng.integers(2, 3), NEEDS)
 
 
 @exercise(SPLIT, kind="numerics")
@@ -142,13 +133,13 @@ def test_shares_of_the_state_are_equal(run, rng, world):
 
 @exercise(SPLIT, kind="property")
 def test_the_process_grows_by_one_share_of_the_state(run, rng):
-    grows_by_a_share(run, rng, "split", NEEDS)
+    oracles.grows_by_a_share(run, rng, "split", NEEDS)
 
 
 @exercise(SPLIT, kind="property")
 def test_parameters_are_sent_once(run, rng):
     world = rng.integers(2, 4)
-    plan = draw_even(rng, 20)
+    plan = oracles.draw_even(rng, 20)
     size = sum(v.nbytes for i, v in enumerate(plan["values"]) if i not in plan["frozen"])
     ranks = steps_as_the_whole(run, plan, "split", world, NEEDS)
     for step, told in enumerate(zip(*ranks, strict=True)):

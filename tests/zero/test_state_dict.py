@@ -13,6 +13,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness import gated
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
@@ -26,9 +27,7 @@ ASKED = {"replace": NEEDS, "shared": True}  # and a folder that all ranks have
 
 def draw(rng, counts, width=0) -> tuple:
     width = width or rng.integers(4, 8)
-    state = {n: rng.normal(*t.shape) * 0.5 if t.is_floating_point() else torch.tensor(rng.integers(0, 9))
-             for n, t in probes.Model(width).state_dict().items()}  # fmt: skip
-    state["layers.3.weight"] = state["layers.0.weight"]
+    state = gated.draw_state(rng, probes.Model(width), 0.5, 9)
     return width, state, [[rng.normal(3, width) for _ in range(n)] for n in counts]
 
 

@@ -17,20 +17,9 @@ import torch
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
+from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import (
-    BLOCK,
-    big_plan,
-    draw_batches,
-    draw_numbers,
-    draw_plan,
-    draw_states,
-    natural,
-    steps_of,
-    told,
-    trains_as_one,
-    whole_batch,
-)
+from .oracles_fsdp import BLOCK, draw_numbers, draw_plan, natural, steps_of, told, trains_as_one
 
 ZERO2 = "zero.zero2"
 
@@ -58,13 +47,13 @@ def test_only_the_ranks_of_its_group_train_together(run, rng, expect):
     order = rng.shuffled(range(5))
     groups = [sorted(order[:2]), sorted(order[2:])]
     plan = draw_plan(rng, 1)
-    states, batches = draw_states(rng, plan, 5), draw_batches(rng, plan, 5, natural(plan, 2))
+    states, batches = oracles.draw_states(rng, plan, 5), oracles.draw_batches(rng, plan, 5, natural(plan, 2))
     numbers = draw_numbers(rng, natural(plan, 2))
-    ranks = run(probes_fsdp.train2, plan, states, batches, ["sgd", 0.05], groups, world=5, gates=numbers)
-
+    args = "zero2", {}, plan, states, batches, ["sgd", 0.05], groups
+    ranks = run(probes_fsdp.train, *args, world=5, gates=numbers)
     for group in groups:
         args = plan, states[group[0]], [batches[r] for r in group], ["sgd", 0.05]
-        want, plain = (expect(whole_batch, *args, dtype, numbers)["state"] for dtype in ("float64", ""))
+        want, plain = (expect(oracles.whole_batch, *args, dtype, numbers)["state"] for dtype in ("float64", ""))
         for rank in group:
             for name, tensor in ranks[rank]["state"].items():
                 close(
@@ -120,7 +109,7 @@ def test_a_gradient_is_scattered_in_backward_and_dropped(run, rng, world):
 
 @exercise(ZERO2, kind="property")
 def test_gradients_and_state_are_a_share(run, rng):
-    plan, fewer, tokens, world = big_plan(rng, 6), big_plan(rng, 2), rng.tokens(1, vocabulary=128), 3
+    plan, fewer, tokens, world = oracles.big_plan(6), oracles.big_plan(2), rng.tokens(1, vocabulary=128), 3
     more, less = (run(probes_fsdp.held2, p, tokens, world=world) for p in (plan, fewer))
     for rank, (got, smaller) in enumerate(zip(more, less, strict=True)):
         who = f"rank {rank} of {world}, {BLOCK} bytes in a layer"
