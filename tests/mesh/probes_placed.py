@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from lab.model.transformer import Config
 
 AXES = ("data", "pipe", "expert", "tensor")
-CUT = {"embedding.weight": 0, "head.weight": 0, "up.weight": 0, "down.weight": 1}  # the dim that tensor cuts
+OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "up", "embedding", "head")
+CUT = dict.fromkeys(OUTPUTS, 0) | {"o_proj": 1, "down_proj": 1, "down": 1}  # the dim of a layer that tensor cuts
 
 
 def coordinate(degrees: dict, rank: int) -> dict:
@@ -25,14 +26,12 @@ def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
     dim = cut_along(name, ranks)
     if dim == 0:
         whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
-    return whole if dim is None else whole.chunk(ranks, dim)[place]
+    return whole if dim is None else whole.chunk(ranks, dim)[place]  # experts are whole
 
 
 def cut_along(name: str, ranks: int) -> int | None:
     """The dim along which that many tensor ranks cut this parameter; None if they do not cut it."""
-    if ranks == 1 or ".experts." in name:
-        return None
-    return next((dim for end, dim in CUT.items() if name.endswith(end)), None)
+    return None if ranks == 1 or ".experts." in name else CUT.get(name.rpartition(".")[0].rpartition(".")[2])
 
 
 class Share(nn.Module):

@@ -12,9 +12,8 @@ from lab.model.transformer import Config, Transformer
 
 from . import probes_tensor as probes
 from .carried import BOTH, asked
-
-CUT = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "o_proj": 1, "down_proj": 1,
-       "embedding": 0, "head": 0}  # fmt: skip
+from .compose import bare
+from .probes_placed import part_of
 
 
 def draw_groups(rng, size: int) -> tuple[int, list]:
@@ -48,15 +47,9 @@ def draw_state(rng, sizes: dict) -> dict:
     return {n: rng.normal(*t.shape) * (0.3 if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
 
 
-def whole_model(sizes: dict, state: dict, dtype: torch.dtype) -> Transformer:
-    model = Transformer(Config(**sizes)).to(dtype)
-    model.load_state_dict(state)
-    return model
-
-
 def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, dtype: str) -> dict:
     """Run the block, or its mlp or attention, forward and backward in one process."""
-    model = whole_model(sizes, state, getattr(torch, dtype))
+    model = bare({"sizes": sizes}, state, dtype)
     block = model.blocks[0]
     part: nn.Module = {"mlp": block.mlp, "attention": block.attention}.get(kind, block)  # type: ignore[assignment]
     x = x.to(model.cos.dtype).requires_grad_()
@@ -64,16 +57,6 @@ def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
     y = part(x, *around)
     y.backward(dy.to(y.dtype))
     return {"y": y.detach(), "dx": x.grad, "gradients": {n: p.grad for n, p in part.named_parameters()}}
-
-
-def piece(name: str, tensor: torch.Tensor, place: int, world: int) -> torch.Tensor:
-    """This rank's part of a parameter, or of its gradient."""
-    layer = name.split(".")[-2] if "." in name else ""
-    if layer not in CUT:
-        return tensor
-    if layer in ("embedding", "head") and (missing := -len(tensor) % world):
-        tensor = torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])])
-    return tensor.chunk(world, CUT[layer])[place]
 
 
 def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = False, sequence: bool = False,
@@ -116,7 +99,7 @@ def same_gradients(got: dict, want: dict, plain: dict, what: str, place: int, wo
     """Assert that each parameter has its part of the whole gradient."""
     assert sorted(got) == sorted(want), f"{what}: parameters {sorted(got)}, expected {sorted(want)}"
     for name in want:
-        mine, yardstick = piece(name, want[name], place, world), piece(name, plain[name], place, world)
+        mine, yardstick = part_of(name, want[name], place, world), part_of(name, plain[name], place, world)
         cause = "every rank's norms see their own tokens alone: sum" if "norm" in name else "the part of this rank"
         if mine.numel():
             assert got[name] is not None, f"{what}: {name} has no gradient"

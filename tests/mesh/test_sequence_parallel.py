@@ -19,6 +19,8 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
 from .carried import asked, bytes_sent, messages
+from .compose import bare, train
+from .probes_placed import part_of
 from .tensor_oracles import (
     block_is_as_whole,
     draw_groups,
@@ -26,9 +28,7 @@ from .tensor_oracles import (
     draw_state,
     keeps_nothing,
     members,
-    piece,
     same_gradients,
-    whole_model,
 )
 
 SEQUENCE = "mesh.sequence_parallel"
@@ -82,18 +82,8 @@ def test_a_block_on_its_share_of_the_tokens(run, rng, expect, size, grouped):
 
 def whole_step(sizes: dict, state: dict, batches: list, tied: bool, dtype: str) -> dict:
     """Losses of some micro-batches, and the gradient of their mean, in one process."""
-    model = whole_model(sizes, state, getattr(torch, dtype))
-    if tied:
-        model.head.weight = model.embedding.weight
-    losses = []
-    for tokens, targets in batches:
-        logits = model(tokens).flatten(0, 1)
-        losses.append(torch.nn.functional.cross_entropy(logits, targets.flatten()))
-        (losses[-1] / len(batches)).backward()
-    return {
-        "losses": [loss.detach() for loss in losses],
-        "gradients": {name: p.grad for name, p in model.named_parameters()},
-    }
+    got = train(bare({"sizes": sizes, "tied": tied}, state, dtype), [batches])
+    return {"losses": got["losses"][0], "gradients": got["gradients"][0]}
 
 
 @exercise(SEQUENCE, kind="numerics")
@@ -113,7 +103,7 @@ def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
         same_gradients(got["gradients"], want["gradients"], plain["gradients"], what, rank, size)
         cut = {name: dim for name, dim in got["dims"] if dim is not None}
         for name, gradient in want["gradients"].items():
-            assert (piece(name, gradient, rank, size).shape != gradient.shape) == (name in cut), f"{what}: {name}"
+            assert (part_of(name, gradient, rank, size).shape != gradient.shape) == (name in cut), f"{what}: {name}"
 
 
 @exercise(SEQUENCE, kind="numerics")
