@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lab.cluster.schedule import Action
-from lab.harness.raising import raised
 from lab.ranks import gates
 
 # ---- schedules ----
@@ -24,11 +23,6 @@ def listed(impl, name: str, cases: list) -> list:
         [[[str(a.kind), int(a.micro_batch), int(a.chunk)] for a in function(rank, *case)] for rank in range(case[0])]
         for case in cases
     ]
-
-
-def refused(impl, name: str, cases: list) -> list:
-    function = getattr(getattr(impl.mesh, name), name)
-    return [raised(lambda case=case: function(*case)) for case in cases]
 
 
 def actions_of(schedule: list, rank: int) -> list[Action]:

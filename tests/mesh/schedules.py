@@ -9,6 +9,7 @@ from lab.cluster.schedule import Action, ScheduleError, Simulation, check, drawn
 from lab.harness.judge import harmless, measured
 
 from . import probes_pipeline as probes
+from .probes_experts import refused
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> list:
@@ -152,6 +153,6 @@ def refuses(run, id: str, more: tuple = (), also: tuple = ()) -> None:
     """Assert that arguments outside their range raise ValueError, and that others do not."""
     wrong, right = [[*a, *more] for a in REFUSED] + list(also), [[1, 2, 4, *more], [0, 1, 1, *more]]
     name = id.partition(".")[2]
-    for arguments, told in zip(wrong + right, run(probes.refused, name, wrong + right), strict=True):
+    for arguments, told in zip(wrong + right, run(refused, name, wrong + right), strict=True):
         want = "ValueError" if arguments in wrong else "nothing"
         assert told == want, f"{name}{tuple(arguments)}: raised {told}, expected {want}"

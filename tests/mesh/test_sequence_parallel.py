@@ -108,8 +108,7 @@ def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
 
 @exercise(SEQUENCE, kind="numerics")
 def test_tokens_that_do_not_divide_are_refused(run):
-    cases = [["scatter_sequence", {"context": n}] for n in (4, 2, 6)]
-    told = run(probes.refused, cases, world=3)[0]
+    told = run(probes.scatter_refused, [4, 2, 6], world=3)[0]
     # The group itself refuses parts that are no third, once they are sent.
     names = ["too late" if "reduce_scatter: expected" in said else said.partition(":")[0] for said in told]
     assert names == ["ValueError", "ValueError", "nothing"], (

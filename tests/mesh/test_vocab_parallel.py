@@ -50,10 +50,10 @@ def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
                 told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
                 cause="a row is found on one rank, at the token less the rank's first; the others add zeros",
             )  # fmt: skip
-            mine = slice(place * rows, place * rows + rows)
+            mine, got = slice(place * rows, place * rows + rows), told[rank]["gradients"]["weight"]
             close(
-                told[rank]["gradient"], gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4,
-                dims="row, column", cause="tokens of other ranks, and padding, give no gradient here",
+                got, gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4, dims="row, column",
+                cause="tokens of other ranks, and padding, give no gradient here",
             )  # fmt: skip
     return dy, told
 
