@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lab.model.transformer import Config, Transformer
 
 from .experts import Mixture
-from .probes_placed import AXES, coordinate, part_of
+from .probes_placed import AXES, coordinate, part_of, stage_of
 
 
 def train(
@@ -73,7 +73,7 @@ def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: di
     layers, stages, shares = model["sizes"]["layers"], degrees["pipe"], degrees["data"]
 
     def drop(site: int) -> Callable:
-        stage = 0 if site == 0 else next(s for s in range(stages) if site - 1 < -(-layers * (s + 1) // stages))
+        stage = 0 if site == 0 else stage_of(site - 1, layers, stages)
         calls = itertools.count()
 
         def hook(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
@@ -119,6 +119,12 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
     return {"sizes": sizes, "experts": experts, "k": 2 if experts > 2 else 1, "tied": tied}
 
 
+def draw_state(rng, model: dict, size: float = 0.4) -> dict:
+    """Draw weights so large that every part changes the result. Norms differ from 1."""
+    state = bare(model).state_dict()
+    return {n: rng.normal(*t.shape) * (size if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
+
+
 def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1, lr: float = 0.1) -> tuple:
     """Draw (state, batches, result of one process), such that rounding does not change routing, losses or gradients.
 
@@ -128,10 +134,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
     told = {**model, "parts": [shares, degrees.get("tensor", 1) if plan.get("sequence") else 1]}
     for _ in range(20):
-        state = {
-            name: rng.normal(*t.shape) * (0.4 if t.dim() > 1 else 0.2) + (t.dim() == 1)
-            for name, t in bare(model).state_dict().items()
-        }
+        state = draw_state(rng, model)
         if model["tied"]:
             state["head.weight"] = state["embedding.weight"]
         batches = [

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from lab.harness.judge import close, never_holds
-from lab.model.transformer import Config, Transformer
 
 from . import probes_tensor as probes
 from .carried import BOTH, asked
-from .compose import bare
+from .compose import bare, draw_state
 from .probes_placed import part_of
 
 
@@ -41,12 +40,6 @@ def draw_sizes(rng, world: int) -> dict:
     }
 
 
-def draw_state(rng, sizes: dict) -> dict:
-    """Draw weights so large that every part changes the result. Norms differ from 1."""
-    state = Transformer(Config(**sizes)).state_dict()
-    return {n: rng.normal(*t.shape) * (0.3 if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
-
-
 def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, dtype: str) -> dict:
     """Run the block, or its mlp or attention, forward and backward in one process."""
     model = bare({"sizes": sizes}, state, dtype)
@@ -67,7 +60,7 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
     """
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     sizes = draw_sizes(rng, size)
-    state = draw_state(rng, sizes)
+    state = draw_state(rng, {"sizes": sizes}, 0.3)
     shape = (rng.integers(1, 2), sizes["context"], sizes["width"])
     x, dy = rng.normal(*shape), rng.normal(*shape)
     ranks = asked(

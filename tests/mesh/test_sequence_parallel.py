@@ -19,13 +19,12 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
 from .carried import asked, bytes_sent, messages
-from .compose import bare, train
+from .compose import bare, draw_state, train
 from .probes_placed import part_of
 from .tensor_oracles import (
     block_is_as_whole,
     draw_groups,
     draw_sizes,
-    draw_state,
     keeps_nothing,
     members,
     same_gradients,
@@ -91,7 +90,7 @@ def whole_step(sizes: dict, state: dict, batches: list, tied: bool, dtype: str) 
 def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
     size = rng.integers(2, 3)
     sizes = draw_sizes(rng, size) | {"layers": 2}
-    state = draw_state(rng, sizes)
+    state = draw_state(rng, {"sizes": sizes}, 0.3)
     shape = (rng.integers(1, 2), sizes["context"])
     batches = [[rng.tokens(*shape, vocabulary=sizes["vocabulary"]) for _ in range(2)] for _ in range(2)]
     want, plain = (expect(whole_step, sizes, state, batches, tied, dtype) for dtype in ("float64", "float32"))
