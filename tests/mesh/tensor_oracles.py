@@ -21,8 +21,9 @@ def draw_groups(rng, size: int) -> tuple[int, list]:
     return 2 * size, [sorted(order[:size]), sorted(order[size:])]
 
 
-def members(world: int, groups: list) -> list:
-    return groups or [list(range(world))]
+def seats(world: int, groups: list) -> list[tuple[int, int, list]]:
+    """(rank, its place in its group, the group) of all ranks, by groups; [] for the one group of all."""
+    return [(rank, place, group) for group in groups or [[*range(world)]] for place, rank in enumerate(group)]
 
 
 def draw_sizes(rng, world: int) -> dict:
@@ -69,16 +70,15 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
     )  # fmt: skip
     want = expect(whole_block, kind, sizes, state, x, dy, "float64")
     plain = expect(whole_block, kind, sizes, state, x, dy, "float32")
-    for group in members(world, groups):
-        for place, rank in enumerate(group):
-            what = f"{kind}, rank {rank} of {group}"
-            for name in ("y", "dx"):
-                mine = [t[name].chunk(size, 1)[place] if sequence else t[name] for t in (want, plain)]
-                close(
-                    ranks[rank][name], *mine, f"{what}, {name}", factor=10, dims="batch, token, width",
-                    cause=CAUSES[name],
-                )  # fmt: skip
-            same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
+    for rank, place, group in seats(world, groups):
+        what = f"{kind}, rank {rank} of {group}"
+        for name in ("y", "dx"):
+            mine = [t[name].chunk(size, 1)[place] if sequence else t[name] for t in (want, plain)]
+            close(
+                ranks[rank][name], *mine, f"{what}, {name}", factor=10, dims="batch, token, width",
+                cause=CAUSES[name],
+            )  # fmt: skip
+        same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
     return sizes, x, ranks
 
 

@@ -26,8 +26,8 @@ from .tensor_oracles import (
     draw_groups,
     draw_sizes,
     keeps_nothing,
-    members,
     same_gradients,
+    seats,
 )
 
 SEQUENCE = "mesh.sequence_parallel"
@@ -48,21 +48,20 @@ def judged(run, rng, name: str, size: int, grouped: bool = False) -> tuple:
     gates = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
     ranks = asked(run, probes.conjugate, name, *given, groups, world=world, parts=gates)
     gathered, summed = ("y", "dx") if name == "gather_sequence" else ("dx", "y")
-    for group in members(world, groups):
-        for place, rank in enumerate(group):
-            want = torch.cat([parts[r] for r in group], dim=1)
-            got = ranks[rank]
-            close(
-                got[gathered], want.double(), want, f"{name}, {gathered} of rank {rank} of {group}", factor=2,
-                dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
-            )  # fmt: skip
-            stack = torch.stack([wholes[r] for r in group])
-            want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
-            close(
-                got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
-                dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
-            )  # fmt: skip
-            assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
+    for rank, place, group in seats(world, groups):
+        want = torch.cat([parts[r] for r in group], dim=1)
+        got = ranks[rank]
+        close(
+            got[gathered], want.double(), want, f"{name}, {gathered} of rank {rank} of {group}", factor=2,
+            dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
+        )  # fmt: skip
+        stack = torch.stack([wholes[r] for r in group])
+        want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
+        close(
+            got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
+            dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
+        )  # fmt: skip
+        assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
     return parts[0].numel(), ranks
 
 
