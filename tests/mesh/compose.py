@@ -18,28 +18,30 @@ from .experts import Mixture
 from .probes_placed import AXES, coordinate, part_of, stage_of
 
 
-def train(
-    model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int, accumulate: bool = False
-) -> dict:
+def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
     """Gradient descent in one process, a step for each list of micro-batches (inputs, targets).
 
-    extra: what is added to the loss of a micro-batch, after forward. accumulate: gradients stay from step to step.
-    Returns each step's losses, one a micro-batch, and its gradients, of the mean over them.
+    extra: what is added to the loss of a micro-batch, after forward. Returns each step's losses, one a micro-batch, and
+    its gradients, of the mean over them.
     """
     losses, gradients = [], []
     for micro_batches in steps:
-        if not accumulate:
-            model.zero_grad()
+        model.zero_grad()
         losses.append([])
         for inputs, targets in micro_batches:
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             ((loss + extra()) / len(micro_batches)).backward()
             losses[-1].append(loss.detach())
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-        with torch.no_grad():  # by hand: the first step of an optimizer of torch imports a compiler, which takes 2 s
-            for p in model.parameters():
-                p -= lr * p.grad
+        descend(model, lr)
     return {"losses": losses, "gradients": gradients}
+
+
+def descend(model: nn.Module, lr: float) -> None:
+    """Gradient descent by hand: the first step of an optimizer of torch imports a compiler, which takes 2 s."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= lr * p.grad
 
 
 def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
@@ -49,14 +51,10 @@ def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: i
     made = bare(model, state, dtype)
     mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
     # The i-th micro-batches of all ranks are one.
-    steps = [
-        list(
-            zip(
-                *(t.unflatten(0, (shares, micro_batches, -1)).transpose(0, 1).flatten(1, 2) for t in batch), strict=True
-            )
-        )
-        for batch in batches
-    ]
+    steps = []
+    for batch in batches:
+        joined = (t.unflatten(0, (shares, micro_batches, -1)).transpose(0, 1).flatten(1, 2) for t in batch)
+        steps.append(list(zip(*joined, strict=True)))
     got = train(made, steps, lr, lambda: balance * sum(m.balance for m in mixtures))
     return {**of_steps(got), "gap": min([math.inf, *(m.gap for m in mixtures)]),
             "dropped": sum(m.dropped for m in mixtures)}  # fmt: skip

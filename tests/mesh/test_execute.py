@@ -23,7 +23,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_pipeline as probes
 from .carried import asked, does_not_grow
 from .clocks import played_back
-from .compose import train
+from .compose import descend
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
 EXECUTE = "mesh.execute"
@@ -53,8 +53,16 @@ def whole(plan: dict, state: dict, batches: list, lr: float, dtype: str) -> dict
     m = probes.Chunk(state, range(sum(plan["layers"])), True, True)
     if plan["tied"]:
         m.head = m.embedding
-    got = train(m, [list(zip(*batch, strict=True)) for batch in batches], lr, accumulate=plan["accumulate"])
-    return {**got, "losses": [torch.stack(each).mean() for each in got["losses"]]}
+    losses, gradients = [], []
+    for inputs, targets in batches:
+        if not plan["accumulate"]:
+            m.zero_grad()
+        total = sum(probes.loss_of(m(x), y) for x, y in zip(inputs, targets, strict=True)) / len(inputs)
+        total.backward()
+        losses.append(total.detach())
+        gradients.append({n: p.grad.clone() for n, p in m.named_parameters()})
+        descend(m, lr)
+    return {"losses": losses, "gradients": gradients}
 
 
 def size(schedule: list) -> tuple[int, int, int]:
