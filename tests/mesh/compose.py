@@ -2,86 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.model.transformer import Config, SwiGLU, Transformer
+from lab.model.transformer import Config, Transformer
 
-from .experts import capped
-from .probes_placed import AXES, coordinate
-from .tensor_oracles import piece
+from .experts import Mixture
+from .probes_placed import AXES, coordinate, part_of, stage_of
 
 
-class Mixture(nn.Module):
-    """Runs every expert on every token, and multiplies by 0 where a choice was not made, or was dropped.
+def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
+    """Gradient descent in one process, a step for each list of micro-batches (inputs, targets).
 
-    factor: the capacity factor of each rank's tokens. parts: number of ranks along the batch, and along the context.
+    extra: what is added to the loss of a micro-batch, after forward. Returns each step's losses, one a micro-batch, and
+    its gradients, of the mean over them.
     """
-
-    def __init__(self, config: Config, n: int, k: int, factor: float | None = None, parts: tuple = (1, 1)):
-        super().__init__()
-        self.k, self.factor, self.parts, self.dropped = k, factor, parts, 0
-        self.router = nn.Linear(config.width, n, bias=False)
-        self.experts = nn.ModuleList(SwiGLU(config) for _ in range(n))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2)
-        logits = self.router(rows)
-        p, ranked = logits.softmax(-1), logits.sort(descending=True).values
-        chosen = torch.zeros_like(p).scatter(1, logits.topk(self.k).indices, 1.0)
-        share = chosen.sum(0) / chosen.sum()
-        self.balance = len(self.experts) * (share * p.mean(0)).sum()
-        gaps = (ranked[:, :-1] - ranked[:, 1:]).detach()
-        self.gap = min(gaps[:, self.k - 1 : self.k].flatten().tolist(), default=math.inf)
-        if self.factor is not None:
-            self.gap = float(gaps[:, : self.k].min())  # who is first, too
-            chosen = self._kept(logits.topk(self.k).indices, x.shape[:2], chosen)
-        outputs = torch.stack([expert(rows) for expert in self.experts], dim=1)  # (tokens, n, width)
-        return (outputs * (p * chosen)[..., None]).sum(1).view(x.shape)
-
-    def _kept(self, choices: Tensor, shape: tuple, chosen: Tensor) -> Tensor:
-        """Drop the choices beyond the limit of each rank's tokens. chosen: (rows, n)."""
-        shares, along = self.parts
-        ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, along, shape[1] // along).transpose(1, 2)
-        kept = torch.zeros_like(chosen)
-        for rows in ranks.flatten(2).flatten(0, 1):
-            left, dropped, _ = capped(choices[rows], len(self.experts), self.factor or 1.0)
-            self.dropped += sum(dropped)
-            for row, own in zip(rows.tolist(), left.tolist(), strict=True):
-                for expert in own:
-                    kept[row, expert] += expert >= 0
-        return kept
-
-
-def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
-          dtype: str = "float64") -> dict:  # fmt: skip
-    """Train a step per batch; return losses, the first step's gradients, and the smallest gap between a chosen expert
-    and the next."""
-    made = bare(model).to(getattr(torch, dtype))
-    made.load_state_dict(state)
-    if model.get("tied"):
-        made.head.weight = made.embedding.weight
-    mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
-    losses, first, gap = [], {}, float("inf")
-    for step, batch in enumerate(batches):
-        made.zero_grad()
-        total = 0.0
-        for tokens, targets in zip(*(_micro_batches(t, shares, micro_batches) for t in batch), strict=True):
-            loss = F.cross_entropy(made(tokens).flatten(0, 1), targets.flatten())
-            ((loss + balance * sum(m.balance for m in mixtures)) / micro_batches).backward()
-            total += float(loss.detach()) / micro_batches
-            gap = min([gap, *(m.gap for m in mixtures)])
-        if step == 0:
-            first = {name: p.grad.clone() for name, p in made.named_parameters()}
-        losses.append(total)
-        descend(made, lr)
-    return {"losses": losses, "gradients": first, "gap": gap, "dropped": sum(m.dropped for m in mixtures),
-            "parameters": {name: p.detach() for name, p in made.named_parameters()}}  # fmt: skip
+    losses, gradients = [], []
+    for micro_batches in steps:
+        model.zero_grad()
+        losses.append([])
+        for inputs, targets in micro_batches:
+            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            ((loss + extra()) / len(micro_batches)).backward()
+            losses[-1].append(loss.detach())
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        descend(model, lr)
+    return {"losses": losses, "gradients": gradients}
 
 
 def descend(model: nn.Module, lr: float) -> None:
@@ -91,20 +44,39 @@ def descend(model: nn.Module, lr: float) -> None:
             p -= lr * p.grad
 
 
+def alone(model: dict, state: dict, batches: list, shares: int, micro_batches: int, balance: float, lr: float,
+          dtype: str = "float64") -> dict:  # fmt: skip
+    """Train a step per batch; return losses, the first step's gradients, and the smallest gap between a chosen expert
+    and the next."""
+    made = bare(model, state, dtype)
+    mixtures = [m for m in made.modules() if isinstance(m, Mixture)]
+    # The i-th micro-batches of all ranks are one.
+    steps = []
+    for batch in batches:
+        joined = (t.unflatten(0, (shares, micro_batches, -1)).transpose(0, 1).flatten(1, 2) for t in batch)
+        steps.append(list(zip(*joined, strict=True)))
+    got = train(made, steps, lr, lambda: balance * sum(m.balance for m in mixtures))
+    return {**of_steps(got), "gap": min([math.inf, *(m.gap for m in mixtures)]),
+            "dropped": sum(m.dropped for m in mixtures)}  # fmt: skip
+
+
+def of_steps(got: dict) -> dict:
+    """The mean loss of each step, and the gradients of the first."""
+    return {"losses": [float(torch.stack(each).mean()) for each in got["losses"]], "gradients": got["gradients"][0]}
+
+
 def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: dict, masks: list, lr: float) -> dict:
     """As `alone`, for a dense model with given dropout. masks: per rank, the masks that it drew, in order."""
-    made = bare(model).double()
-    made.load_state_dict(state)
-    drawn = [iter(own) for own in masks]
+    made, drawn = bare(model, state, "float64"), [iter(own) for own in masks]
     layers, stages, shares = model["sizes"]["layers"], degrees["pipe"], degrees["data"]
-    place: dict = {}
 
-    def drop(site: int):
-        stage = 0 if site == 0 else next(s for s in range(stages) if site - 1 < -(-layers * (s + 1) // stages))
+    def drop(site: int) -> Callable:
+        stage = 0 if site == 0 else stage_of(site - 1, layers, stages)
+        calls = itertools.count()
 
         def hook(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
-            ranks = [r for r in range(len(masks)) if coordinate(degrees, r) | {"data": place["share"], "pipe": stage}
-                     == coordinate(degrees, r)]  # fmt: skip
+            here = {"data": next(calls) // plan["micro_batches"] % shares, "pipe": stage}
+            ranks = [r for r in range(len(masks)) if coordinate(degrees, r).items() >= here.items()]
             kept = [next(drawn[r]) for r in ranks]  # of all tensor ranks
             whole = torch.cat(kept, 1) if plan["sequence"] else kept[0]
             return output * whole.double() / (1 - plan["dropout"])
@@ -113,36 +85,24 @@ def dropped_out(model: dict, state: dict, batches: list, degrees: dict, plan: di
 
     for site, module in enumerate([made.embedding, *made.blocks]):
         module.register_forward_hook(drop(site))
-    losses, first = [], {}
-    for step, (tokens, targets) in enumerate(batches):
-        made.zero_grad()
-        total, count = 0.0, shares * plan["micro_batches"]
-        for place["share"], own in enumerate(zip(tokens.chunk(shares), targets.chunk(shares), strict=True)):
-            for x, y in zip(*(t.chunk(plan["micro_batches"]) for t in own), strict=True):
-                loss = F.cross_entropy(made(x).flatten(0, 1), y.flatten()) / count
-                loss.backward()
-                total += float(loss.detach())
-        if step == 0:
-            first = {name: p.grad.clone() for name, p in made.named_parameters()}
-        losses.append(total)
-        descend(made, lr)
-    return {"losses": losses, "gradients": first}
+    count = shares * plan["micro_batches"]
+    return of_steps(train(made, [list(zip(x.chunk(count), y.chunk(count), strict=True)) for x, y in batches], lr))
 
 
-def bare(model: dict) -> Transformer:
+def bare(model: dict, state: dict | None = None, dtype: str = "float32") -> Transformer:
+    """The whole model, in one process; the experts run on all tokens."""
     made = Transformer(Config(**model["sizes"]))
     if model.get("experts"):
         for block in made.blocks:
             block.mlp = Mixture(
                 made.config, model["experts"], model["k"], model.get("factor"), model.get("parts", (1, 1))
             )
+    made.to(getattr(torch, dtype))
+    if state is not None:
+        made.load_state_dict(state)
+        if model.get("tied"):
+            made.head.weight = made.embedding.weight
     return made
-
-
-def _micro_batches(batch: Tensor, shares: int, count: int) -> list[Tensor]:
-    """The i-th joins the i-th micro-batches of all ranks."""
-    each = [part.chunk(count) for part in batch.chunk(shares)]
-    return [torch.cat([parts[i] for parts in each]) for i in range(count)]
 
 
 def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bool = False) -> dict:
@@ -157,6 +117,12 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
     return {"sizes": sizes, "experts": experts, "k": 2 if experts > 2 else 1, "tied": tied}
 
 
+def draw_state(rng, model: dict, size: float = 0.4) -> dict:
+    """Draw weights so large that every part changes the result. Norms differ from 1."""
+    state = bare(model).state_dict()
+    return {n: rng.normal(*t.shape) * (size if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
+
+
 def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, rows: int = 1, lr: float = 0.1) -> tuple:
     """Draw (state, batches, result of one process), such that rounding does not change routing, losses or gradients.
 
@@ -166,10 +132,7 @@ def draw_run(rng, expect, model: dict, degrees: dict, plan: dict, steps: int, ro
     shape = (shares * micro_batches * rows, model["sizes"]["context"])
     told = {**model, "parts": [shares, degrees.get("tensor", 1) if plan.get("sequence") else 1]}
     for _ in range(20):
-        state = {
-            name: rng.normal(*t.shape) * (0.4 if t.dim() > 1 else 0.2) + (t.dim() == 1)
-            for name, t in bare(model).state_dict().items()
-        }
+        state = draw_state(rng, model)
         if model["tied"]:
             state["head.weight"] = state["embedding.weight"]
         batches = [
@@ -214,11 +177,6 @@ def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:
         for rank, got in enumerate(ranks):
             compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
         covered(ranks, want["gradients"], degrees, what)
-
-
-def part_of(name: str, whole: Tensor, place: int, world: int) -> Tensor:
-    """The part of a parameter on the tensor rank at `place`. Experts are whole."""
-    return whole if ".experts." in name else piece(name, whole, place, world)
 
 
 def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> None:

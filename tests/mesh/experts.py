@@ -1,11 +1,15 @@
-"""Draws tokens and experts; its oracles follow each token in a loop, in float64."""
+"""Draws tokens and experts; follows each token, and runs a layer of experts in one process."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-import torch.nn.functional as F
+from torch import nn
+
+from lab.model.transformer import Config, SwiGLU
+
+from . import probes_experts as probes
 
 KINDS = ["even", "uneven", "one rank", "nothing", "dropped"]
 
@@ -88,38 +92,58 @@ def draw_layer(rng, n: int) -> tuple[dict, dict]:
     return sizes, {name: rng.normal(*shape) for name, shape in shapes.items()}
 
 
+class Mixture(nn.Module):
+    """Runs every expert on every token, and multiplies by 0 where a choice was not made, or was dropped.
+
+    factor: the capacity factor of each rank's tokens. parts: number of ranks along the batch, and along the context.
+    """
+
+    def __init__(self, config: Config, n: int, k: int, factor: float | None = None, parts: tuple = (1, 1)):
+        super().__init__()
+        self.k, self.factor, self.parts, self.dropped, self.gap = k, factor, parts, 0, math.inf
+        self.router = nn.Linear(config.width, n, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(config) for _ in range(n))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Also sets balance and lost (rows, n); adds to dropped, and to gap, how near a choice ever was to another."""
+        rows = x.flatten(0, -2)
+        logits = self.router(rows)
+        p, ranked = logits.softmax(-1), logits.sort(descending=True)
+        chosen = torch.zeros_like(p).scatter(1, ranked.indices[:, : self.k], 1.0)
+        share = chosen.sum(0) / chosen.sum()
+        self.balance = len(self.experts) * (share * p.mean(0)).sum()
+        gaps = (ranked.values[:, :-1] - ranked.values[:, 1:]).detach()
+        near = gaps[:, self.k - 1 : self.k] if self.factor is None else gaps[:, : self.k]  # who is first, too
+        self.gap = min([self.gap, *near.flatten().tolist()])
+        kept = chosen if self.factor is None else self._kept(ranked.indices[:, : self.k], x.shape[:2])
+        self.lost = chosen - kept
+        self.dropped += int(self.lost.sum())
+        outputs = torch.stack([expert(rows) for expert in self.experts], dim=1)  # (tokens, n, width)
+        return (outputs * (p * kept)[..., None]).sum(1).view(x.shape)
+
+    def _kept(self, choices: torch.Tensor, shape: tuple) -> torch.Tensor:
+        """1 where a choice is within the limit of its rank's tokens: (rows, n)."""
+        shares, along = self.parts
+        ranks = torch.arange(len(choices)).view(shares, shape[0] // shares, along, shape[1] // along).transpose(1, 2)
+        n = len(self.experts)
+        kept = torch.zeros(len(choices), n + 1, dtype=self.router.weight.dtype)  # the last for what is dropped, −1
+        for rows in ranks.flatten(2).flatten(0, 1):
+            kept[rows] = kept[rows].scatter(1, capped(choices[rows], n, self.factor or 1.0)[0] % (n + 1), 1.0)
+        return kept[:, :n]
+
+
 def one_process(sizes: dict, state: dict, shares: list, dtype: str) -> dict:
-    """Run the layer with all experts on all ranks' tokens, and backward of the global mean loss."""
-    kind = {"float64": torch.float64, "float32": torch.float32}[dtype]
-    p = {name: t.to(kind).requires_grad_() for name, t in state.items()}
-    n, k = sizes["experts"], sizes["k"]
-    xs = [s["x"].to(kind).requires_grad_() for s in shares]
-    choices, tokens, losses, answers, total = [0] * n, sum(map(len, xs)), [], [], 0
-    for share, x in zip(shares, xs, strict=True):
-        logits = x @ p["router.weight"].T
-        probabilities = torch.softmax(logits, dim=-1)
-        ranked = [sorted(range(n), key=lambda e: (-row[e], e))[:k] for row in logits.tolist()]
-        experts = torch.tensor(ranked, dtype=torch.int64).view(-1, k)
-        for e in experts.flatten().tolist():
-            choices[e] += 1
-        left, dropped = experts, [0] * n
-        if sizes["factor"] is not None:
-            left, dropped, _ = capped(experts, n, sizes["factor"])
-        rows = []
-        for t in range(len(x)):
-            row = x[t] * 0
-            for c in range(k):
-                e = int(left[t, c])
-                if e >= 0:
-                    gate, up, down = (p[f"experts.{e}.{name}_proj.weight"] for name in ("gate", "up", "down"))
-                    row = row + probabilities[t, e] * (down @ (F.silu(gate @ x[t]) * (up @ x[t])))
-            rows.append(row)
-        y = torch.stack(rows)
-        total = total + probabilities.sum(0)
-        losses.append((y * share["weights"].to(kind) + y**2).sum(-1).mean())
-        answers.append({"y": y.detach(), "dropped": dropped, "lost": (left < 0).all(1).tolist()})
-    f = torch.tensor(choices, dtype=kind) / (tokens * k)
-    balance = n * (f * total / tokens).sum()
-    (sum(losses) / len(losses) + sizes["balance"] * balance).backward()
-    gradients = {name: torch.zeros_like(t) if t.grad is None else t.grad for name, t in p.items()}  # 0: nobody chose it
-    return {"ranks": answers, "balance": balance.detach(), "gradients": gradients}
+    """Run the layer with all experts on all ranks' tokens, equally many, and backward of the global mean loss."""
+    kind = getattr(torch, dtype)
+    config = Config(width=sizes["width"], heads=1, kv_heads=1, hidden=sizes["hidden"])
+    layer = Mixture(config, sizes["experts"], sizes["k"], sizes["factor"], (len(shares), 1)).to(kind)
+    layer.load_state_dict(state)
+    x, weights = (torch.stack([share[name] for share in shares]).to(kind) for name in ("x", "weights"))
+    y = layer(x)  # (ranks, tokens, width)
+    (probes.objective(y, weights) + sizes["balance"] * layer.balance).backward()
+    answers = [
+        {"y": own.detach(), "dropped": lost.sum(0).int().tolist(), "lost": (lost.sum(1) == sizes["k"]).tolist()}
+        for own, lost in zip(y, layer.lost.view(*x.shape[:2], -1), strict=True)
+    ]
+    gradients = {name: p.grad for name, p in layer.named_parameters()}
+    return {"ranks": answers, "balance": layer.balance.detach(), "gradients": gradients}

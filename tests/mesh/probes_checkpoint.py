@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from lab.harness.raising import raised
 from lab.measure.memory import meter
 from lab.ranks import gates
 
-from ..zero.probes_state import listing, shared_folder, snapshot, watched
+from ..zero.probes_state import shared_folder, snapshot, watched
 from .probes_placed import Share
 
 BEFORE = 9.0  # what parameters are that load() is to fill
@@ -42,11 +43,6 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
 
     before: number of tensor ranks that saved the files.
     """
-    with flushes() as flushed:
-        return _session(impl, layout, name, options, values, gradients, files, extra, before, flushed)
-
-
-def _session(impl, layout, name, options, values, gradients, files, extra, before: int, flushed: list) -> dict:
     folder = shared_folder()
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
@@ -65,8 +61,9 @@ def _session(impl, layout, name, options, values, gradients, files, extra, befor
     gates.mark("steps")
     stopped = _stopped(lambda: steps(share, optimizer, gradients))
     gates.mark("save")
-    if not stopped:
-        checkpoint.save(share, optimizer, extra=extra)
+    with flushes() as flushed:
+        if not stopped:
+            checkpoint.save(share, optimizer, extra=extra)
     gates.mark("saved")
     if stopped:
         return {**told, "stopped": stopped}
@@ -83,10 +80,7 @@ def _session(impl, layout, name, options, values, gradients, files, extra, befor
     group = optimizer.param_groups[0]
     told["group"] = {key: list(v) if isinstance(v, tuple) else v for key, v in group.items() if key in options}
     told["tuples"] = sorted(key for key, v in group.items() if isinstance(v, tuple))
-    told["parameters"] = [
-        [p.name, share.here["tensor"], p.start, parameter.detach().flatten()[p.offset : p.offset + p.count].clone()]
-        for parameter, placed in share.placements().items() for p in placed.pieces
-    ]  # fmt: skip
+    told["parameters"] = [piece for piece in held(share, optimizer) if not piece[3]]
     told["steps"] = sorted({float(s["step"]) for s in optimizer.state.values() if "step" in s})
     told["numbers"] = sum(p.numel() for p in share.shares)
     return told
@@ -137,28 +131,23 @@ def _stopped(step: Callable[[], None]) -> str:
 def flushes() -> Iterator[list]:
     """Record the inodes of the files that this process flushes to the disk; None stands for all files."""
     found: list = []
-    plain = {name: getattr(os, name) for name in ("fsync", "fdatasync", "sync") if hasattr(os, name)}
 
-    def flush(name: str, *file) -> None:
+    def flush(plain: Callable, *file) -> None:
         found.extend([os.fstat(f if isinstance(f, int) else f.fileno()).st_ino for f in file] or [None])
-        plain[name](*file)
+        plain(*file)
 
-    try:
-        for name in plain:
-            setattr(os, name, functools.partial(flush, name))
+    with contextlib.ExitStack() as patches:
+        for name in {"fsync", "fdatasync", "sync"} & {*vars(os)}:
+            patches.enter_context(mock.patch.object(os, name, functools.partial(flush, getattr(os, name))))
         yield found
-    finally:
-        for name, function in plain.items():
-            setattr(os, name, function)
 
 
-def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> dict:
-    """What can be loaded if all are killed at some moment of the second save: [rank, event, "old", "new" or else]; and
-    the names of the files after the first and the second."""
+def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> list:
+    """What can be loaded if all are killed at some moment of the second save: [rank, event, "old", "new" or else]."""
     folder, options = shared_folder(), {"lr": 0.1}
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, "AdamW", options, values)
-    states, files = {}, []
+    states = {}
     for number, name in enumerate(("old", "new")):
         steps(share, optimizer, gradients[number : number + 1])
         dist.barrier()
@@ -167,16 +156,13 @@ def killed(impl, layout: dict, values: dict, gradients: list, late: int) -> dict
             copies.append(("return", snapshot(folder, len(copies))))
         states[name] = contents(share, optimizer, {"saved": name})
         dist.barrier()
-        files.append([file for file, *_ in listing(folder)])
     everyones: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, [[event, copy and str(copy)] for event, copy in copies])
     everyones[0].append(["at the end", str(folder)])
-    told = []
-    for rank, events in enumerate(everyones):
-        for event, copy in events:
-            if copy is not None:
-                told.append([rank, event, loads_as(impl, layout, options, values, Path(copy), states)])
-    return {"told": told, "files": files}
+    return [
+        [rank, event, loads_as(impl, layout, options, values, Path(copy), states)]
+        for rank, events in enumerate(everyones) for event, copy in events if copy is not None
+    ]  # fmt: skip
 
 
 def contents(share: Share, optimizer: torch.optim.Optimizer, extra: object) -> list:

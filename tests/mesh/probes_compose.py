@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -105,17 +105,20 @@ def clipped(impl, model: dict, state: dict, degrees: dict, plan: dict, batch: li
     return {"change": max(changes), "calls": calls, "gradients": seen}
 
 
+def each(impl, model: dict, degrees: dict, plans: list) -> Iterator:
+    """The model that has been parallelized, for each plan on one mesh."""
+    mesh = impl.mesh.mesh.Mesh(**degrees)
+    return (parallel(impl, model, None, degrees, plan, mesh) for plan in plans)
+
+
 def placed(impl, model: dict, degrees: dict, plans: list) -> list:
     """The config, and [name, dim that tensor has cut, start, count, axes of copies] of all that this rank has, for each
     plan."""
-    mesh, told = impl.mesh.mesh.Mesh(**degrees), []
-    for plan in plans:
-        own = parallel(impl, model, None, degrees, plan, mesh)
-        found = [
+    return [
+        {"config": vars(own.config), "pieces": [
             [p.name, p.dim, p.start, p.count, list(at.copies)] for at in own.placements().values() for p in at.pieces
-        ]
-        told.append({"config": vars(own.config), "pieces": found})
-    return told
+        ]} for own in each(impl, model, degrees, plans)
+    ]  # fmt: skip
 
 
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
@@ -148,11 +151,7 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
 
 def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
     """Numbers that torch draws after a model has been parallelized, for each plan."""
-    mesh, told = impl.mesh.mesh.Mesh(**degrees), []
-    for plan in plans:
-        parallel(impl, model, None, degrees, plan, mesh)
-        told.append(torch.rand(4).tolist())
-    return told
+    return [torch.rand(4).tolist() for _ in each(impl, model, degrees, plans)]
 
 
 def refused(impl, cases: list) -> list:

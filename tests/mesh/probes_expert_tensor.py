@@ -6,9 +6,8 @@ import torch
 
 from lab.harness.raising import raised
 from lab.model.transformer import Config
-from lab.ranks import gates
 
-from .probes_tensor import counted, group_of, ones
+from .probes_tensor import counted, group_of, ones, through
 
 
 def whole(impl, sizes: dict, numbers: list[int]):
@@ -20,13 +19,9 @@ def cut(impl, sizes: dict, numbers: list, state: dict, x: list, dy: list, counts
     group, experts = group_of(groups), whole(impl, sizes, numbers)
     place = next((i for i, g in enumerate(groups) if torch.distributed.get_rank() in g), 0)
     experts.load_state_dict(state)
-    own = impl.mesh.expert_tensor.TensorParallelExperts(experts, group)
-    rows = x[place].clone().requires_grad_()
-    gates.mark("forward")
-    y = own(rows, counts[place])
-    gates.mark("backward")
-    y.backward(dy[place])
-    return {"y": y.detach(), "dx": rows.grad, "gradients": {name: p.grad for name, p in own.named_parameters()}}
+    return through(
+        impl.mesh.expert_tensor.TensorParallelExperts(experts, group), {"x": x[place]}, dy[place], counts[place]
+    )
 
 
 def kept(impl, kind: str, sizes: dict, numbers: list, ballast: int) -> dict:

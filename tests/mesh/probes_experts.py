@@ -49,8 +49,10 @@ def gradient(of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(at) if found is None else found
 
 
-def route_refused(impl, n: int, ks: list) -> list:
-    return [raised(lambda k=k: impl.mesh.route.route(torch.zeros(3, n), k)) for k in ks]
+def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
+    """What a function of the chapter raises with each of some arguments, and with the world as its group."""
+    function, options = getattr(getattr(impl.mesh, name), name), {"group": dist.group.WORLD} if grouped else {}
+    return [raised(lambda case=case: function(*case, **options)) for case in cases]
 
 
 def exchange(impl, cases: list, groups: list | None) -> list:
@@ -66,12 +68,6 @@ def exchange(impl, cases: list, groups: list | None) -> list:
             (got * case["weights"]).sum().backward()
         told.append({"arrived": got.detach().clone(), "gradient": rows.grad})
     return told
-
-
-def exchange_refused(impl, cases: list) -> list:
-    """What each (rows, sent, received) raises in a single process."""
-    function = impl.mesh.exchange.exchange
-    return [raised(lambda c=c: function(torch.zeros(c[0], 2), c[1], c[2], None)) for c in cases]
 
 
 def there_and_back(impl, cases: list, groups: list | None) -> list:
@@ -117,12 +113,6 @@ def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, g
     return {"out": out.detach().clone(), "by_gates": gates.grad, "by_x": x.grad}
 
 
-def dispatch_refused(impl, n: int, world: int) -> str:
-    group = dist.group.WORLD
-    x, experts = torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64)
-    return raised(lambda: impl.mesh.dispatch.dispatch(x, experts, n, group=group))
-
-
 def cap(impl, cases: list) -> list:
     told = []
     for case in cases:
@@ -134,11 +124,6 @@ def cap(impl, cases: list) -> list:
             "operators": calls.count,
         })  # fmt: skip
     return told
-
-
-def cap_refused(impl, factors: list) -> list:
-    experts = torch.zeros(2, 1, dtype=torch.int64)
-    return [raised(lambda f=f: impl.mesh.capacity.capacity(experts, 2, f)) for f in factors]
 
 
 class _Calls(torch.utils._python_dispatch.TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lab.cluster.schedule import Action
-from lab.harness.raising import raised
 from lab.ranks import gates
 
 # ---- schedules ----
@@ -23,11 +23,6 @@ def listed(impl, name: str, cases: list) -> list:
         [[[str(a.kind), int(a.micro_batch), int(a.chunk)] for a in function(rank, *case)] for rank in range(case[0])]
         for case in cases
     ]
-
-
-def refused(impl, name: str, cases: list) -> list:
-    function = getattr(getattr(impl.mesh, name), name)
-    return [raised(lambda case=case: function(*case)) for case in cases]
 
 
 def actions_of(schedule: list, rank: int) -> list[Action]:
@@ -48,33 +43,21 @@ class Layer(nn.Module):
         self.b = nn.Parameter(b.chunk(world, dim=0)[rank].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        part = torch.tanh(Copy.apply(x, self.group) @ self.a) @ self.b
-        return (x + Sum.apply(part, self.group)).mT.contiguous().mT
+        part = torch.tanh(Summed.apply(x, self.group, "backward") @ self.a) @ self.b
+        return (x + Summed.apply(part, self.group, "forward")).mT.contiguous().mT
 
 
-class Copy(torch.autograd.Function):
-    """The same to all ranks of a group; gradients are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class Summed(torch.autograd.Function):
+    """The sum over a group in forward, or of the gradients in backward; in the other direction the identity."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return summed(gradient, ctx.group), None
-
-
-class Sum(torch.autograd.Function):
-    """The sum over a group; each rank gets the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return summed(x, group)
+    def forward(ctx: Any, x: Tensor, group: Any, direction: str) -> Tensor:
+        ctx.group, ctx.direction = group, direction
+        return summed(x, group) if direction == "forward" else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
+        return summed(gradient, ctx.group) if ctx.direction == "backward" else gradient, None, None
 
 
 def summed(x: Tensor, group: Any) -> Tensor:
@@ -118,7 +101,11 @@ def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: floa
     if mine is None:
         return {}
     stage = pipelines[mine].index(rank)
-    chunks = chunks_of(plan, state, stage, tensors[stage] if tensors else None)
+    ends, group = [*itertools.accumulate(plan["layers"], initial=0)], tensors[stage] if tensors else None
+    chunks = [
+        Chunk(state, range(ends[s], ends[s + 1]), s == 0, s == len(ends) - 2, group)
+        for s in range(stage, len(ends) - 1, stages)
+    ]
     first, last = stage == 0, stage == stages - 1
     tied = chunks[0].embedding if first else chunks[-1].head if last else None
     if plan["tied"] and stages == 1:
@@ -143,16 +130,6 @@ def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: floa
             for p in parameters.values():
                 p -= lr * p.grad if p.grad is not None else 0
     return {"losses": losses, "gradients": gradients}
-
-
-def chunks_of(plan: dict, state: dict, stage: int, group: Any) -> list[Chunk]:
-    """The chunks of a stage."""
-    ends = [sum(plan["layers"][:i]) for i in range(len(plan["layers"]) + 1)]
-    last = len(plan["layers"]) - 1
-    return [
-        Chunk(state, range(ends[s], ends[s + 1]), s == 0, s == last, group)
-        for s in range(stage, last + 1, plan["stages"])
-    ]
 
 
 # ---- order: every action of a stage asks for a gate, and every message names the action that made it ----

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 from lab.model.transformer import Config
 
 AXES = ("data", "pipe", "expert", "tensor")
-CUT = {"embedding.weight": 0, "head.weight": 0, "up.weight": 0, "down.weight": 1}  # the dim that tensor cuts
+OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "up", "embedding", "head")
+CUT = dict.fromkeys(OUTPUTS, 0) | {"o_proj": 1, "down_proj": 1, "down": 1}  # the dim of a layer that tensor cuts
 
 
 def coordinate(degrees: dict, rank: int) -> dict:
@@ -25,14 +28,32 @@ def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
     dim = cut_along(name, ranks)
     if dim == 0:
         whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
-    return whole if dim is None else whole.chunk(ranks, dim)[place]
+    return whole if dim is None else whole.chunk(ranks, dim)[place]  # experts are whole
 
 
 def cut_along(name: str, ranks: int) -> int | None:
     """The dim along which that many tensor ranks cut this parameter; None if they do not cut it."""
-    if ranks == 1 or ".experts." in name:
-        return None
-    return next((dim for end, dim in CUT.items() if name.endswith(end)), None)
+    return None if ranks == 1 or ".experts." in name else CUT.get(name.rpartition(".")[0].rpartition(".")[2])
+
+
+def stage_of(layer: int, layers: int, stages: int) -> int:
+    """The stage that has a layer; the first ones take the layers that are left over."""
+    return next(s for s in range(stages) if layer < -(-layers * (s + 1) // stages))
+
+
+def names_at(names: Iterable[str], here: dict, layout: dict) -> list[str]:
+    """The parameters of which a rank at these coordinates has a part. layout: degrees, layers, experts, tied."""
+    degrees, last, found = layout["degrees"], layout["degrees"].get("pipe", 1) - 1, []
+    each = max(1, layout["experts"] // degrees.get("expert", 1))
+    for name in names:
+        kind, *rest = name.split(".")
+        on = {stage_of(int(rest[0]), layout["layers"], last + 1) if kind == "blocks" else last * (kind != "embedding")}
+        if name == "embedding.weight" and layout["tied"]:
+            on.add(last)
+        away = "experts" in rest and int(rest[rest.index("experts") + 1]) // each != here["expert"]
+        if here["pipe"] in on and not away:
+            found.append(name)
+    return found
 
 
 class Share(nn.Module):
@@ -89,25 +110,11 @@ class Share(nn.Module):
     def _units(self, values: dict) -> list[list[tuple[str, Tensor]]]:
         """This rank's part of each parameter, grouped by the units that FSDP would cut."""
         units: dict = {}
-        for name in self._names(values):
+        for name in names_at(values, self.here, self.layout):
             layer = name.split(".")[1] if name.startswith("blocks.") else name
             kind = (layer, ".experts." in name, self._dim(name) is None)
             units.setdefault(kind, []).append((name, self._part(name, values[name])))
         return list(units.values())
-
-    def _names(self, values: dict) -> list[str]:
-        stage, stages = self.here["pipe"], self.degrees["pipe"]
-        each = max(1, self.layout["experts"] // self.degrees["expert"])
-        names = []
-        for name in values:
-            parts = name.split(".")
-            on = int(parts[1]) * stages // self.layout["layers"] if parts[0] == "blocks" else 0
-            on = stages - 1 if parts[0] in ("norm", "head") else on
-            tied = name == "embedding.weight" and self.layout["tied"] and stage == stages - 1
-            away = "experts" in parts and int(parts[parts.index("experts") + 1]) // each != self.here["expert"]
-            if (on == stage or tied) and not away:
-                names.append(name)
-        return names
 
     def _dim(self, name: str) -> int | None:
         return cut_along(name, self.degrees["tensor"])

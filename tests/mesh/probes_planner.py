@@ -82,17 +82,12 @@ def refused(impl, cases: list) -> list:
 
         def plan(case=case, words=words):
             priced: list = []
-            try:
-                choices = impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, priced))
-                asked = (
-                    f"{len(priced)} had been priced, and what does not fit needs no price"
-                    if priced
-                    else "none was priced"
-                )
-                words.append(f"{len(choices)} plans; {asked}")
-            except Exception as error:
-                words.append(str(error))
-                raise
+            choices = impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, priced))
+            why = (
+                f"{len(priced)} had been priced, and what does not fit needs no price" if priced else "none was priced"
+            )
+            words.append(f"{len(choices)} plans; {why}")
 
-        told.append([raised(plan), *words])
+        name, _, text = raised(plan, text=True).partition(": ")
+        told.append([name, *(words or [text])])
     return told

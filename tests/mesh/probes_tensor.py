@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -73,47 +75,62 @@ def shared(impl, name: str, x: list, other: list) -> torch.Tensor:
     return mine.grad
 
 
-def linear(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, x: list, dy: list, groups: list) -> dict:
-    """A column- or row-parallel layer made from a whole one."""
-    group, rank = group_of(groups), dist.get_rank()
-    layer = made(impl, kind, weight, bias, group)
-    x = x[rank].clone().requires_grad_()
-    changed = changes(x=x, dy=dy[rank], **dict(layer.named_parameters()))
+def through(part: nn.Module, inputs: dict, dy: torch.Tensor, *around: Any) -> dict:
+    """A part forward and backward. inputs: its first argument, by name; around: the others."""
+    ((name, x),) = inputs.items()
+    x = x.clone().requires_grad_(x.is_floating_point())
+    changed = changes(**{name: x}, dy=dy, **dict(part.named_parameters()))
     gates.mark("forward")
-    y = layer(x)
+    y = part(x, *around)
     gates.mark("backward")
-    y.backward(dy[rank])
+    y.backward(dy)
     return {
         "changed": changed(),
         "y": y.detach(),
         "dx": x.grad,
-        "parameters": {name: p.detach() for name, p in layer.named_parameters()},
-        "gradients": {name: p.grad for name, p in layer.named_parameters()},
+        "parameters": {name: p.detach() for name, p in part.named_parameters()},
+        "gradients": {name: p.grad for name, p in part.named_parameters()},
     }
 
 
-def made(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, group=None, **options):
+def linear(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, x: list, dy: list, groups: list) -> dict:
+    """A column- or row-parallel layer made from a whole one."""
+    layer, rank = made(impl, kind, weight, bias, group_of(groups)), dist.get_rank()
+    return through(layer, {"x": x[rank]}, dy[rank])
+
+
+def embedding(impl, weight: torch.Tensor, tokens: torch.Tensor, dy: torch.Tensor, groups: list) -> dict:
+    """A vocabulary-parallel embedding."""
+    return through(made(impl, "embedding", weight, None, group_of(groups)), {"tokens": tokens}, dy)
+
+
+KINDS = {
+    "column": ("parallel_linear", "ColumnParallelLinear"),
+    "row": ("parallel_linear", "RowParallelLinear"),
+    "embedding": ("vocab_parallel", "VocabParallelEmbedding"),
+}
+
+
+def made(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, group=None):
     """The layer of this kind, from a whole nn.Linear or nn.Embedding with this weight."""
-    if kind == "embedding":
-        whole = nn.Embedding(*weight.shape, dtype=weight.dtype)
-        whole.weight.data.copy_(weight)
-        return impl.mesh.vocab_parallel.VocabParallelEmbedding(whole, group, **options)
-    whole = nn.Linear(*reversed(weight.shape), bias=bias is not None, dtype=weight.dtype)
-    whole.weight.data.copy_(weight)
-    if bias is not None:
-        whole.bias.data.copy_(bias)
-    names = {"column": "ColumnParallelLinear", "row": "RowParallelLinear"}
-    return getattr(impl.mesh.parallel_linear, names[kind])(whole, group, **options)
+    rows, columns = weight.shape
+    whole = nn.Embedding(rows, columns) if kind == "embedding" else nn.Linear(columns, rows, bias=bias is not None)
+    whole.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    module, name = KINDS[kind]
+    return getattr(getattr(impl.mesh, module), name)(whole, group)
+
+
+def of_ones(impl, kind: str, sizes: dict) -> nn.Module:
+    """A rank's part of a whole layer of ones."""
+    if kind not in KINDS:
+        return region(impl, kind, ones(Transformer(Config(**sizes)).blocks[0]), None)
+    shape = (sizes["rows"], sizes["columns"])
+    return made(impl, kind, torch.ones(shape), None if kind == "embedding" else torch.ones(shape[0]))
 
 
 def kept(impl, kind: str, sizes: dict, ballast: int) -> dict:
-    """Make a rank's part of a whole layer of ones; then let the process grow by the ballast."""
-    if kind in ("mlp", "attention"):
-        part = region(impl, kind, ones(Transformer(Config(**sizes)).blocks[0]), None)
-    else:
-        shape = (sizes["rows"], sizes["columns"])
-        part = made(impl, kind, torch.ones(shape), None if kind == "embedding" else torch.ones(shape[0]))
-    return counted(part, ballast)
+    """Make a rank's part; then let the process grow by the ballast."""
+    return counted(of_ones(impl, kind, sizes), ballast)
 
 
 def ones(whole: nn.Module) -> nn.Module:
@@ -158,52 +175,26 @@ def block(impl, kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
     for name, module in part.named_modules():
         if name.endswith("_norm"):
             module.register_forward_hook(lambda _, inputs, y: shapes.append([list(inputs[0].shape), list(y.shape)]))
-    x = x.clone().requires_grad_()
     around = (model.cos[: sizes["context"]], model.sin[: sizes["context"]]) if kind != "mlp" else ()
-    gates.mark("forward")
-    y = part(x, *around)
-    gates.mark("backward")
-    y.backward(dy)
+    told = through(part, {"x": x}, dy, *around)
     gates.mark("finish")
     before = {name: p.grad.clone() for name, p in part.named_parameters()}
     if sequence:
         partial = impl.mesh.tensor_parallel.partial_parameters(part)
         impl.mesh.sequence_parallel.sum_partial_gradients(partial, group)
-    return {
-        "y": y.detach(),
-        "dx": x.grad,
-        "parameters": {name: p.detach() for name, p in part.named_parameters()},
-        "gradients": {name: p.grad for name, p in part.named_parameters()},
-        "before": before,
-        "norms": shapes,
-    }
+    gradients = {name: p.grad for name, p in part.named_parameters()}
+    return {**told, "gradients": gradients, "before": before, "norms": shapes}
 
 
 def refused(impl, cases: list) -> list:
     """What each part raises when the ranks do not divide it. case: [kind, sizes]."""
-    told = []
-    for kind, sizes in cases:
-        if kind in ("column", "row"):
-            weight = torch.ones(sizes["rows"], sizes["columns"])
-            told.append(raised(lambda kind=kind, weight=weight: made(impl, kind, weight, None)))
-        elif kind == "scatter_sequence":
-            x = torch.ones(1, sizes["context"], 2)
-            told.append(raised(lambda x=x: function(impl, "scatter_sequence")(x, None), text=True))
-        else:
-            whole = Transformer(Config(**sizes)).blocks[0]
-            told.append(raised(lambda kind=kind, whole=whole: region(impl, kind, whole, None)))
-    return told
+    return [raised(lambda case=case: of_ones(impl, *case)) for case in cases]
 
 
-def embedding(impl, weight: torch.Tensor, tokens: torch.Tensor, dy: torch.Tensor, groups: list) -> dict:
-    """A vocabulary-parallel embedding, forward and backward."""
-    layer = made(impl, "embedding", weight, None, group_of(groups))
-    changed = changes(tokens=tokens, weight=layer.weight, dy=dy)
-    gates.mark("forward")
-    y = layer(tokens)
-    gates.mark("backward")
-    y.backward(dy)
-    return {"y": y.detach(), "gradient": layer.weight.grad, "changed": changed()}
+def scatter_refused(impl, lengths: list) -> list:
+    """What sequences of these lengths raise when the ranks do not divide them, as text."""
+    scatter = impl.mesh.sequence_parallel.scatter_sequence
+    return [raised(lambda n=n: scatter(torch.ones(1, n, 2), None), text=True) for n in lengths]
 
 
 def cross_entropy(impl, logits: list, targets: torch.Tensor, vocabulary: int, scale: float, groups: list) -> dict:

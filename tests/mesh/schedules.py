@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from lab.cluster.schedule import Action, ScheduleError, Simulation, check, drawn
 from lab.harness.judge import harmless, measured
+
+from . import probes_pipeline as probes
+from .probes_experts import refused
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> list:
@@ -101,12 +107,23 @@ def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
     return [[p, p * rng.integers(1, 3), rng.integers(2, 2 + chunks)] for p in stages]
 
 
+def listed(run, id: str, cases: list) -> Iterator[tuple[list, list]]:
+    """Of each case: itself, and the lists of all ranks by the exercise."""
+    return zip(cases, run(probes.listed, id.partition(".")[2], cases), strict=True)
+
+
+def all_run(run, id: str, cases: list) -> None:
+    """Assert that all lists of a case together have every action once, and run to the end."""
+    for case, ranks in listed(run, id, cases):
+        played(ranks, *case[1:], what=title(case))
+
+
 def title(case: list) -> str:
     units = zip(case, ("stage", "micro-batch", "chunk"), strict=False)
     return ", ".join(f"{n} {unit}{('es' if unit == 'micro-batch' else 's') * (n != 1)}" for n, unit in units)
 
 
-def holds_the_bubble(ranks: list, case: list, cause: str) -> Simulation:
+def holds_the_bubble(ranks: list, case: list, cause: str) -> None:
     """Assert that idle over busy time is (p − 1) / (v·m)."""
     (p, m), v = case[:2], case[2] if len(case) > 2 else 1
     simulation, want = played(ranks, m, v, title(case)), (p - 1) / (v * m)
@@ -115,15 +132,27 @@ def holds_the_bubble(ranks: list, case: list, cause: str) -> Simulation:
         f"{title(case)}: idle over busy time is {simulation.bubble:.4f}, expected {want:.4f}: {cause}\n"
         f"{drawn(simulation)}"
     )
-    return simulation
+
+
+def keeps_few(ranks: list, case: list, what: str, cause: str) -> None:
+    """Assert that no rank keeps more activations than 1F1B."""
+    simulation = played(ranks, *case[1:], what=title(case))
+    for rank, live in enumerate(simulation.live):
+        most = min(math.prod(case[1:]), most_alive(rank, case[0], *case[2:]))
+        measured(f"{title(case)}, rank {rank}: {what} alive", live, most, at_most=True)
+        assert live <= most, (
+            f"{title(case)}, rank {rank}: keeps {live} {what} at once, expected at most {most}: {cause}\n"
+            f"{drawn(simulation)}"
+        )
 
 
 REFUSED = [[-1, 2, 3], [2, 2, 3], [5, 3, 1], [0, 2, 0], [1, 2, -1], [0, 0, 2]]
 
 
-def refuses(run, probe, name: str, more: tuple = (), also: tuple = ()) -> None:
+def refuses(run, id: str, more: tuple = (), also: tuple = ()) -> None:
     """Assert that arguments outside their range raise ValueError, and that others do not."""
     wrong, right = [[*a, *more] for a in REFUSED] + list(also), [[1, 2, 4, *more], [0, 1, 1, *more]]
-    for arguments, told in zip(wrong + right, run(probe, name, wrong + right), strict=True):
+    name = id.partition(".")[2]
+    for arguments, told in zip(wrong + right, run(refused, name, wrong + right), strict=True):
         want = "ValueError" if arguments in wrong else "nothing"
         assert told == want, f"{name}{tuple(arguments)}: raised {told}, expected {want}"

@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 from lab.harness.judge import close, never_holds
-from lab.model.transformer import Config, Transformer
 
 from . import probes_tensor as probes
 from .carried import BOTH, asked
-
-CUT = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "o_proj": 1, "down_proj": 1,
-       "embedding": 0, "head": 0}  # fmt: skip
+from .compose import bare, draw_state
+from .probes_placed import part_of
 
 
 def draw_groups(rng, size: int) -> tuple[int, list]:
@@ -23,8 +21,9 @@ def draw_groups(rng, size: int) -> tuple[int, list]:
     return 2 * size, [sorted(order[:size]), sorted(order[size:])]
 
 
-def members(world: int, groups: list) -> list:
-    return groups or [list(range(world))]
+def seats(world: int, groups: list) -> list[tuple[int, int, list]]:
+    """(rank, its place in its group, the group) of all ranks, by groups; [] for the one group of all."""
+    return [(rank, place, group) for group in groups or [[*range(world)]] for place, rank in enumerate(group)]
 
 
 def draw_sizes(rng, world: int) -> dict:
@@ -42,21 +41,9 @@ def draw_sizes(rng, world: int) -> dict:
     }
 
 
-def draw_state(rng, sizes: dict) -> dict:
-    """Draw weights so large that every part changes the result. Norms differ from 1."""
-    state = Transformer(Config(**sizes)).state_dict()
-    return {n: rng.normal(*t.shape) * (0.3 if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
-
-
-def whole_model(sizes: dict, state: dict, dtype: torch.dtype) -> Transformer:
-    model = Transformer(Config(**sizes)).to(dtype)
-    model.load_state_dict(state)
-    return model
-
-
 def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.Tensor, dtype: str) -> dict:
     """Run the block, or its mlp or attention, forward and backward in one process."""
-    model = whole_model(sizes, state, getattr(torch, dtype))
+    model = bare({"sizes": sizes}, state, dtype)
     block = model.blocks[0]
     part: nn.Module = {"mlp": block.mlp, "attention": block.attention}.get(kind, block)  # type: ignore[assignment]
     x = x.to(model.cos.dtype).requires_grad_()
@@ -64,16 +51,6 @@ def whole_block(kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
     y = part(x, *around)
     y.backward(dy.to(y.dtype))
     return {"y": y.detach(), "dx": x.grad, "gradients": {n: p.grad for n, p in part.named_parameters()}}
-
-
-def piece(name: str, tensor: torch.Tensor, place: int, world: int) -> torch.Tensor:
-    """This rank's part of a parameter, or of its gradient."""
-    layer = name.split(".")[-2] if "." in name else ""
-    if layer not in CUT:
-        return tensor
-    if layer in ("embedding", "head") and (missing := -len(tensor) % world):
-        tensor = torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])])
-    return tensor.chunk(world, CUT[layer])[place]
 
 
 def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = False, sequence: bool = False,
@@ -84,7 +61,7 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
     """
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     sizes = draw_sizes(rng, size)
-    state = draw_state(rng, sizes)
+    state = draw_state(rng, {"sizes": sizes}, 0.3)
     shape = (rng.integers(1, 2), sizes["context"], sizes["width"])
     x, dy = rng.normal(*shape), rng.normal(*shape)
     ranks = asked(
@@ -93,16 +70,15 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
     )  # fmt: skip
     want = expect(whole_block, kind, sizes, state, x, dy, "float64")
     plain = expect(whole_block, kind, sizes, state, x, dy, "float32")
-    for group in members(world, groups):
-        for place, rank in enumerate(group):
-            what = f"{kind}, rank {rank} of {group}"
-            for name in ("y", "dx"):
-                mine = [t[name].chunk(size, 1)[place] if sequence else t[name] for t in (want, plain)]
-                close(
-                    ranks[rank][name], *mine, f"{what}, {name}", factor=10, dims="batch, token, width",
-                    cause=CAUSES[name],
-                )  # fmt: skip
-            same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
+    for rank, place, group in seats(world, groups):
+        what = f"{kind}, rank {rank} of {group}"
+        for name in ("y", "dx"):
+            mine = [t[name].chunk(size, 1)[place] if sequence else t[name] for t in (want, plain)]
+            close(
+                ranks[rank][name], *mine, f"{what}, {name}", factor=10, dims="batch, token, width",
+                cause=CAUSES[name],
+            )  # fmt: skip
+        same_gradients(ranks[rank]["gradients"], want["gradients"], plain["gradients"], what, place, size)
     return sizes, x, ranks
 
 
@@ -116,7 +92,7 @@ def same_gradients(got: dict, want: dict, plain: dict, what: str, place: int, wo
     """Assert that each parameter has its part of the whole gradient."""
     assert sorted(got) == sorted(want), f"{what}: parameters {sorted(got)}, expected {sorted(want)}"
     for name in want:
-        mine, yardstick = piece(name, want[name], place, world), piece(name, plain[name], place, world)
+        mine, yardstick = part_of(name, want[name], place, world), part_of(name, plain[name], place, world)
         cause = "every rank's norms see their own tokens alone: sum" if "norm" in name else "the part of this rank"
         if mine.numel():
             assert got[name] is not None, f"{what}: {name} has no gradient"

@@ -67,7 +67,8 @@ def test_nothing_to_keep_and_nothing_to_drop(run, rng):
 
 @exercise(CAPACITY, kind="numerics")
 def test_a_factor_of_nothing_is_refused(run):
-    told = run(probes.cap_refused, [0.0, -1.0, float("nan")])
+    experts = torch.zeros(2, 1, dtype=torch.int64)
+    told = run(probes.refused, "capacity", [[experts, 2, factor] for factor in (0.0, -1.0, float("nan"))])
     assert told == ["ValueError"] * 3, f"factors 0, −1 and NaN: expected ValueError, got {told}"
 
 

@@ -31,22 +31,13 @@ def draw(rng, world: int) -> list:
 
 
 def oracle(case: dict, dtype: torch.dtype) -> dict:
-    """Token by token: expert e makes ((e + 1)·t, t[0]² + e) of t."""
+    """Expert e makes ((e + 1)·t, t[0]² + e) of a token t; choices that were dropped are e = −1 and add nothing."""
     x, gates = (case[name].to(dtype).requires_grad_() for name in ("x", "gates"))
-    out = torch.zeros(len(x), x.shape[1] + 1, dtype=dtype)
-    for t in range(len(x)):
-        for c, e in enumerate(case["experts"][t].tolist()):
-            if e >= 0:
-                result = torch.cat([x[t] * (e + 1), x[t, :1] ** 2 + e])
-                one = torch.zeros(len(x), 1, dtype=dtype)
-                one[t] = 1
-                out = out + one * gates[t, c] * result
-    total = (out * case["weights"].to(dtype)).sum()
-    by_x, by_gates = torch.autograd.grad(total, [x, gates], allow_unused=True) if total.requires_grad else (None, None)
-    return {
-        "out": out.detach(), "by_x": torch.zeros_like(x) if by_x is None else by_x,
-        "by_gates": torch.zeros_like(gates) if by_gates is None else by_gates,
-    }  # fmt: skip
+    e, t = case["experts"][..., None], x[:, None]  # (tokens, k, 1), (tokens, 1, width)
+    results = torch.cat([t * (e + 1), t[..., :1] ** 2 + e], -1)  # (tokens, k, width + 1)
+    out = (gates * (case["experts"] >= 0)).unsqueeze(-1).mul(results).sum(1)
+    by_x, by_gates = torch.autograd.grad((out * case["weights"].to(dtype)).sum(), [x, gates])
+    return {"out": out.detach(), "by_x": by_x, "by_gates": by_gates}
 
 
 PARTS = ["dispatch", "combine", "combine's backward", "dispatch's backward"]

@@ -32,13 +32,14 @@ from .compose import (
     coordinate,
     draw_model,
     draw_run,
+    draw_state,
     dropped_out,
     kinds_of,
     members,
-    part_of,
     same_as_alone,
 )
 from .costs import listed
+from .probes_placed import names_at, part_of
 
 COMPOSE = "mesh.compose"
 NEEDS = [
@@ -199,25 +200,11 @@ def too_many(told: dict, share: dict, shards: int) -> str:
     return ": its parameters have its share of the numbers: are others alive beside them, or views of a whole?"
 
 
-def share_of(model: dict, state: dict, place: dict) -> dict:
+def share_of(model: dict, state: dict, here: dict) -> dict:
     """The most numbers of each parameter, of a rank of the mesh of 2 × 2 × 2 × 2."""
-    layers, experts = model["sizes"]["layers"], model["experts"]
-    more = (layers + 1) // 2
-    mine = range(more) if place["pipe"] == 0 else range(more, layers)
-    share = dict.fromkeys(state, 0)
-    for name, t in state.items():
-        parts = name.split(".")
-        if parts[0] == "blocks" and int(parts[1]) not in mine:
-            continue
-        if parts[0] != "blocks" and (parts[0] == "embedding") != (place["pipe"] == 0):
-            continue
-        if "experts" in parts and int(parts[parts.index("experts") + 1]) // (experts // 2) != place["expert"]:
-            continue
-        rows = -(-len(t) // 2) * 2 if parts[0] in ("embedding", "head") else len(t)
-        whole = rows * t[0].numel() if t.dim() > 1 else len(t)
-        halved = any(cut in name for cut in ("q_proj", "k_proj", "v_proj", "o_proj", "embedding", "head"))
-        share[name] = whole // 2 if halved else whole
-    return share
+    layout = {"degrees": ALL, "layers": model["sizes"]["layers"], "experts": model["experts"], "tied": False}
+    mine = names_at(state, here, layout)
+    return {n: part_of(n, t, here["tensor"], 2).numel() if n in mine else 0 for n, t in state.items()}
 
 
 @exercise(COMPOSE, kind="property")
@@ -297,10 +284,7 @@ def test_dropout_on_a_whole_mesh(run, rng, sequence):
     degrees = {"data": 2, "pipe": 2, "tensor": 2}
     plan = {"micro_batches": 2, "dropout": 0.5, "sequence": sequence}
     model = draw_model(rng, 2, 3)
-    state = {
-        name: rng.normal(*t.shape) * (0.4 if t.dim() > 1 else 0.2) + (t.dim() == 1)
-        for name, t in bare(model).state_dict().items()
-    }
+    state = draw_state(rng, model)
     batches = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
     ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=8, replace=NEEDS)
     masks = [got["masks"] for got in ranks]

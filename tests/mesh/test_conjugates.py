@@ -17,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
 from .carried import asked, messages
-from .tensor_oracles import draw_groups, keeps_nothing, members
+from .tensor_oracles import draw_groups, keeps_nothing, seats
 
 CONJUGATES = "mesh.conjugates"
 BOTH = ["copy_to", "reduce_from"]
@@ -34,15 +34,14 @@ def judged(run, rng, name: str, world: int, groups: list = ()) -> tuple:
     dy = [rng.normal(*t.shape) for t in x]
     parts = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
     ranks = asked(run, probes.conjugate, name, x, dy, [*groups], world=world, parts=parts)
-    for group in members(world, groups):
-        for rank in group:
-            for what, given, summed in (("y", x, name == "reduce_from"), ("dx", dy, name == "copy_to")):
-                parts = torch.stack([given[r] for r in group])
-                want, plain = (parts.double().sum(0), parts.sum(0)) if summed else (given[rank].double(), given[rank])
-                close(
-                    ranks[rank][what], want, plain, f"{name}, {what} of rank {rank} of {group}", factor=4,
-                    cause=f"expected {'the sum over the group' if summed else 'what came in'}",
-                )  # fmt: skip
+    for rank, _, group in seats(world, groups):
+        for what, given, summed in (("y", x, name == "reduce_from"), ("dx", dy, name == "copy_to")):
+            parts = torch.stack([given[r] for r in group])
+            want, plain = (parts.double().sum(0), parts.sum(0)) if summed else (given[rank].double(), given[rank])
+            close(
+                ranks[rank][what], want, plain, f"{name}, {what} of rank {rank} of {group}", factor=4,
+                cause=f"expected {'the sum over the group' if summed else 'what came in'}",
+            )  # fmt: skip
     return x, ranks
 
 
@@ -86,14 +85,11 @@ def test_one_all_reduce_in_one_direction_and_nothing_in_the_other(run, rng, name
     world, groups = draw_groups(rng, 2) if grouped else (3, [])
     x, ranks = judged(run, rng, name, world, groups)
     one, way = [["all_reduce", x[0].numel()]], "backward" if name == "copy_to" else "forward"
-    for group in members(world, groups):
-        for rank in group:
-            for part, rows in ranks[rank]["sent"].items():
-                told, want = messages(rows), one * part.endswith(way)
-                assert told == want, (
-                    f"{name}, rank {rank}, {part}: sent {told or 'nothing'}, expected {want or 'nothing'}"
-                )
-                assert all(row["group"] == group for row in rows), f"{name}: rank {rank} sent beyond its group {group}"
+    for rank, _, group in seats(world, groups):
+        for part, rows in ranks[rank]["sent"].items():
+            told, want = messages(rows), one * part.endswith(way)
+            assert told == want, f"{name}, rank {rank}, {part}: sent {told or 'nothing'}, expected {want or 'nothing'}"
+            assert all(row["group"] == group for row in rows), f"{name}: rank {rank} sent beyond its group {group}"
 
 
 @exercise(CONJUGATES, kind="property")

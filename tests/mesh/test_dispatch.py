@@ -71,8 +71,11 @@ def test_experts_live_along_the_group(run, rng):
 
 @exercise(DISPATCH, kind="numerics")
 def test_experts_that_do_not_divide_are_refused(run):
-    told = run(probes.dispatch_refused, 3, 2, world=2, replace=["mesh.exchange"])
-    assert told == ["ValueError"] * 2, f"3 experts over 2 ranks: expected ValueError, got {told}"
+    case = [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.int64), 3]
+    told = run(probes.refused, "dispatch", [case], True, world=2, replace=["mesh.exchange"])
+    assert told == [["ValueError"]] * 2, (
+        f"3 experts over 2 ranks: expected ValueError, got {[each for (each,) in told]}"
+    )
 
 
 @exercise(DISPATCH, kind="property")

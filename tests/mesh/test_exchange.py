@@ -88,7 +88,7 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 @exercise(EXCHANGE, kind="numerics")
 def test_numbers_that_do_not_fit_are_refused(run):
     cases = [[3, [2], [2]], [3, [3, 0], [3, 0]], [3, [3], []], [3, [3], [3]]]
-    told = run(probes.exchange_refused, cases)
+    told = run(probes.refused, "exchange", [[torch.zeros(rows, 2), *splits, None] for rows, *splits in cases])
     want = ["ValueError"] * 3 + ["nothing"]
     assert told == want, f"(rows, sent, received) of {cases}, alone: expected {want}, got {told}"
 

@@ -27,7 +27,7 @@ from .compose import descend
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
 EXECUTE = "mesh.execute"
-KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": one_forward_one_backward}
 
 
 def draw_model(rng, layers: int) -> dict:
@@ -47,8 +47,8 @@ def draw_batches(rng, state: dict, micro_batches: int, steps: int = 2) -> list:
     ]
 
 
-def whole(plan, state, batches, lr, dtype) -> dict:
-    """One process on the same micro-batches."""
+def whole(plan: dict, state: dict, batches: list, lr: float, dtype: str) -> dict:
+    """One process on the same micro-batches: the mean loss and the gradients of each step."""
     state = {n: t.to(getattr(torch, dtype)) for n, t in state.items()}
     m = probes.Chunk(state, range(sum(plan["layers"])), True, True)
     if plan["tied"]:
@@ -65,21 +65,20 @@ def whole(plan, state, batches, lr, dtype) -> dict:
     return {"losses": losses, "gradients": gradients}
 
 
-def trains_as_one(
-    run, rng, schedule, stages, micro_batches, chunks, tied=False, accumulate=False, tensor=1, members=(), world=None
-):
+def size(schedule: list) -> tuple[int, int, int]:
+    """(stages, micro-batches, chunks) of a schedule."""
+    _, micro_batches, chunks = (max(column) for column in zip(*schedule[0], strict=True))
+    return len(schedule), micro_batches + 1, chunks + 1
+
+
+def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, tensor=1, members=(), world=None) -> list:
     """Judge losses and gradients against one process's; return each rank's values and messages."""
+    stages, micro_batches, chunks = size(schedule)
     count = stages * chunks
     layers = [rng.integers(0, 2) for _ in range(count)]
     layers[rng.integers(0, count - 1)] += 1
-    plan = {
-        "layers": layers,
-        "stages": stages,
-        "tensor": tensor,
-        "tied": tied,
-        "accumulate": accumulate,
-        "members": list(members),
-    }
+    plan = {"layers": layers, "stages": stages, "tensor": tensor, "tied": tied, "accumulate": accumulate,
+            "members": list(members)}  # fmt: skip
     state = draw_model(rng, sum(layers))
     if tied:
         state["head"] = state["embedding"].clone()
@@ -88,25 +87,29 @@ def trains_as_one(
         run, probes.train, plan, schedule, state, batches, lr, world=world or stages * tensor, parts=["steps"]
     )  # fmt: skip
     want, plain = (whole(plan, state, batches, lr, dtype) for dtype in ("float64", "float32"))
-    there = [rank for rank in range(len(ranks)) if not members or rank in members]
+    there = [*members] or [*range(len(ranks))]
     stage_of = {rank: members.index(rank) if members else rank // tensor for rank in there}
+
+    def who(rank: int) -> str:
+        return f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
+
+    def judge_loss(rank: int, step: int) -> None:
+        loss = ranks[rank]["losses"][step]
+        if stage_of[rank] < stages - 1:
+            assert loss is None, f"{who(rank)}: execute returned {loss}, expected None: the loss is the last rank's"
+        else:
+            close(loss, want["losses"][step], plain["losses"][step], f"{who(rank)}: loss of step {step}", factor=15,
+                  cause="the mean over all micro-batches")  # fmt: skip
+
     # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
     for rank, step in itertools.product(there, range(len(batches))):
-        loss, stage = ranks[rank]["losses"][step], stage_of[rank]
-        what = f"rank {rank}, stage {stage} of {stages}, {micro_batches} micro-batches, layers {layers}"
-        if stage < stages - 1:
-            assert loss is None, f"{what}: execute returned {loss}, expected None: the loss is the last rank's"
-        elif step == 0:
-            close(loss, want["losses"][0], plain["losses"][0], f"{what}: loss of step 0", factor=15,
-                  cause="the mean over all micro-batches")  # fmt: skip
+        if step == 0 or stage_of[rank] < stages - 1:
+            judge_loss(rank, step)
     for step, rank in itertools.product(range(len(batches)), there):
-        what = f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
         for name, gradient in ranks[rank]["gradients"][step].items():
-            one_gradient(f"{what}, step {step}", name, gradient, want["gradients"][step],
+            one_gradient(f"{who(rank)}, step {step}", name, gradient, want["gradients"][step],
                          plain["gradients"][step], tied, tensor, rank % tensor)  # fmt: skip
-        if stage_of[rank] == stages - 1:
-            close(ranks[rank]["losses"][step], want["losses"][step], plain["losses"][step],
-                  f"{what}: loss of step {step}", factor=15, cause="the mean over all micro-batches")  # fmt: skip
+        judge_loss(rank, step)
     return ranks
 
 
@@ -129,30 +132,27 @@ def one_gradient(what, name, gradient, want, plain, tied, tensor, rank):
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 def test_losses_and_gradients_are_those_of_one_process(run, rng, stages, kind):
     micro_batches = 1 if (stages, kind) == (3, "gpipe") else rng.integers(2, 6)
-    trains_as_one(run, rng, KINDS[kind](stages, micro_batches), stages, micro_batches, 1)
+    trains_as_one(run, rng, KINDS[kind](stages, micro_batches))
 
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_several_chunks_a_rank(run, rng, stages):
-    micro_batches, chunks = stages * rng.integers(1, 2), rng.integers(2, 3)
-    schedule = one_forward_one_backward(stages, micro_batches, chunks)
-    trains_as_one(run, rng, schedule, stages, micro_batches, chunks, accumulate=stages == 2)
+    schedule = one_forward_one_backward(stages, stages * rng.integers(1, 2), rng.integers(2, 3))
+    trains_as_one(run, rng, schedule, accumulate=stages == 2)
 
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [2, 3])
 def test_any_schedule_that_is_one(run, rng, stages):
     micro_batches, chunks = rng.integers(3, 5), rng.integers(1, 2)
-    trains_as_one(run, rng, draw_any(rng, stages, micro_batches, chunks), stages, micro_batches, chunks)
+    trains_as_one(run, rng, draw_any(rng, stages, micro_batches, chunks))
 
 
 @exercise(EXECUTE, kind="numerics")
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_an_embedding_tied_to_the_head_stays_one_weight(run, rng, stages):
-    micro_batches = rng.integers(2, 4)
-    schedule = one_forward_one_backward(stages, micro_batches)
-    ranks = trains_as_one(run, rng, schedule, stages, micro_batches, 1, tied=True)
+    ranks = trains_as_one(run, rng, one_forward_one_backward(stages, rng.integers(2, 4)), tied=True)
     if stages > 1:
         first, last = (r["gradients"][-1][name] for r, name in ((ranks[0], "embedding"), (ranks[-1], "head")))
         assert torch.equal(first, last), "the tied weight's gradients differ in some bits: its copies drift apart"
@@ -160,15 +160,13 @@ def test_an_embedding_tied_to_the_head_stays_one_weight(run, rng, stages):
 
 @exercise(EXECUTE, kind="numerics")
 def test_pipelines_in_a_larger_mesh_with_collectives_in_their_chunks(run, rng):
-    micro_batches = rng.integers(2, 4)
-    trains_as_one(run, rng, one_forward_one_backward(2, micro_batches), 2, micro_batches, 1, tied=True, tensor=2)
+    trains_as_one(run, rng, one_forward_one_backward(2, rng.integers(2, 4)), tied=True, tensor=2)
 
 
 @exercise(EXECUTE, kind="numerics")
 def test_a_pipeline_of_some_ranks(run, rng):
     members, micro_batches = sorted(rng.shuffled(range(1, 5))[:3]), rng.integers(2, 4)
-    schedule = one_forward_one_backward(3, micro_batches)
-    trains_as_one(run, rng, schedule, 3, micro_batches, 1, tied=True, members=members, world=5)
+    trains_as_one(run, rng, one_forward_one_backward(3, micro_batches), tied=True, members=members, world=5)
 
 
 @exercise(EXECUTE, kind="numerics")
@@ -177,24 +175,19 @@ def test_two_runs_are_equal_to_the_last_bit(run, rng):
     state, schedule = draw_model(rng, 3), one_forward_one_backward(2, 4, 2)
     batches = draw_batches(rng, state, 4)
     one, other = (run(probes.train, plan, schedule, state, batches, 0.3, world=2) for _ in range(2))
-    for rank in range(2):
-        for step in range(2):
-            for name, gradient in one[rank]["gradients"][step].items():
-                assert torch.equal(gradient, other[rank]["gradients"][step][name]), (
-                    f"rank {rank}, step {step}: the gradient of {name} differs between two runs"
-                )
+    for rank, step in itertools.product(range(2), range(2)):
+        for name, gradient in one[rank]["gradients"][step].items():
+            assert torch.equal(gradient, other[rank]["gradients"][step][name]), (
+                f"rank {rank}, step {step}: the gradient of {name} differs between two runs"
+            )
 
 
-def draw_pipeline(rng, kind):
-    """(schedule, stages, micro_batches, chunks)"""
+def draw_pipeline(rng, kind: str) -> list:
     stages = rng.integers(2, 3) if kind == "interleaved" else rng.integers(3, 4)
-    chunks = 2 if kind == "interleaved" else 1
     micro_batches = 2 * stages if kind == "interleaved" else rng.integers(stages + 2, 7)
     if kind == "any":
-        chunks = 2
-        return draw_any(rng, stages, micro_batches, chunks), stages, micro_batches, chunks
-    make = gpipe if kind == "gpipe" else one_forward_one_backward
-    return make(stages, micro_batches, chunks), stages, micro_batches, chunks
+        return draw_any(rng, stages, micro_batches, 2)
+    return KINDS[kind](stages, micro_batches, 2 if kind == "interleaved" else 1)
 
 
 def judge_gated(ranks: list, numbers: dict, micro_batches: int, chunks: int) -> None:
@@ -226,45 +219,43 @@ def draw_numbers(rng, micro_batches: int, last: int) -> dict[str, list[float]]:
     }  # fmt: skip
 
 
-def gated(run, rng, schedule: list, micro_batches: int, chunks: int, rows: int) -> list:
-    """Judge loss and gradients; return each rank's values, its messages ("rows"), and when it did what ("events")."""
-    last = len(schedule) * chunks - 1
-    numbers = draw_numbers(rng, micro_batches, last)
-    traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=len(schedule), gates=numbers)
+def gated(run, rng, kind: str) -> tuple:
+    """Judge loss and gradients of a drawn pipeline; return its schedule, the traces, and the rows of messages."""
+    schedule = draw_pipeline(rng, kind)
+    rows, (stages, micro_batches, chunks) = rng.integers(1, 4), size(schedule)
+    numbers = draw_numbers(rng, micro_batches, stages * chunks - 1)
+    traces = run.trace(probes.gated, schedule, micro_batches, chunks, rows, world=stages, gates=numbers)
     judge_gated([trace.values for trace in traces], numbers, micro_batches, chunks)
-    told = zip(traces, played_back(traces, last), strict=True)
-    return [
-        {**trace.values, "rows": trace.messages, "events": events, "end": events[-1][3] + 2} for trace, events in told
-    ]
-
-
-def clocks(run, rng, kind):
-    """Run a drawn pipeline; return its simulation, its sizes, and what `gated` returns."""
-    schedule, stages, micro_batches, chunks = draw_pipeline(rng, kind)
-    rows = rng.integers(1, 4)
-    ranks = gated(run, rng, schedule, micro_batches, chunks, rows)
-    return played(schedule, micro_batches, chunks), (stages, micro_batches, chunks, rows), ranks
+    return schedule, traces, rows
 
 
 @exercise(EXECUTE, kind="property")
-@pytest.mark.parametrize("kind", ["1f1b", "interleaved", "any"])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "any"])
 def test_each_action_begins_when_the_schedule_says(run, rng, kind):
-    simulation, _, ranks = clocks(run, rng, kind)
+    """And so ranks are idle no longer than in the schedule."""
+    schedule, traces, _ = gated(run, rng, kind)
+    stages, micro_batches, chunks = size(schedule)
+    ranks = played_back(traces, stages * chunks - 1)
+    simulation = played(schedule, micro_batches, chunks)
     actions = []
-    for rank, got in enumerate(ranks):
+    for rank, events in enumerate(ranks):
         want = [
             [a.kind, a.micro_batch, a.chunk, start]
             for a, start in zip(simulation.ranks[rank], simulation.starts[rank], strict=True)
         ]
-        assert len(got["events"]) == len(want), f"rank {rank}: {len(got['events'])} actions, expected {len(want)}"
-        pairs = enumerate(zip(got["events"], want, strict=True))
-        actions += [(should[3], rank, place, did, should) for place, (did, should) in pairs]
+        assert len(events) == len(want), f"rank {rank}: {len(events)} actions, expected {len(want)}"
+        actions += [
+            (should[3], rank, place, did, should) for place, (did, should) in enumerate(zip(events, want, strict=True))
+        ]
     for _, rank, place, did, should in sorted(actions):  # what comes first first: others wait for it
         assert did == should, (
-            f"{kind}, rank {rank} of {len(ranks)}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
+            f"{kind}, rank {rank} of {stages}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
             f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
             f"(a forward takes 1, a backward 2): {order(did, should)}"
         )
+    end = max(events[-1][3] + 2 for events in ranks)
+    bubble = f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time"
+    measured(bubble, (end - simulation.busy) / simulation.busy, simulation.bubble)
 
 
 def order(did: list, should: list) -> str:
@@ -276,20 +267,6 @@ def order(did: list, should: list) -> str:
     return (
         "the right action, too late, though nothing that begins before it was late on any rank. So what it waits for "
         "was sent too late (send before the next action begins), or this rank waited for something else first"
-    )
-
-
-@exercise(EXECUTE, kind="property")
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
-def test_idle_time_is_the_formulas(run, rng, kind):
-    simulation, (stages, micro_batches, chunks, _), ranks = clocks(run, rng, kind)
-    length, want = max(got["end"] for got in ranks), (stages - 1) / (chunks * micro_batches)
-    bubble = (length - simulation.busy) / simulation.busy
-    measured(f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time", bubble, want)
-    assert abs(bubble - want) < 1e-9, (
-        f"{kind}, {stages} stages, {micro_batches} micro-batches, {chunks} chunks: idle over busy time is "
-        f"{bubble:.4f} by logical clocks, expected {want:.4f}: follow the schedule, and send what an "
-        "action made before the next begins"
     )
 
 
@@ -319,29 +296,26 @@ def test_no_more_is_kept_than_the_schedule_keeps(run, rng, chunks, large):
 @exercise(EXECUTE, kind="property")
 @pytest.mark.parametrize("kind", ["1f1b", "interleaved"])
 def test_one_message_between_neighbours_for_each_action(run, rng, kind):
-    _, (stages, micro_batches, chunks, rows), ranks = clocks(run, rng, kind)
+    schedule, traces, rows = gated(run, rng, kind)
+    stages, micro_batches, chunks = size(schedule)
     last = stages * chunks - 1
-    for rank, got in enumerate(ranks):
+    for rank, trace in enumerate(traces):
         want: Counter = Counter()
         for stage in range(rank, last + 1, stages):
-            if stage < last:
-                want["send", (rank + 1) % stages] += micro_batches
-                want["recv", (rank + 1) % stages] += micro_batches
-            if stage:
-                want["send", (rank - 1) % stages] += micro_batches
-                want["recv", (rank - 1) % stages] += micro_batches
-        sent = Counter((row.op, row.peer) for row in got["rows"])
+            for step in [1] * (stage < last) + [-1] * (stage > 0):
+                want += Counter({(op, (rank + step) % stages): micro_batches for op in ("send", "recv")})
+        sent = Counter((row.op, row.peer) for row in trace.messages)
         assert sent == want, (
             f"{kind}, rank {rank} of {stages}: (operation, peer) {dict(sent)}, expected {dict(want)}: one message for "
             "each micro-batch forward and back over each border between virtual stages"
         )
-        sizes = {row.elements for row in got["rows"]}
+        sizes = {row.elements for row in trace.messages}
         assert sizes == {rows * 3}, f"{kind}, rank {rank}: messages of {sizes} elements, expected {rows * 3}"
 
 
 @exercise(EXECUTE, kind="property")
 def test_a_tied_weight_costs_one_exchange_of_its_gradient(run, rng):
-    ranks = trains_as_one(run, rng, gpipe(3, 2), 3, 2, 1, tied=True)
+    ranks = trains_as_one(run, rng, gpipe(3, 2), tied=True)
     size, steps = ranks[0]["gradients"][0]["embedding"].numel(), len(ranks[0]["losses"])
     for rank, peer in ((0, 2), (2, 0)):
         rows = [(r["op"], r["elements"]) for r in ranks[rank]["sent"]["steps"] if r["peer"] == peer]
@@ -351,22 +325,3 @@ def test_a_tied_weight_costs_one_exchange_of_its_gradient(run, rng):
         )
     ops = {r["op"] for got in ranks for r in got["sent"]["steps"]}
     assert ops == {"send", "recv"}, f"operations {ops}, expected sends and receives alone"
-
-
-@exercise(EXECUTE, kind="timing")
-def test_eight_micro_batches_keep_three_stages_busy(run, rng):
-    """Three stages take 8 · 3 / (8 + 2) = 2.4 times less time than one; stages that take turns gain nothing.
-
-    Time is that of logical clocks, read off the order in which ranks acted, sent and waited.
-    """
-    stages, many = 3, 8
-    one, eight = (
-        max(got["end"] for got in gated(run, rng, one_forward_one_backward(stages, n), n, 1, 2)) for n in (1, many)
-    )
-    gain, formula = many * one / eight, many * stages / (many + stages - 1)  # the one is eight times as long
-    measured(f"{stages} stages, {many} micro-batches beside 1: times as fast", gain, formula)
-    assert gain >= formula**0.85, (
-        f"1F1B on {stages} stages is {gain:.2f} times as fast with {many} micro-batches as with 1, in the order in "
-        f"which ranks acted, sent and waited: by the formula {formula:.2f} times, asked are {formula**0.85:.2f}: while "
-        "one rank works on a micro-batch, the others should work on others"
-    )

@@ -18,7 +18,7 @@ from lab.model.transformer import Config, SwiGLU
 
 from . import probes_expert_tensor as probes
 from .carried import BOTH, asked, messages
-from .tensor_oracles import draw_groups, keeps_its_share, members, same_gradients
+from .tensor_oracles import draw_groups, keeps_its_share, same_gradients
 
 EXPERT_TENSOR = "mesh.expert_tensor"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
@@ -59,7 +59,7 @@ def judged(run, rng, size: int, grouped: bool) -> tuple:
     world, groups = draw_groups(rng, size) if grouped else (size, [])
     sizes, numbers, state, x, dy, counts = draw(rng, size, len(groups) or 1)
     ranks = asked(run, probes.cut, sizes, numbers, state, x, dy, counts, groups, world=world, replace=NEEDS)
-    for i, group in enumerate(members(world, groups)):
+    for i, group in enumerate(groups or [[*range(size)]]):
         args = sizes, numbers, state, x[i], dy[i], counts[i]
         want, plain = (oracle(*args, dtype) for dtype in (torch.float64, torch.float32))
         for place, rank in enumerate(group):

@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 from lab.harness.judge import close, harmless
 from lab.harness.pytest_plugin import exercise
@@ -21,7 +19,7 @@ from lab.model.transformer import Config, Transformer
 
 from . import probes_fsdp as probes
 from .carried import asked
-from .compose import coordinate, members
+from .compose import bare, coordinate, members, train
 
 FSDP_AXIS = "mesh.fsdp_axis"
 NEEDS = ["mesh.mesh", "zero.fsdp_gather"]
@@ -55,13 +53,10 @@ def draw(rng, degrees: dict, micro_batches: int = 2) -> tuple:
 
 def whole(sizes: dict, states: list, batches: list, degrees: dict, dtype: str) -> list:
     """Each rank's gradients, summed over the right axes in one process."""
-    own = []
-    for state, micro_batches in zip(states, batches, strict=True):
-        model = Transformer(Config(**sizes)).to(getattr(torch, dtype))
-        model.load_state_dict(state)
-        for tokens, targets in micro_batches:
-            (F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / len(micro_batches)).backward()
-        own.append({name: p.grad for name, p in model.named_parameters()})
+    own = [
+        train(bare({"sizes": sizes}, state, dtype), [micro_batches])["gradients"][0]
+        for state, micro_batches in zip(states, batches, strict=True)
+    ]
     shares = degrees.get("data", 1) * degrees.get("expert", 1)
     return [
         {name: sum(own[r][name] for r in members(degrees, rank, axes_of(name))) / shares for name in own[rank]}

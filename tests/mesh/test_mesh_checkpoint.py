@@ -11,6 +11,7 @@ hyperparameters begin anew; files are overwritten, or named before they are ther
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -57,7 +58,7 @@ def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.
         optimizer.step()
     has: dict = {"": {n: p.detach() for n, p in parameters.items()}}
     for n, p in parameters.items():
-        for key, value in optimizer.state[p].items() if p in optimizer.state else ():
+        for key, value in optimizer.state.get(p, {}).items():
             if key != "step":
                 has.setdefault(key, {})[n] = value
     return has
@@ -65,7 +66,6 @@ def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.
 
 def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, files: dict) -> None:
     """Assert that each rank has the saved tensors when load() returns. want, plain: by key, by name."""
-    world = layout["degrees"].get("tensor", 1)
     for rank, got in enumerate(ranks):
         names = {name for name, *_ in got["loaded"]}
         there = {(name, key) for name, _, _, key, _ in got["loaded"]}
@@ -77,18 +77,30 @@ def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, 
                 f"{what}, rank {rank}: when load() returns, the optimizer has no {key} of {', '.join(gone)}"
                 f"{instead if others else ''}"
             )
-        for name, place, start, key, own in got["loaded"]:
-            if name not in want.get(key, {}):
-                continue
-            part, yardstick = (part_of(name, whole[key][name], place, world) for whole in (want, plain))
-            here = slice(start, start + len(own))
-            title = f"{what}, rank {rank}, when load() returns: {f'{key} of ' if key else ''}{name} from {start} on"
-            true = part.flatten()[here]
-            alike = own.double() if own.shape == true.shape else true
-            lost = (alike != true) & ((alike == 0) | (alike == probes.BEFORE) | ~(alike.abs() < 1e3 * true.abs().max()))
-            where = holding(files, true, lost) or "are all files read, and does each piece go to its `start`?"
-            cause = f"{int(lost.sum())} of them are no numbers that were saved: {where}" if lost.any() else ""
-            close(own, true, yardstick.flatten()[here], title, cause=cause)
+        for piece in got["loaded"]:
+            if piece[0] in want.get(piece[3], {}):
+                is_close(piece, layout, want, plain, f"{what}, rank {rank}, when load() returns", files)
+
+
+def is_close(piece: list, layout: dict, want: dict, plain: dict, what: str, files: dict | None = None) -> None:
+    """Assert that a piece of a rank has the numbers of the whole tensors. files: of the checkpoint that they come from.
+
+    piece: as `probes.held` has it. want, plain: by key, by name.
+    """
+    name, place, start, key, own = piece
+    true, yardstick = (
+        part_of(name, whole[key][name], place, layout["degrees"].get("tensor", 1)).flatten()[start : start + len(own)]
+        for whole in (want, plain)
+    )
+    cause = "not as if training had not been interrupted" if files is None else lambda: lost(files, own.double(), true)
+    close(own, true, yardstick, f"{what}: {f'{key} of ' if key else ''}{name} from {start} on", cause=cause)
+
+
+def lost(files: dict, own: torch.Tensor, true: torch.Tensor) -> str:
+    """Say how many numbers are none that were saved, and if possible in which files they lie; "" if all were."""
+    gone = (own != true) & ((own == 0) | (own == probes.BEFORE) | ~(own.abs() < 1e3 * true.abs().max()))
+    where = holding(files, true, gone) or "are all files read, and does each piece go to its `start`?"
+    return f"{int(gone.sum())} of them are no numbers that were saved: {where}" if gone.any() else ""
 
 
 @harmless
@@ -107,22 +119,11 @@ def holding(files: dict, true: torch.Tensor, lost: torch.Tensor) -> str:
     return f"all of them lie in {some(gone)}, of which nothing came; what came lies in {some(right) or 'none'}"
 
 
-def check(ranks: list, layout: dict, want: dict, plain: dict, what: str) -> None:
-    """Assert that each rank has the parameters of training that was not interrupted."""
-    world = layout["degrees"].get("tensor", 1)
-    for rank, got in enumerate(ranks):
-        for name, place, start, own in got["parameters"]:
-            expected, yardstick = (part_of(name, whole[""][name], place, world) for whole in (want, plain))
-            close(
-                own, expected.flatten()[start : start + len(own)], yardstick.flatten()[start : start + len(own)],
-                f"{what}, rank {rank}: {name} from {start} on", cause="not as if training had not been interrupted",
-            )  # fmt: skip
-
-
 def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
     """Run one session on each mesh; return (layout, each rank's values and messages) of each."""
     layout = draw_layout(rng, {}, **model)
-    values, files, taken, sessions = draw_values(rng, layout), None, [], []
+    values, files, trained = draw_values(rng, layout), None, []
+    taken, sessions = [], []
     other = {k: [0.5, 0.6] if k == "betas" else 0.7 for k in options}
     for number, (degrees, small) in enumerate(meshes):
         here = {**layout, "degrees": degrees, "small": small}
@@ -130,7 +131,6 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         for whole in gradients:
             del whole["norm.weight"]  # one that is never trained: it has no state
         initial = {n: torch.full_like(v, probes.BEFORE) for n, v in values.items()} if number else values
-        saved = [alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32)]
         taken += gradients
         ranks = asked(
             run, probes.session, here, name, other if number else options, initial, gradients, files,
@@ -141,12 +141,13 @@ def go(run, rng, model: dict, meshes: list, name: str, options: dict) -> list:
         sessions.append((here, ranks))
         told = " → ".join(f"{d or 'one rank'}{'' if s is None else ' sharded'}" for d, s in meshes[: number + 1])
         if number:
-            check_loaded(ranks, here, *saved, f"{name}, {told}", loaded)
+            check_loaded(ranks, here, *trained, f"{name}, {told}", loaded)
         for got in ranks:
             assert not got.get("stopped"), f"{name}, {told}: the first step after load() raised {got['stopped']}"
         written(here, name, files, told)
-        want, plain = (alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32))
-        check(ranks, here, want, plain, f"{name}, {told}")
+        trained = [alone(name, options, values, taken, dtype) for dtype in (torch.float64, torch.float32)]
+        for rank, piece in ((rank, piece) for rank, got in enumerate(ranks) for piece in got["parameters"]):
+            is_close(piece, here, *trained, f"{name}, {told}, rank {rank}")
         for rank, got in enumerate(ranks):
             before = {"session": number - 1, "é": [0.5, None]} if number else None
             assert got["extra"] == before, f"{told}, rank {rank}: extra came back as {got['extra']}, was {before}"
@@ -223,13 +224,12 @@ def excess(found: int, numbers: dict, ranks: list) -> str:
 def kind_of(data: torch.Tensor) -> tuple[str, int]:
     """What a file is by what is in it, and how many bytes of tensors it has."""
     raw = bytes(data.tolist())
-    length = int.from_bytes(raw[:8], "little")
-    binary = len(raw) > 8 and length <= len(raw) - 8
-    try:
-        json.loads(raw[8 : 8 + length] if binary else raw)
-    except ValueError:
-        return "other", 0
-    return ("safetensors", len(raw) - 8 - length) if binary else ("json", 0)
+    with contextlib.suppress(safetensors.SafetensorError):
+        return "safetensors", sum(t.nbytes for t in safetensors.torch.load(raw).values())
+    with contextlib.suppress(ValueError):
+        json.loads(raw)
+        return "json", 0
+    return "other", 0
 
 
 @exercise(CHECKPOINT, kind="property")
@@ -294,12 +294,12 @@ def test_loading_takes_two_tensors_at_most(run, rng, small):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, late):
     layout = draw_layout(rng, {"data": 2}, small=0)
     values, gradients = draw_values(rng, layout), [draw_values(rng, layout) for _ in range(2)]
-    for rank, got in enumerate(run(probes.killed, layout, values, gradients, late, world=2, **ASKED)):
-        for who, event, loaded in got["told"]:
+    for rank, told in enumerate(run(probes.killed, layout, values, gradients, late, world=2, **ASKED)):
+        for who, event, loaded in told:
             assert loaded in ("old", "new"), (
                 f"killed before rank {who}'s '{event}' in the second save: on rank {rank} loading gave {loaded}"
             )
-        for who, event, loaded in got["told"]:
+        for who, event, loaded in told:
             assert event not in ("return", "at the end") or loaded == "new", (
                 f"after the second save has returned on rank {who} ({event}), loading on rank {rank} gave {loaded}: "
                 "nobody may go on before the index is there"

@@ -17,7 +17,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
 from .carried import BOTH, asked, messages
-from .tensor_oracles import block_is_as_whole, draw_groups, draw_sizes, keeps_its_share, members
+from .tensor_oracles import block_is_as_whole, draw_groups, draw_sizes, keeps_its_share, seats
 
 LINEAR = "mesh.parallel_linear"
 NEEDS = ["mesh.conjugates"]
@@ -44,7 +44,7 @@ def linear_is_as_whole(run, rng, kind: str, size: int, bias: bool, grouped: bool
     weight, bias, x, dy = draw(rng, kind, size, world, bias)
     want, plain = (oracle(weight, bias, x, dy, dtype) for dtype in (torch.float64, torch.float32))
     cut_y, cut_x = (size, 1) if kind == "column" else (1, size)  # what is in parts: the outputs, or the inputs
-    place = {rank: group.index(rank) for group in members(world, groups) for rank in group}
+    place = {rank: place for rank, place, _ in seats(world, groups)}
     given = [[t.chunk(cut, -1)[place[r] % cut] for r in range(world)] for t, cut in ((x, cut_x), (dy, cut_y))]
     parts = {"y": (-1, cut_y), "dx": (-1, cut_x), "weight": (0 if kind == "column" else 1, size), "bias": (0, cut_y)}
     told = asked(run, probes.linear, kind, weight, bias, *given, groups, world=world, replace=NEEDS)

@@ -140,7 +140,7 @@ def test_statistics_are_those_of_the_group(run, rng):
 @exercise(ROUTE, kind="numerics")
 def test_a_k_that_no_token_can_have_is_refused(run, rng):
     n = rng.integers(2, 5)
-    told = run(probes.route_refused, n, [0, -1, n + 1])
+    told = run(probes.refused, "route", [[torch.zeros(3, n), k] for k in (0, -1, n + 1)])
     assert told == ["ValueError"] * 3, f"k of 0, -1 and {n + 1} with {n} experts: expected ValueError, got {told}"
 
 

@@ -8,61 +8,47 @@ time (the bubble is p − 1); a warm-up of p on every rank (the right bubble, to
 
 from __future__ import annotations
 
-from lab.cluster.schedule import drawn
-from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes_pipeline as probes
-from .schedules import before_the_first_backward, draw_cases, holds_the_bubble, most_alive, played, refuses, title
+from . import schedules
 
 ONE = "mesh.schedule_1f1b"
 
 
 @exercise(ONE, kind="numerics")
 def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
-    cases = draw_cases(rng)
-    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
-        played(ranks, case[1], what=title(case))
+    schedules.all_run(run, ONE, schedules.draw_cases(rng))
 
 
 @exercise(ONE, kind="numerics")
 def test_what_is_no_pipeline_is_refused(run):
-    refuses(run, probes.refused, "schedule_1f1b")
+    schedules.refuses(run, ONE)
 
 
 @exercise(ONE, kind="numerics")
 def test_who_goes_first_comes_back_first(run, rng):
-    cases = draw_cases(rng)
-    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
+    for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         for rank, actions in enumerate(ranks):
             for kind in ("forward", "backward"):
                 order = [i for k, i, _ in actions if k == kind]
                 assert order == list(range(case[1])), (
-                    f"{title(case)}, rank {rank}: micro-batches go {kind} as {order}, expected 0, 1, …"
+                    f"{schedules.title(case)}, rank {rank}: micro-batches go {kind} as {order}, expected 0, 1, …"
                 )
 
 
 @exercise(ONE, kind="property")
 def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, rng):
     """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
-    cases = draw_cases(rng)
-    for case, ranks in zip(cases, run(probes.listed, "schedule_1f1b", cases), strict=True):
+    for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
         warm_up = why_warm_up(ranks, case)
-        holds_the_bubble(ranks, case, warm_up or "after the warm-up a backward and a forward alternate")
-        simulation = played(ranks, case[1], what=title(case))
-        for rank, live in enumerate(simulation.live):
-            most = min(case[1], most_alive(rank, case[0]))
-            measured(f"{title(case)}, rank {rank}: activations alive", live, most, at_most=True)
-            assert live <= most, (
-                f"{title(case)}, rank {rank}: keeps {live} activations at once, expected at most {most}: "
-                + (warm_up or "as soon as a micro-batch is back, its backward comes before the next forward")
-                + f"\n{drawn(simulation)}"
-            )
+        schedules.holds_the_bubble(ranks, case, warm_up or "after the warm-up a backward and a forward alternate")
+        cause = warm_up or "as soon as a micro-batch is back, its backward comes before the next forward"
+        schedules.keeps_few(ranks, case, "activations", cause)
 
 
 def why_warm_up(ranks: list, case: list) -> str:
     """Name the wrong numbers of forwards in the warm-up; "" if they are right."""
-    have = before_the_first_backward(ranks)
+    have = schedules.before_the_first_backward(ranks)
     want = [min(case[1], case[0] - rank) for rank in range(case[0])]
     if have == want:
         return ""

@@ -10,28 +10,24 @@ from __future__ import annotations
 
 from lab.harness.pytest_plugin import exercise
 
-from . import probes_pipeline as probes
-from .schedules import draw_cases, holds_the_bubble, played, refuses, title
+from .schedules import all_run, draw_cases, holds_the_bubble, listed, refuses, title
 
 GPIPE = "mesh.schedule_gpipe"
 
 
 @exercise(GPIPE, kind="numerics")
 def test_every_action_is_there_once_and_none_waits_for_ever(run, rng):
-    cases = draw_cases(rng)
-    for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
-        played(ranks, case[1], what=title(case))
+    all_run(run, GPIPE, draw_cases(rng))
 
 
 @exercise(GPIPE, kind="numerics")
 def test_what_is_no_pipeline_is_refused(run):
-    refuses(run, probes.refused, "schedule_gpipe")
+    refuses(run, GPIPE)
 
 
 @exercise(GPIPE, kind="property")
 def test_idle_time_is_that_of_filling_and_emptying_once(run, rng):
-    cases = draw_cases(rng)
-    for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
+    for case, ranks in listed(run, GPIPE, draw_cases(rng)):
         holds_the_bubble(ranks, case, why_idle(ranks))
 
 
@@ -48,8 +44,7 @@ def why_idle(ranks: list) -> str:
 
 @exercise(GPIPE, kind="property")
 def test_everything_goes_forward_before_anything_goes_back(run, rng):
-    cases = draw_cases(rng)
-    for case, ranks in zip(cases, run(probes.listed, "schedule_gpipe", cases), strict=True):
+    for case, ranks in listed(run, GPIPE, draw_cases(rng)):
         for rank, actions in enumerate(ranks):
             kinds = [kind for kind, _, _ in actions]
             early = kinds.index("backward")

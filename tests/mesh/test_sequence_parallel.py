@@ -19,16 +19,15 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
 from .carried import asked, bytes_sent, messages
+from .compose import bare, draw_state, train
+from .probes_placed import part_of
 from .tensor_oracles import (
     block_is_as_whole,
     draw_groups,
     draw_sizes,
-    draw_state,
     keeps_nothing,
-    members,
-    piece,
     same_gradients,
-    whole_model,
+    seats,
 )
 
 SEQUENCE = "mesh.sequence_parallel"
@@ -49,21 +48,20 @@ def judged(run, rng, name: str, size: int, grouped: bool = False) -> tuple:
     gates = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
     ranks = asked(run, probes.conjugate, name, *given, groups, world=world, parts=gates)
     gathered, summed = ("y", "dx") if name == "gather_sequence" else ("dx", "y")
-    for group in members(world, groups):
-        for place, rank in enumerate(group):
-            want = torch.cat([parts[r] for r in group], dim=1)
-            got = ranks[rank]
-            close(
-                got[gathered], want.double(), want, f"{name}, {gathered} of rank {rank} of {group}", factor=2,
-                dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
-            )  # fmt: skip
-            stack = torch.stack([wholes[r] for r in group])
-            want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
-            close(
-                got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
-                dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
-            )  # fmt: skip
-            assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
+    for rank, place, group in seats(world, groups):
+        want = torch.cat([parts[r] for r in group], dim=1)
+        got = ranks[rank]
+        close(
+            got[gathered], want.double(), want, f"{name}, {gathered} of rank {rank} of {group}", factor=2,
+            dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
+        )  # fmt: skip
+        stack = torch.stack([wholes[r] for r in group])
+        want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
+        close(
+            got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
+            dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
+        )  # fmt: skip
+        assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
     return parts[0].numel(), ranks
 
 
@@ -82,18 +80,8 @@ def test_a_block_on_its_share_of_the_tokens(run, rng, expect, size, grouped):
 
 def whole_step(sizes: dict, state: dict, batches: list, tied: bool, dtype: str) -> dict:
     """Losses of some micro-batches, and the gradient of their mean, in one process."""
-    model = whole_model(sizes, state, getattr(torch, dtype))
-    if tied:
-        model.head.weight = model.embedding.weight
-    losses = []
-    for tokens, targets in batches:
-        logits = model(tokens).flatten(0, 1)
-        losses.append(torch.nn.functional.cross_entropy(logits, targets.flatten()))
-        (losses[-1] / len(batches)).backward()
-    return {
-        "losses": [loss.detach() for loss in losses],
-        "gradients": {name: p.grad for name, p in model.named_parameters()},
-    }
+    got = train(bare({"sizes": sizes, "tied": tied}, state, dtype), [batches])
+    return {"losses": got["losses"][0], "gradients": got["gradients"][0]}
 
 
 @exercise(SEQUENCE, kind="numerics")
@@ -101,7 +89,7 @@ def whole_step(sizes: dict, state: dict, batches: list, tied: bool, dtype: str) 
 def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
     size = rng.integers(2, 3)
     sizes = draw_sizes(rng, size) | {"layers": 2}
-    state = draw_state(rng, sizes)
+    state = draw_state(rng, {"sizes": sizes}, 0.3)
     shape = (rng.integers(1, 2), sizes["context"])
     batches = [[rng.tokens(*shape, vocabulary=sizes["vocabulary"]) for _ in range(2)] for _ in range(2)]
     want, plain = (expect(whole_step, sizes, state, batches, tied, dtype) for dtype in ("float64", "float32"))
@@ -113,13 +101,12 @@ def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
         same_gradients(got["gradients"], want["gradients"], plain["gradients"], what, rank, size)
         cut = {name: dim for name, dim in got["dims"] if dim is not None}
         for name, gradient in want["gradients"].items():
-            assert (piece(name, gradient, rank, size).shape != gradient.shape) == (name in cut), f"{what}: {name}"
+            assert (part_of(name, gradient, rank, size).shape != gradient.shape) == (name in cut), f"{what}: {name}"
 
 
 @exercise(SEQUENCE, kind="numerics")
 def test_tokens_that_do_not_divide_are_refused(run):
-    cases = [["scatter_sequence", {"context": n}] for n in (4, 2, 6)]
-    told = run(probes.refused, cases, world=3)[0]
+    told = run(probes.scatter_refused, [4, 2, 6], world=3)[0]
     # The group itself refuses parts that are no third, once they are sent.
     names = ["too late" if "reduce_scatter: expected" in said else said.partition(":")[0] for said in told]
     assert names == ["ValueError", "ValueError", "nothing"], (

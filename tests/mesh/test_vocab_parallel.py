@@ -18,7 +18,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
 from .carried import BOTH, asked, does_not_grow, messages
-from .tensor_oracles import draw_groups, keeps_its_share, members
+from .tensor_oracles import draw_groups, keeps_its_share, seats
 
 VOCAB = "mesh.vocab_parallel"
 NEEDS = ["mesh.conjugates"]
@@ -42,19 +42,18 @@ def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
     gradient = torch.zeros(rows * size, 3).double().index_add_(0, tokens.flatten(), dy.double().flatten(0, 1))
     plain = torch.zeros(rows * size, 3).index_add_(0, tokens.flatten(), dy.flatten(0, 1))
     told = asked(run, probes.embedding, weight, tokens, dy, groups, world=world, replace=NEEDS)
-    for group in members(world, groups):
-        for place, rank in enumerate(group):
-            what = f"rank {rank} of {group}, vocabulary {vocabulary}"
-            want = weight[tokens]
-            close(
-                told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
-                cause="a row is found on one rank, at the token less the rank's first; the others add zeros",
-            )  # fmt: skip
-            mine = slice(place * rows, place * rows + rows)
-            close(
-                told[rank]["gradient"], gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4,
-                dims="row, column", cause="tokens of other ranks, and padding, give no gradient here",
-            )  # fmt: skip
+    for rank, place, group in seats(world, groups):
+        what = f"rank {rank} of {group}, vocabulary {vocabulary}"
+        want = weight[tokens]
+        close(
+            told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
+            cause="a row is found on one rank, at the token less the rank's first; the others add zeros",
+        )  # fmt: skip
+        mine, got = slice(place * rows, place * rows + rows), told[rank]["gradients"]["weight"]
+        close(
+            got, gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4, dims="row, column",
+            cause="tokens of other ranks, and padding, give no gradient here",
+        )  # fmt: skip
     return dy, told
 
 
@@ -80,7 +79,7 @@ def loss_is_as_whole(run, rng, expect, size: int, missing: int, grouped: bool, h
     want, plain = (expect(whole_loss, logits, targets, scale, dtype) for dtype in ("float64", "float32"))
     padding = torch.full((*targets.shape, missing), 2 * height)
     parts = torch.cat([logits, padding], -1).chunk(size, -1)
-    place = {rank: group.index(rank) for group in members(world, groups) for rank in group}
+    place = {rank: place for rank, place, _ in seats(world, groups)}
     given = [parts[place[r]] for r in range(world)]
     told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, world=world, replace=NEEDS)
     for rank, got in enumerate(told):
