@@ -53,12 +53,6 @@ def given_to_backward(expect, q, k, v, do, is_causal) -> dict:
     return {"q": q, "k": k, "v": v, "do": do, "o": o, "lse": out["lse"].float(), "delta": delta}
 
 
-def expected(expect, given: dict, is_causal: bool) -> tuple[dict, dict]:
-    """Gradients in float64, and in the inputs' dtype as a yardstick."""
-    want, plain = (expect(recomputed, given, is_causal, d) for d in ("float64", str(given["q"].dtype)[6:]))
-    return want, plain
-
-
 def tiles(got: dict) -> tuple[int, int]:
     """How many rows a store covers at most, and a load; none may cover whole rows or columns of scores.
 
@@ -87,10 +81,10 @@ def described(q, k, is_causal, layout="") -> str:
 
 
 def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
-    """dq, dk and dv from the o, lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta)."""
+    """dq, dk and dv from the lse and delta that are given: P = exp(S − lse), dS = P ∘ (do vᵀ − delta); delta from o."""
     wanted = getattr(torch, dtype)
     statistics = torch.promote_types(wanted, torch.float32)
-    q, k, v, do = (given[n].to(wanted) for n in ("q", "k", "v", "do"))
+    q, k, v, do, o = (given[n].to(wanted) for n in ("q", "k", "v", "do", "o"))
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     k, v = repeated(k, q), repeated(v, q)
     lse, delta = (given[n].to(statistics)[..., None] for n in ("lse", "delta"))
@@ -100,7 +94,8 @@ def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
     ds = (p * ((do @ v.mT).to(statistics) - delta)).to(wanted)
     dk, dv = ds.mT @ q * scale, p.to(wanted).mT @ do
     dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
-    return {"dq": ds @ k * scale, "dk": dk, "dv": dv}
+    rowsum = (do.to(statistics) * o.to(statistics)).sum(-1)
+    return {"dq": ds @ k * scale, "dk": dk, "dv": dv, "delta": rowsum}
 
 
 def repeated(x, q):
