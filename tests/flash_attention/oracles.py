@@ -98,6 +98,12 @@ def recomputed(given: dict, is_causal: bool, dtype: str) -> dict:
     return {"dq": ds @ k * scale, "dk": dk, "dv": dv, "delta": rowsum}
 
 
+def rounding(got, want, dtype: torch.dtype) -> tuple[float, float]:
+    """The mean error of got, and that of rounding what is wanted, in float64, once to dtype."""
+    errors = got.double() - want, want.to(dtype).double() - want
+    return errors[0].abs().mean().item(), errors[1].abs().mean().item()
+
+
 def repeated(x, q):
     return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.ndim == 4 else x
 
