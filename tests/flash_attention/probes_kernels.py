@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.harness.callers import changes
-from lab.harness.raising import raised
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
 
@@ -74,12 +73,6 @@ def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
         "elsewhere": len(seen.touched("store", "atomic") - results), "own": _own(impl),
         "largest": seen.largest, "width": walked.shape[-1],
     }  # fmt: skip
-
-
-def refused(impl: Any, shapes: list, dtypes: list) -> str:
-    """The name of what is raised."""
-    tensors = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    return raised(lambda: impl.flash_attention.triton_forward.attention_forward(*tensors))
 
 
 def raced_addresses(impl: Any, kernel: str, given: dict, is_causal: bool) -> int:

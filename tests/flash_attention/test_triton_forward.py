@@ -15,12 +15,13 @@ import functools
 import math
 
 import pytest
+import torch
 
+from lab.harness.calls import refused
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from . import probes_kernels as probes
 from . import probes_layouts as layouts
 from .oracles import LARGEST, PRECISIONS, WHERE, attention, draw, needs_triton, tiles
 
@@ -134,7 +135,8 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
         ([good, [1, 3, 8, 16], [1, 3, 8, 16]], f32), ([good, [2, 2, 8, 16], [2, 2, 8, 16]], f32),
         ([[1, 1, 8, 264]] * 3, f32), ([good] * 3, ["float32", "float16", "float16"]), ([good] * 3, ["float64"] * 3),
     ):  # fmt: skip
-        raised = run(probes.refused, shapes, dtypes)
+        tensors = [torch.zeros(shape, dtype=getattr(torch, of)) for shape, of in zip(shapes, dtypes, strict=True)]
+        (raised,) = run(refused, "impl.flash_attention.triton_forward.attention_forward", [tensors])
         assert raised == "ValueError", f"{raised} was raised for {shapes} of {dtypes}, expected ValueError"
 
 

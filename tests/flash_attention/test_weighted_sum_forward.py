@@ -14,6 +14,7 @@ import functools
 import pytest
 import torch
 
+from lab.harness.calls import refused
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_layouts as layouts
@@ -23,6 +24,7 @@ from .oracles import rounding
 from .weighted import DTYPES
 
 FORWARD = "flash_attention.weighted_sum_forward"
+SUM = "impl.flash_attention.weighted_sum_forward.weighted_sum_forward"
 STRIDES = "an element lies at row · stride_row + column · stride_column, and weight has a stride"
 check = functools.partial(weighted.check, strides=STRIDES, tiles="⌈rows / BLOCK_M⌉ programs")
 OPERANDS = "x weight"
@@ -78,7 +80,8 @@ def test_other_shapes_are_refused(run, rng):
         [(columns,), (columns,)], [(2, rows, columns), (columns,)], [(rows, columns), (columns + 1,)],
         [(rows, columns), (1,)], [(rows, columns), (columns, 1)], [(rows, columns), ()],
     ]  # fmt: skip
-    for (x, weight), got in zip(shapes, run(probes.refused_shapes, shapes), strict=True):
+    refusals = run(refused, SUM, [[torch.zeros(shape) for shape in case] for case in shapes])
+    for (x, weight), got in zip(shapes, refusals, strict=True):
         assert got == "ValueError", f"x {x}, weight {weight}: expected ValueError, got {got}"
 
 
