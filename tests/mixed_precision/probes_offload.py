@@ -80,16 +80,22 @@ def _travel(watch: Watch) -> Any:
         setattr(placement, name, noted)
 
 
-def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
-    """Forward and backward; gradients, what travelled when, and how much of what was saved stays on the device."""
+def _loaded(states: list[dict], sizes: list[int], x: Tensor, device: str) -> tuple[nn.ModuleList, Tensor]:
     layers = nn.ModuleList(Layer(x.shape[1], size) for size in sizes)
     for layer, state in zip(layers, states, strict=True):
         layer.load_state_dict(state)
-    layers, x = layers.to(DEVICE), x.to(DEVICE).requires_grad_()
-    watch, made = Watch(layers), []
-    _travel(watch)
+    return layers.to(device), x.to(device).requires_grad_()
 
-    outside: list[Tensor] = []
+
+def _offload(impl: Any, how: str, layers: nn.ModuleList, minimum: int) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=minimum)
+
+
+def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
+    """Forward and backward; gradients, what travelled when, and how much of what was saved stays on the device."""
+    layers, x = _loaded(states, sizes, x, DEVICE)
+    watch, made, outside = Watch(layers), list[Any](), list[Tensor]()
+    _travel(watch)
 
     def forward() -> Tensor:
         y = x
@@ -112,11 +118,8 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
 
     with watch:
         with Made():
-            if how == "plain":
+            with _offload(impl, how, layers, minimum):
                 y = forward()
-            else:
-                with impl.mixed_precision.offload.Offload(layers, minimum=minimum):
-                    y = forward()
             torch.cuda.synchronize()
             known = {t.untyped_storage()._cdata for t in (x, y, *outside, *layers.parameters())}
             alive = {s._cdata: s.nbytes() for s in (r() for r in made) if s is not None and s._cdata not in known}
@@ -222,15 +225,9 @@ def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
 
 def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, how: str, device: str, kind: str) -> dict:
     """Result and gradients of layers with dropout; kind: "plain call", "twice" through one graph, or "no grad"."""
-    layers = nn.ModuleList(Layer(x.shape[1], size) for size in sizes)
-    for layer, state in zip(layers, states, strict=True):
-        layer.load_state_dict(state)
-    layers, x = layers.to(device), x.to(device).requires_grad_()
+    layers, x = _loaded(states, sizes, x, device)
     torch.manual_seed(3)
-    with (
-        torch.set_grad_enabled(kind != "no grad"),
-        contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=64),
-    ):
+    with torch.set_grad_enabled(kind != "no grad"), _offload(impl, how, layers, 64):
         y = x
         for layer in layers:
             y = nn.functional.dropout(layer(y), 0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lab.harness.raising import raised, without_models
+from lab.harness.calls import plain
+from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
@@ -170,10 +172,6 @@ def unscaled(impl: Any, gradients: list, scale: float) -> dict:
     return {"finite": finite, "gradients": gradients, "scale": float(scaler.scale)}
 
 
-def refused(impl: Any, options: dict) -> str:
-    return raised(lambda: impl.mixed_precision.loss_scaler.LossScaler(**options))
-
-
 # ---- steps ----
 
 
@@ -283,8 +281,7 @@ def accounted(
     """What `accounting` says. on_paper: no module can be made."""
     count, config = impl.mixed_precision.accounting.accounting, Config(**sizes)
     with without_models() if on_paper else contextlib.nullcontext():
-        account = count(config, batch=batch, context=context, precision=precision, segment=segment)
-    return {name: int(getattr(account, name)) for name in ("parameters", "gradients", "optimizer", "activations")}
+        return plain(count(config, batch=batch, context=context, precision=precision, segment=segment))
 
 
 def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
@@ -300,7 +297,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
         x = model.embedding(tokens)
         blocks, size = [*model.blocks], segment or 1
         for first in range(0, config.layers, size):
-            part = _Segment(blocks[first : first + size], model.cos[:context], model.sin[:context])
+            part = functools.partial(_through, blocks[first : first + size], model.cos[:context], model.sin[:context])
             x = part(x) if segment is None else checkpoint(part, x, use_reentrant=True)
         logits = model.head(model.norm(x))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
@@ -321,11 +318,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
     }
 
 
-class _Segment:
-    def __init__(self, blocks: list, cos: Tensor, sin: Tensor):
-        self.blocks, self.cos, self.sin = blocks, cos, sin
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return x
+def _through(blocks: list, cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x, cos, sin)
+    return x
