@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
+from torch import Tensor
 
 from ..measure.memory import meter
 from .raising import raised
@@ -33,14 +34,16 @@ def metered(impl: Any, function: str, case: list, gradients: int = 0) -> dict:
 
 
 def plain(value: Any) -> Any:
-    """The same value as it may cross to the judge: the fields of a dataclass by name, numbers as Python's own."""
+    """The same value as it may cross to the judge: the fields of a dataclass by name, single numbers as Python's."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    return value.item() if isinstance(value, numpy.generic) else value
+    if isinstance(value, numpy.generic | numpy.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, Tensor) and not value.ndim else value
 
 
 def _call(impl: Any, function: str, case: Any) -> Any:
