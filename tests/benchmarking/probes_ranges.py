@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
 import types
@@ -26,7 +27,7 @@ class Nvtx(types.ModuleType):
         self.open: list[str] = []
         recorder = self
 
-        class annotate:
+        class annotate(contextlib.ContextDecorator):
             def __init__(self, message: str | None = None, *args: Any, **kwargs: Any):
                 self.message = str(message)
 
@@ -34,16 +35,8 @@ class Nvtx(types.ModuleType):
                 recorder.push_range(self.message)
                 return self
 
-            def __exit__(self, *error: object) -> bool:
+            def __exit__(self, *error: object) -> None:
                 recorder.pop_range()
-                return False
-
-            def __call__(self, function: Any) -> Any:
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    with self:
-                        return function(*args, **kwargs)
-
-                return call
 
         self.annotate = annotate
 

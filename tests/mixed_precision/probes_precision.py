@@ -79,41 +79,30 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
     """What a run says; without a GPU, one on fake tensors of a shape, a dtype and a device. Asks impl nothing."""
-    if device == "cuda" and not torch.cuda.is_available():
-        return _observed_on_fakes(layers, parameters, loss, autocast)
-    model = chain(layers, parameters).to(device)
-    with torch.autocast(device, DTYPES.get(autocast), enabled=autocast in DTYPES):
-        activations, last = _forward(model, _input(layers, parameters, device))
-        value = LOSSES[loss]()(last, _target(loss, device))
-    if value.requires_grad:  # a chain may be without parameters
-        value.backward()
-    return {
-        "parameters": {n: _name(p.dtype) for n, p in model.named_parameters()},
-        "activations": activations,
-        "gradients": {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None},
-        "loss": _name(value.dtype),
-    }
-
-
-def _observed_on_fakes(layers: list[str], parameters: str, loss: str, autocast: str) -> dict:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    fake = device == "cuda" and not torch.cuda.is_available()
     model = chain(layers, parameters)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), warnings.catch_warnings():
+    model = model if fake else model.to(device)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext(),
+        torch.set_grad_enabled(not fake), warnings.catch_warnings(),
+    ):  # fmt: skip
         warnings.simplefilter("ignore")
-        for module in model:
+        for module in model if fake else ():
             for name, p in list(module._parameters.items()):
-                fake = torch.empty(p.shape, dtype=p.dtype, device="cuda")
-                setattr(module, name, nn.Parameter(fake, requires_grad=False))
-        torch.set_autocast_enabled("cuda", autocast in DTYPES)
-        torch.set_autocast_dtype("cuda", DTYPES.get(autocast, torch.float16))
-        try:
-            activations, last = _forward(model, _input(layers, parameters, "cuda"))
-            value = LOSSES[loss]()(last, _target(loss, "cuda"))
-        finally:
-            torch.set_autocast_enabled("cuda", False)
+                on_fakes = torch.empty(p.shape, dtype=p.dtype, device="cuda")
+                setattr(module, name, nn.Parameter(on_fakes, requires_grad=False))
+        torch.set_autocast_enabled(device, autocast in DTYPES)  # torch.autocast wants the device to be there
+        torch.set_autocast_dtype(device, DTYPES.get(autocast, torch.float16))
+        activations, last = _forward(model, _input(layers, parameters, device))
+        value = LOSSES[loss]()(last, _target(loss, device))
+        torch.set_autocast_enabled(device, False)
+    if value.requires_grad:  # a chain may be without parameters
+        value.backward()
     names = {n: _name(p.dtype) for n, p in model.named_parameters()}
-    return {"parameters": names, "activations": activations, "gradients": names, "loss": _name(value.dtype)}
+    gradients = names if fake else {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None}
+    return {"parameters": names, "activations": activations, "gradients": gradients, "loss": _name(value.dtype)}
 
 
 def _forward(model: nn.Sequential, x: Tensor) -> tuple[dict, Tensor]:
