@@ -8,6 +8,7 @@ multiprocessor that is passed.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -76,14 +77,7 @@ def multiprocessor(rng) -> dict:
 
 def sought(draw, wanted, count: int) -> list[dict]:
     """`count` drawn cases of which `wanted` holds."""
-    found: list[dict] = []
-    for _ in range(100_000):
-        case = draw()
-        if wanted(case):
-            found.append(case)
-            if len(found) == count:
-                break
-    return found
+    return [*itertools.islice(filter(wanted, (draw() for _ in range(100_000))), count)]
 
 
 def check(run, cases: list[dict]) -> None:
