@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lab.harness.calls import plain
 from lab.harness.raising import raised
 from lab.measure import clock
 from lab.measure.device import current
@@ -81,12 +82,3 @@ def refused(impl: Any, warmup: int, steps: int) -> dict:
     benchmark = impl.benchmarking.benchmark.benchmark
     error = raised(lambda: benchmark(lambda: calls.append(1), warmup=warmup, steps=steps))
     return {"raised": error, "calls": len(calls)}
-
-
-def plain(timing: Any) -> dict:
-    return {
-        "mean": float(timing.mean),
-        "median": float(timing.median),
-        "standard_deviation": float(timing.standard_deviation),
-        "samples": [float(s) for s in timing.samples],
-    }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.harness.calls import plain
 from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
 
@@ -18,29 +19,28 @@ PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
 
 
 def flops(impl: Any, sizes: dict, batch: int, context: int, on_paper: bool = False) -> dict:
-    """on_paper: no module can be made."""
-    with without_models() if on_paper else contextlib.nullcontext():
-        counted = impl.benchmarking.flops.flops(Config(**sizes), batch=batch, context=context)
-    return {str(name): [int(f.forward), int(f.backward)] for name, f in counted.items()}
+    """[forward, backward] by layer. on_paper: no module can be made."""
+    return _on_paper(impl.benchmarking.flops.flops, sizes, batch, context, on_paper)
 
 
 def bytes_moved(impl: Any, sizes: dict, batch: int, context: int, dtype: str, on_paper: bool = False) -> dict:
-    count, config = impl.benchmarking.roofline.bytes_moved, Config(**sizes)
+    return _on_paper(impl.benchmarking.roofline.bytes_moved, sizes, batch, context, on_paper, dtype=DTYPES[dtype])
+
+
+def _on_paper(count: Any, sizes: dict, batch: int, context: int, on_paper: bool, **options: Any) -> dict:
+    config = Config(**sizes)
     with without_models() if on_paper else contextlib.nullcontext():
-        moved = count(config, batch=batch, context=context, dtype=DTYPES[dtype])
-    return {str(name): [int(b.forward), int(b.backward)] for name, b in moved.items()}
+        counted = count(config, batch=batch, context=context, **options)
+    return {name: [of["forward"], of["backward"]] for name, of in plain(counted).items()}
 
 
 def roofline(impl: Any, sizes: dict, batch: int, context: int, dtype: str, peaks: tuple[float, float]) -> dict:
+    """Of each "layer direction", the fields of its bound."""
     module = impl.benchmarking.roofline
     bounds = module.roofline(
         Config(**sizes), batch=batch, context=context, dtype=DTYPES[dtype], device=module.Device("drawn", *peaks)
     )
-    return {
-        f"{name} {direction}": [int(b.flops), int(b.bytes), float(b.intensity), float(b.seconds), str(b.by)]
-        for name, layer in bounds.items()
-        for direction, b in layer.items()
-    }
+    return {f"{name} {way}": plain(b) for name, layer in bounds.items() for way, b in layer.items()}
 
 
 def mfu(impl: Any, step_flops: float, seconds: float, peaks: tuple[float, float]) -> float:

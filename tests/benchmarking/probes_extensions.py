@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lab.harness.calls import plain
 from lab.harness.raising import raised
 from lab.solution.wire import PerRank
 
@@ -21,10 +22,7 @@ def straggler(impl: Any, samples: PerRank, members: list[int]) -> dict:
     rank = dist.get_rank()
     if members and rank not in members:
         return {}
-    found = impl.benchmarking.straggler.find_straggler(samples[rank], group)
-    return {
-        "rank": int(found.rank), "slowdown": float(found.slowdown), "waiting_s": [float(w) for w in found.waiting_s],
-    }  # fmt: skip
+    return plain(impl.benchmarking.straggler.find_straggler(samples[rank], group))
 
 
 SOURCES = ("python", "numpy", "torch", "dropout", "shuffle")

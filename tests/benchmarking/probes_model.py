@@ -45,9 +45,7 @@ def watched(
     """What the model noticed, and the number of samples. training: the mode that the model is handed over in."""
     model = Watched(Config(**sizes)).train(training)
     model.watch()
-    timing = impl.benchmarking.benchmark_model.benchmark_model(
-        model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps
-    )
+    timing = _benchmarked(impl, model, batch, context, mode, warmup, steps)
     left = sum(p.grad is not None for p in model.parameters())
     return {"calls": model.calls, "samples": len(timing.samples), "left": left, "training": model.training}
 
@@ -61,19 +59,19 @@ def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[
             places.append([holds(tokens), holds(targets)])
             return super().loss(tokens, targets)
 
-    impl.benchmarking.benchmark_model.benchmark_model(
-        Placed(Config(**sizes)).cuda(), batch=batch, context=context, mode=mode, warmup=1, steps=2
-    )
+    _benchmarked(impl, Placed(Config(**sizes)).cuda(), batch, context, mode, 1, 2)
     return places
 
 
 def timed(impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int) -> list[float]:
     """On the simulated GPU: the samples."""
-    model = Transformer(Config(**sizes)).cuda()
-    timing = impl.benchmarking.benchmark_model.benchmark_model(
-        model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps
-    )
+    timing = _benchmarked(impl, Transformer(Config(**sizes)).cuda(), batch, context, mode, warmup, steps)
     return [float(s) for s in timing.samples]
+
+
+def _benchmarked(impl: Any, model: Transformer, batch: int, context: int, mode: str, warmup: int, steps: int) -> Any:
+    benchmark_model = impl.benchmarking.benchmark_model.benchmark_model
+    return benchmark_model(model, batch=batch, context=context, mode=mode, warmup=warmup, steps=steps)
 
 
 # How else a step may be written, and what is then to be said of it.

@@ -27,7 +27,7 @@ class Nvtx(types.ModuleType):
         self.open: list[str] = []
         recorder = self
 
-        class annotate:
+        class annotate(contextlib.ContextDecorator):
             def __init__(self, message: str | None = None, *args: Any, **kwargs: Any):
                 self.message = str(message)
 
@@ -35,16 +35,8 @@ class Nvtx(types.ModuleType):
                 recorder.push_range(self.message)
                 return self
 
-            def __exit__(self, *error: object) -> bool:
+            def __exit__(self, *error: object) -> None:
                 recorder.pop_range()
-                return False
-
-            def __call__(self, function: Any) -> Any:
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    with self:
-                        return function(*args, **kwargs)
-
-                return call
 
         self.annotate = annotate
 
@@ -84,24 +76,25 @@ def _events(recorder: Any) -> list[list[str]]:
     return events
 
 
-def play(impl: Any, tree: list, backend: str) -> dict:
-    """Open nested ranges, some of which are broken off; what was pushed and popped, and what got through."""
-    recorder = _told(backend)
-    annotate = impl.benchmarking.annotate.annotate
+def _visit(annotate: Any, nodes: list) -> int:
+    """Open nested ranges, some of which are broken off; how often that got through."""
     caught = 0
+    for name, children, broken in nodes:
+        try:
+            with annotate(name):
+                torch.ones(2).sum()
+                caught += _visit(annotate, children)
+                if broken:
+                    raise Interruption
+        except Interruption:
+            caught += 1
+    return caught
 
-    def visit(nodes: list) -> None:
-        nonlocal caught
-        for name, children, broken in nodes:
-            try:
-                with annotate(name):
-                    visit(children)
-                    if broken:
-                        raise Interruption
-            except Interruption:
-                caught += 1
 
-    visit(tree)
+def play(impl: Any, tree: list, backend: str) -> dict:
+    """What was pushed and popped, and how many interruptions got through."""
+    recorder = _told(backend)
+    caught = _visit(impl.benchmarking.annotate.annotate, tree)
     return {"events": _events(recorder) if backend != "neither" else [], "caught": caught}
 
 
@@ -116,23 +109,12 @@ def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
     return {"value": count_down(depth), "events": _events(recorder)}
 
 
-def profiled(impl: Any, tree: list, backend: str) -> list:
-    """[name, start, end] of every range that torch's profiler saw, by start; some are broken off."""
+def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
+    """[name, start, end] of every range of these names that torch's profiler saw, by start; some are broken off."""
     _told(backend)
     annotate = impl.benchmarking.annotate.annotate
-    names: set[str] = set()
-
-    def visit(nodes: list) -> None:
-        for name, children, broken in nodes:
-            names.add(name)
-            with contextlib.suppress(Interruption), annotate(name):
-                torch.ones(2).sum()
-                visit(children)
-                if broken:
-                    raise Interruption
-
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        visit(tree)
+        _visit(annotate, tree)
     seen = [[e.name, float(e.time_range.start), float(e.time_range.end)] for e in profile.events() if e.name in names]
     return sorted(seen, key=lambda e: (e[1], -e[2]))
 

@@ -85,8 +85,8 @@ def test_the_profiler_sees_the_same_ranges(run, rng, backend):
     tree[0][2] = True
     tree = [[f"{name} {i}", [[f"{n} {i} {j}", [], b] for j, (n, _, b) in enumerate(c)], b]
             for i, (name, c, b) in enumerate(tree)]  # fmt: skip
-    got = run(probes.profiled, tree, backend)
     want = [name for kind, name in expected(tree) if kind == "push"]
+    got = run(probes.profiled, tree, want, backend)
     assert [name for name, _, _ in got] == want, f"the profiler saw {[n for n, _, _ in got]}, the ranges were {want}"
     spans = {name: (start, end) for name, start, end in got}
     for name, children, _ in tree:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -65,6 +66,15 @@ def measure(run, drawn: dict) -> dict:
             "wait for it, or poll it until it is done; only the device knows when a step has ended"
         )
     return got
+
+
+def check(
+    run, drawn: dict, where: str = "", cause: Callable[[dict], str] = lambda got: "", first: int | None = None
+) -> None:
+    """Assert that its samples, or the `first` of them, are what their steps took."""
+    got = measure(run, drawn)
+    samples, expected = got["samples"][:first], expected_samples(drawn)[:first]
+    assert_samples(samples, expected, where, cause(got), around=lambda index: called(got, drawn, index))
 
 
 def called(got: dict, drawn: dict, index: int) -> str:
@@ -135,20 +145,14 @@ def show(seconds: float) -> str:
 @exercise(BENCHMARK, kind="numerics")
 @pytest.mark.parametrize("case", range(3))
 def test_each_sample_is_what_its_step_took(run, rng, case):
-    drawn = draw_steps(rng, warmup=rng.integers(2, 4), steps=rng.integers(4, 12))
-    got = measure(run, drawn)
-    assert_samples(got["samples"], expected_samples(drawn), around=lambda which: called(got, drawn, which))
+    check(run, draw_steps(rng, warmup=rng.integers(2, 4), steps=rng.integers(4, 12)))
 
 
 @exercise(BENCHMARK, kind="numerics")
 def test_nothing_of_the_warm_up_is_in_the_first_sample(run, rng):
     drawn = draw_steps(rng, warmup=rng.integers(2, 5), steps=rng.integers(2, 5))
     last = show(drawn["device_s"][drawn["warmup"] - 1])
-    got, expected = measure(run, drawn), expected_samples(drawn)
-    assert_samples(
-        got["samples"][:1], expected[:1], where=f" and the last of the warm-up {last}",
-        around=lambda which: called(got, drawn, which),
-    )  # fmt: skip
+    check(run, drawn, f" and the last of the warm-up {last}", first=1)
 
 
 @exercise(BENCHMARK, kind="numerics")
@@ -168,29 +172,18 @@ def test_mean_median_and_standard_deviation_are_of_the_samples(run, rng, parity)
     drawn["device_s"][middle] = rng.uniform(1e-3, 1.5e-3)
     got = measure(run, drawn)
     assert_samples(got["samples"], expected_samples(drawn))
-    for name, value in statistics_of(got["samples"]).items():
+    for name, (of, what) in STATISTICS.items():
+        value = of(got["samples"])
         assert abs(got[name] - value) <= 1e-9 + 1e-6 * value, (
-            f"{name} is {show(got[name])}, of these {steps} samples it is {show(value)}: {STATISTICS[name]}"
+            f"{name} is {show(got[name])}, of these {steps} samples it is {show(value)}: {what}"
         )
 
 
 STATISTICS = {
-    "mean": "the sum of the samples over their count, without the warm-up",
-    "median": "the middle of the sorted samples, or the mean of the two in the middle",
-    "standard_deviation": "of a sample, so the squares are divided by n - 1",
+    "mean": (statistics.fmean, "the sum of the samples over their count, without the warm-up"),
+    "median": (statistics.median, "the middle of the sorted samples, or the mean of the two in the middle"),
+    "standard_deviation": (statistics.stdev, "of a sample, so the squares are divided by n - 1"),
 }
-
-
-def statistics_of(samples: list[float]) -> dict[str, float]:
-    """In plain words, as a check on any library."""
-    n, ordered = len(samples), sorted(samples)
-    mean = sum(samples) / n
-    variance = sum((s - mean) ** 2 for s in samples) / (n - 1)
-    return {
-        "mean": mean,
-        "median": (ordered[(n - 1) // 2] + ordered[n // 2]) / 2,
-        "standard_deviation": variance**0.5,
-    }
 
 
 @exercise(BENCHMARK, kind="numerics")
@@ -213,29 +206,20 @@ def test_a_step_is_waited_for_on_every_stream(run, rng):
     for call in range(drawn["warmup"], len(drawn["stream_s"]), 2):  # every other step: its own ends last
         drawn["stream_s"][call] = drawn["device_s"][call] + rng.uniform(5e-3, 20e-3)
     drawn["device_s"][drawn["warmup"]] *= rng.integers(0, 1)  # and sometimes the current stream has no work at all
-    got = measure(run, drawn)
-    assert_samples(
-        got["samples"],
-        expected_samples(drawn),
-        where=" with a stream of its own",
-        cause="wait for the whole device (torch.cuda.synchronize), not for one stream or an event in it",
-        around=lambda which: called(got, drawn, which),
-    )
+    cause = "wait for the whole device (torch.cuda.synchronize), not for one stream or an event in it"
+    check(run, drawn, " with a stream of its own", lambda got: cause)
 
 
 @exercise(BENCHMARK, kind="numerics")
 def test_the_host_s_part_of_a_step_counts(run, rng):
     drawn = draw_steps(rng, warmup=rng.integers(0, 2), steps=rng.integers(3, 6))
     drawn["host_s"][drawn["warmup"] :] = [rng.uniform(2e-3, 20e-3) for _ in range(drawn["steps"])]
-    got = measure(run, drawn)
-    asleep = {"process_time", "thread_time"} & {*got["order"]}
-    assert_samples(
-        got["samples"],
-        expected_samples(drawn),
-        where=" with some of it on the host, before the launch",
-        cause=f"time.{min(asleep)} stands still while the host sleeps" if asleep else "the clock starts before step()",
-        around=lambda which: called(got, drawn, which),
-    )
+
+    def cause(got: dict) -> str:
+        asleep = {"process_time", "thread_time"} & {*got["order"]}
+        return f"time.{min(asleep)} stands still while the host sleeps" if asleep else "the clock starts before step()"
+
+    check(run, drawn, " with some of it on the host, before the launch", cause)
 
 
 @exercise(BENCHMARK, kind="numerics")

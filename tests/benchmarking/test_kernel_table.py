@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -54,21 +55,22 @@ OTHERWISE = {
 }
 
 
-def tabulate(tree: list, on_device: bool, counts=is_product) -> tuple[dict, dict, dict]:
+def pieces(nodes: list, on_device: bool, inside: str = "") -> Iterator[tuple[str, str, str, float]]:
+    """(range, operator, what took time there, µs), each piece of time once."""
+    for name, is_range, own, kernels, children in nodes:
+        for what, microseconds in kernels if on_device else [] if is_range else [(name, own)]:
+            yield inside, name, what, microseconds
+        yield from pieces(children, on_device, name if is_range else inside)
+
+
+def tabulate(pieces: Iterable[tuple[str, str, str, float]], counts=is_product) -> tuple[dict, dict, dict]:
     """{(range, name): [calls, seconds]}, {range: seconds}, {range: seconds of products}."""
     rows, total, products = defaultdict(lambda: [0, 0.0]), defaultdict(float), defaultdict(float)
-
-    def visit(nodes: list, inside: str) -> None:
-        for name, is_range, own, kernels, children in nodes:
-            took = kernels if on_device else [] if is_range else [[name, own]]
-            for what, microseconds in took:
-                rows[inside, what][0] += 1
-                rows[inside, what][1] += microseconds / 1e6
-                total[inside] += microseconds / 1e6
-                products[inside] += microseconds / 1e6 * counts(name, what)
-            visit(children, name if is_range else inside)
-
-    visit(tree, "")
+    for inside, operator, what, microseconds in pieces:
+        rows[inside, what][0] += 1
+        rows[inside, what][1] += microseconds / 1e6
+        total[inside] += microseconds / 1e6
+        products[inside] += microseconds / 1e6 * counts(operator, what)
     return rows, total, products
 
 
@@ -119,8 +121,9 @@ def test_every_microsecond_is_counted_once_and_in_its_range(run, rng, case, wher
     tree = draw(rng, 3, on_device)
     if on_device:
         tree.append(["aten::mm", False, 10.0, [["a_kernel_of_no_name", 77.0]], []])
-    others = {cause: tabulate(tree, on_device, counts)[2] for cause, counts in OTHERWISE.items()}
-    check(run(probes.table, tree, on_device), *tabulate(tree, on_device), others)
+    taken = [*pieces(tree, on_device)]
+    others = {cause: tabulate(taken, counts)[2] for cause, counts in OTHERWISE.items()}
+    check(run(probes.table, tree, on_device), *tabulate(taken), others)
 
 
 @exercise(TABLE, kind="numerics")
@@ -132,15 +135,10 @@ def test_a_profile_of_nothing_is_an_empty_table(run):
 @exercise(TABLE, kind="property")
 def test_a_real_profile(run, rng):
     got = run(probes.real, rng.shuffled(["one", "two", "three"])[:2])
-    rows, total, products = defaultdict(lambda: [0, 0.0]), defaultdict(float), defaultdict(float)
+    taken = []
     for name, parent, microseconds, is_range in got["events"]:
-        if is_range:
-            continue
         while parent >= 0 and not got["events"][parent][3]:
             parent = got["events"][parent][1]
-        inside = got["events"][parent][0] if parent >= 0 else ""
-        rows[inside, name][0] += 1
-        rows[inside, name][1] += microseconds / 1e6
-        total[inside] += microseconds / 1e6
-        products[inside] += microseconds / 1e6 * (name in PRODUCTS)
-    check(got, rows, total, products)
+        if not is_range:
+            taken.append((got["events"][parent][0] if parent >= 0 else "", name, name, microseconds))
+    check(got, *tabulate(taken))

@@ -89,7 +89,8 @@ def test_the_bound_is_the_larger_of_two_times(run, rng, side):
         for direction, word in enumerate(("forward", "backward")):
             f, b = flops[name][direction], real["bytes"][name][direction]
             times = {"compute": f / peaks[0], "memory": b / peaks[1]}
-            what, (_, _, intensity, seconds, by) = f"{name} {word}", got[f"{name} {word}"]
+            what = f"{name} {word}"
+            intensity, seconds, by = (got[what][field] for field in ("intensity", "seconds", "by"))
             assert abs(intensity / (f / b) - 1) <= WITHIN, (
                 f"{what}: intensity {intensity:.4g}, FLOPs a byte are {f / b:.4g}"
             )
@@ -108,8 +109,8 @@ def test_on_the_ridge_arithmetic_binds(run, rng):
     sizes, batch, context = draw(rng, rng.choice(list(CASES)))
     free = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0), replace=[FLOPS])
     name = f"{rng.choice(NAMES)} forward"
-    peaks = tuple(float(number) for number in free[name][:2])  # both take one second
-    by = run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])[name][4]
+    peaks = (float(free[name]["flops"]), float(free[name]["bytes"]))  # both take one second
+    by = run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])[name]["by"]
     assert by == "compute", f"{name}: its intensity is the device's to the last bit, and it is bound by {by!r}"
 
 
@@ -133,7 +134,7 @@ def test_a_larger_batch_moves_products_towards_compute_and_attention_not_at_all(
         got = run(probes.roofline, sizes, batch, context, "float32", (1e14, 1e12), replace=[FLOPS])
         for name in NAMES:
             want = real["flops"][name][0] / real["bytes"][name][0] / (2 if name in ("scores", "values") else 1)
-            intensity[name, batch] = got[f"{name} forward"][2]
+            intensity[name, batch] = got[f"{name} forward"]["intensity"]
             assert abs(intensity[name, batch] / want - 1) <= WITHIN, (
                 f"{name}: intensity {intensity[name, batch]:.4g} at batch {batch}, FLOPs a byte are {want:.4g}"
             )

@@ -18,6 +18,7 @@ from lab.solution.wire import PerRank
 if TYPE_CHECKING:  # ranks have no use for it
     from lab.harness.trace import Trace
 
+from ..flash_attention.probes_layouts import lay
 from ..zero.probes_fsdp import at_rest
 
 
@@ -29,15 +30,13 @@ def function(impl, kind: str):
 
 def attend(impl, kind: str, cases: list, is_causal: bool) -> list:
     """Of each case (q, k, v, do): o, tensors saved for backward, and the kernels and operators of forward."""
-    return [_attended(function(impl, kind).apply, *case[:3], is_causal) for case in cases]
-
-
-def _attended(apply, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
-    with watching() as seen:
-        o = apply(q, k, v, is_causal)
-    return {"o": o.detach(), "saved": kept(o), "operators": sorted(set(seen.operators)),
-            "grids": [list(launch.grid) for launch in seen.launches]}  # fmt: skip
+    apply, found = function(impl, kind).apply, []
+    for q, k, v, _ in cases:
+        with watching() as seen:
+            o = apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal)
+        grids = [list(launch.grid) for launch in seen.launches]
+        found.append({"o": o.detach(), "saved": kept(o), "operators": sorted(set(seen.operators)), "grids": grids})
+    return found
 
 
 def kept(o: Tensor) -> list[Tensor]:
@@ -50,25 +49,12 @@ def kept(o: Tensor) -> list[Tensor]:
 
 def gradients(impl, kind: str, cases: list, is_causal: bool, layout: str = "contiguous") -> list:
     """Of each case (q, k, v, do): dq, dk and dv. layout: how do lies in memory."""
-    return [_gradients(function(impl, kind).apply, *case, is_causal, layout) for case in cases]
-
-
-def _gradients(apply, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, layout: str) -> dict:
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
-    with watching():  # a kernel that leaves its tensors is to be told of, and not to bring the process down
-        apply(q, k, v, is_causal).backward(laid(do, layout))
-    return {"dq": q.grad, "dk": k.grad, "dv": v.grad}
-
-
-def laid(x: Tensor, layout: str) -> Tensor:
-    """The same values, as a transpose or as a part of a larger tensor; expanded: its first number everywhere."""
-    if layout == "expanded":
-        return x.flatten()[0].expand_as(x)
-    if layout == "transposed":
-        return x.mT.contiguous().mT
-    if layout == "strided":
-        return torch.stack([x, torch.full_like(x, float("nan"))], -1)[..., 0]
-    return x
+    apply, found = function(impl, kind).apply, []
+    for q, k, v, do in cases:
+        with watching():  # a kernel that leaves its tensors is to be told of, and not to bring the process down
+            apply(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), is_causal).backward(lay(do, layout))
+        found.append({"dq": q.grad, "dk": k.grad, "dv": v.grad})
+    return found
 
 
 class Shapes(TorchDispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lab.harness.callers import changes
-from lab.measure.memory import meter
 
 from .probes_layouts import all_laid
 
@@ -16,11 +15,3 @@ def attend(impl, q, k, v, is_causal, layouts: dict) -> dict:
     saved = getattr(o.grad_fn, "saved_tensors", ())
     saved = [next((n for n, x in inputs.items() if x is t), t) for t in saved]
     return {"o": o, "saved": saved, "changed": changed()}
-
-
-def memory(impl, q, k, v, is_causal) -> dict:
-    """What one forward pass allocates and keeps, as torch's dispatcher sees it."""
-    q, k, v = (t.requires_grad_() for t in (q, k, v))
-    with meter(inputs=(q, k, v)) as measured:
-        impl.flash_attention.tiled_forward.TiledAttention.apply(q, k, v, is_causal)
-    return measured.plain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.harness.callers import changes
-from lab.harness.raising import raised
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
 
@@ -23,29 +23,45 @@ def place(where: str, *tensors: Tensor) -> list[Tensor]:
     return [t.cuda() if where == "native" else t for t in tensors]
 
 
+# Of each kernel: the function that launches it, what that is given and returns, and what its programs walk over.
+KERNELS: dict[str, tuple[Callable[[Any], Any], str, str, str]] = {
+    "forward": (lambda impl: impl.flash_attention.triton_forward.attention_forward, "q k v", "o lse", "k"),
+    "dq": (
+        lambda impl: impl.flash_attention.triton_backward_dq.attention_backward_dq, "q k v o lse do", "dq delta", "k",
+    ),
+    "dkdv": (
+        lambda impl: impl.flash_attention.triton_backward_dkdv.attention_backward_dkdv,
+        "q k v lse do delta", "dk dv", "q",
+    ),
+}  # fmt: skip
+
+
+def launched(
+    impl: Any, kernel: str, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False
+) -> dict:
+    """What one of KERNELS returns, and what was launched; backward kernels run twice. keep: and loads and stores."""
+    function, names, returned, walked = KERNELS[kernel]
+    wanted = dict(zip(names.split(), place(where, *(given[n] for n in names.split())), strict=True))
+    laid = all_laid(wanted, layouts)
+    changed = changes(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
+    call = function(impl)
+    with poisoned(), watching(keep=keep) as seen:
+        out = call(*laid.values(), is_causal)
+    again = out if kernel == "forward" else call(*laid.values(), is_causal)
+    found = {
+        **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "changed": changed(),
+        "same": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
+        "contiguous": all(x.is_contiguous() for x in out),
+    }  # fmt: skip
+    return found | (_touched(impl, seen, laid[walked], *out) if keep else {})
+
+
 def seen_of(seen: Watch) -> dict:
     return {
         "launches": [[launch.kernel, list(launch.grid)] for launch in seen.launches],
         "operators": sorted(set(seen.operators)),
         "atomics": seen.atomics,
     }
-
-
-def _laid(where: str, given: dict, names: str, layouts: dict) -> dict[str, Tensor]:
-    wanted = names.split()
-    return all_laid(dict(zip(wanted, place(where, *(given[n] for n in wanted)), strict=True)), layouts)
-
-
-def forward(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
-    """o and lse of the fused kernel, and what was launched; keep: and what was loaded and stored."""
-    laid = _laid(where, given, "q k v", layouts)
-    changed = changes(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
-    call = impl.flash_attention.triton_forward.attention_forward
-    with poisoned(), watching(keep=keep) as seen:
-        o, lse = call(*laid.values(), is_causal)
-    contiguous = o.is_contiguous() and lse.is_contiguous()
-    found = {"o": o.cpu(), "lse": lse.cpu(), **seen_of(seen), "changed": changed(), "contiguous": contiguous}
-    return found | (_touched(impl, seen, laid["k"], o, lse) if keep else {})
 
 
 def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
@@ -59,49 +75,11 @@ def _touched(impl: Any, seen: Watch, walked: Tensor, *written: Tensor) -> dict:
     }  # fmt: skip
 
 
-def refused(impl: Any, shapes: list, dtypes: list) -> str:
-    """The name of what is raised."""
-    tensors = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    return raised(lambda: impl.flash_attention.triton_forward.attention_forward(*tensors))
-
-
-def backward_dq(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
-    """dq and delta, twice; keep: and what was loaded and stored."""
-    laid = _laid(where, given, "q k v o lse do", layouts)
-    changed = changes(**laid)
-    call = impl.flash_attention.triton_backward_dq.attention_backward_dq
-    with poisoned(), watching(keep=keep) as seen:
-        dq, delta = call(*laid.values(), is_causal)
-    again = call(*laid.values(), is_causal)
-    same = torch.equal(dq, again[0]) and torch.equal(delta, again[1])
-    found = {"dq": dq.cpu(), "delta": delta.cpu(), "same": same, "changed": changed(), **seen_of(seen)}
-    return found | (_touched(impl, seen, laid["k"], dq, delta) if keep else {})
-
-
-def backward_dkdv(impl: Any, given: dict, is_causal: bool, layouts: dict, where: str, keep: bool = False) -> dict:
-    """dk and dv, twice; keep: and what was loaded and stored."""
-    laid = _laid(where, given, "q k v lse do delta", layouts)
-    changed = changes(**laid)
-    call = impl.flash_attention.triton_backward_dkdv.attention_backward_dkdv
-    with poisoned(), watching(keep=keep) as seen:
-        dk, dv = call(*laid.values(), is_causal)
-    again = call(*laid.values(), is_causal)
-    same = torch.equal(dk, again[0]) and torch.equal(dv, again[1])
-    found = {"dk": dk.cpu(), "dv": dv.cpu(), "same": same, "changed": changed(), **seen_of(seen)}
-    return found | (_touched(impl, seen, laid["q"], dv, dk) if keep else {})
-
-
-def raced_addresses(impl: Any, given: dict, is_causal: bool, kernel: str) -> int:
+def raced_addresses(impl: Any, kernel: str, given: dict, is_causal: bool) -> int:
     """Addresses that one program stores and another touches."""
-    stage = impl.flash_attention
-    q, k, v, o, do, lse, delta = (given.get(n) for n in ("q", "k", "v", "o", "do", "lse", "delta"))
+    function, names, *_ = KERNELS[kernel]
     with watching(keep=True) as seen:
-        if kernel == "forward":
-            stage.triton_forward.attention_forward(q, k, v, is_causal)
-        elif kernel == "dq":
-            stage.triton_backward_dq.attention_backward_dq(q, k, v, o, lse, do, is_causal)
-        else:
-            stage.triton_backward_dkdv.attention_backward_dkdv(q, k, v, lse, do, delta, is_causal)
+        function(impl)(*(given[n] for n in names.split()), is_causal)
     return seen.races()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,11 +12,22 @@ from torch import Tensor
 from lab.harness.rng import Rng
 
 ALIGNED = ["contiguous", "heads inside", "rows apart"]  # as tensor descriptors want them
-# Of one tensor no two of these have the same strides; the last three hold what is repeated only.
-DIFFERENT = [
-    "odd offset", "heads inside", "rows apart", "columns first", "sliced",
-    "rows repeated", "columns repeated", "one number",
-]  # fmt: skip
+# Of a tensor and what lies between its elements. Of one tensor no two have the same strides.
+LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "odd offset": lambda x, fill: x.new_full((x.numel() + 1,), fill)[1:].view(x.shape).copy_(x),
+    "heads inside": lambda x, _: x.transpose(-3, -2).contiguous().transpose(-3, -2),
+    "rows apart": lambda x, fill: x.new_full((*x.shape[:-1], x.shape[-1] + 16), fill)[..., 16:].copy_(x),
+    "columns first": lambda x, _: x.mT.contiguous().mT,
+    "sliced": lambda x, fill: x.new_full(
+        (*x.shape[:-2], 2 * x.shape[-2] + 1, 2 * x.shape[-1] + 2), fill
+    )[..., 1::2, 2::2].copy_(x),
+    "rows repeated": lambda x, _: x[:1].expand_as(x),  # this and the next two hold what is repeated only
+    "columns repeated": lambda x, _: x[..., :1].expand_as(x),
+    "one number": lambda x, _: x.flatten()[0].expand_as(x),
+    "contiguous": lambda x, _: x,
+    "beyond 2³¹": lambda x, _: _far(x),
+}  # fmt: skip
+DIFFERENT = [*LAYOUTS][:8]
 LEAST_DIMS = {"heads inside": 3, "columns first": 2, "rows repeated": 2, "columns repeated": 2}
 FAR = "beyond 2³¹"  # a layout whose last rows lie more than 2³¹ elements behind the first
 WALLED = "walled after row "  # a layout whose later rows nobody can read: the kernel ends who tries
@@ -55,33 +67,11 @@ def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, 
 
 def lay(x: Tensor, layout: str) -> Tensor:
     """The same values, laid out otherwise; a layout that repeats takes the first ones. In between is NaN, or −1."""
-    fill = torch.nan if x.is_floating_point() else -1
     if x.ndim == 1 and layout in ("rows apart", "sliced", FAR):
         return lay(x[:, None], layout)[:, 0]
-    if layout == "heads inside":
-        return x.transpose(-3, -2).contiguous().transpose(-3, -2)
-    if layout == "columns first":
-        return x.mT.contiguous().mT
-    if layout == "rows apart":
-        return x.new_full((*x.shape[:-1], x.shape[-1] + 16), fill)[..., 16:].copy_(x)
-    if layout == "sliced":
-        rows, columns = x.shape[-2:]
-        return x.new_full((*x.shape[:-2], 2 * rows + 1, 2 * columns + 2), fill)[..., 1::2, 2::2].copy_(x)
-    if layout == "odd offset":
-        return x.new_full((x.numel() + 1,), fill)[1:].view(x.shape).copy_(x)
-    if layout == "rows repeated":
-        return x[:1].expand_as(x)
-    if layout == "columns repeated":
-        return x[..., :1].expand_as(x)
-    if layout == "one number":
-        return x.flatten()[0].expand_as(x)
-    if layout == FAR:
-        return _far(x)
     if layout.startswith(WALLED):
         return _walled(x, int(layout.removeprefix(WALLED)))
-    if layout != "contiguous":
-        raise ValueError(f"expected a layout, one of contiguous, {', '.join(DIFFERENT)} or {FAR}, got {layout!r}")
-    return x
+    return LAYOUTS[layout](x, torch.nan if x.is_floating_point() else -1)
 
 
 def _far(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lab.harness.callers import changes, gradients
+from lab.harness.calls import plain
 from lab.harness.raising import raised
 from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
@@ -52,12 +53,6 @@ def weighted_sum_kernels(impl, case: dict) -> dict:
         "contiguous": all(o.is_contiguous() for o in out),
         "equal": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
     }
-
-
-def refused_shapes(impl, shapes: list) -> list[str]:
-    """What weighted_sum_forward raises for each (shape of x, shape of weight)."""
-    function = impl.flash_attention.weighted_sum_forward.weighted_sum_forward
-    return [raised(lambda x=x, w=w: function(torch.zeros(x), torch.zeros(w))) for x, w in shapes]
 
 
 def _weighted_sum(impl, x, weight, dy=None):
@@ -119,35 +114,17 @@ def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layouts: dict) -> 
     return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "changed": changed()}
 
 
-def backward_memory(impl, q, k, v, o, lse, do, is_causal) -> dict:
-    """What one call allocates, as torch's dispatcher sees it."""
-    with meter(inputs=(q, k, v, o, lse, do)) as measured:
-        impl.flash_attention.tiled_backward.tiled_backward(q, k, v, o, lse, do, is_causal)
-    return measured.plain()
-
-
 # ---- counting ----
 
 
 def occupancies(impl, cases: list[dict]) -> list:
-    """What occupancy says of each case, or the name of what it raises; limits: those of another multiprocessor."""
+    """What occupancy says of each case; limits: those of another multiprocessor."""
     module = impl.flash_attention.occupancy
     found = []
     for case in cases:
-        kernel = (case["registers"], case["shared_bytes"], case["warps"])
-        if case.get("refused"):
-            found.append(raised(lambda k=kernel: module.occupancy(*k)))
-            continue
         limits = (module.Multiprocessor(**case["limits"]),) if "limits" in case else ()
-        got = module.occupancy(*kernel, *limits)
-        found.append({"programs": got.programs, "warps": got.warps, "share": got.share, "limited_by": got.limited_by})
+        found.append(plain(module.occupancy(case["registers"], case["shared_bytes"], case["warps"], *limits)))
     return found
-
-
-def costs(impl, cases: list[dict]) -> list[dict]:
-    """What accounting says of each case's arguments."""
-    found = [impl.flash_attention.accounting.accounting(**case) for case in cases]
-    return [{"flops": c.flops, "bytes": c.bytes, "intensity": c.intensity} for c in found]
 
 
 # ---- fused cross entropy ----
@@ -174,20 +151,6 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
             "changed": {n: laid[n].detach() for n in changed()},
         })  # fmt: skip
     return found
-
-
-def fused_refusals(impl, x, weight, targets, chunks: list[int]) -> list[str]:
-    """What is raised for each chunk."""
-    function = impl.flash_attention.fused_cross_entropy.FusedCrossEntropy
-    return [raised(lambda c=c: function.apply(x, weight, targets, c)) for c in chunks]
-
-
-def fused_memory(impl, case: dict) -> dict:
-    """What one forward pass allocates, as torch's dispatcher sees it."""
-    x, weight = case["x"].requires_grad_(), case["weight"].requires_grad_()
-    with meter(inputs=(x, weight, case["targets"])) as measured:
-        _fused(impl, x, weight, case["targets"], case["chunk"])
-    return measured.plain()
 
 
 def _fused(impl, *inputs) -> torch.Tensor:

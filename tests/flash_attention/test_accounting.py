@@ -12,13 +12,14 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from lab.course.listing import inputs
+from lab.harness.calls import called
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
-from . import probes_steps as probes
 from .costs import KERNELS, PASSES, PRODUCTS, flops, moved
 
 ACCOUNTING = "flash_attention.accounting"
+COUNT = "impl.flash_attention.accounting.accounting"
 
 
 def counted(case: dict) -> dict:
@@ -36,14 +37,12 @@ def draw(rng, algorithm: str, direction: str, is_causal: bool = False) -> dict:
 
 def check(run, cases: list[dict], cause: str = "") -> None:
     """cause: what to say where a number is off; else what is counted."""
-    found = run(probes.costs, cases)
-    for case, got in zip(cases, found, strict=True):
-        want = counted(case)
-        for name in ("flops", "bytes"):
+    for case, got in zip(cases, run(called, COUNT, cases), strict=True):
+        for name, want in counted(case).items():
             assert isinstance(got[name], int), f"{name} is a {type(got[name]).__name__}, expected int"
-            measured(f"{name}, {case['algorithm']}, {case['direction']}", got[name], want[name])
-            assert got[name] == want[name], (
-                f"{name}: expected {want[name]:,}, got {got[name]:,}: {cause or listed(name, case)}{inputs(case)}"
+            measured(f"{name}, {case['algorithm']}, {case['direction']}", got[name], want)
+            assert got[name] == want, (
+                f"{name}: expected {want:,}, got {got[name]:,}: {cause or listed(name, case)}{inputs(case)}"
             )
 
 
@@ -85,12 +84,11 @@ def test_defaults_are_16_bits_and_tiles_of_128(run, rng):
     optional = {"itemsize": 2, "block_m": 128, "block_n": 128, "is_causal": False}
     cases = [draw(rng, *p) | optional for p in PASSES]
     short = [{n: v for n, v in case.items() if n not in optional} for case in cases]
-    for case, got in zip(cases, run(probes.costs, short), strict=True):
-        want = counted(case)
-        for name in ("flops", "bytes"):
-            assert got[name] == want[name], (
+    for case, got in zip(cases, run(called, COUNT, short), strict=True):
+        for name, want in counted(case).items():
+            assert got[name] == want, (
                 f"{name} of {case['algorithm']} {case['direction']} without optional arguments: expected "
-                f"{want[name]:,}, got {got[name]:,}: defaults are {optional}"
+                f"{want:,}, got {got[name]:,}: defaults are {optional}"
             )
 
 
@@ -114,7 +112,7 @@ def test_flops_are_those_that_torch_counts(run, rng):
     }
     sizes = {"batch": batch, "heads": heads, "queries": queries, "keys": keys, "dim": dim}
     cases = [sizes | {"algorithm": a, "direction": d} for a, d in PASSES]
-    for which, got in zip(PASSES, run(probes.costs, cases), strict=True):
+    for which, got in zip(PASSES, run(called, COUNT, cases), strict=True):
         assert got["flops"] == want[which], (
             f"{' '.join(which)} of {sizes}: torch's counter says {want[which]:,} FLOPs, got {got['flops']:,}: "
             f"{PRODUCTS[which]} products of queries × keys × dim, 2 a multiply-add"
@@ -132,7 +130,7 @@ def test_an_example_by_hand(run):
     }
     sizes = {"batch": 1, "heads": 1, "queries": 4, "keys": 6, "dim": 2, "itemsize": 2, "block_m": 3, "block_n": 4}
     cases = [sizes | {"algorithm": a, "direction": d} for a, d in PASSES]
-    for which, got in zip(PASSES, run(probes.costs, cases), strict=True):
+    for which, got in zip(PASSES, run(called, COUNT, cases), strict=True):
         assert (got["flops"], got["bytes"]) == by_hand[which], (
             f"{' '.join(which)} of {sizes}: expected {by_hand[which]} FLOPs and bytes, got "
             f"{(got['flops'], got['bytes'])}: {'; '.join(KERNELS[which])}"
@@ -142,7 +140,7 @@ def test_an_example_by_hand(run):
 @exercise(ACCOUNTING, kind="numerics")
 def test_intensity_is_flops_a_byte(run, rng):
     cases = [draw(rng, *p, rng.choice([False, True])) for p in PASSES for _ in range(3)]
-    for case, got in zip(cases, run(probes.costs, cases), strict=True):
+    for case, got in zip(cases, run(called, COUNT, cases), strict=True):
         want = counted(case)
         intensity = want["flops"] / want["bytes"]
         assert abs(got["intensity"] - intensity) <= 1e-9 * intensity, (

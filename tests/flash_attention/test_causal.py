@@ -17,7 +17,8 @@ from . import probes_kernels as probes
 from .oracles import needs_triton
 
 CAUSAL = "flash_attention.causal"
-pytestmark = needs_triton
+SIZES = "(i, queries, keys, BLOCK_M, BLOCK_N)"
+pytestmark = [needs_triton, pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])]
 
 
 def brute(i, queries, keys, block_m, block_n, is_causal) -> tuple[int, int]:
@@ -53,10 +54,14 @@ def draw(rng, is_causal, kind) -> list:
     return cases
 
 
-def check(run, cases, what: int):
-    for case, got in zip(cases, run(probes.ranges, cases), strict=True):
+def asked(run, cases: list) -> list:
+    """Of each case: itself, what came, (full, end), and what is right."""
+    return [(case, got, brute(*case)) for case, got in zip(cases, run(probes.ranges, cases), strict=True)]
+
+
+def check(run, cases: list, what: int) -> None:
+    for case, got, want in asked(run, cases):
         i, queries, keys, block_m, block_n, is_causal = case
-        want = brute(*case)
         assert got[what] == want[what], (
             f"{['full', 'end'][what]} is {got[what]}, expected {want[what]}: tile {i} of {block_m} rows, {queries} "
             f"queries, {keys} keys in tiles of {block_n}, {'causal' if is_causal else 'not causal'}"
@@ -64,35 +69,25 @@ def check(run, cases, what: int):
 
 
 @exercise(CAUSAL, kind="numerics")
-@pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_every_key_that_a_row_sees_is_visited(run, rng, kind):
-    cases = draw(rng, True, kind)
-    for case, (_, end) in zip(cases, run(probes.ranges, cases), strict=True):
-        want = brute(*case)[1]
-        assert end >= want, (
-            f"end is {end} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: key {want - 1} is seen\n"
-            f"{tiles(*case)}"
-        )
+    for case, (_, end), (_, want) in asked(run, draw(rng, True, kind)):
+        assert end >= want, f"end is {end} for {SIZES} = {case[:5]}: key {want - 1} is seen\n{tiles(*case)}"
 
 
 @exercise(CAUSAL, kind="numerics")
-@pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_tiles_without_a_mask_are_seen_whole(run, rng, kind):
-    cases = draw(rng, True, kind)
-    for case, (full, _) in zip(cases, run(probes.ranges, cases), strict=True):
-        want, block_n = brute(*case)[0], case[4]
-        assert full % block_n == 0, (
-            f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: it is a multiple of BLOCK_N, round "
-            f"it down: the walk without a mask is of whole tiles\n{tiles(*case)}"
+    for case, (full, _), (want, _) in asked(run, draw(rng, True, kind)):
+        assert full % case[4] == 0, (
+            f"full is {full} for {SIZES} = {case[:5]}: it is a multiple of BLOCK_N, round it down: the walk without a "
+            f"mask is of whole tiles\n{tiles(*case)}"
         )
         assert full <= want, (
-            f"full is {full} for (i, queries, keys, BLOCK_M, BLOCK_N) = {case[:5]}: there is no key "
-            f"{full - 1}, or some row does not see it; all rows see {want} keys\n{tiles(*case)}"
+            f"full is {full} for {SIZES} = {case[:5]}: there is no key {full - 1}, or some row does not see it; all "
+            f"rows see {want} keys\n{tiles(*case)}"
         )
 
 
 @exercise(CAUSAL, kind="numerics")
-@pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_without_a_mask_all_keys_are_visited(run, rng, kind):
     cases = draw(rng, False, kind)
     for what in (0, 1):
@@ -100,23 +95,18 @@ def test_without_a_mask_all_keys_are_visited(run, rng, kind):
 
 
 @exercise(CAUSAL, kind="property")
-@pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_no_tile_above_the_diagonal_is_visited(run, rng, kind):
-    cases = draw(rng, True, kind)
-    for case, (_, end) in zip(cases, run(probes.ranges, cases), strict=True):
+    for case, (_, end), _ in asked(run, draw(rng, True, kind)):
         i, queries, keys, block_m, block_n, _ = case
-        most = -(-min((i + 1) * block_m, queries, keys) // block_n)
-        measured(
-            f"tiles visited by tile {i}, {queries} queries and {keys} keys", -(-end // block_n), most, at_most=True
-        )
-        assert -(-end // block_n) <= most, (
-            f"end is {end}, {-(-end // block_n)} tiles of {block_n} keys, for tile {i} of {block_m} rows, {queries} "
+        visited, most = -(-end // block_n), -(-min((i + 1) * block_m, queries, keys) // block_n)
+        measured(f"tiles visited by tile {i}, {queries} queries and {keys} keys", visited, most, at_most=True)
+        assert visited <= most, (
+            f"end is {end}, {visited} tiles of {block_n} keys, for tile {i} of {block_m} rows, {queries} "
             f"queries and {keys} keys: {most} tiles are enough\n{tiles(*case)}"
         )
 
 
 @exercise(CAUSAL, kind="property")
-@pytest.mark.parametrize("kind", ["square", "more keys", "more queries"])
 def test_only_tiles_on_the_diagonal_compare_indices(run, rng, kind):
     cases = [c for c in draw(rng, True, kind) if c[0]] or [[1, 100, 100, 32, 32, True]]
     check(run, cases, 0)

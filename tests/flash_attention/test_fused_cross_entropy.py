@@ -12,15 +12,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness.calls import metered, refused
 from lab.harness.judge import callers, close, never_holds
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
 
 from . import probes_layouts as layouts
 from . import probes_steps as probes
+from .oracles import DTYPES
 
 FUSED = "flash_attention.fused_cross_entropy"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+APPLY = "impl.flash_attention.fused_cross_entropy.FusedCrossEntropy.apply"
 ONCE = {"layouts": {}, "twice": False}  # where memory is measured
 CAUSE = {
     "loss": "the mean over all rows of lse − logit of the target, in float32",
@@ -161,8 +163,8 @@ def test_gradients_only_where_they_are_needed(run, rng, needs):
 @exercise(FUSED, kind="numerics")
 def test_chunks_below_one_are_refused(run, rng):
     case, chunks = draw(rng, 5, 9, 1), [0, -1, -rng.integers(2, 99)]
-    refusals = run(probes.fused_refusals, case["x"], case["weight"], case["targets"], chunks)
-    for chunk, got in zip(chunks, refusals, strict=True):
+    cases = [[case["x"], case["weight"], case["targets"], chunk] for chunk in chunks]
+    for chunk, got in zip(chunks, run(refused, APPLY, cases), strict=True):
         assert got == "ValueError", f"chunk {chunk}: expected ValueError, got {got}"
 
 
@@ -171,22 +173,21 @@ def test_thousands_of_rows_and_words(run, rng):
     check(run, [draw_large(rng, rng.choice([*DTYPES]))], factor=10.0)
 
 
-def small(run, rng, like: dict) -> Trace:
-    (trace,) = run.trace(probes.fused_losses, [draw(rng, 9, 30, 4, like["x"].dtype)])
-    return trace
+def check_memory(run, rng, case: dict, what: str, forbidden: int, needs: int) -> None:
+    """Assert that a run whose numbers are right never held `forbidden` bytes of `what`."""
+    trace = check(run, [case], factor=10.0)  # of errors of sums in another order, where thousands are summed
+    (small,) = run.trace(probes.fused_losses, [draw(rng, 9, 30, 4, case["x"].dtype)])
+    arguments = [case[name] for name in ("x", "weight", "targets", "chunk")]
+    never_holds(trace, small, what, forbidden, needs, seen=lambda: run(metered, APPLY, arguments, 2))
 
 
 @exercise(FUSED, kind="property")
 def test_no_matrix_of_rows_by_vocabulary_exists(run, rng):
     """Nor all of its chunks: those that stay alive are the whole matrix in pieces."""
     case = draw_large(rng)
-    trace = check(run, [case], factor=10.0)  # of errors of sums in another order, where thousands are summed
-    logits = case["x"].shape[0] * case["weight"].shape[0]
-    never_holds(
-        trace, small(run, rng, case), "a matrix of rows × vocabulary", 2 * logits,
-        needs=8 * (case["x"].nbytes + case["weight"].nbytes) + 4 * 4 * case["chunk"] * case["weight"].shape[0],
-        seen=lambda: run(probes.fused_memory, case),
-    )  # fmt: skip
+    rows, vocabulary = case["x"].shape[0], case["weight"].shape[0]
+    needs = 8 * (case["x"].nbytes + case["weight"].nbytes) + 4 * 4 * case["chunk"] * vocabulary
+    check_memory(run, rng, case, "a matrix of rows × vocabulary", 2 * rows * vocabulary, needs)
 
 
 @exercise(FUSED, kind="property")
@@ -195,9 +196,5 @@ def test_what_is_kept_is_as_large_as_x_and_weight(run, rng, dtype):
     """Sixteen losses wait for backward: gradients in float32 would be twice as large as those in weight's dtype."""
     case = draw(rng, rng.integers(20, 30), 65_536 + rng.integers(0, 99), 8, DTYPES[dtype], width=16)
     case |= {**ONCE, "times": 16}
-    trace = check(run, [case], factor=10.0)
-    never_holds(
-        trace, small(run, rng, case), "as much again as weight, for each of 16 losses,",
-        16 * case["weight"].nbytes, needs=(16 + 10) * case["weight"].nbytes,
-        seen=lambda: run(probes.fused_memory, case),
-    )  # fmt: skip
+    weights = case["weight"].nbytes
+    check_memory(run, rng, case, "as much again as weight, for each of 16 losses,", 16 * weights, (16 + 10) * weights)

@@ -8,11 +8,13 @@ multiprocessor that is passed.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
 from lab.course.listing import inputs
+from lab.harness.calls import refused
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
@@ -75,14 +77,7 @@ def multiprocessor(rng) -> dict:
 
 def sought(draw, wanted, count: int) -> list[dict]:
     """`count` drawn cases of which `wanted` holds."""
-    found: list[dict] = []
-    for _ in range(100_000):
-        case = draw()
-        if wanted(case):
-            found.append(case)
-            if len(found) == count:
-                break
-    return found
+    return [*itertools.islice(filter(wanted, (draw() for _ in range(100_000))), count)]
 
 
 def check(run, cases: list[dict]) -> None:
@@ -172,7 +167,8 @@ def test_what_no_kernel_has_is_refused(run, rng):
     good = {"registers": rng.integers(1, 255), "shared_bytes": rng.integers(0, 9000), "warps": rng.integers(1, 8)}
     bad = [{"registers": 0}, {"registers": -rng.integers(1, 9)}, {"registers": 256}, {"registers": 999}]
     bad += [{"shared_bytes": -1}, {"shared_bytes": -rng.integers(2, 999)}, {"warps": 0}, {"warps": -rng.integers(1, 9)}]
-    for wrong, got in zip(bad, run(probes.occupancies, [good | b | {"refused": True} for b in bad]), strict=True):
+    cases = [[*(good | b).values()] for b in bad]  # by position: registers, shared_bytes, warps
+    for wrong, got in zip(bad, run(refused, "impl.flash_attention.occupancy.occupancy", cases), strict=True):
         assert got == "ValueError", f"{wrong}: expected ValueError, got {got}"
     edges = [good | e for e in ({"registers": 1}, {"registers": 255}, {"shared_bytes": 0}, {"warps": 1})]
     check(run, edges)

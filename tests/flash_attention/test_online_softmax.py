@@ -19,9 +19,9 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
 
 from . import probes_steps as probes
+from .oracles import DTYPES
 
 ONLINE = "flash_attention.online_softmax"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def statistics(x, in_base_2: bool) -> dict:

@@ -9,22 +9,24 @@ only multiples of the tile; forget the mask in one of the three gradients; keep 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
 
+from lab.harness.calls import metered
 from lab.harness.judge import callers, close, never_holds
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
 
 from . import probes_layouts as layouts
 from . import probes_steps as probes
+from . import test_tiled_forward as tiled
+from .oracles import DTYPES, rounding
 from .test_tiled_forward import LONG, LONG_FACTOR, rows_at_a_time
-from .test_tiled_forward import draw_long as long_inputs
 
 BACKWARD = "flash_attention.tiled_backward"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NAMES = ("dq", "dk", "dv")
 
 
@@ -37,12 +39,8 @@ def scores(q, k, is_causal, first=0):
 
 def forward(q, k, v, is_causal) -> dict:
     """What forward hands over, from float64: o in the inputs' dtype, lse in float32."""
-    o, lse = [], []
-    for i, q_i in enumerate(q.double().split(rows := rows_at_a_time(k), -2)):
-        s = scores(q_i, k.double(), is_causal, i * rows)
-        o.append((s.softmax(-1) @ v.double()).to(q.dtype))
-        lse.append(s.logsumexp(-1).float())
-    return {"o": torch.cat(o, -2), "lse": torch.cat(lse, -1)}
+    out = tiled.oracle(q, k, v, is_causal)
+    return {"o": out["o"].to(q.dtype), "lse": out["lse"].float()}
 
 
 def oracle(q, k, v, do, is_causal) -> dict:
@@ -78,16 +76,12 @@ def plain(q, k, v, o, lse, do, is_causal) -> dict:
     return {n: t.to(q.dtype) for n, t in formula(q, k, v, o, lse, do, is_causal, torch.float32, True).items()}
 
 
-def draw(rng, queries, keys, batch=(2,), dim=None, dtype=torch.float32, scale=1.0) -> list:
-    """q, k, v and do."""
-    dim = dim or rng.choice([16, 24, 32, 40])
-    q, do = (rng.normal(*batch, queries, dim, dtype=dtype) for _ in range(2))
-    return [q * scale, rng.normal(*batch, keys, dim, dtype=dtype), rng.normal(*batch, keys, dim, dtype=dtype), do]
+draw = functools.partial(tiled.draw, backward=True)
 
 
 def draw_long(rng, shape: str) -> list:
     """q, k, v, do and is_causal, as long as forward's."""
-    q, k, v, is_causal = long_inputs(rng, shape)
+    q, k, v, is_causal = tiled.draw_long(rng, shape)
     return [q, k, v, rng.normal(*q.shape), is_causal]
 
 
@@ -186,8 +180,7 @@ def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
         arguments = (q, k, v, passed["o"], passed["lse"], do, False)
         got, want = run(probes.attention_gradients, *arguments, {}), formula(*arguments, torch.float64, False)
         for name in names:
-            error = (got[name].double() - want[name]).abs().mean()
-            unavoidable = (want[name].to(DTYPES[dtype]).double() - want[name]).abs().mean()
+            error, unavoidable = rounding(got[name], want[name], DTYPES[dtype])
             assert error <= 2 * unavoidable, (
                 f"mean error of {name} with {queries:,} queries and {keys:,} keys is {error / unavoidable:.1f} times "
                 f"that of rounding once to {dtype}: are the products and sums kept in float32 until the end?"
@@ -213,5 +206,5 @@ def test_scores_exist_tile_by_tile_alone(run, rng, expect, shape):
     what, itemsize = LONG[shape]
     never_holds(
         trace, small, what, itemsize * q.shape[-2] * k.shape[-2], needs=3 * (4 * q.nbytes + 2 * (k.nbytes + v.nbytes)),
-        seen=lambda: run(probes.backward_memory, *given(q, k, v, do)),
+        seen=lambda: run(metered, "impl.flash_attention.tiled_backward.tiled_backward", given(q, k, v, do)),
     )  # fmt: skip

@@ -15,6 +15,7 @@ import math
 import pytest
 import torch
 
+from lab.harness.calls import metered
 from lab.harness.judge import callers, close, never_holds
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
@@ -22,6 +23,7 @@ from lab.harness.trace import Trace
 from . import probes
 from . import probes_layouts as layouts
 from .causes import wrong_output
+from .oracles import DTYPES, rounding
 
 TILED = "flash_attention.tiled_forward"
 LONG = {  # what must not be there, and bytes of each of its elements: the smallest that could serve
@@ -30,7 +32,6 @@ LONG = {  # what must not be there, and bytes of each of its elements: the small
     "many queries": ("a matrix of all queries × a tile of keys", 4),
 }  # fmt: skip
 LONG_FACTOR = 10.0  # of errors of sums in another order, where thousands are summed
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def oracle(q, k, v, is_causal) -> dict:
@@ -56,10 +57,11 @@ def rows_at_a_time(k) -> int:
     return max(1, (1 << 22) // k.shape[-2])
 
 
-def draw(rng, queries, keys, batch=(2,), dim=None, dtype=torch.float32, scale=1.0):
+def draw(rng, queries, keys, batch=(2,), dim=None, dtype=torch.float32, scale=1.0, backward=False) -> list:
+    """q, k and v; for backward do, too."""
     dim = dim or rng.choice([16, 24, 32, 40])
-    q = rng.normal(*batch, queries, dim, dtype=dtype) * scale
-    return q, rng.normal(*batch, keys, dim, dtype=dtype), rng.normal(*batch, keys, dim, dtype=dtype)
+    q, *do = (rng.normal(*batch, queries, dim, dtype=dtype) for _ in range(1 + backward))
+    return [q * scale, rng.normal(*batch, keys, dim, dtype=dtype), rng.normal(*batch, keys, dim, dtype=dtype), *do]
 
 
 def draw_long(rng, shape: str) -> list:
@@ -157,10 +159,8 @@ def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
     """A long row of keys: sums kept in 16 bits drift away from what one rounding at the end would give."""
     q, k, v = draw(rng, 16, 2000, batch=(1,), dim=16, dtype=DTYPES[dtype])
     v = v.abs()  # sums that grow
-    got = run(probes.attend, q, k, v, False, {})
-    want = expect(oracle, q, k, v, False)
-    rounded = (got["o"].double() - want["o"]).abs().mean()
-    unavoidable = (want["o"].to(DTYPES[dtype]).double() - want["o"]).abs().mean()
+    got, want = run(probes.attend, q, k, v, False, {}), expect(oracle, q, k, v, False)
+    rounded, unavoidable = rounding(got["o"], want["o"], DTYPES[dtype])
     lse_error = (lse_of(got, q).double() - want["lse"]).abs().max().item()
     other = "lse is right: acc is" if lse_error <= 1e-4 else f"lse is off by {lse_error:.1e}, too: l is"
     assert rounded <= 1.5 * unavoidable, (
@@ -198,5 +198,5 @@ def test_scores_exist_tile_by_tile_alone(run, rng, expect, shape):
     what, itemsize = LONG[shape]
     never_holds(
         trace, small, what, itemsize * q.shape[-2] * k.shape[-2], needs=3 * (2 * q.nbytes + k.nbytes + v.nbytes),
-        seen=lambda: run(probes.memory, *inputs),
+        seen=lambda: run(metered, "impl.flash_attention.tiled_forward.TiledAttention.apply", inputs, 3),
     )  # fmt: skip

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from lab.harness.callers import changes, gradients
-from lab.harness.raising import raised
+from lab.harness.calls import plain
 from lab.measure.memory import meter
 from lab.model.transformer import Config, Transformer
 
@@ -33,79 +35,58 @@ class Cube(torch.autograd.Function):
         return gradient * 3 * x * x
 
 
+# Operations on x (rows, width), some with a weight (width, width).
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, weight: x @ weight,
+    "transposed": F.linear,
+    "exp": lambda x, _: x.clamp(max=3).exp(),
+    "softmax": lambda x, _: x.softmax(-1),
+    "relu": lambda x, _: x.relu(),
+    "in place": lambda x, _: (x + 1).relu_(),
+    "square": lambda x, _: x * x,
+    "norm": lambda x, _: F.layer_norm(x, x.shape[-1:]),
+    "view": lambda x, _: torch.cat([x[:, ::2].sin(), x[:, 1::2].sin()], dim=1),
+    "residual": lambda x, _: x + x.tanh(),
+    "function": lambda x, _: Cube.apply(x),
+    "index": lambda x, _: x[torch.arange(len(x)).flip(0)],  # a list of tensors is kept
+    "nothing": lambda x, _: (x + x).t().t(),
+}
+
+
 def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A chain of operations on x (rows, width); the weights that it uses are its parameters."""
+    """A chain of OPERATIONS on x; the weights that it uses are its parameters."""
     x = x.clone().requires_grad_()
     parameters = [w.clone().requires_grad_() for w in weights]
     for kind, weight in zip(kinds, parameters, strict=True):
-        if kind == "linear":
-            x = x @ weight
-        elif kind == "transposed":
-            x = F.linear(x, weight)
-        elif kind == "exp":
-            x = x.clamp(max=3).exp()
-        elif kind == "softmax":
-            x = x.softmax(-1)
-        elif kind == "relu":
-            x = x.relu()
-        elif kind == "in place":
-            x = (x + 1).relu_()
-        elif kind == "square":
-            x = x * x
-        elif kind == "norm":
-            x = F.layer_norm(x, x.shape[-1:])
-        elif kind == "view":
-            x = torch.cat([x[:, ::2].sin(), x[:, 1::2].sin()], dim=1)
-        elif kind == "residual":
-            x = x + x.tanh()
-        elif kind == "function":
-            x = Cube.apply(x)
-        elif kind == "index":
-            x = x[torch.arange(len(x)).flip(0)]  # a list of tensors is kept
-        elif kind == "nothing":
-            x = (x + x).t().t()
+        x = OPERATIONS[kind](x, weight)
     return x, parameters
 
 
 def saved(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> dict:
     output, parameters = graph(kinds, x, weights)
-    got = impl.mixed_precision.saved_bytes.saved_bytes(output, parameters)
-    return {"total": int(got.total), "by_operation": {str(n): int(b) for n, b in dict(got.by_operation).items()}}
+    return plain(impl.mixed_precision.saved_bytes.saved_bytes(output, parameters))
 
 
 def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> list[dict]:
-    """All that nodes keep, a row for each tensor, as they ran. Asks impl nothing.
-
-    node, tensor and storage are numbers of theirs; own: bytes of the tensor itself; straight: whether first entries of
-    next_functions alone lead to the node.
-    """
+    """All that nodes keep, a row for each tensor, as they ran. Asks impl nothing."""
     output, parameters = graph(kinds, x, weights)
     owned = {p.untyped_storage().data_ptr() for p in parameters}
-    nodes, todo, straight = {}, [output.grad_fn], {}
+    nodes: dict[int, Any] = {}
+    todo = [output.grad_fn]
     while todo:
         node = todo.pop()
         if node is not None and id(node) not in nodes:
             nodes[id(node)] = node
             todo += [n for n, _ in node.next_functions]
-    node = output.grad_fn
-    while node is not None:
-        straight[id(node)], node = node, next((n for n, _ in node.next_functions), None)
-    rows, kept = [], []  # kept: while a tensor is alive, no other has its id
+    rows, kept = [], []  # kept: while a storage is alive, no other has its address
     for node in sorted(nodes.values(), key=lambda n: n._sequence_nr()):
-        is_function = "CubeBackward" in node.name()
-        values = node.saved_tensors if is_function else [
-            getattr(node, n) for n in dir(node) if n.startswith("_saved_")
-        ]  # fmt: skip
-        for value in values:
-            for t in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(t, Tensor):
-                    kept.append(t)
-                    s = t.untyped_storage()
-                    rows.append({
-                        "node": id(node), "operation": node.name(), "tensor": id(t), "storage": s.data_ptr(),
-                        "size": s.nbytes(), "own": t.nbytes, "is_parameter": s.data_ptr() in owned,
-                        "is_function": is_function, "straight": id(node) in straight,
-                    })  # fmt: skip
+        names = [n for n in dir(node) if n.startswith("_saved_")]
+        values = node.saved_tensors if "CubeBackward" in node.name() else [getattr(node, n) for n in names]
+        for t in tree_leaves(list(values)):
+            if isinstance(t, Tensor):
+                kept.append(s := t.untyped_storage())
+                row = {"operation": node.name(), "storage": s.data_ptr(), "size": s.nbytes()}
+                rows.append({**row, "is_parameter": s.data_ptr() in owned})
     return rows
 
 
@@ -183,35 +164,30 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
     call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
-    kind = options.get("kind", "one")
+    kind, more = options.get("kind", "one"), torch.zeros(())  # more: of the loss, beside what the result gives
     torch.manual_seed(7)
-    with torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options):
-        if kind == "no grad":
-            with torch.no_grad():
-                out = call(part, x, scale, shift=shift)
-            return {"out": out, "calls": part.calls, "graph": out.requires_grad}
+    autocast = torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options)
+    with autocast, torch.set_grad_enabled(kind != "no grad"):
         if kind == "many":
             out, nothing, mean, doubled = call(part, x, scale, shift=shift, flag="many")
-            loss = out.float().sin().sum() + doubled.sum() + mean.float()  # which is detached
+            more = doubled.sum() + mean.float()  # which is detached
             assert nothing is None
             assert mean.dim() == 0
         elif kind == "nested":
             out = call(lambda y: call(part, call(part, y, scale), shift=shift), x)
-            loss = out.float().sin().sum()
         elif kind == "twice":
             out = call(lambda a, b: part(a) * b, x, x)  # one tensor in two places
-            loss = out.float().sin().sum()
         elif kind == "constants":
             rows, fixed = torch.arange(len(x)).flip(0), x.detach().clone()
             out = call(lambda a, rows, fixed: part(a[rows], shift=fixed), x, rows, fixed)
-            loss = out.float().sin().sum()
         elif kind == "history":
             made = shift * 2  # whose own graph the loss goes through, too
-            out = call(part, x, scale, shift=made)
-            loss = out.float().sin().sum() + made.cos().sum()
+            out, more = call(part, x, scale, shift=made), made.cos().sum()
         else:
             out = call(part, x, scale, shift=shift)
-            loss = out.float().sin().sum()
+        loss = out.float().sin().sum() + more
+    if kind == "no grad":
+        return {"out": out, "calls": part.calls, "graph": out.requires_grad}
     between, in_forward = torch.rand(3), len(part.calls)
     loss.backward()
     grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
@@ -242,23 +218,6 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
 # ---- plans ----
 
 
-def plan(impl: Any, inputs: list[int], saved: list[int]) -> dict:
-    got = impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved)
-    return {"segments": [int(n) for n in got.segments], "peak": int(got.peak)}
-
-
-def plans(impl: Any, chains: list) -> list[dict]:
-    return [plan(impl, *chain) for chain in chains]
-
-
-def bound(impl: Any, layers: list[int]) -> list[list[int]]:
-    return [[int(n) for n in impl.mixed_precision.checkpoint_plan.recursive_bound(n)] for n in layers]
-
-
-def plan_refused(impl: Any, inputs: list[int], saved: list[int]) -> str:
-    return raised(lambda: impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved))
-
-
 class Layer(nn.Module):
     """Of `size` numbers a row to `following`, with `depth` operations that each keep their result."""
 
@@ -287,7 +246,7 @@ def chain_peak(impl: Any, rows: int, sizes: list[int], depths: list[int]) -> dic
         saved.append(kept.peak)
         x = out.detach()
         del out
-    made = plan(impl, inputs, saved)
+    made = plain(impl.mixed_precision.checkpoint_plan.checkpoint_plan(inputs, saved))
     kept = Kept(parameters)
     x = torch.randn(rows, sizes[0], requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):

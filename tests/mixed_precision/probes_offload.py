@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.measure.device import current
+from lab.measure.memory import Held
 
 OUTSIDE = 64  # numbers a row that are kept between layers, not by them; no layer keeps as many
 DEVICE = "cuda"  # where the tests put the simulated one, or there is a real one
@@ -64,6 +65,12 @@ def on_device(tensor: Tensor) -> bool:
     return holds(tensor) or tensor.device.type == "cuda"
 
 
+def alive(held: Held, device: bool = True, but: Container[int] = ()) -> list[int]:
+    """Bytes of each storage that is alive on the simulated device, or on the host. but: keys of those left out."""
+    storages = [ref() for key, ref in [*held.known.items()] if key not in but]
+    return [s.nbytes() for s in storages if s is not None and hasattr(s, "on_simulated_gpu") == device]
+
+
 def _travel(watch: Watch) -> Any:
     """`.to()`, `.cpu()` and `.cuda()` of the simulated device are no operators: note them where they are done."""
     from lab.measure import placement
@@ -80,16 +87,22 @@ def _travel(watch: Watch) -> Any:
         setattr(placement, name, noted)
 
 
-def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
-    """Forward and backward; gradients, what travelled when, and how much of what was saved stays on the device."""
+def _loaded(states: list[dict], sizes: list[int], x: Tensor, device: str) -> tuple[nn.ModuleList, Tensor]:
     layers = nn.ModuleList(Layer(x.shape[1], size) for size in sizes)
     for layer, state in zip(layers, states, strict=True):
         layer.load_state_dict(state)
-    layers, x = layers.to(DEVICE), x.to(DEVICE).requires_grad_()
-    watch, made = Watch(layers), []
-    _travel(watch)
+    return layers.to(device), x.to(device).requires_grad_()
 
-    outside: list[Tensor] = []
+
+def _offload(impl: Any, how: str, layers: nn.ModuleList, minimum: int) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=minimum)
+
+
+def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimum: int, how: str) -> dict:
+    """Forward and backward; gradients, what travelled when, and how much of what was saved stays on the device."""
+    layers, x = _loaded(states, sizes, x, DEVICE)
+    watch, outside = Watch(layers), list[Tensor]()
+    _travel(watch)
 
     def forward() -> Tensor:
         y = x
@@ -101,32 +114,19 @@ def offloaded(impl: Any, states: list[dict], sizes: list[int], x: Tensor, minimu
             y.register_hook(lambda gradient, i=i: watch.log.append(["backward", i, ""]))
         return y
 
-    class Made(TorchDispatchMode):
-        """Every storage that operators make on the device in forward."""
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, Tensor) and on_device(out):
-                made.append(weakref.ref(out.untyped_storage()))
-            return out
-
     with watch:
-        with Made():
-            if how == "plain":
+        with Held() as held:
+            with _offload(impl, how, layers, minimum):
                 y = forward()
-            else:
-                with impl.mixed_precision.offload.Offload(layers, minimum=minimum):
-                    y = forward()
             torch.cuda.synchronize()
-            known = {t.untyped_storage()._cdata for t in (x, y, *outside, *layers.parameters())}
-            alive = {s._cdata: s.nbytes() for s in (r() for r in made) if s is not None and s._cdata not in known}
+            left = sum(alive(held, but={t.untyped_storage()._cdata for t in (x, y, *outside, *layers.parameters())}))
         sent = len(watch.log)
         y.sum().backward()
         torch.cuda.synchronize()
     return {
         "grads": [p.grad.cpu() for p in layers.parameters()] + [x.grad.cpu()],
         "y": y.detach().cpu(), "log": watch.log[:sent], "backward": watch.log[sent : sent + 1000],
-        "alive": sum(alive.values()),
+        "alive": left,
     }  # fmt: skip
 
 
@@ -163,28 +163,6 @@ class Timed(nn.Module):
         return Work.apply(x, self.kept, self.seconds / 2, lambda there: None)
 
 
-class Alive(TorchDispatchMode):
-    """Bytes alive on the simulated device, and on the host, of storages that were made inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[int, tuple[Any, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.untyped_storage()._cdata not in self.seen:
-            storage, key = out.untyped_storage(), out.untyped_storage()._cdata
-            self.seen[key] = weakref.ref(storage, lambda _: self.seen.pop(key, None)), storage.nbytes()
-        return out
-
-    def bytes(self, device: bool = True) -> int:
-        return sum(self.sizes(device))
-
-    def sizes(self, device: bool = True) -> list[int]:
-        alive = [(ref(), size) for ref, size in [*self.seen.values()]]
-        return [size for storage, size in alive if hasattr(storage, "on_simulated_gpu") == device]
-
-
 def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
     """Layer i keeps kept[i] float32 numbers twice, and works seconds[i] each way, on the simulated device.
 
@@ -192,45 +170,39 @@ def timed(impl: Any, kept: list[int], seconds: list[float]) -> dict:
     asked for] in the second half of each layer's backward. after: bytes on the device after forward and
     after each backward.
     """
-    gpu, alive, rows = current(), Alive(), []
+    gpu, held, rows = current(), Held(), []
     layers = nn.ModuleList(
-        Timed(n, s, lambda there, i=i: rows.append([i, alive.sizes(), there]))
+        Timed(n, s, lambda there, i=i: rows.append([i, alive(held), there]))
         for i, (n, s) in enumerate(zip(kept, seconds, strict=True))
     )
     x = torch.ones(16, device=DEVICE, requires_grad=True)
     offload = impl.mixed_precision.offload.Offload(layers)
-    with alive:
+    with held:
         start, y = gpu.now, x
         with offload:
             for layer in layers:
                 y = layer(y)
         torch.cuda.synchronize()
-        forward_s, after = gpu.now - start, [alive.bytes()]
+        forward_s, after = gpu.now - start, [sum(alive(held))]
         loss, backward_s = y.sum(), []
         for again in (True, False):
             start = gpu.now
             loss.backward(retain_graph=again)
             torch.cuda.synchronize()
             backward_s.append(gpu.now - start)
-            after.append(alive.bytes())
+            after.append(sum(alive(held)))
         del y, loss
     return {
         "forward_s": forward_s, "backward_s": backward_s, "after": after, "rows": rows,
-        "left": alive.bytes() + alive.bytes(device=False),
+        "left": sum(alive(held)) + sum(alive(held, device=False)),
     }  # fmt: skip
 
 
 def called(impl: Any, states: list[dict], sizes: list[int], x: Tensor, how: str, device: str, kind: str) -> dict:
     """Result and gradients of layers with dropout; kind: "plain call", "twice" through one graph, or "no grad"."""
-    layers = nn.ModuleList(Layer(x.shape[1], size) for size in sizes)
-    for layer, state in zip(layers, states, strict=True):
-        layer.load_state_dict(state)
-    layers, x = layers.to(device), x.to(device).requires_grad_()
+    layers, x = _loaded(states, sizes, x, device)
     torch.manual_seed(3)
-    with (
-        torch.set_grad_enabled(kind != "no grad"),
-        contextlib.nullcontext() if how == "plain" else impl.mixed_precision.offload.Offload(layers, minimum=64),
-    ):
+    with torch.set_grad_enabled(kind != "no grad"), _offload(impl, how, layers, 64):
         y = x
         for layer in layers:
             y = nn.functional.dropout(layer(y), 0.3)

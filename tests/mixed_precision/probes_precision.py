@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lab.harness.raising import raised, without_models
+from lab.harness.calls import plain
+from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
@@ -77,41 +79,30 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 def observed(impl: Any, layers: list[str], parameters: str, loss: str, autocast: str, device: str) -> dict:
     """What a run says; without a GPU, one on fake tensors of a shape, a dtype and a device. Asks impl nothing."""
-    if device == "cuda" and not torch.cuda.is_available():
-        return _observed_on_fakes(layers, parameters, loss, autocast)
-    model = chain(layers, parameters).to(device)
-    with torch.autocast(device, DTYPES.get(autocast), enabled=autocast in DTYPES):
-        activations, last = _forward(model, _input(layers, parameters, device))
-        value = LOSSES[loss]()(last, _target(loss, device))
-    if value.requires_grad:  # a chain may be without parameters
-        value.backward()
-    return {
-        "parameters": {n: _name(p.dtype) for n, p in model.named_parameters()},
-        "activations": activations,
-        "gradients": {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None},
-        "loss": _name(value.dtype),
-    }
-
-
-def _observed_on_fakes(layers: list[str], parameters: str, loss: str, autocast: str) -> dict:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    fake = device == "cuda" and not torch.cuda.is_available()
     model = chain(layers, parameters)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), warnings.catch_warnings():
+    model = model if fake else model.to(device)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext(),
+        torch.set_grad_enabled(not fake), warnings.catch_warnings(),
+    ):  # fmt: skip
         warnings.simplefilter("ignore")
-        for module in model:
+        for module in model if fake else ():
             for name, p in list(module._parameters.items()):
-                fake = torch.empty(p.shape, dtype=p.dtype, device="cuda")
-                setattr(module, name, nn.Parameter(fake, requires_grad=False))
-        torch.set_autocast_enabled("cuda", autocast in DTYPES)
-        torch.set_autocast_dtype("cuda", DTYPES.get(autocast, torch.float16))
-        try:
-            activations, last = _forward(model, _input(layers, parameters, "cuda"))
-            value = LOSSES[loss]()(last, _target(loss, "cuda"))
-        finally:
-            torch.set_autocast_enabled("cuda", False)
+                on_fakes = torch.empty(p.shape, dtype=p.dtype, device="cuda")
+                setattr(module, name, nn.Parameter(on_fakes, requires_grad=False))
+        torch.set_autocast_enabled(device, autocast in DTYPES)  # torch.autocast wants the device to be there
+        torch.set_autocast_dtype(device, DTYPES.get(autocast, torch.float16))
+        activations, last = _forward(model, _input(layers, parameters, device))
+        value = LOSSES[loss]()(last, _target(loss, device))
+        torch.set_autocast_enabled(device, False)
+    if value.requires_grad:  # a chain may be without parameters
+        value.backward()
     names = {n: _name(p.dtype) for n, p in model.named_parameters()}
-    return {"parameters": names, "activations": activations, "gradients": names, "loss": _name(value.dtype)}
+    gradients = names if fake else {n: _name(p.grad.dtype) for n, p in model.named_parameters() if p.grad is not None}
+    return {"parameters": names, "activations": activations, "gradients": gradients, "loss": _name(value.dtype)}
 
 
 def _forward(model: nn.Sequential, x: Tensor) -> tuple[dict, Tensor]:
@@ -168,10 +159,6 @@ def unscaled(impl: Any, gradients: list, scale: float) -> dict:
     scaler = impl.mixed_precision.loss_scaler.LossScaler(scale)
     finite = scaler.unscale(gradients)
     return {"finite": finite, "gradients": gradients, "scale": float(scaler.scale)}
-
-
-def refused(impl: Any, options: dict) -> str:
-    return raised(lambda: impl.mixed_precision.loss_scaler.LossScaler(**options))
 
 
 # ---- steps ----
@@ -283,8 +270,7 @@ def accounted(
     """What `accounting` says. on_paper: no module can be made."""
     count, config = impl.mixed_precision.accounting.accounting, Config(**sizes)
     with without_models() if on_paper else contextlib.nullcontext():
-        account = count(config, batch=batch, context=context, precision=precision, segment=segment)
-    return {name: int(getattr(account, name)) for name in ("parameters", "gradients", "optimizer", "activations")}
+        return plain(count(config, batch=batch, context=context, precision=precision, segment=segment))
 
 
 def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, segment: int | None) -> dict:
@@ -300,7 +286,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
         x = model.embedding(tokens)
         blocks, size = [*model.blocks], segment or 1
         for first in range(0, config.layers, size):
-            part = _Segment(blocks[first : first + size], model.cos[:context], model.sin[:context])
+            part = functools.partial(_through, blocks[first : first + size], model.cos[:context], model.sin[:context])
             x = part(x) if segment is None else checkpoint(part, x, use_reentrant=True)
         logits = model.head(model.norm(x))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
@@ -321,11 +307,7 @@ def measured(impl: Any, sizes: dict, batch: int, context: int, precision: str, s
     }
 
 
-class _Segment:
-    def __init__(self, blocks: list, cos: Tensor, sin: Tensor):
-        self.blocks, self.cos, self.sin = blocks, cos, sin
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return x
+def _through(blocks: list, cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x, cos, sin)
+    return x

@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 import pytest
 
+from lab.harness.calls import called, refused
 from lab.harness.judge import bars, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_memory as probes
 
 PLAN = "mixed_precision.checkpoint_plan"
+CUT = "impl.mixed_precision.checkpoint_plan.checkpoint_plan"
+BOUND = "impl.mixed_precision.checkpoint_plan.recursive_bound"
 MOST = 12  # layers of a chain of which all ways are tried
 
 
@@ -75,12 +78,11 @@ def draw(rng, layers: int) -> tuple[list[int], list[int]]:
 
 
 def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
-    plans = run(probes.plans, chains)
+    plans = run(called, CUT, chains)
     for chain, plan in zip(chains, plans, strict=True):
         segments = plan["segments"]
-        assert all(n >= 1 for n in segments) and sum(segments) == len(chain[1]), (  # noqa: PT018
-            f"segments {segments} do not cut {len(chain[1])} layers"
-        )
+        cuts = min(segments, default=0) >= 1 and sum(segments) == len(chain[1])
+        assert cuts, f"segments {segments} do not cut {len(chain[1])} layers"
     real = [peak_of(plan["segments"], *chain) for chain, plan in zip(chains, plans, strict=True)]
     best = [lowest(*chain) for chain in chains]
     off = [i for i, (plan, peak) in enumerate(zip(plans, real, strict=True)) if plan["peak"] != peak]
@@ -90,15 +92,12 @@ def check(run, chains, lowest: Callable[[list[int], list[int]], int]) -> None:
     at = (off or high)[0]
     inputs, saved = chains[at]
     segments, peak, least = plans[at]["segments"], plans[at]["peak"], best[at]
-    told = f"segments {segments} peak at {real[at]}, "
-    if off:
-        as_low = ", the lowest that is possible" if peak == least and at in high else ""
-        told += f"the plan says {peak}{as_low} (so in {len(off)} of {len(chains)} chains)"
-    else:
-        told += f"as the plan says, but {least} is possible (so in {len(high)} of {len(chains)} chains)"
+    as_low = ", the lowest that is possible" if peak == least and at in high else ""
+    told = f"the plan says {peak}{as_low}" if off else f"as the plan says, but {least} is possible"
     way = f"\n{best_way(inputs, saved)} peak at {least}" if at in high and len(saved) <= MOST else ""
     raise AssertionError(
-        f"{told}\ninputs {inputs}, saved {saved}: in backward of{bars(by_segment(segments, inputs, saved))}{way}"
+        f"segments {segments} peak at {real[at]}, {told} (so in {len(off or high)} of {len(chains)} chains)\n"
+        f"inputs {inputs}, saved {saved}: in backward of{bars(by_segment(segments, inputs, saved))}{way}"
     )
 
 
@@ -123,14 +122,14 @@ def test_long_chains(run, rng, layers):
 @exercise(PLAN, kind="numerics")
 def test_equal_layers_need_the_root_of_their_number(run, rng):
     k = rng.integers(5, 12)
-    got = run(probes.plan, [1] * (k * (k + 1) // 2), [1] * (k * (k + 1) // 2))
+    (got,) = run(called, CUT, [[[1] * (k * (k + 1) // 2)] * 2])
     assert got["peak"] == k, f"{k * (k + 1) // 2} equal layers: k + (k − 1) + … + 1 fit into k = {k}, got {got['peak']}"
 
 
 @exercise(PLAN, kind="numerics")
 def test_lists_that_do_not_fit_are_refused(run):
     lists = [([], []), ([1, 2], [3]), ([1], [2, 3]), ([], [1]), ([1], [])]
-    got = [run(probes.plan_refused, *each) for each in lists]
+    got = run(refused, CUT, lists)
     through = [
         f"inputs {inputs}, saved {saved}: {'a plan came back' if came == 'nothing' else came}"
         for (inputs, saved), came in zip(lists, got, strict=True)
@@ -154,7 +153,7 @@ def test_the_recursive_bound(run, rng):
         return max(first[0], second[0]), half + first[1] + second[1]
 
     asked = [1, 2, 3, 7, 8, rng.integers(20, 90), 2 ** rng.integers(8, 11), rng.integers(300, 900)]
-    for layers, got in zip(asked, run(probes.bound, asked), strict=True):
+    for layers, got in zip(asked, run(called, BOUND, [[n] for n in asked]), strict=True):
         want = list(walk(layers, 1))
         assert got == want, f"recursive_bound({layers}): got {got}, going through it keeps {want[0]} and runs {want[1]}"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness.calls import refused
 from lab.harness.judge import harmless, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -157,7 +158,7 @@ def noticed(run, rng) -> str:
     "options", [{"scale": 0.0}, {"growth": 1.0}, {"backoff": 1.0}, {"backoff": 0.0}, {"interval": 0}], ids=str
 )
 def test_numbers_that_make_no_sense_are_refused(run, options):
-    got = run(probes.refused, options)
+    (got,) = run(refused, "impl.mixed_precision.loss_scaler.LossScaler", [options])
     assert got == "ValueError", f"LossScaler({options}): expected ValueError, got {got}"
 
 

@@ -35,29 +35,28 @@ def draw(rng) -> tuple:
     return states, sizes, rng.normal(rows, width), 4 * rows * 32  # larger than x and than a number a row
 
 
+def same(got: dict, want: dict, how: str = "") -> None:
+    """Assert that results and gradients are those of the plain run, to the last bit."""
+    assert torch.equal(got["y"], want["y"]), f"{how}the result differs from the plain run's"
+    assert len(got["grads"]) == len(want["grads"]), f"{how}other tensors got gradients"
+    for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
+        assert torch.equal(g, w), f"{how}gradient {i} differs by up to {(g - w).abs().max():.3g}"
+
+
 @exercise(OFFLOAD, kind="numerics")
 @pytest.mark.parametrize("case", range(2))
 def test_gradients_are_those_of_the_plain_run(run, rng, case):
     drawn = draw(rng)
-    got, want = (run(probes.offloaded, *drawn, how, device="simulated") for how in ("offloaded", "plain"))
-    assert torch.equal(got["y"], want["y"]), "the result differs from the plain run's"
-    for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
-        assert torch.equal(g, w), f"gradient {i} differs by up to {(g - w).abs().max():.3g}"
+    same(*(run(probes.offloaded, *drawn, how, device="simulated") for how in ("offloaded", "plain")))
 
 
 @exercise(OFFLOAD, kind="numerics")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", ["plain call", "twice", "no grad"])
 def test_every_way_of_calling(run, rng, kind, device):
-    states, sizes, x, _ = draw(rng)
-    where = "simulated" if device == "cuda" else "real"
-    got, want = (
-        run(probes.called, states, sizes, x, how, device, kind, device=where) for how in ("offloaded", "plain")
-    )
-    assert torch.equal(got["y"], want["y"]), f"{kind} on {device}: the result differs from the plain run's"
-    assert len(got["grads"]) == len(want["grads"]), f"{kind} on {device}: other tensors got gradients"
-    for i, (g, w) in enumerate(zip(got["grads"], want["grads"], strict=True)):
-        assert torch.equal(g, w), f"{kind} on {device}: gradient {i} differs by up to {(g - w).abs().max():.3g}"
+    drawn, where = draw(rng)[:3], "simulated" if device == "cuda" else "real"
+    got, want = (run(probes.called, *drawn, how, device, kind, device=where) for how in ("offloaded", "plain"))
+    same(got, want, f"{kind} on {device}: ")
     assert torch.equal(got["after"], want["after"]), f"{kind} on {device}: the random stream has moved"
 
 

@@ -1,0 +1,51 @@
+"""Probes that serve many exercises: call a function of the implementation; what it returns, raises, and allocates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+from torch import Tensor
+
+from ..measure.memory import meter
+from .raising import raised
+
+
+def called(impl: Any, function: str, cases: list) -> list:
+    """What `function`, "impl.stage.module.name", returns for each case: a list of arguments, or a dict by name."""
+    return [plain(_call(impl, function, case)) for case in cases]
+
+
+def refused(impl: Any, function: str, cases: list) -> list[str]:
+    """The name of what `function` raises for each case; "nothing" where it returns."""
+    return [raised(functools.partial(_call, impl, function, case)) for case in cases]
+
+
+def metered(impl: Any, function: str, case: list, gradients: int = 0) -> dict:
+    """What one call allocates, as torch's dispatcher sees it. gradients: how many of the first tensors need one."""
+    tensors = [x.requires_grad_(i < gradients) for i, x in enumerate(case) if hasattr(x, "requires_grad_")]
+    with meter(inputs=tensors) as measured:
+        _call(impl, function, case)
+    return measured.plain()
+
+
+def plain(value: Any) -> Any:
+    """The same value as it may cross to the judge: the fields of a dataclass by name, single numbers as Python's."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, numpy.generic | numpy.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, Tensor) and not value.ndim else value
+
+
+def _call(impl: Any, function: str, case: Any) -> Any:
+    call: Callable[..., Any] = operator.attrgetter(function.removeprefix("impl."))(impl)
+    return call(**case) if isinstance(case, dict) else call(*case)

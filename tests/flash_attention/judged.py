@@ -1,0 +1,93 @@
+"""What all three kernels must do: right numbers for any strides, one launch, tiles, and no program on another's."""
+
+from __future__ import annotations
+
+import torch
+
+from lab.harness.judge import callers, close
+
+from . import probes_kernels as probes
+from . import probes_layouts as layouts
+from .causes import wrong_output
+from .oracles import ALLOWED, attention, described, given_to_backward, recomputed, room, tiles
+
+CAUSAL = "flash_attention.causal"
+NEEDS = {"forward": [CAUSAL], "dq": [CAUSAL], "dkdv": []}
+OPERANDS = {"forward": "q k v", "dq": "q k v do o", "dkdv": "q k v do"}  # of any strides
+LSE = "the natural log of the sum of exp of the scaled scores"
+DELTA = "rowsum(do ∘ o) of all queries, in float32, stored for the other kernel"
+# Of each kernel the results as they are judged: whose dtype they have, times a plain computation's error, dimensions.
+RESULTS = {
+    "forward": [("o", "q", 6, "query, dim"), ("lse", "", 12, "query")],
+    "dq": [("delta", "", 12, "query"), ("dq", "q", 8, "query, dim")],
+    "dkdv": [("dk", "k", 8, "key, dim"), ("dv", "k", 8, "key, dim")],
+}
+
+
+def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=False, *, where: str) -> dict:
+    """What was seen of a run whose numbers are right. keep: loads and stores, too, of tiles that are tiles.
+
+    drawn: q, k, v and do. lie: how operands lie in memory; otherwise it is drawn.
+    """
+    given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
+    given = given if kernel == "forward" else given_to_backward(expect, *drawn, is_causal)
+    want, yardstick = expected(expect, kernel, given, is_causal)
+    where = room(given["q"], where)
+    keep &= where == "interpret"
+    if lie is None:
+        lie = layouts.draw(rng, **{n: given[n] for n in OPERANDS[kernel].split()})[1]
+    got = run(probes.launched, kernel, given, is_causal, lie, where, keep, triton=where, replace=NEEDS[kernel])
+    what = described(given["q"], given["k"], is_causal, layouts.told(lie))
+    causes = {
+        "o": lambda: wrong_output(got["o"], want["o"], *(given[n] for n in "qkv"), is_causal) or cause,
+        "lse": f"{LSE}{cause and '; '}{cause}", "delta": DELTA,
+    }  # fmt: skip
+    for name, like, factor, dims in RESULTS[kernel]:
+        if like:
+            assert got[name].dtype == given[like].dtype, f"{name} is {got[name].dtype}, {like} is {given[like].dtype}"
+        assert name != "lse" or got[name].dtype == torch.float32, f"lse is {got[name].dtype}, expected float32"
+        close(
+            got[name], want[name], yardstick[name], f"{name} of {what}", factor, f"batch, head, {dims}",
+            causes.get(name, cause),
+        )  # fmt: skip
+    callers(got["changed"], [], what)
+    if keep:
+        tiles(got)
+    return got
+
+
+def expected(expect, kernel: str, given: dict, is_causal: bool) -> tuple[dict, dict]:
+    """Results in float64, and in the inputs' dtype as a yardstick."""
+    dtypes = ("float64", str(given["q"].dtype).removeprefix("torch."))
+    if kernel == "forward":
+        want, plain = (expect(attention, *(given[n] for n in "qkv"), is_causal, dtype) for dtype in dtypes)
+    else:
+        want, plain = (expect(recomputed, given, is_causal, dtype) for dtype in dtypes)
+    return want, plain
+
+
+def alone(got: dict) -> None:
+    """Assert that one kernel did the work: torch allocates, looks at tensors in another way, and casts."""
+    other = sorted({*got["operators"]} - ALLOWED)
+    assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
+    assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
+
+
+def twice_the_same(got: dict) -> None:
+    assert got["atomics"] == 0, f"{got['atomics']} atomic operations: their order, and so the last bit, is chance"
+    assert got["same"], "two runs differ"
+
+
+def independent(kernel: str, run, rng, given: dict) -> None:
+    """Assert that no program depends on another: the interpreter runs them one after another, and a GPU does not."""
+    raced = run(probes.raced_addresses, kernel, given, rng.choice([False, True]), replace=NEEDS[kernel])
+    assert raced == 0, f"{raced} addresses are stored by one program and touched by another: on a GPU that is chance"
+
+
+def rows_by_program(got: dict) -> list[tuple[tuple, list, list]]:
+    """Of each program that stores: itself, and the rows of each of its stores and of each of its loads."""
+    programs = sorted({tuple(p) for p, *_ in got["stores"]})
+    return [
+        (program, *([rows for p, _, rows in got[what] if tuple(p) == program] for what in ("stores", "loads")))
+        for program in programs
+    ]

@@ -1,0 +1,75 @@
+"""What both kernels of a weighted sum are judged by: y = x w, and its gradients dx = dy wᵀ and dweight = dy x."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lab.harness.judge import callers, close
+
+from . import probes_layouts as layouts
+from . import probes_steps as probes
+from .oracles import ALLOWED
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the interpreter computes bfloat16 wrongly
+DIMS = {"y": "row", "dx": "row, column", "dweight": "column"}
+UNWRITTEN = "NaN is what no program wrote, or lies between strided elements. Are there "
+
+
+def draw(rng, names: str, rows: int, columns: int, dtype=torch.float32, lie=layouts.draw) -> dict:
+    """A case. names: of what is given, "x weight" or "x weight dy"; lie: draws how these lie in memory."""
+    shapes = {"x": (rows, columns), "weight": (columns,), "dy": (rows,)}
+    return lying(rng, lie, **{name: rng.normal(*shapes[name], dtype=dtype) for name in names.split()})
+
+
+def lying(rng, lie=layouts.draw, **operands: Tensor) -> dict:
+    operands, drawn = lie(rng, **operands)
+    return {**operands, "layouts": drawn}
+
+
+def odd_sizes(rng) -> list[tuple[int, int]]:
+    """(rows, columns) that no tile divides, fewer than one has, and one."""
+    odd = [(rng.integers(17, 150), rng.integers(65, 300)) for _ in range(3)]
+    few = [(rng.integers(2, 9), rng.integers(70, 200)), (rng.integers(33, 90), rng.integers(2, 9))]
+    return odd + few + [(1, 1), (1, rng.integers(3, 300)), (rng.integers(3, 90), 1)]
+
+
+def sums(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> dict[str, Tensor]:
+    return {"y": x @ weight} if dy is None else {"dx": dy[:, None] * weight, "dweight": dy @ x}
+
+
+def check(run, cases: list[dict], strides: str, tiles: str) -> None:
+    """strides, tiles: what to ask where a value is off, and where one was never written."""
+    for case, got in zip(cases, run(probes.weighted_sums, cases), strict=True):
+        operands = [case[name] for name in ("x", "weight", "dy") if name in case]
+        x, forward = case["x"], "dy" not in case
+        of = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.told(case['layouts'])}"
+        want, plain = (sums(*(t.to(dtype) for t in operands)) for dtype in (torch.float64, torch.float32))
+        for name in want:
+            whose = "y in x's" if forward else "it in the input's"
+            assert got[name].dtype == x.dtype, f"{name} {of} is {got[name].dtype}: return {whose} dtype"
+        for name, value in want.items():
+            far = layouts.FAR in case["layouts"].values()
+            cause = f"{UNWRITTEN}{tiles}?" if got[name].isnan().any() else strides
+            close(
+                got[name], value, plain[name].to(x.dtype), f"{name} {of}", dims=DIMS[name],
+                cause=layouts.FAR_CAUSE if far else cause, rounded_once=True,
+            )  # fmt: skip
+        callers(got["changed"], [], f"y {of}" if forward else of)
+
+
+def alone(got: dict) -> None:
+    """Assert that one launch did all the work."""
+    assert len(got["launches"]) == 1, f"expected one kernel launch, saw {len(got['launches'])}: {got['launches']}"
+    beside = sorted(set(got["operators"]) - ALLOWED)
+    assert not beside, (
+        f"beside the launch torch computed {', '.join(beside)}: each is a kernel of its own on a GPU; allocation, "
+        "views and casts are not"
+    )
+
+
+def no_overflow(got: Tensor, name: str) -> None:
+    assert torch.isfinite(got).all(), (
+        f"{name} is not finite where products exceed 65,504 and sums do not: convert tiles to float32 before "
+        "multiplying"
+    )
