@@ -236,8 +236,8 @@ class _Rank:
     def _ended(self, one: _UnderWay, ended: float) -> None:
         """Stand still until a collective has ended."""
         cause = one.event.label or "collective"
-        if one.event.handle is None:
-            self._until(ended - one.seconds, IDLE)
+        if one.event.handle is None and (begun := one.meeting.begun()) is not None:
+            self._until(begun, IDLE)
         self._until(ended, cause)
         if self.timeline:
             self.bars.append(Bar("message", f"{one.event.op} {cause}", ended - one.seconds, ended))
@@ -279,40 +279,25 @@ def closed(block: Block, cluster: Cluster, together: frozenset[int] = frozenset(
 
 
 def _closed(block: Block, cluster: Cluster, together: frozenset[int]) -> dict[str, float] | None:
-    now, causes = 0.0, dict[str, float]()
-    streams: dict[object, float] = {}
-    under_way: dict[int, tuple[float, str]] = {}
-
-    def spend(cause: str, until: float) -> None:
-        nonlocal now
-        if until > now:
-            causes[cause] = causes.get(cause, 0.0) + until - now
-            now = until
-
+    under_way: set[int] = set()
     for event in block.events:
-        if isinstance(event, Compute):
-            spend(cause_of(event), now + compute_s(event, cluster.device))
-        elif isinstance(event, Block):
-            inner = None if under_way else closed(event, cluster, together)
-            if inner is None:
+        if isinstance(event, Block):
+            if under_way or closed(event, cluster, together) is None:
                 return None
-            for cause, seconds in inner.items():
-                spend(cause, now + seconds)
         elif isinstance(event, Collective):
             if len(together) > 1 and sum(rank in event.ranks for rank in together) > 1:
                 return None
-            stream = event.stream or ("group", event.ranks)
-            streams[stream] = max(now, streams.get(stream, 0.0)) + collective_s(event, cluster)
-            if event.handle is None:
-                spend(event.label or "collective", streams[stream])
-            else:
-                under_way[event.handle] = (streams[stream], event.label or "collective")
+            if event.handle is not None:
+                under_way.add(event.handle)
         elif isinstance(event, Wait) and event.handle in under_way:
-            until, cause = under_way.pop(event.handle)
-            spend(cause, until)
-        elif not isinstance(event, Memory):
+            under_way.remove(event.handle)
+        elif not isinstance(event, Compute | Memory):
             return None
-    return None if under_way else causes
+    if under_way:
+        return None
+    alone = _Rank(-1, block.events, cluster, False, together)
+    alone.advance({}, {})
+    return alone.causes
 
 
 def cause_of(event: Compute) -> str:

@@ -63,9 +63,7 @@ def model_flops(job: Job, recompute: bool = False) -> float:
     Three forwards, with `recompute` four. Of GPT 72 (96) · B s l h² (1 + s/6h + V/12lh (16lh)).
     """
     m, tokens = job.model, job.sequences * job.context
-    kv = m.kv_heads * m.dim
-    products = 2 * m.width * (m.width + kv) + (3 if m.gated else 2) * m.width * m.hidden
-    layer = 2 * products + 4 * job.context * m.width
+    layer = 2 * m.layer_products + 4 * job.context * m.width
     return tokens * ((4 if recompute else 3) * m.layers * layer + 3 * 2 * m.width * m.vocabulary)
 
 
@@ -237,11 +235,11 @@ def _part(job: Job, plan: Plan, number: int) -> _Part:
     layers = spread(job.model.layers, parts)[number]
     first, last = number == 0, number == parts - 1
     begin = stage * plan.tensor
-    forward, backward, scattered = _blocks(
+    forward, backward, pairs, scattered = _blocks(
         job, plan.tensor, plan.micro_batch, plan.recompute, layers, first, last, begin
     )
-    pairs = zip(_inner(forward), _inner(backward)[::-1], _units(job, plan.tensor, parts, number), strict=True)
-    units = tuple(_Unit(ahead, back, *counted) for ahead, back, counted in pairs)
+    counted = _units(job, plan.tensor, parts, number)
+    units = tuple(_Unit(*pair, *counts) for pair, counts in zip(pairs, counted, strict=True))
     stream = job.recipe.element * plan.micro_batch * job.context * job.model.width
     split = plan.tensor if job.recipe.sequence or job.recipe.scatter_messages else 1
     before = None if first else (stage - 1) % plan.pipe * plan.tensor
@@ -249,35 +247,28 @@ def _part(job: Job, plan: Plan, number: int) -> _Part:
     return _Part(forward, backward, units, before, after, stream / split, scattered)
 
 
-def _inner(block: Block) -> list[Block]:
-    """Embedding, one layer, head: as far as they are there."""
-    return [event.events[0] for event in block.events if isinstance(event, Block)]  # type: ignore[misc]
-
-
 @lru_cache(maxsize=4096)
 def _blocks(
     job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, begin: int
-) -> tuple[Block, Block, Program]:
+) -> tuple[Block, Block, tuple[tuple[Block, Block], ...], Program]:
     """Forward and backward of one micro-batch through `layers` layers, and the model's ends if they are beside them;
-    and what makes a message whole."""
+    both of embedding, one layer and head, as far as they are there; and what makes a message whole."""
     one = Layers(job.model, job.recipe, micro_batch, job.context, range(begin, begin + tensor))
     arrive: list[Event] = []
     if job.recipe.scatter_messages and not job.recipe.sequence and tensor > 1:
         arrive = [Collective("all_gather", one.stream / tensor, one.ranks, label=PIPE)]
-    forward, backward = _layer(one, recompute)
-    ahead = [_once(one.embedding())] if first else arrive
-    end = [_once(one.head())] if last else []
-    back = [_once(one.head_backward())] if last else arrive
-    begun = [_once(one.embedding_backward())] if first else []
+    pairs = [(*_layer(one, recompute), layers)]
+    if first:
+        pairs.insert(0, (Block(tuple(one.embedding())), Block(tuple(one.embedding_backward())), 1))
+    if last:
+        pairs.append((Block(tuple(one.head())), Block(tuple(one.head_backward())), 1))
+    ahead, back = (() if first else tuple(arrive)), (() if last else tuple(arrive))
     return (
-        Block((*ahead, Block((forward,), layers), *end), name="forward"),
-        Block((*back, Block((backward,), layers), *begun), name="backward"),
+        Block((*ahead, *(Block((forward,), times) for forward, _, times in pairs)), name="forward"),
+        Block((*back, *(Block((backward,), times) for _, backward, times in reversed(pairs))), name="backward"),
+        tuple((forward, backward) for forward, backward, _ in pairs),
         tuple(arrive),
     )
-
-
-def _once(events: list[Event]) -> Block:
-    return Block((Block(tuple(events)),))
 
 
 @lru_cache(maxsize=4096)
@@ -425,12 +416,11 @@ def _unlike(plan: Plan, slowest: bool = False) -> list[int]:
 
 
 def _end_s(job: Job, plan: Plan, stage: int) -> float:
-    device, held = job.cluster.device, sum(_held(job, plan, stage))
-    traffic = job.recipe.step_traffic * held / (plan.data if plan.zero else 1)
-    seconds = compute_s(Compute(0, traffic, phase="step"), device)
-    if plan.data > 1 and not job.recipe.overlap_data and plan.zero < 2:
-        group = _group(job, plan, stage)
-        for chunk in range(plan.chunks):
-            event = _scatter(job, plan, group, _held(job, plan, stage)[chunk], None)
+    """Of what follows the last backward: the optimizer's step, and what is reduced at once."""
+    seconds = 0.0
+    for event in _end(job, plan, stage):
+        if isinstance(event, Compute):
+            seconds += compute_s(event, job.cluster.device)
+        elif isinstance(event, Collective) and event.label == DATA and event.op != "all_gather":
             seconds += collective_s(event, job.cluster)
     return seconds
