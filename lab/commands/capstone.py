@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -26,8 +25,8 @@ from rich.table import Table
 
 from ..course.assignment import ROOT, default
 from ..harness.progress import remembered
-from ..plots.losses import losses as draw
-from ..solution.unwritten import untouched
+from ..plots.losses import save
+from ..solution.unwritten import written
 from ..train import loop as train
 from ..train.stack import pieces
 
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
     picture = options.folder / "loss.png"
     if options.compare:
         picture = options.folder / "compare.png"
-        plot(named, picture)
+        save(picture, named)
     out.print(f"plot: {picture}", soft_wrap=True)
     return 0
 
@@ -109,8 +108,7 @@ def solved(impl: str, id: str) -> bool:
     """Whether its tests pass, as far as is known: of student/ by what they said last, of others by what is written."""
     if impl == "student":
         return remembered().passes(id)
-    file = train.folder_of(impl) / default().exercise(id).file
-    return file.is_file() and not untouched(file)
+    return written(train.folder_of(impl) / default().exercise(id).file)
 
 
 def lacking(options: argparse.Namespace) -> list[str]:
@@ -199,11 +197,3 @@ def sparks(values: Sequence[float], width: int = 48) -> str:
     picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else [*values]
     low, high = min(picked), max(picked)
     return "".join(BARS[1 + round((len(BARS) - 2) * (v - low) / ((high - low) or 1))] for v in picked)
-
-
-def plot(losses: dict[str, list[float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(7, 4), layout="constrained")
-    draw(picture.subplots(), losses)
-    picture.savefig(path, dpi=120)

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from .. import standins
 from ..course.assignment import ROOT, AssignmentError, default
-from ..solution.unwritten import untouched
+from ..solution.impl import folder_of
+from ..solution.unwritten import written
 
 if TYPE_CHECKING:
     from ..cluster.hardware import Cluster
@@ -61,10 +62,10 @@ def dryrun(
     from ..harness.runner import Executor, Runner
     from ..train.loop import degrees
 
-    folder = ROOT / impl if impl in ("student", "reference") else Path(impl)
+    folder = folder_of(impl)
     if not folder.is_dir():
         raise AssignmentError(f"dryrun: expected --impl student, reference or a folder, got {impl!r}")
-    whole = begun(folder, COMPOSE)
+    whole = written(folder / default().exercise(COMPOSE).file)
     try:
         config = _model(model, layers)
         step = Step(
@@ -111,26 +112,24 @@ def dryrun(
     out.print(f"drawn in {picture}", markup=False, soft_wrap=True)
 
 
-def begun(folder: Path, id: str) -> bool:
-    """Whether something is written in the file of an exercise."""
-    file = folder / default().exercise(id).file
-    return file.is_file() and not untouched(file)
-
-
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:
     """{exercise: its stand-in} for what a step needs and is not written.
 
     Raises AssignmentError where there is none: nothing stands in for the last chapter's mesh itself.
     """
+
+    def lacks(id: str) -> bool:
+        return not written(folder / default().exercise(id).file)
+
     if not step.replicated:
-        return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if not begun(folder, id)}
+        return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if lacks(id)}
     if {axis for axis, degree in step.mesh.items() if degree > 1} - {"data"} or step.beyond_data():
         raise AssignmentError(
             f"dryrun: expected {COMPOSE} to be written for an axis beyond data, experts, FSDP or micro-batches, it is "
             f"not; lab dryrun --mesh data={step.world} runs without it, --impl reference runs the solution"
         )
     found = {"ddp.bucketed": "lab.standins.capstone:ddp_bucketed_dry", "zero.zero1": standins.source("zero.zero1")}
-    return {id: source for id, source in found.items() if not begun(folder, id)}
+    return {id: source for id, source in found.items() if lacks(id)}
 
 
 def _model(name: str, layers: int) -> Any:

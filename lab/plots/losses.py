@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from . import COLOURS, Picture
@@ -24,3 +25,12 @@ def losses(axes: Any, runs: Mapping[str, Sequence[float]], title: str = "") -> P
         "; ".join(f"{name}: from {v[0]:.3f} to {v[-1]:.3f} in {len(v)} steps" for name, v in runs.items()),
         "\n".join(["| run | first loss | last loss |", "|---|---|---|", *rows]),
     )
+
+
+def save(path: Path, runs: Mapping[str, Sequence[float]]) -> None:
+    """The same as a picture in a file."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(7, 4), layout="constrained")
+    losses(picture.subplots(), runs)
+    picture.savefig(path, dpi=120)

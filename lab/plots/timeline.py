@@ -97,15 +97,11 @@ def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, d
 
 def hidden(rank: Sequence[Span]) -> tuple[float, float]:
     """Seconds in which a rank's messages were under way, and those of them in which it computed nothing."""
-    messages = _union([s for s in rank if s.kind == MESSAGE])
-    compute = _union([s for s in rank if s.kind != MESSAGE])
-    under_way = sum(end - start for start, end in messages)
-    both, m, c = 0.0, 0, 0
-    while m < len(messages) and c < len(compute):
-        (m_start, m_end), (c_start, c_end) = messages[m], compute[c]
-        both += max(0.0, min(m_end, c_end) - max(m_start, c_start))
-        m, c = (m + 1, c) if m_end < c_end else (m, c + 1)  # what ends first meets nothing more
-    return under_way, under_way - both
+    messages, compute, both = (
+        sum(end - start for start, end in _union([s for s in rank if s.kind in kinds]))
+        for kinds in ((MESSAGE,), KINDS[:-1], KINDS)
+    )
+    return messages, both - compute
 
 
 @dataclass

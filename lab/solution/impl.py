@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..course.assignment import ROOT
 from . import compiled
 
 NAME = "impl"
@@ -25,6 +26,11 @@ NAME = "impl"
 
 class ImplementationNotFound(FileNotFoundError):
     """A module of the implementation was asked for that has no file."""
+
+
+def folder_of(name: str) -> Path:
+    """Of an implementation, as --impl names it."""
+    return ROOT / name if name in ("student", "reference") else Path(name)
 
 
 def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | None = None) -> ModuleType:
