@@ -91,8 +91,8 @@ class Layers:
             *self._gather("forward"),
             self._product((n, part, m.width), "forward", "head"),
             Compute(0, entropy, label="cross-entropy"),
-            *self._reduce(4 * n, "forward"),
-            *self._reduce(8 * n, "forward"),
+            *self._send("all_reduce", 4 * n, "forward"),
+            *self._send("all_reduce", 8 * n, "forward"),
         ]
 
     def head_backward(self) -> list[Event]:
@@ -212,19 +212,15 @@ class Layers:
         return [Compute(0, 2.5 * self.own, phase=phase, label="dropout")] if self.recipe.dropout else []
 
     def _gather(self, phase: str, handle: int | None = None) -> list[Event]:
-        if self.tensor == 1 or not self.recipe.sequence:
-            return []
-        return [Collective("all_gather", self.own, self.ranks, phase, TENSOR, handle=handle)]
+        return self._send("all_gather", self.own, phase, handle) if self.recipe.sequence else []
 
     def _scatter(self, phase: str, handle: int | None = None) -> list[Event]:
-        if self.tensor == 1 or not self.recipe.sequence:
-            return self._reduce(self.stream, phase, handle)
-        return [Collective("reduce_scatter", self.own, self.ranks, phase, TENSOR, handle=handle)]
+        if self.recipe.sequence:
+            return self._send("reduce_scatter", self.own, phase, handle)
+        return self._send("all_reduce", self.stream, phase, handle)
 
-    def _reduce(self, payload: float, phase: str, handle: int | None = None) -> list[Event]:
-        if self.tensor == 1:
-            return []
-        return [Collective("all_reduce", payload, self.ranks, phase, TENSOR, handle=handle)]
+    def _send(self, op: str, payload: float, phase: str, handle: int | None = None) -> list[Event]:
+        return [] if self.tensor == 1 else [Collective(op, payload, self.ranks, phase, TENSOR, handle=handle)]
 
     # Products
 

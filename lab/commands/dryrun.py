@@ -247,14 +247,11 @@ def draw(played: Played, title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from ..plots.timeline import KINDS, Span, timelines
+    from ..plots.planning import spans
+    from ..plots.timeline import timelines
 
-    ranks = [
-        [Span(bar.kind, bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in KINDS]
-        for bars in played.timeline.values()
-    ]
-    figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
-    figure.axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in played.timeline])
+    figure, _ = timelines({title: spans(played.timeline)}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure.axes[0].set_yticks(range(len(played.timeline)), [f"rank {rank}" for rank in played.timeline])
     figure.savefig(path)
 
 

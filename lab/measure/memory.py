@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -116,15 +115,14 @@ class _Phases(Memory):
 class _Meter(TorchDispatchMode):
     def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor]):
         super().__init__()
-        self.memory, self.counter = memory, Counter[str]()
+        self.memory = memory
         self.known: dict[int, weakref.ref] = {}
         for tensor in inputs:
             _know(self.known, tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.counter[str(func)] += 1
-        self.memory.ops = dict(self.counter)
+        self.memory.ops[str(func)] = self.memory.ops.get(str(func), 0) + 1
         # Arguments too: a tensor made behind the dispatcher (from numpy, say) is charged when it is first used.
         for tensor in tree_leaves((out, args, kwargs)):
             if isinstance(tensor, torch.Tensor):

@@ -88,11 +88,7 @@ class Tally(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            key: Any = (func, *[
-                (x.shape, x.stride(), x.dtype, x.is_meta) if isinstance(x, Tensor) else
-                tuple(map(_signature, x)) if type(x) in (list, tuple) else (type(x), x)
-                for x in args
-            ])  # fmt: skip
+            key: Any = (func, *map(_signature, args))
             if kwargs:
                 key += tuple((name, _signature(value)) for name, value in kwargs.items())
             learnt = self.learnt.get(key)

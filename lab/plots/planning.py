@@ -7,9 +7,9 @@ from typing import Any
 
 from ..cluster.simulator import Bar
 from . import COLOURS, HATCHES, Picture
-from .timeline import MESSAGE, Span
+from .timeline import KINDS, Span
 
-_PHASES = {"forward": "forward", "recompute": "backward", "backward": "backward", "step": "step"}
+_SPANS = {kind: kind for kind in KINDS} | {"recompute": "backward"}
 
 
 def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str, unit: str) -> Picture:
@@ -45,6 +45,6 @@ def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: s
 def spans(timeline: Mapping[int, Sequence[Bar]]) -> list[list[Span]]:
     """What `lab.cluster.simulator.play` wrote down, a list a stage, for `lab.plots.timeline`."""
     return [
-        [Span(_PHASES.get(bar.kind, MESSAGE), bar.name, bar.start_s, bar.end_s) for bar in bars]
+        [Span(_SPANS[bar.kind], bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in _SPANS]
         for bars in timeline.values()
     ]
