@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .device import SimulatedGPU
     from .placement import PlacementMode
 
-_MISSING = object()
 _REAL_TIMER = timeit.default_timer
 
 
@@ -34,23 +34,16 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
     Raises ForbiddenCall if the code inside has replaced some of them: what it measured then says nothing.
     """
     had_cuda = torch.cuda.is_available()
-    saved = []
+    names = [(place, name, value) for place, table in _tables(gpu, placement) for name, value in table.items()]
     try:
-        for place, table in _tables(gpu, placement):
-            for name, value in table.items():
-                there = vars(place) if isinstance(place, type) else {name: getattr(place, name, _MISSING)}
-                saved.append((place, name, there.get(name, _MISSING)))
-                setattr(place, name, value)
-        patches = [(place, name, getattr(place, name)) for place, name, _ in saved]
-        yield
-        if replaced := [name for place, name, value in patches if getattr(place, name, None) is not value]:
-            raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
+        with ExitStack() as undo:
+            for place, name, value in names:
+                undo.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
+            patches = [(place, name, getattr(place, name)) for place, name, _ in names]
+            yield
+            if replaced := [name for place, name, value in patches if getattr(place, name, None) is not value]:
+                raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
     finally:
-        for place, name, value in reversed(saved):
-            if value is _MISSING:
-                delattr(place, name)
-            else:
-                setattr(place, name, value)
         if had_cuda:
             torch.cuda.init()  # torch may have noted that it is initialised, while it was simulated
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -254,8 +256,7 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
     return Kernel(flops, bytes, shape, batch, dtype, "", label)
 
 
-@contextlib.contextmanager
-def _resizes(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+def _resizes(told: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
     """Tell of each storage that is resized by hand: no operator does that."""
     resize = torch.UntypedStorage.resize_
 
@@ -264,11 +265,7 @@ def _resizes(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         told(self)
         return out
 
-    torch.UntypedStorage.resize_ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del torch.UntypedStorage.resize_  # inherited
+    return mock.patch.object(torch.UntypedStorage, "resize_", call)
 
 
 def _line() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import COLOURS, Picture
+from . import COLOURS, Picture, table
 
 _DASHES = ((), (6, 3), (2, 2), (6, 2, 2, 2))
 
@@ -20,10 +20,10 @@ def losses(axes: Any, runs: Mapping[str, Sequence[float]], title: str = "") -> P
     axes.set(xlabel="step", ylabel="cross entropy, nats", title=title)
     if len(runs) > 1:
         axes.legend()
-    rows = [f"| {name} | {values[0]:.4f} | {values[-1]:.4f} |" for name, values in runs.items()]
+    rows = [(name, f"{values[0]:.4f}", f"{values[-1]:.4f}") for name, values in runs.items()]
     return Picture(
         "; ".join(f"{name}: from {v[0]:.3f} to {v[-1]:.3f} in {len(v)} steps" for name, v in runs.items()),
-        "\n".join(["| run | first loss | last loss |", "|---|---|---|", *rows]),
+        table(("run", "first loss", "last loss"), rows),
     )
 
 
