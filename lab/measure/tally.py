@@ -8,7 +8,6 @@ again without asking it.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..cluster.events import KINDS
 from ..cluster.prices import FUSED
+from .memory import innermost
 from .roofline import is_free, operator_bytes, operator_dtype, operator_flops
 
 aten = torch.ops.aten
@@ -165,8 +165,10 @@ class Tally(TorchDispatchMode):
         except RuntimeError as error:  # NotImplementedError is one
             if not any(said in str(error) for said in _NO_DATA):
                 raise
+            frame = innermost()
+            where = f"{frame.f_globals['__name__'].removeprefix('impl.')}, line {frame.f_lineno}: " if frame else ""
             raise NeedsData(
-                f"{_line()}this asks for a tensor's numbers (.item(), .tolist(), bool(…), a mask as index), and "
+                f"{where}this asks for a tensor's numbers (.item(), .tolist(), bool(…), a mask as index), and "
                 "in a dry run it has none: lab.dryrun.host(tensor, balanced=…) reads them, and there gives `balanced`"
             ) from None  # fmt: skip
         outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
@@ -266,13 +268,3 @@ def _resizes(told: Callable[[torch.UntypedStorage], None]) -> AbstractContextMan
         return out
 
     return mock.patch.object(torch.UntypedStorage, "resize_", call)
-
-
-def _line() -> str:
-    """The innermost line of an implementation that is at work, as `dispatch.py, line 70: `."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("impl."):
-            return f"{frame.f_globals['__name__'].removeprefix('impl.')}, line {frame.f_lineno}: "
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
