@@ -18,10 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..course.assignment import ROOT, default
 from ..harness.progress import remembered
@@ -41,10 +42,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
     options = parse(arguments)
     runs = [options]
     if options.compare:
-        runs = [
-            argparse.Namespace(**{**vars(options), "fresh": True, "folder": options.folder / "yours"}),
-            other(options),
-        ]
+        runs = [_changed(options, fresh=True, folder=options.folder / "yours"), other(options)]
     told, named = {}, {}
     for run in runs:
         replace = lacking(run)
@@ -94,14 +92,16 @@ def known(name: str) -> bool:
 
 def other(options: argparse.Namespace) -> argparse.Namespace:
     """What it is compared with. A student's archive has no reference: there, as many ranks of stand-ins."""
-    new = argparse.Namespace(**{**vars(options), "fresh": True, "folder": options.folder / "other"})
-    new.impl, new.replace = options.compare, []
-    if options.compare == STAND_INS or not train.folder_of(options.compare).is_dir():
-        new.impl, new.everything, new.stack = options.impl, True, "data"
-        new.mesh = {"data": math.prod(options.mesh.values())}
-        new.experts = new.fsdp = new.sequence = 0
-        new.micro_batches = 1
-    return new
+    new = _changed(options, fresh=True, folder=options.folder / "other")
+    if options.compare != STAND_INS and train.folder_of(options.compare).is_dir():
+        return _changed(new, impl=options.compare, replace=[])
+    mesh = {"data": math.prod(options.mesh.values())}
+    none = {"replace": [], "experts": 0, "fsdp": False, "sequence": False, "micro_batches": 1}
+    return _changed(new, everything=True, stack="data", mesh=mesh, **none)
+
+
+def _changed(options: argparse.Namespace, **changes: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options), **changes})
 
 
 def solved(impl: str, id: str) -> bool:
@@ -178,9 +178,10 @@ def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
 
 def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> Table:
     """A row a run."""
-    shown = Table("", "last loss", "tokens/s", "MFU", "state a rank", "peak memory", box=None, header_style="bold")
-    for column in shown.columns[1:]:
-        column.justify = "right"
+    numbers = (
+        Column(head, justify="right") for head in ("last loss", "tokens/s", "MFU", "state a rank", "peak memory")
+    )
+    shown = Table("", *numbers, box=None, header_style="bold")
     for name, t in told.items():
         shown.add_row(
             name, f"{losses[name][-1]:.4f}", *(

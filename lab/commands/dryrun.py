@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .. import standins
 from ..course.assignment import ROOT, AssignmentError, default
@@ -188,9 +188,8 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
         "held at most, GB": [_short(sum(account.peak.values()) / 1e9) for account in accounts],
         **{f"  {kind}": [_short(account.peak[kind] / 1e9) for account in accounts] for kind in accounts[0].peak},
     }
-    made = Table("", *(f"rank {account.rank}" for account in accounts), box=None, header_style="bold")
-    for column in made.columns[1:]:
-        column.justify = "right"
+    heads = (Column(f"rank {account.rank}", justify="right") for account in accounts)
+    made = Table("", *heads, box=None, header_style="bold")
     for name, cells in rows.items():
         made.add_row(name, *cells)
     return made
