@@ -11,8 +11,8 @@ import numpy
 import torch
 
 from lab.cluster.hardware import cluster
+from lab.cluster.jobs import of_config
 from lab.harness.compare import interval
-from lab.model.models import parameters
 from lab.model.transformer import SIZES
 from reference.benchmarking.flops import flops
 from reference.benchmarking.roofline import Bound, Device, roofline
@@ -127,7 +127,7 @@ def modes() -> Picture:
     """What each mode of benchmark_model holds, at the least that the roofline allows."""
     p = Picture("modes", WIDTH, 222, "A step is forward, backward and the optimizer: three modes, three sums")
     forward, backward = (1e3 * sum(b[way].seconds for b in bounds().values()) for way in ("forward", "backward"))
-    adamw = 1e3 * 28 * parameters(GPT2) / A100.hbm_bytes_per_s
+    adamw = 1e3 * 28 * of_config(GPT2).parameters / A100.hbm_bytes_per_s
     parts = (("forward", forward, BLUE), ("backward", backward, ORANGE), ("AdamW", adamw, GREEN))
     for i, name in enumerate(("forward", "forward_backward", "step")):
         x, y, ms = 16.0, 30 + 58 * i, 13.0

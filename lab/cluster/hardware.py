@@ -8,8 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .costs import ring_cost
+
 TABLE = Path(__file__).with_name("hardware.toml")
-RESOURCES = ("products", "memory bandwidth", "memory", "links inside a node", "links between nodes")
+_NUMBERS = {  # by resource: the part of a cluster that has it, and which of the part's numbers say how much
+    "products": ("device", ("peak_flops", "matmul_flops", "attention_flops")),
+    "memory bandwidth": ("device", ("hbm_bytes_per_s",)),
+    "memory": ("device", ("hbm_bytes",)),
+    "links inside a node": ("inside", ("bytes_per_s",)),
+    "links between nodes": ("between", ("bytes_per_s",)),
+}
+RESOURCES = tuple(_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,10 @@ class Wire:
     alpha_s: float
     base_s: float
 
+    def cost_s(self, op: str, bytes: float, world: int) -> float:
+        """`ring_cost` on wires like this one, without base_s."""
+        return ring_cost(op, bytes, world, self.alpha_s, 1 / self.bytes_per_s)
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -51,23 +64,11 @@ class Cluster:
 
     def faster(self, resource: str, times: float = 2.0) -> Cluster:
         """The same cluster with so many times as much of one of RESOURCES."""
-        d, inside, between = self.device, self.inside, self.between
-        if resource == "products":
-            attention = (d.attention_flops[0] * times, d.attention_flops[1] * times)
-            d = replace(
-                d, peak_flops=d.peak_flops * times, matmul_flops=d.matmul_flops * times, attention_flops=attention
-            )
-        elif resource == "memory bandwidth":
-            d = replace(d, hbm_bytes_per_s=d.hbm_bytes_per_s * times)
-        elif resource == "memory":
-            d = replace(d, hbm_bytes=d.hbm_bytes * times)
-        elif resource == "links inside a node":
-            inside = replace(inside, bytes_per_s=inside.bytes_per_s * times)
-        elif resource == "links between nodes":
-            between = replace(between, bytes_per_s=between.bytes_per_s * times)
-        else:
+        if resource not in _NUMBERS:
             raise ValueError(f"expected a resource among {', '.join(RESOURCES)}, got {resource!r}")
-        return replace(self, device=d, inside=inside, between=between)
+        name, numbers = _NUMBERS[resource]
+        part = getattr(self, name)
+        return replace(self, **{name: replace(part, **{n: _scaled(getattr(part, n), times) for n in numbers})})
 
 
 def cluster(name: str, gpus: int) -> Cluster:
@@ -78,14 +79,17 @@ def cluster(name: str, gpus: int) -> Cluster:
     entry = table["cluster"][name]
     if gpus < 1 or (gpus > entry["devices"] and gpus % entry["devices"]):
         raise ValueError(f"gpus: expected at most {entry['devices']}, or a multiple of it (whole nodes), got {gpus}")
-    device = dict(table["device"][entry["device"]])
-    device = {k: tuple(v) if isinstance(v, list) else v for k, v in device.items() if k != "sources"}
-    inside, between = (_wire(table["link"][entry[which]]) for which in ("inside", "between"))
-    return Cluster(Device(**device), inside, between, entry["devices"], gpus)
+    device = Device(**_fields(table["device"][entry["device"]]))
+    inside, between = (Wire(**_fields(table["link"][entry[which]])) for which in ("inside", "between"))
+    return Cluster(device, inside, between, entry["devices"], gpus)
 
 
-def _wire(entry: dict[str, Any]) -> Wire:
-    return Wire(**{k: v for k, v in entry.items() if k != "sources"})
+def _fields(entry: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "sources"}
+
+
+def _scaled(number: Any, times: float) -> Any:
+    return tuple(n * times for n in number) if isinstance(number, tuple) else number * times
 
 
 @cache

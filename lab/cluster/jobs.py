@@ -8,11 +8,8 @@ from ..model import models
 from ..model.transformer import Config
 from .hardware import Cluster
 
-RECOMPUTE = (
-    "none",
-    "selective",
-    "full",
-)  # what backward computes again: nothing, the core of attention, all of a layer
+# What backward computes again: nothing, the core of attention, all of a layer.
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,23 @@ class Model:
         return self.width // self.heads
 
     @property
+    def layer_products(self) -> int:
+        """Parameters of the products of one layer."""
+        h = self.width
+        return 2 * h * (h + self.kv_heads * self.dim) + (3 if self.gated else 2) * h * self.hidden
+
+    @property
     def layer_parameters(self) -> int:
         """Of one layer, whole."""
-        split, whole = self.layer_weights()
-        return split + whole
+        return sum(self.layer_weights())
 
     def layer_weights(self) -> tuple[int, int]:
         """(what the tensor axis divides, what it does not), of one layer."""
-        h, f, kv = self.width, self.hidden, self.kv_heads * self.dim
-        products = 2 * h * (h + kv) + (3 if self.gated else 2) * h * f
+        h, products = self.width, self.layer_products
         if self.gated:
             return products, 2 * h
-        return products + h + 2 * kv + f, 2 * h + 4 * h  # biases of two products lie whole beside two norms
+        # biases of two products lie whole beside two norms
+        return products + h + 2 * self.kv_heads * self.dim + self.hidden, 2 * h + 4 * h
 
     @property
     def ends(self) -> tuple[int, int, int]:

@@ -6,7 +6,6 @@ n: tokens of the micro-batch; T: ranks of the tensor axis; E: bytes of an activa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .events import Collective, Compute, Event, Wait
@@ -57,12 +56,12 @@ class Layers:
             return [Compute(2 * heads * s * s * d, operands, phase=phase, label=FUSED)]  # causal: a half of 4 · s² · d
         scores = heads * s * s
         events: list[Event] = [
-            self._batched(heads, (s, s, d), phase, "scores"),
+            self._product((s, s, d), phase, "scores", batch=heads),
             Compute(0, 3 * scores, phase=phase, label="softmax"),  # Megatron's causal kernel reads a half, writes all
         ]
         if b.dropout:
             events.append(Compute(0, 5 * scores, phase=phase, label="dropout"))  # in, out, and a byte of mask
-        return [*events, self._batched(heads, (s, d, s), phase, "values")]
+        return [*events, self._product((s, d, s), phase, "values", batch=heads)]
 
     def backward(self, recompute: str) -> list[Event]:
         """The gradient of a layer, and before it what is computed again."""
@@ -75,12 +74,12 @@ class Layers:
 
     def embedding(self) -> list[Event]:
         traffic = 2 + (2 if self.model.positions else 0)
-        events: list[Event] = [Compute(0, traffic * self.stream, label="embedding"), *self._leave()]
-        return [*events, *self._dropout_forward()]
+        events: list[Event] = [Compute(0, traffic * self.stream, label="embedding"), *self._scatter("forward")]
+        return [*events, *self._dropout("forward")]
 
     def embedding_backward(self) -> list[Event]:
         events: list[Event] = self._gather("backward") if self.recipe.sequence else []
-        return [*self._dropout_backward(), *events, Compute(0, 3 * self.stream, phase="backward", label="embedding")]
+        return [*self._dropout("backward"), *events, Compute(0, 3 * self.stream, phase="backward", label="embedding")]
 
     def head(self) -> list[Event]:
         """Final norm, logits and cross-entropy over T parts of the vocabulary: the largest, and two sums a token."""
@@ -92,8 +91,8 @@ class Layers:
             *self._gather("forward"),
             self._product((n, part, m.width), "forward", "head"),
             Compute(0, entropy, label="cross-entropy"),
-            *self._reduce(4 * n, "forward"),
-            *self._reduce(8 * n, "forward"),
+            *self._send("all_reduce", 4 * n, "forward"),
+            *self._send("all_reduce", 8 * n, "forward"),
         ]
 
     def head_backward(self) -> list[Event]:
@@ -131,7 +130,7 @@ class Layers:
         if not self.recipe.fused_attention:
             events.append(Compute(0, 2 * self.stream / self.tensor, label="transpose"))
         events.append(self._product((n, m.width, m.width // self.tensor), "forward", "projection"))
-        return [*events, *self._leave(), self._add()]
+        return [*events, *self._scatter("forward"), self._add()]
 
     def _attention_backward(self) -> list[Event]:
         m, b, n, e = self.model, self.recipe, self.tokens, self.recipe.element
@@ -146,12 +145,12 @@ class Layers:
         else:
             scores = heads * s * s
             events.append(Compute(0, 2 * self.stream / self.tensor, phase="backward", label="transpose"))
-            events.append(self._batched(heads, (s, d, s), "backward", "d values"))
-            events.append(self._batched(heads, (s, s, d), "backward", "d scores"))
+            events.append(self._product((s, d, s), "backward", "d values", batch=heads))
+            events.append(self._product((s, s, d), "backward", "d scores", batch=heads))
             if b.dropout:
                 events.append(Compute(0, 5 * scores, phase="backward", label="dropout"))
             events.append(Compute(0, 4 * scores, phase="backward", label="softmax"))  # halves of two in, all out
-            events += [self._batched(heads, (s, d, s), "backward", name) for name in ("d queries", "d keys")]
+            events += [self._product((s, d, s), "backward", name, batch=heads) for name in ("d queries", "d keys")]
             events.append(Compute(0, 2 * e * n * self._qkv, phase="backward", label="join d qkv"))
         if m.gated:
             turned = n * (m.heads + self._kv_heads) * d / self.tensor
@@ -173,7 +172,7 @@ class Layers:
             self._product((n, first, m.width), "forward", "up"),
             Compute(0, e * n * (first + f), label="activation"),
             self._product((n, m.width, f), "forward", "down"),
-            *self._leave(),
+            *self._scatter("forward"),
             self._add(),
         ]
 
@@ -209,44 +208,29 @@ class Layers:
             extra += 2 * self.own + self.own / self.recipe.element
         return Compute(0, 3 * self.own + extra, phase="backward", label="add")
 
-    def _dropout_forward(self) -> list[Event]:
-        return [Compute(0, 2.5 * self.own, label="dropout")] if self.recipe.dropout else []
-
-    def _dropout_backward(self) -> list[Event]:
-        return [Compute(0, 2.5 * self.own, phase="backward", label="dropout")] if self.recipe.dropout else []
+    def _dropout(self, phase: str) -> list[Event]:
+        return [Compute(0, 2.5 * self.own, phase=phase, label="dropout")] if self.recipe.dropout else []
 
     def _gather(self, phase: str, handle: int | None = None) -> list[Event]:
-        if self.tensor == 1 or not self.recipe.sequence:
-            return []
-        return [Collective("all_gather", self.own, self.ranks, phase, TENSOR, handle=handle)]
+        return self._send("all_gather", self.own, phase, handle) if self.recipe.sequence else []
 
     def _scatter(self, phase: str, handle: int | None = None) -> list[Event]:
-        if self.tensor == 1:
-            return []
-        if not self.recipe.sequence:
-            return self._reduce(self.stream, phase, handle)
-        return [Collective("reduce_scatter", self.own, self.ranks, phase, TENSOR, handle=handle)]
+        if self.recipe.sequence:
+            return self._send("reduce_scatter", self.own, phase, handle)
+        return self._send("all_reduce", self.stream, phase, handle)
 
-    def _leave(self) -> list[Event]:
-        return self._scatter("forward")
-
-    def _reduce(self, payload: float, phase: str, handle: int | None = None) -> list[Event]:
-        if self.tensor == 1:
-            return []
-        return [Collective("all_reduce", payload, self.ranks, phase, TENSOR, handle=handle)]
+    def _send(self, op: str, payload: float, phase: str, handle: int | None = None) -> list[Event]:
+        return [] if self.tensor == 1 else [Collective(op, payload, self.ranks, phase, TENSOR, handle=handle)]
 
     # Products
 
-    def _product(self, shape: tuple[int, int, int], phase: str, label: str, out: float | None = None) -> Compute:
-        m, n, k = shape
-        e = self.recipe.element
+    def _product(
+        self, shape: tuple[int, int, int], phase: str, label: str, out: float | None = None, batch: int = 1
+    ) -> Compute:
+        """out: bytes that it writes, where they are not those of its result."""
+        (m, n, k), e = shape, self.recipe.element * batch
         written = e * m * n if out is None else out
-        return Compute(2 * m * n * k, e * (m * k + k * n) + written, shape, phase=phase, label=label)
-
-    def _batched(self, batch: int, shape: tuple[int, int, int], phase: str, label: str) -> Compute:
-        m, n, k = shape
-        traffic = self.recipe.element * batch * (m * k + k * n + m * n)
-        return Compute(2 * batch * m * n * k, traffic, shape, batch, phase=phase, label=label)
+        return Compute(2 * batch * m * n * k, e * (m * k + k * n) + written, shape, batch, phase=phase, label=label)
 
     def _product_backward(
         self, shape: tuple[int, int, int], label: str, enters: bool = False, leaves: bool = False
@@ -277,8 +261,3 @@ class Layers:
 
 def _again(event: Event) -> Event:
     return replace(event, phase="recompute") if isinstance(event, Compute | Collective) else event
-
-
-def flops(events: Iterable[Event]) -> float:
-    """Of kernels and products among events that are no blocks."""
-    return sum(event.flops for event in events if isinstance(event, Compute))

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .costs import ring_cost
 from .events import Collective, Compute, Recv, Send
 from .hardware import Cluster, Device, Wire
 
@@ -83,9 +82,9 @@ def group_s(op: str, bytes: float, nodes: int, each: int, cluster: Cluster, worl
         return 0.0
     inside, between = cluster.inside, cluster.between
     if nodes == 1:
-        return inside.base_s + ring_cost(op, bytes, world, inside.alpha_s, 1 / inside.bytes_per_s)
+        return inside.base_s + inside.cost_s(op, bytes, world)
     if op not in ("all_reduce", "reduce_scatter", "all_gather"):
-        return between.base_s + ring_cost(op, bytes, world, between.alpha_s, 1 / between.bytes_per_s)
+        return between.base_s + between.cost_s(op, bytes, world)
     through = min(inside.bytes_per_s, each * between.bytes_per_s) if each > 1 else between.bytes_per_s
     steps = (2 if op == "all_reduce" else 1) * (world - 1)
     crossing = steps * nodes // world  # of these steps so many wait for a card
@@ -99,14 +98,12 @@ def group_s(op: str, bytes: float, nodes: int, each: int, cluster: Cluster, worl
 
 
 def _hierarchy(op: str, bytes: float, nodes: int, each: int, inside: Wire, between: Wire) -> float:
-    def ring(op: str, payload: float, world: int, wire: Wire) -> float:
-        return ring_cost(op, payload, world, wire.alpha_s, 1 / wire.bytes_per_s)
-
     if op == "all_reduce":
-        within = ring("reduce_scatter", bytes / each, each, inside) + ring("all_gather", bytes / each, each, inside)
-        return within + ring("all_reduce", bytes / each, nodes, between)
+        part = bytes / each
+        within = inside.cost_s("reduce_scatter", part, each) + inside.cost_s("all_gather", part, each)
+        return within + between.cost_s("all_reduce", part, nodes)
     # The payload is one rank's part: between nodes each card carries its own, within a node all nodes' parts.
-    return ring(op, bytes, nodes, between) + ring(op, bytes * nodes, each, inside)
+    return between.cost_s(op, bytes, nodes) + inside.cost_s(op, bytes * nodes, each)
 
 
 def message_s(event: Send | Recv, rank: int, cluster: Cluster) -> float:
@@ -116,15 +113,8 @@ def message_s(event: Send | Recv, rank: int, cluster: Cluster) -> float:
     return wire.alpha_s + event.bytes / wire.bytes_per_s
 
 
+@lru_cache(maxsize=65536)
 def _lie(ranks: Sequence[int], node: int) -> tuple[int, int, int]:
     """(nodes, ranks on the fullest of them, ranks)."""
-    if isinstance(ranks, range):
-        return _spread(ranks.start % node, ranks.step, len(ranks), node)
     on = Counter(rank // node for rank in ranks)
     return len(on), max(on.values()), len(ranks)
-
-
-@lru_cache(maxsize=65536)
-def _spread(start: int, step: int, count: int, node: int) -> tuple[int, int, int]:
-    on = Counter(rank // node for rank in range(start, start + step * count, step))
-    return len(on), max(on.values()), count

@@ -136,17 +136,17 @@ def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int
 
 def _all_ended(ranks: Sequence[Sequence[Action]], ends: list[list[float]], chunks: int) -> None:
     """Raise for a deadlock: who waits for what of whom."""
-    waiting = [(rank, actions[len(ends[rank])]) for rank, actions in enumerate(ranks) if len(ends[rank]) < len(actions)]
-    if not waiting:
-        return
     told = []
-    for rank, action in waiting:
-        need = _need(action, rank, len(ranks), chunks)
-        assert need is not None
-        kind, micro_batch, stage = need
-        needed, peer = Action(kind, micro_batch, stage // len(ranks)), stage % len(ranks)
-        told.append(f"rank {rank} cannot begin {action} before rank {peer} has ended {needed}")
-    raise ScheduleError("deadlock: " + "; ".join(told))
+    for rank, actions in enumerate(ranks):
+        if len(ends[rank]) < len(actions):
+            action = actions[len(ends[rank])]
+            need = _need(action, rank, len(ranks), chunks)
+            assert need is not None
+            kind, micro_batch, stage = need
+            needed, peer = Action(kind, micro_batch, stage // len(ranks)), stage % len(ranks)
+            told.append(f"rank {rank} cannot begin {action} before rank {peer} has ended {needed}")
+    if told:
+        raise ScheduleError("deadlock: " + "; ".join(told))
 
 
 def _most_alive(actions: Sequence[Action]) -> int:

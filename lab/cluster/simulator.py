@@ -67,7 +67,7 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
             raise SimulationError("deadlock: " + "; ".join(ranks[r].stuck() for r in list(waiting)[:4]))
     step_s = max(rank.now for rank in ranks.values())
     for rank in ranks.values():
-        rank.spend(IDLE, step_s - rank.now)
+        rank.until(step_s, IDLE)
     return Played(
         step_s, {n: r.causes for n, r in ranks.items()}, {n: r.bars for n, r in ranks.items()} if timeline else {}
     )
@@ -122,9 +122,14 @@ class _Rank:
     def done(self) -> bool:
         return not self.stack
 
-    def spend(self, cause: str, seconds: float) -> None:
-        if seconds > 0:
-            self.causes[cause] = self.causes.get(cause, 0.0) + seconds
+    def until(self, moment: float, cause: str) -> None:
+        if moment > self.now:
+            self.causes[cause] = self.causes.get(cause, 0.0) + moment - self.now
+            self.now = moment
+
+    def drawn(self, kind: str, name: str, start_s: float, end_s: float) -> None:
+        if self.timeline:
+            self.bars.append(Bar(kind, name, start_s, end_s))
 
     def advance(self, mail: dict, meetings: dict) -> bool:
         """Go on until something is missing. Whether anything was done."""
@@ -154,16 +159,12 @@ class _Rank:
                 return True
             start = self.now
             for cause, seconds in price.items():
-                self.causes[cause] = self.causes.get(cause, 0.0) + seconds
-                self.now += seconds
-            if self.timeline:
-                self.bars.append(Bar(_phase(event), event.name, start, self.now))
+                self.until(self.now + seconds, cause)
+            self.drawn(_phase(event), event.name, start, self.now)
         elif isinstance(event, Compute):
-            seconds = compute_s(event, self.cluster.device)
-            self.spend(cause_of(event), seconds)
-            if self.timeline:
-                self.bars.append(Bar(event.phase, event.label, self.now, self.now + seconds))
-            self.now += seconds
+            start = self.now
+            self.until(start + compute_s(event, self.cluster.device), cause_of(event))
+            self.drawn(event.phase, event.label, start, self.now)
         elif isinstance(event, Send):
             self._send(event, mail)
         elif isinstance(event, Recv):
@@ -182,19 +183,17 @@ class _Rank:
         ended = begun + message_s(event, self.rank, self.cluster)
         self.free[event.peer] = ended
         mail[self.rank, event.peer, event.tag] = (begun, ended)
-        if self.timeline:
-            self.bars.append(Bar("message", f"{event.tag[0]} {event.tag[1]} to rank {event.peer}", begun, ended))
+        self.drawn("message", f"{event.tag[0]} {event.tag[1]} to rank {event.peer}", begun, ended)
         if event.blocks:
-            self.spend("pipe", ended - self.now)
-            self.now = ended
+            self.until(ended, "pipe")
 
     def _receive(self, event: Recv, mail: dict) -> bool:
         key = (event.peer, self.rank, event.tag)
         if key not in mail:
             return False
         begun, ended = mail.pop(key)
-        self._until(begun, IDLE)
-        self._until(ended, "pipe")
+        self.until(begun, IDLE)
+        self.until(ended, "pipe")
         return True
 
     def _wait(self, event: Wait, mail: dict) -> bool:
@@ -236,16 +235,10 @@ class _Rank:
     def _ended(self, one: _UnderWay, ended: float) -> None:
         """Stand still until a collective has ended."""
         cause = one.event.label or "collective"
-        if one.event.handle is None:
-            self._until(ended - one.seconds, IDLE)
-        self._until(ended, cause)
-        if self.timeline:
-            self.bars.append(Bar("message", f"{one.event.op} {cause}", ended - one.seconds, ended))
-
-    def _until(self, moment: float, cause: str) -> None:
-        if moment > self.now:
-            self.spend(cause, moment - self.now)
-            self.now = moment
+        if one.event.handle is None and (begun := one.meeting.begun()) is not None:
+            self.until(begun, IDLE)
+        self.until(ended, cause)
+        self.drawn("message", f"{one.event.op} {cause}", ended - one.seconds, ended)
 
     def stuck(self) -> str:
         events, place, _ = self.stack[-1]
@@ -279,40 +272,25 @@ def closed(block: Block, cluster: Cluster, together: frozenset[int] = frozenset(
 
 
 def _closed(block: Block, cluster: Cluster, together: frozenset[int]) -> dict[str, float] | None:
-    now, causes = 0.0, dict[str, float]()
-    streams: dict[object, float] = {}
-    under_way: dict[int, tuple[float, str]] = {}
-
-    def spend(cause: str, until: float) -> None:
-        nonlocal now
-        if until > now:
-            causes[cause] = causes.get(cause, 0.0) + until - now
-            now = until
-
+    under_way: set[int] = set()
     for event in block.events:
-        if isinstance(event, Compute):
-            spend(cause_of(event), now + compute_s(event, cluster.device))
-        elif isinstance(event, Block):
-            inner = None if under_way else closed(event, cluster, together)
-            if inner is None:
+        if isinstance(event, Block):
+            if under_way or closed(event, cluster, together) is None:
                 return None
-            for cause, seconds in inner.items():
-                spend(cause, now + seconds)
         elif isinstance(event, Collective):
             if len(together) > 1 and sum(rank in event.ranks for rank in together) > 1:
                 return None
-            stream = event.stream or ("group", event.ranks)
-            streams[stream] = max(now, streams.get(stream, 0.0)) + collective_s(event, cluster)
-            if event.handle is None:
-                spend(event.label or "collective", streams[stream])
-            else:
-                under_way[event.handle] = (streams[stream], event.label or "collective")
+            if event.handle is not None:
+                under_way.add(event.handle)
         elif isinstance(event, Wait) and event.handle in under_way:
-            until, cause = under_way.pop(event.handle)
-            spend(cause, until)
-        elif not isinstance(event, Memory):
+            under_way.remove(event.handle)
+        elif not isinstance(event, Compute | Memory):
             return None
-    return None if under_way else causes
+    if under_way:
+        return None
+    alone = _Rank(-1, block.events, cluster, False, together)
+    alone.advance({}, {})
+    return alone.causes
 
 
 def cause_of(event: Compute) -> str:

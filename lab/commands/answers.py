@@ -5,6 +5,7 @@ Here is only the form: does it parse, is it in the right unit, is it plausible. 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import re
@@ -154,13 +155,11 @@ def _given(q: Question, table: dict[str, Any]) -> Given:
         if letter not in letters:
             return Given(q, shown, problem=f"value: expected one of {', '.join(letters)}, got {_show(value)}")
         return Given(q, shown, letter)
-    try:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError
-        number = float(value)
-        if not math.isfinite(number):
-            raise ValueError
-    except (ValueError, OverflowError):
+    number = math.nan
+    with contextlib.suppress(ValueError, OverflowError):
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            number = float(value)
+    if not math.isfinite(number):
         return Given(q, shown, problem=f"value: expected a number, the unit beside it, got {_show(value)}")
     try:
         return Given(q, shown, in_base(number, unit, q.unit))

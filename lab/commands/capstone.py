@@ -18,16 +18,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..course.assignment import ROOT, default
 from ..harness.progress import remembered
-from ..plots.losses import losses as draw
-from ..solution.unwritten import untouched
+from ..plots.losses import save
+from ..solution.unwritten import written
 from ..train import loop as train
 from ..train.stack import pieces
 
@@ -42,10 +42,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
     options = parse(arguments)
     runs = [options]
     if options.compare:
-        runs = [
-            argparse.Namespace(**{**vars(options), "fresh": True, "folder": options.folder / "yours"}),
-            other(options),
-        ]
+        runs = [_changed(options, fresh=True, folder=options.folder / "yours"), other(options)]
     told, named = {}, {}
     for run in runs:
         replace = lacking(run)
@@ -61,7 +58,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
     picture = options.folder / "loss.png"
     if options.compare:
         picture = options.folder / "compare.png"
-        plot(named, picture)
+        save(picture, named)
     out.print(f"plot: {picture}", soft_wrap=True)
     return 0
 
@@ -95,22 +92,23 @@ def known(name: str) -> bool:
 
 def other(options: argparse.Namespace) -> argparse.Namespace:
     """What it is compared with. A student's archive has no reference: there, as many ranks of stand-ins."""
-    new = argparse.Namespace(**{**vars(options), "fresh": True, "folder": options.folder / "other"})
-    new.impl, new.replace = options.compare, []
-    if options.compare == STAND_INS or not train.folder_of(options.compare).is_dir():
-        new.impl, new.everything, new.stack = options.impl, True, "data"
-        new.mesh = {"data": math.prod(options.mesh.values())}
-        new.experts = new.fsdp = new.sequence = 0
-        new.micro_batches = 1
-    return new
+    new = _changed(options, fresh=True, folder=options.folder / "other")
+    if options.compare != STAND_INS and train.folder_of(options.compare).is_dir():
+        return _changed(new, impl=options.compare, replace=[])
+    mesh = {"data": math.prod(options.mesh.values())}
+    none = {"replace": [], "experts": 0, "fsdp": False, "sequence": False, "micro_batches": 1}
+    return _changed(new, everything=True, stack="data", mesh=mesh, **none)
+
+
+def _changed(options: argparse.Namespace, **changes: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options), **changes})
 
 
 def solved(impl: str, id: str) -> bool:
     """Whether its tests pass, as far as is known: of student/ by what they said last, of others by what is written."""
     if impl == "student":
         return remembered().passes(id)
-    file = train.folder_of(impl) / default().exercise(id).file
-    return file.is_file() and not untouched(file)
+    return written(train.folder_of(impl) / default().exercise(id).file)
 
 
 def lacking(options: argparse.Namespace) -> list[str]:
@@ -180,9 +178,10 @@ def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
 
 def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> Table:
     """A row a run."""
-    shown = Table("", "last loss", "tokens/s", "MFU", "state a rank", "peak memory", box=None, header_style="bold")
-    for column in shown.columns[1:]:
-        column.justify = "right"
+    numbers = (
+        Column(head, justify="right") for head in ("last loss", "tokens/s", "MFU", "state a rank", "peak memory")
+    )
+    shown = Table("", *numbers, box=None, header_style="bold")
     for name, t in told.items():
         shown.add_row(
             name, f"{losses[name][-1]:.4f}", *(
@@ -199,11 +198,3 @@ def sparks(values: Sequence[float], width: int = 48) -> str:
     picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else [*values]
     low, high = min(picked), max(picked)
     return "".join(BARS[1 + round((len(BARS) - 2) * (v - low) / ((high - low) or 1))] for v in picked)
-
-
-def plot(losses: dict[str, list[float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(7, 4), layout="constrained")
-    draw(picture.subplots(), losses)
-    picture.savefig(path, dpi=120)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .. import standins
 from ..course.assignment import ROOT, AssignmentError, default
-from ..solution.unwritten import untouched
+from ..solution.impl import folder_of
+from ..solution.unwritten import written
 
 if TYPE_CHECKING:
     from ..cluster.hardware import Cluster
@@ -61,10 +62,10 @@ def dryrun(
     from ..harness.runner import Executor, Runner
     from ..train.loop import degrees
 
-    folder = ROOT / impl if impl in ("student", "reference") else Path(impl)
+    folder = folder_of(impl)
     if not folder.is_dir():
         raise AssignmentError(f"dryrun: expected --impl student, reference or a folder, got {impl!r}")
-    whole = begun(folder, COMPOSE)
+    whole = written(folder / default().exercise(COMPOSE).file)
     try:
         config = _model(model, layers)
         step = Step(
@@ -111,26 +112,24 @@ def dryrun(
     out.print(f"drawn in {picture}", markup=False, soft_wrap=True)
 
 
-def begun(folder: Path, id: str) -> bool:
-    """Whether something is written in the file of an exercise."""
-    file = folder / default().exercise(id).file
-    return file.is_file() and not untouched(file)
-
-
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:
     """{exercise: its stand-in} for what a step needs and is not written.
 
     Raises AssignmentError where there is none: nothing stands in for the last chapter's mesh itself.
     """
+
+    def lacks(id: str) -> bool:
+        return not written(folder / default().exercise(id).file)
+
     if not step.replicated:
-        return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if not begun(folder, id)}
+        return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if lacks(id)}
     if {axis for axis, degree in step.mesh.items() if degree > 1} - {"data"} or step.beyond_data():
         raise AssignmentError(
             f"dryrun: expected {COMPOSE} to be written for an axis beyond data, experts, FSDP or micro-batches, it is "
             f"not; lab dryrun --mesh data={step.world} runs without it, --impl reference runs the solution"
         )
     found = {"ddp.bucketed": "lab.standins.capstone:ddp_bucketed_dry", "zero.zero1": standins.source("zero.zero1")}
-    return {id: source for id, source in found.items() if not begun(folder, id)}
+    return {id: source for id, source in found.items() if lacks(id)}
 
 
 def _model(name: str, layers: int) -> Any:
@@ -189,9 +188,8 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
         "held at most, GB": [_short(sum(account.peak.values()) / 1e9) for account in accounts],
         **{f"  {kind}": [_short(account.peak[kind] / 1e9) for account in accounts] for kind in accounts[0].peak},
     }
-    made = Table("", *(f"rank {account.rank}" for account in accounts), box=None, header_style="bold")
-    for column in made.columns[1:]:
-        column.justify = "right"
+    heads = (Column(f"rank {account.rank}", justify="right") for account in accounts)
+    made = Table("", *heads, box=None, header_style="bold")
     for name, cells in rows.items():
         made.add_row(name, *cells)
     return made
@@ -248,14 +246,11 @@ def draw(played: Played, title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from ..plots.timeline import KINDS, Span, timelines
+    from ..plots.planning import spans
+    from ..plots.timeline import timelines
 
-    ranks = [
-        [Span(bar.kind, bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in KINDS]
-        for bars in played.timeline.values()
-    ]
-    figure, _ = timelines({title: ranks}, unit_s=1.0 if played.step_s > 1 else 1e-3)
-    figure.axes[0].set_yticks(range(len(ranks)), [f"rank {rank}" for rank in played.timeline])
+    figure, _ = timelines({title: spans(played.timeline)}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure.axes[0].set_yticks(range(len(played.timeline)), [f"rank {rank}" for rank in played.timeline])
     figure.savefig(path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..course.assignment import ROOT, AssignmentError, Exercise
 from ..harness.progress import Progress
@@ -50,9 +50,8 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
         out.print(f"\nYours passed {passed} tests, which compared values and kept no numbers.", style="dim")
         return
     if rows:
-        table = Table("measured by the tests", "yours", "expected", box=None, pad_edge=False, header_style="bold")
-        for column in table.columns[1:]:
-            column.justify = "right"
+        numbers = (Column(head, justify="right") for head in ("yours", "expected"))
+        table = Table("measured by the tests", *numbers, box=None, pad_edge=False, header_style="bold")
         for row in rows[:ROWS]:
             bound = "≤ " if row["at_most"] else ""
             table.add_row(row["what"], number(row["value"], row["unit"]), bound + number(row["expected"], row["unit"]))

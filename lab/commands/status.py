@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Console
 from rich.text import Text
 
@@ -103,19 +105,10 @@ def _overview(progress: Progress, out: Console, current: str) -> set[str]:
         out.print(row, soft_wrap=True)
         if stage.name == current:
             names = [f"{_MARKS[w][0]} {e.id.partition('.')[2]}" for e, w in zip(exercises, words, strict=True)]
-            for line in _wrapped(names, out.width - 4):
-                out.print(f"    {line}", style="dim", soft_wrap=True)
+            unbroken = (name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
+            for line in textwrap.wrap("  ".join(unbroken), out.width - 4):
+                out.print("    " + line.replace("\N{NO-BREAK SPACE}", " "), style="dim", soft_wrap=True)
     return shown
-
-
-def _wrapped(names: list[str], width: int) -> list[str]:
-    """Names beside each other, in lines that are no wider."""
-    lines = [""]
-    for name in names:
-        if lines[-1] and len(lines[-1]) + 2 + len(name) > width:
-            lines.append("")
-        lines[-1] += f"  {name}" if lines[-1] else name
-    return lines
 
 
 def _word(progress: Progress, exercise: Exercise) -> str:

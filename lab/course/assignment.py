@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import difflib
 import functools
+import graphlib
+import math
 import os
 import tomllib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,13 +162,38 @@ class Reader:
         came = "nothing" if got is _MISSING else repr(got)
         return AssignmentError(f"{self.file}: {key}: expected {expected}, got {came}")
 
-    def get(self, table: dict, key: str, where: str, kind: type | tuple, expected: str) -> Any:
-        if key not in table:
-            raise self.fail(f"{where}{key}", expected, _MISSING)
-        value = table[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
+    def get(
+        self,
+        table: dict,
+        key: str,
+        where: str,
+        kind: type | tuple,
+        expected: str,
+        fits: Callable[[Any], bool] = lambda value: True,
+    ) -> Any:
+        """The value of a key, of this kind and as `fits` has it."""
+        value = table.get(key, _MISSING)
+        if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
             raise self.fail(f"{where}{key}", expected, value)
         return value
+
+    def positive(self, table: dict, key: str, where: str) -> float:
+        return self.get(table, key, where, (int, float), "a number above 0", lambda value: 0 < value < math.inf)
+
+    def id(self, table: dict, where: str, stages: Collection[str]) -> str:
+        """An id of one of these stages."""
+        id = self.get(table, "id", where, str, 'a string "stage.name"')
+        stage, _, name = id.partition(".")
+        if stage not in stages or not name.isidentifier():
+            raise self.fail(f"{where}id", f'"stage.name" with a stage of {", ".join(stages)}', id)
+        return id
+
+    def tables(self, table: dict, key: str, where: str = "") -> Iterator[tuple[dict, str]]:
+        """Each table of a list, and where it stands."""
+        for i, each in enumerate(self.get(table, key, where, list, "a list of tables")):
+            if not isinstance(each, dict):
+                raise self.fail(f"{where}{key}[{i}]", "a table", each)
+            yield each, f"{where}{key}[{i}]."
 
     def only(self, table: dict, known: set[str], where: str) -> None:
         for key in table:
@@ -173,10 +201,8 @@ class Reader:
                 raise self.fail(f"{where}{key}", f"one of {', '.join(sorted(known))}", key)
 
     def strings(self, table: dict, key: str, where: str) -> tuple[str, ...]:
-        values = self.get(table, key, where, list, "a list of strings")
-        if not all(isinstance(v, str) for v in values):
-            raise self.fail(f"{where}{key}", "a list of strings", values)
-        return tuple(values)
+        expected = "a list of strings"
+        return tuple(self.get(table, key, where, list, expected, lambda found: all(isinstance(v, str) for v in found)))
 
 
 class _Reader(Reader):
@@ -184,14 +210,14 @@ class _Reader(Reader):
 
     def assignment(self, data: dict) -> Assignment:
         self.only(data, {"title", "version", "split", "stage", "exercise", "profiles"}, "")
-        stages = tuple(self.stage(s, i) for i, s in enumerate(self.get(data, "stage", "", list, "a list")))
+        stages = tuple(self.stage(*each) for each in self.tables(data, "stage"))
         if len({s.name for s in stages}) != len(stages):
             raise self.fail("stage", "distinct names", [s.name for s in stages])
         exercises: dict[str, Exercise] = {}
-        for i, table in enumerate(self.get(data, "exercise", "", list, "a list of tables")):
-            e = self.exercise(table, f"exercise[{i}].", {s.name for s in stages})
+        for table, where in self.tables(data, "exercise"):
+            e = self.exercise(table, where, sorted(s.name for s in stages))
             if e.id in exercises:
-                raise self.fail(f"exercise[{i}].id", "an id not used before", e.id)
+                raise self.fail(f"{where}id", "an id not used before", e.id)
             exercises[e.id] = e
         self.check_needs(exercises)
         return Assignment(
@@ -203,41 +229,23 @@ class _Reader(Reader):
             profiles=self.profiles(self.get(data, "profiles", "", dict, "a table"), exercises),
         )
 
-    def stage(self, table: Any, i: int) -> Stage:
-        if not isinstance(table, dict):
-            raise self.fail(f"stage[{i}]", "a table", table)
-        self.only(table, {"name", "title"}, f"stage[{i}].")
-        name = self.get(table, "name", f"stage[{i}].", str, "a string")
-        if not name.isidentifier():
-            raise self.fail(f"stage[{i}].name", "a Python identifier", name)
-        return Stage(name, self.get(table, "title", f"stage[{i}].", str, "a string"))
+    def stage(self, table: dict, where: str) -> Stage:
+        self.only(table, {"name", "title"}, where)
+        name = self.get(table, "name", where, str, "a Python identifier", str.isidentifier)
+        return Stage(name, self.get(table, "title", where, str, "a string"))
 
-    def exercise(self, table: Any, where: str, stages: set[str]) -> Exercise:
-        if not isinstance(table, dict):
-            raise self.fail(where.rstrip("."), "a table", table)
+    def exercise(self, table: dict, where: str, stages: Collection[str]) -> Exercise:
         self.only(table, set(Exercise.__dataclass_fields__), where)
-        id = self.get(table, "id", where, str, 'a string "stage.name"')
-        stage, _, name = id.partition(".")
-        if stage not in stages or not name.isidentifier():
-            raise self.fail(f"{where}id", f'"stage.name" with a stage of {", ".join(sorted(stages))}', id)
-        where = f"{id}: "
-        object = self.get(table, "object", where, str, '"stage/file.py:Name"')
+        id = self.id(table, where, stages)
+        stage, where = id.partition(".")[0], f"{id}: "
+        object = self.get(table, "object", where, str, f'"{stage}/file.py:Name"')
         file, _, attribute = object.partition(":")
         if not (file.startswith(f"{stage}/") and file.endswith(".py") and attribute.isidentifier()):
             raise self.fail(f"{where}object", f'"{stage}/file.py:Name"', object)
-        number = (int, float)
-        points = self.get(table, "points", where, number, "a number of at least 0")
-        hours = self.get(table, "hours", where, number, "a number above 0")
-        if points < 0:
-            raise self.fail(f"{where}points", "a number of at least 0", points)
-        if hours <= 0:
-            raise self.fail(f"{where}hours", "a number above 0", hours)
-        difficulty = self.get(table, "difficulty", where, int, "1 to 5")
-        if difficulty not in range(1, 6):
-            raise self.fail(f"{where}difficulty", "1 to 5", difficulty)
-        track = self.get(table, "track", where, str, '"cpu" or "gpu"')
-        if track not in ("cpu", "gpu"):
-            raise self.fail(f"{where}track", '"cpu" or "gpu"', track)
+        points = self.get(table, "points", where, (int, float), "a number of at least 0", lambda value: value >= 0)
+        hours = self.positive(table, "hours", where)
+        difficulty = self.get(table, "difficulty", where, int, "1 to 5", range(1, 6).__contains__)
+        track = self.get(table, "track", where, str, '"cpu" or "gpu"', ("cpu", "gpu").__contains__)
         hints = self.strings(table, "hints", where)
         if len(hints) != 3:
             raise self.fail(f"{where}hints", "three strings, from a nudge to nearly everything", hints)
@@ -248,21 +256,14 @@ class _Reader(Reader):
 
     def check_needs(self, exercises: dict[str, Exercise]) -> None:
         """Needs name exercises, and following them never leads back."""
-        settled: set[str] = set()
-
-        def visit(id: str, path: tuple[str, ...]) -> None:
-            if id in path:
-                raise self.fail(f"{id}: needs", "no circle", " -> ".join((*path[path.index(id) :], id)))
-            if id in settled:
-                return
-            for need in exercises[id].needs:
-                if need not in exercises:
-                    raise self.fail(f"{id}: needs", f"ids among {', '.join(exercises)}", need)
-                visit(need, (*path, id))
-            settled.add(id)
-
-        for id in exercises:
-            visit(id, ())
+        for e in exercises.values():
+            if strangers := [need for need in e.needs if need not in exercises]:
+                raise self.fail(f"{e.id}: needs", f"ids among {', '.join(exercises)}", strangers[0])
+        try:
+            graphlib.TopologicalSorter({e.id: e.needs for e in exercises.values()}).prepare()
+        except graphlib.CycleError as error:
+            circle = error.args[1][::-1]
+            raise self.fail(f"{circle[0]}: needs", "no circle", " -> ".join(circle)) from None
 
     def split(self, table: dict) -> dict[str, float]:
         self.only(table, set(KINDS), "split.")

@@ -102,25 +102,17 @@ class _Reader(Reader):
     def questions(self, data: dict) -> Questions:
         self.only(data, {"question", "profiles"}, "")
         questions: dict[str, Question] = {}
-        for i, table in enumerate(self.get(data, "question", "", list, "a list of tables")):
-            if not isinstance(table, dict):
-                raise self.fail(f"question[{i}]", "a table", table)
-            q = self.question(table, f"question[{i}].")
+        for table, where in self.tables(data, "question"):
+            q = self.question(table, where)
             if q.id in questions or q.id in self.assignment.exercises:
-                raise self.fail(f"question[{i}].id", "an id that no question and no exercise has", q.id)
+                raise self.fail(f"{where}id", "an id that no question and no exercise has", q.id)
             questions[q.id] = q
         return Questions(questions, self.profiles(self.get(data, "profiles", "", dict, "a table"), questions))
 
     def question(self, table: dict, where: str) -> Question:
-        id = self.get(table, "id", where, str, 'a string "stage.name"')
-        stages = [s.name for s in self.assignment.stages]
-        stage, _, name = id.partition(".")
-        if stage not in stages or not name.isidentifier():
-            raise self.fail(f"{where}id", f'"stage.name" with a stage of {", ".join(stages)}', id)
+        id = self.id(table, where, [s.name for s in self.assignment.stages])
         where = f"{id}: "
-        kind = self.get(table, "kind", where, str, f"one of {', '.join(KINDS)}")
-        if kind not in KINDS:
-            raise self.fail(f"{where}kind", f"one of {', '.join(KINDS)}", kind)
+        kind = self.get(table, "kind", where, str, f"one of {', '.join(KINDS)}", KINDS.__contains__)
         self.only(table, {"id", "kind", "text", *_FIELDS[kind]}, where)
         given = self.get(table, "given", where, dict, "a table") if "given" in table else {}
         text = self.get(table, "text", where, str, "a string")
@@ -129,49 +121,41 @@ class _Reader(Reader):
         except (KeyError, IndexError, ValueError) as error:
             raise self.fail(f"{where}text", "names of `given` in braces", f"{type(error).__name__} {error}") from None
         criteria = self.criteria(table, where) if kind == "prose" else ()
-        points = sum(c.points for c in criteria) if criteria else self.positive(table, "points", where)
+        points = sum(c.points for c in criteria) if criteria else float(self.positive(table, "points", where))
         number = self.number(table, kind, where) if kind in ("number", "prediction") else {}
         options = self.options(table, where) if kind == "choice" else ()
         return Question(id, kind, points, text, given, **number, options=options, criteria=criteria)
 
-    def positive(self, table: dict, key: str, where: str) -> float:
-        value = self.get(table, key, where, (int, float), "a number above 0")
-        if not 0 < value < math.inf:
-            raise self.fail(f"{where}{key}", "a number above 0", value)
-        return float(value)
+    def numbers(self, table: dict, key: str, where: str) -> tuple[float, ...]:
+        def fits(values: list) -> bool:
+            return len(values) == 2 and all(type(v) in (int, float) for v in values) and sorted(values) == values
 
-    def numbers(self, table: dict, key: str, where: str, count: int) -> tuple[float, ...]:
-        expected = f"{count} numbers, the smaller first"
-        values = self.get(table, key, where, list, expected)
-        if len(values) != count or not all(type(v) in (int, float) for v in values) or sorted(values) != values:
-            raise self.fail(f"{where}{key}", expected, values)
-        return tuple(map(float, values))
+        return tuple(map(float, self.get(table, key, where, list, "2 numbers, the smaller first", fits)))
 
     def number(self, table: dict, kind: str, where: str) -> dict[str, Any]:
-        unit = self.get(table, "unit", where, str, "a unit, or an empty string for a plain number")
-        if not known(unit):
-            raise self.fail(f"{where}unit", "a unit of bytes, seconds, FLOPs, a rate or a share, or a word", unit)
+        asked = "a unit of bytes, seconds, FLOPs, a rate or a share, or a word; an empty string for a plain number"
+        unit = self.get(table, "unit", where, str, asked, known)
         one = kind == "number"
-        bands = (self.positive(table, "tolerance", where),) if one else self.numbers(table, "bands", where, 2)
-        return {"unit": unit, "bands": bands, "range": self.numbers(table, "range", where, 2)}
+        bands = (float(self.positive(table, "tolerance", where)),) if one else self.numbers(table, "bands", where)
+        return {"unit": unit, "bands": bands, "range": self.numbers(table, "range", where)}
 
     def options(self, table: dict, where: str) -> tuple[tuple[str, str], ...]:
-        options = self.get(table, "options", where, dict, "a table of letters")
-        if len(options) < 2 or not all(isinstance(v, str) and k.isalpha() and len(k) == 1 for k, v in options.items()):
-            raise self.fail(f"{where}options", "at least two letters, each with a text", options)
-        return tuple(options.items())
+        def fits(options: dict) -> bool:
+            return len(options) >= 2 and all(
+                isinstance(text, str) and letter.isalpha() and len(letter) == 1 for letter, text in options.items()
+            )
+
+        return tuple(self.get(table, "options", where, dict, "at least two letters, each with a text", fits).items())
 
     def criteria(self, table: dict, where: str) -> tuple[Criterion, ...]:
         found: dict[str, Criterion] = {}
-        for i, c in enumerate(self.get(table, "criteria", where, list, "a list of tables")):
-            here = f"{where}criteria[{i}]."
-            if not isinstance(c, dict):
-                raise self.fail(here.rstrip("."), "a table", c)
+        for c, here in self.tables(table, "criteria", where):
             self.only(c, {"name", "points", "text"}, here)
-            name = self.get(c, "name", here, str, "a string")
-            if name in found:
-                raise self.fail(f"{here}name", "a name not used before in this question", name)
-            found[name] = Criterion(name, self.positive(c, "points", here), self.get(c, "text", here, str, "a string"))
+            name = self.get(
+                c, "name", here, str, "a name not used before in this question", lambda new: new not in found
+            )
+            points = float(self.positive(c, "points", here))
+            found[name] = Criterion(name, points, self.get(c, "text", here, str, "a string"))
         if not found:
             raise self.fail(f"{where}criteria", "at least one", [])
         return tuple(found.values())

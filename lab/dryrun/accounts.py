@@ -52,8 +52,9 @@ class Step:
         ]  # fmt: skip
         for axis, name, count in divided:
             if count % d[axis]:
+                most = math.gcd(*(n for a, _, n in divided if a == axis))
                 raise ValueError(f"{axis}={d[axis]}: expected a divisor of the model's {name}={count}: "
-                                 f"{_or(_divisors(math.gcd(*(n for a, _, n in divided if a == axis))))}")  # fmt: skip
+                                 f"{_or([n for n in range(1, most + 1) if most % n == 0])}")  # fmt: skip
         if d["expert"] > 1 and not self.experts:
             raise ValueError(f"expert={d['expert']}: expected experts above 0, a multiple of it, got none")
         if d["pipe"] * self.chunks > c.layers:
@@ -269,10 +270,6 @@ def _ranks(group: list[int]) -> Sequence[int]:
         if list(even) == group:
             return even
     return tuple(group)
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _or(numbers: Sequence[object]) -> str:

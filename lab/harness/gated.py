@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,8 @@ Orders = Sequence[Sequence[Sequence[int]]]  # [step][micro-batch] -> the layers 
 def draw(rng: Rng, orders: Orders, width: int) -> dict[str, list[float]]:
     """Numbers for the gates of these steps: `width` of them each, exact in every dtype, and no two gates alike."""
     names = []
-    for step, micros in enumerate(orders):
-        for micro, order in enumerate(micros):
-            at = f"{step}.{micro}"
-            names += [f"{at} begins", f"{at} ends", *(f"{at} layer {i}" for i in order)]
+    for at, order in _micro_batches(orders):
+        names += [f"{at} begins", f"{at} ends", *(f"{at} layer {i}" for i in order)]
     return {name: [rng.integers(48, 80) / 64 for _ in range(width)] for name in names}
 
 
@@ -43,11 +41,13 @@ def draw_state(rng: Rng, model: nn.Module, scale: float, most: int = 99) -> dict
 
 def backwards(orders: Orders) -> list[tuple[str, str]]:
     """Between which gates each backward lies: from the output of its last layer until its end."""
-    return [
-        (f"{step}.{micro} layer {order[-1]}", f"{step}.{micro} ends")
-        for step, micros in enumerate(orders)
-        for micro, order in enumerate(micros)
-    ]
+    return [(f"{at} layer {order[-1]}", f"{at} ends") for at, order in _micro_batches(orders)]
+
+
+def _micro_batches(orders: Orders) -> Iterator[tuple[str, Sequence[int]]]:
+    """Of all steps: (as in the names of gates, the layers it goes through)."""
+    for step, micros in enumerate(orders):
+        yield from ((f"{step}.{micro}", order) for micro, order in enumerate(micros))
 
 
 def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
@@ -78,10 +78,8 @@ def _issued(trace: Trace, orders: Orders) -> dict[str, int]:
     """How many messages had left when each gate was asked."""
     asked = [gate.name for gate in trace.gates]
     expected = []
-    for step, micros in enumerate(orders):
-        for micro, order in enumerate(micros):
-            at = f"{step}.{micro}"
-            expected += [f"{at} begins", *(f"{at} layer {i}" for i in reversed(order)), f"{at} ends"]
+    for at, order in _micro_batches(orders):
+        expected += [f"{at} begins", *(f"{at} layer {i}" for i in reversed(order)), f"{at} ends"]
     assert asked == expected, (
         "forward and backward go through the model once for each micro-batch, from its input to its loss and back: "
         f"expected to see it at {_differs(expected, asked)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..course.assignment import ROOT, Assignment, Exercise, default
 from ..course.scoring import ExerciseScore, Result, score
-from ..solution.unwritten import untouched
+from ..solution.unwritten import written
 from . import dependencies
 from .files import write_whole
 
@@ -53,8 +53,7 @@ class Progress:
 
     def begun(self, exercise: Exercise) -> bool:
         """Whether something is written: its file is there, and not as the student got it."""
-        file = self.source / exercise.file
-        return file.is_file() and not untouched(file)
+        return written(self.source / exercise.file)
 
     def at_work(self) -> Exercise | None:
         """The exercise whose file was saved last, of those that are written."""

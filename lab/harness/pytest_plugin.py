@@ -15,24 +15,26 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from ..course import assignment as assignments
 from ..course.assignment import KINDS, ROOT, Assignment, AssignmentError
-from ..course.scoring import Result
 from ..solution import forbidden, wire
+from ..solution.impl import folder_of
 from ..solution.unwritten import untouched
-from . import dependencies, error_hints, mistakes, timing_lock
+from . import dependencies, timing_lock
 from .files import write_whole
-from .judge import DECIDED, MEASURED, Inconclusive, Measurement, keep
+from .judge import DECIDED, MEASURED, Measurement, keep
+from .outcomes import judges, result
 from .rng import Rng
-from .runner import Executor, ExecutorLost, ProbeFailed, Runner
+from .runner import Executor, ProbeFailed, Runner
 from .test_index import marks
 from .trace import Trace
 from .verdicts import OWNED, PROFILE, RESULTS, RUNNER, VERDICTS, Verdicts
 
+T = TypeVar("T")
 NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise and what was measured
 KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
 CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
@@ -60,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.tbstyle == "auto" and not _asks_for_kit(config):
+    if config.option.tbstyle == "auto" and not _asks_for(KIT, config):
         # A student's run: the summary tells one failure an exercise; --tb=short has all of them, with tracebacks.
         config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
@@ -68,22 +70,15 @@ def pytest_configure(config: pytest.Config) -> None:
     implementation(config)
     if config.option.inline:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import what imports Triton
-    try:
-        known = assignments.default()
-    except AssignmentError as error:
-        raise pytest.UsageError(str(error)) from None
-    names = [s.name for s in known.stages]
+    names = [s.name for s in _asked(assignments.default).stages]
     for stage in config.option.stage:
         if stage not in names:
             raise pytest.UsageError(f"--stage: expected one of {', '.join(names)}, got {stage!r}")
-    try:
-        for id in config.option.exercise:
-            known.exercise(id)
-            if config.option.stage and id.partition(".")[0] not in config.option.stage:
-                of = f"--stage {id.partition('.')[0]}, or --exercise alone"
-                raise pytest.UsageError(f"--exercise {id}: expected {of}, got --stage {' '.join(config.option.stage)}")
-    except AssignmentError as error:
-        raise pytest.UsageError(f"--exercise: {error}") from None
+    for id in config.option.exercise:
+        stage = _asked(assignments.default().exercise, id, before="--exercise: ").stage
+        if config.option.stage and stage not in config.option.stage:
+            of = f"--stage {stage}, or --exercise alone"
+            raise pytest.UsageError(f"--exercise {id}: expected {of}, got --stage {' '.join(config.option.stage)}")
     config.stash[PROFILE] = _profile(config)
 
 
@@ -93,16 +88,21 @@ def _profile(config: pytest.Config) -> Assignment:
     files = any(str(a).partition("::")[0].endswith(".py") for a in config.args)
     if config.option.exercise or files or _asks_for([CS336], config):
         return known
+    return _asked(known.of_profile, config.option.profile or assignments.students_profile())
+
+
+def _asked(read: Callable[..., T], *args: Any, before: str = "") -> T:
+    """What is read of the assignment; what is wrong with it, or with what was asked of it, is pytest's to tell."""
     try:
-        return known.of_profile(config.option.profile or assignments.students_profile())
+        return read(*args)
     except AssignmentError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(f"{before}{error}") from None
 
 
 def implementation(config: pytest.Config) -> Path:
     """The folder that --impl names."""
     name = config.option.impl
-    path = ROOT / name if name in ("student", "reference") else Path(name)
+    path = folder_of(name)
     if not path.is_dir():
         raise pytest.UsageError(f"--impl: expected student, reference or a folder, got {name!r}, which is no folder")
     return path
@@ -118,10 +118,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def _asks_for_kit(config: pytest.Config) -> bool:
-    return _asks_for(KIT, config)
-
-
 def _asks_for(folders: list[Path], config: pytest.Config) -> bool:
     asked = [Path(str(a).partition("::")[0]).resolve() for a in config.args]
     return any(path.is_relative_to(folder) for path in asked for folder in folders)
@@ -130,7 +126,7 @@ def _asks_for(folders: list[Path], config: pytest.Config) -> bool:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the zygote that most probes live in: it imports torch while pytest reads the tests, which do so too."""
     option = session.config.option
-    if not (option.collectonly or option.inline or _asks_for_kit(session.config)):
+    if not (option.collectonly or option.inline or _asks_for(KIT, session.config)):
         _runner(session.config).warm()
 
 
@@ -147,27 +143,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stages, ids = config.option.stage, config.option.exercise
     kept = [
         i for i in items
-        if (not stages or _id(i).partition(".")[0] in stages) and (not ids or _id(i) in ids)
-        and (_id(i) in config.stash[PROFILE].exercises or not _id(i))
+        if (not stages or judges(i)[0].partition(".")[0] in stages) and (not ids or judges(i)[0] in ids)
+        and (judges(i)[0] in config.stash[PROFILE].exercises or not judges(i)[0])
     ]  # fmt: skip
-    items[:] = sorted(kept, key=lambda i: (order.get(_id(i), -1), _kind(i) == "timing"))
-    config.stash[SELECTED] = asked = Counter(_id(i) for i in items if _id(i))
+    items[:] = sorted(kept, key=lambda i: (order.get(judges(i)[0], -1), judges(i)[1] == "timing"))
+    config.stash[SELECTED] = asked = Counter(judges(i)[0] for i in items if judges(i)[0])
     if config.option.impl == "student" and not config.option.inline and not _picks(config):
         config.stash[ASKED] = {
             id: (n, dependencies.on(id, implementation(config).resolve())) for id, n in asked.items()
         }
-    if any(_id(i) for i in items):
+    if any(judges(i)[0] for i in items):
         config.stash[VERDICTS] = verdicts = Verdicts(config, _runner(config), config.stash[RESULTS])
         if not _picks(config):
-            verdicts.judging = Counter(_id(i) for i in items if _kind(i) == "numerics")
+            verdicts.judging = Counter(judges(i)[0] for i in items if judges(i)[1] == "numerics")
     if not config.option.collectonly and not config.option.inline:
         for mode in sorted({m.kwargs["triton"] for i in items if (m := i.get_closest_marker("exercise"))}):
             _runner(config).warm(mode)  # imports torch while pytest goes on
-
-
-def _id(item: pytest.Item) -> str:
-    mark = item.get_closest_marker("exercise")
-    return mark.args[0] if mark else ""
 
 
 def _picks(config: pytest.Config) -> bool:
@@ -175,21 +166,14 @@ def _picks(config: pytest.Config) -> bool:
     return bool(config.option.keyword or config.option.markexpr or any("::" in str(a) for a in config.args))
 
 
-def _kind(item: pytest.Item) -> str:
-    mark = item.get_closest_marker("exercise")
-    return mark.kwargs["kind"] if mark else ""
-
-
 def _runner(config: pytest.Config) -> Runner:
     """The runner of this session; a grader puts its own in the stash first."""
     if RUNNER not in config.stash:
-        config.stash[OWNED] = True
+        made: type[Runner] = Runner
         if config.option.inline:
-            from .inline import InlineRunner
-
-            config.stash[RUNNER] = InlineRunner(Executor(implementation(config)), config.option.seed)
-        else:
-            config.stash[RUNNER] = Runner(Executor(implementation(config)), config.option.seed)
+            from .inline import InlineRunner as made
+        config.stash[OWNED] = True
+        config.stash[RUNNER] = made(Executor(implementation(config)), config.option.seed)
     return config.stash[RUNNER]
 
 
@@ -209,16 +193,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
     It takes a minute to tell that something is not faster, so it is not asked before all else of the exercise passes.
     """
-    if _kind(item) != "timing":
+    id, kind = judges(item)
+    if kind != "timing":
         return (yield)
-    failed = [
-        r for r in item.config.stash[RESULTS]
-        if r.exercise == _id(item) and r.kind != "timing" and r.outcome == "failed"
-    ]  # fmt: skip
+    of = (r for r in item.config.stash[RESULTS] if r.exercise == id and r.kind != "timing")
+    failed = [r for r in of if r.outcome == "failed"]
     if failed and failed[0].reason == "unwritten":
         raise ProbeFailed("unwritten", failed[0].message.partition("\n")[0])
     if failed:
-        raise AssertionError(f"not timed: it counts once numerics and property tests of {_id(item)} pass")
+        raise AssertionError(f"not timed: it counts once numerics and property tests of {id} pass")
     with timing_lock.alone():
         return (yield)
 
@@ -230,7 +213,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     Never calls the code under test here.
     """
     runner = _runner(request.config)
-    id = _id(request.node)
+    id, _ = judges(request.node)
     if not id:
         return runner
     asked = assignments.default().exercise(id)
@@ -307,18 +290,18 @@ def pytest_runtest_makereport(
         DECIDED.clear()
         MEASURED.clear()
         if RUNNER in item.config.stash:
-            runner = item.config.stash[RUNNER]
-            runner.printed = ""
-    if not _id(item) or (report.when == "teardown" and not report.failed) or (report.when == "setup" and report.passed):
+            item.config.stash[RUNNER].printed = ""
+    uneventful = {"setup": report.passed, "teardown": not report.failed}.get(report.when or "", False)
+    if uneventful or not judges(item)[0]:
         return report
-    result = _result(item, call, report)
-    item.config.stash[RESULTS].append(result)
-    if result.outcome == "passed":
-        keep(item.config.stash[NUMBERS].setdefault(result.exercise, {}), MEASURED)
+    found = result(item, call, report, _runner(item.config).printed)
+    item.config.stash[RESULTS].append(found)
+    if found.outcome == "passed":
+        keep(item.config.stash[NUMBERS].setdefault(found.exercise, {}), MEASURED)
     told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
     if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
-        report.longrepr = result.message
-    if result.reason == "unwritten":
+        report.longrepr = found.message
+    if found.reason == "unwritten":
         report.unwritten = True  # type: ignore[attr-defined]
     if told:
         report.when = "call"  # of a fixture, which ran it for several tests: each failed, none is in error
@@ -331,55 +314,6 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, s
     if getattr(report, "unwritten", False) and report.when == "call" and config.option.tbstyle == "no":
         return "not attempted", "·", ("NOT ATTEMPTED", {"yellow": True})
     return None
-
-
-def _result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport) -> Result:
-    mark = item.get_closest_marker("exercise")
-    assert mark is not None
-    base, _, case = item.nodeid.partition("[")
-    outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
-    error = call.excinfo.value if call.excinfo else None
-    if isinstance(error, Inconclusive):
-        outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")
-    elif report.skipped:
-        outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
-    elif isinstance(error, ProbeFailed) and error.reason == "busy":
-        outcome, reason = "inconclusive", error.text
-    elif isinstance(error, ProbeFailed):
-        outcome, reason, output = "failed", error.reason, error.output
-        message = _explain(error, mark.args[0])
-    elif isinstance(error, AssertionError):
-        outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
-        known = item.nodeid if item.config.option.seed == mistakes.PUBLIC else ""
-        message = mistakes.added(known, message, getattr(error, "cause", ""))
-        output = _runner(item.config).printed
-    elif isinstance(error, ExecutorLost):
-        outcome, reason, message = "failed", "kit", str(error)
-    elif error is not None:  # a test met a value of another form than it judges
-        outcome, reason = "failed", "refused"
-        message = f"what came back has another form than expected: {type(error).__name__}: {error}"
-        output = _runner(item.config).printed
-    return Result(
-        mark.args[0], mark.kwargs["kind"], base, case.rstrip("]"), outcome, reason, message, report.duration, output,
-        instrumented=mark.kwargs["kind"] != "numerics",
-    )  # fmt: skip
-
-
-def _explain(error: ProbeFailed, id: str) -> str:
-    """A probe's failure in words for the person who wrote the code."""
-    exercise = assignments.default().exercise(id)
-    who = "" if error.rank is None else f"rank {error.rank}: "
-    if error.reason == "unwritten":
-        return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
-    start = {
-        "raised": f"{who}{error_hints.added(error.text)}",
-        "import": f"{who}{exercise.file} does not load: {error.text}",
-        "refused": f"{who}what came back cannot be judged: {error.text}",
-        "forbidden": error.text,
-        "crashed": f"{who}{error.text}",
-        "hung": f"no answer in time: {error.text}",
-    }.get(error.reason, error.text)
-    return "\n".join(filter(None, (start, error.where and f"at {error.where}", error.stacks)))
 
 
 @pytest.hookimpl(tryfirst=True)

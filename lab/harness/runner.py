@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,23 @@ PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or m
 TOLD = frozenset(REASONS) - {"assertion", "kit"}
 
 
+@dataclass(eq=False)
 class ProbeFailed(Exception):
-    """The probe gave no value. where: the innermost line of the code under test.
+    """The probe gave no value."""
 
-    reason: one of scoring.REASONS, or "busy": others had the cores, so nothing is known.
-    """
+    reason: str  # one of scoring.REASONS, or "busy": others had the cores, so nothing is known
+    text: str
+    rank: int | None = None
+    where: str = ""  # the innermost line of the code under test
+    output: str = ""
+    stacks: str = ""
 
-    def __init__(
-        self, reason: str, text: str, rank: int | None = None, where: str = "", output: str = "", stacks: str = ""
-    ):
-        super().__init__(text)
-        self.reason, self.text, self.rank, self.where, self.output, self.stacks = (
-            reason, text, rank, where, output, stacks,
-        )  # fmt: skip
+    def __str__(self) -> str:
+        return self.text
 
     def again(self) -> ProbeFailed:
         """The same failure, told of another probe."""
-        return ProbeFailed(self.reason, self.text, self.rank, self.where, "", self.stacks)
+        return replace(self, output="")
 
 
 class ExecutorLost(RuntimeError):
@@ -97,20 +98,16 @@ class Runner:
         gates: Mapping[str, list[float]] | None = None,
         hold: Sequence[tuple[str, str]] = (),
         triton: str = "interpret",
-        device: str = "real",
-        replace: dict[str, str] | None = None,
-        timeout: float | None = None,
-        shared: bool = False,
-        network: str = "switch",
         exercise: str = "",
         forbidden: Sequence[str] = (),
+        **options: Any,
     ) -> list[Trace]:
         """What each rank did; without world, the one process there is.
 
         probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.solution.wire can carry.
         Of an argument that it annotates as PerRank, a rank gets its own entry, and None for those of the others.
         link: the latency and bandwidth that each rank's messages take, lab.cluster.costs.Link; None: no delay.
-        gates, hold: see lab.ranks.switch.Switch.
+        gates, hold: see lab.ranks.switch.Switch. options: of `job`.
         device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
         in a test, the ids of needed exercises, of which those are replaced that do not pass.
         shared: whether ranks have a folder in common, lab.ranks.child.shared; they have no other. network: "gloo" puts
@@ -122,7 +119,7 @@ class Runner:
             raise ValueError(f"link: expected a lab.cluster.costs.Link, and world=n ranks to join, got {link!r}")
         self._still_worth_it(exercise)
         forbidden = [name for name in forbidden if name not in self.allowed]
-        job = self.job(probe, world, triton, device, replace, timeout, forbidden, shared, network)
+        job = self.job(probe, world, triton, forbidden=forbidden, **options)
         packed, start, header = _packed(probe, args, world or 1), time.monotonic(), dict[str, Any]()
         try:
             header, blobs, switch = self._ask(

@@ -75,23 +75,20 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
     shown: set[str] = set()
     for id in dict.fromkeys(r.exercise for r in failed):
         mine = [r for r in failed if r.exercise == id]
-        first = mine[0]
-        terminal.write_line(f"{id} · {first.kind} · {first.id.rpartition('::')[2]}", red=True, bold=True)
-        lines = first.message.splitlines()
-        for line in lines[:most]:
-            terminal.write_line(f"  {line}")
-        if (more := len(lines[most:]) if most else 0) > 0:
-            terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with -v")
-        for i, line in enumerate(printed(first.output)):
-            terminal.write_line(f"  {'         ' if i else 'printed: '}{line}")
-        for other in mine[1:] if all_of_them else ():
-            terminal.write_line(f"{id} · {other.kind} · {other.id.rpartition('::')[2]}", red=True)
-            for line in other.message.splitlines():
+        told = mine if all_of_them else mine[:1]
+        for place, r in enumerate(told):
+            terminal.write_line(f"{id} · {r.kind} · {r.id.rpartition('::')[2]}", red=True, bold=not place)
+            lines = r.message.splitlines()
+            for line in lines[:most]:
                 terminal.write_line(f"  {line}")
+            if (more := len(lines[most:]) if most else 0) > 0:
+                terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with -v")
+            for i, line in enumerate(() if place else printed(r.output)):
+                terminal.write_line(f"  {'         ' if i else 'printed: '}{line}")
         if len(mine) > 1 and not all_of_them:
             terminal.write_line(f"  … and {len(mine) - 1} more: pytest tests/ --exercise {id} -v")
         terminal.write_line("")
-        shown |= {r.kind for r in (mine if all_of_them else mine[:1])}
+        shown |= {r.kind for r in told}
     for kind in [k for k in ASKS if k in shown]:
         terminal.write_line(f"{kind}: {ASKS[kind]}")
     if shown:

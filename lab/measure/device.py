@@ -75,6 +75,12 @@ class SimulatedGPU:
         self.launches += 1
         self.now += self.launch_s
 
+    def transfer(self, bytes: int, wait: bool) -> None:
+        """Queue a copy over the host's link, and wait for it, or return at once."""
+        self.launch(bytes / self.device.host_bytes_per_s)
+        if wait:
+            self.stream.synchronize()
+
     def synchronize(self) -> None:
         """Let the host wait until every stream is empty."""
         self.calls.append("synchronize")

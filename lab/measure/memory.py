@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -60,8 +60,7 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in saved:
-            _know(saved, storage)
+        if _know(saved, storage):
             memory.saved_bytes += storage.nbytes()
         memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
         return tensor
@@ -116,15 +115,14 @@ class _Phases(Memory):
 class _Meter(TorchDispatchMode):
     def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor]):
         super().__init__()
-        self.memory, self.counter = memory, Counter[str]()
+        self.memory = memory
         self.known: dict[int, weakref.ref] = {}
         for tensor in inputs:
             _know(self.known, tensor.untyped_storage())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.counter[str(func)] += 1
-        self.memory.ops = dict(self.counter)
+        self.memory.ops[str(func)] = self.memory.ops.get(str(func), 0) + 1
         # Arguments too: a tensor made behind the dispatcher (from numpy, say) is charged when it is first used.
         for tensor in tree_leaves((out, args, kwargs)):
             if isinstance(tensor, torch.Tensor):
@@ -133,31 +131,23 @@ class _Meter(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
-        key, memory = storage._cdata, self.memory
-        if key in self.known:
+        memory, phase, size = self.memory, self.memory.phase, storage.nbytes()
+        if not _know(self.known, storage, lambda: memory._change(phase, -size)):
             return
-        size = storage.nbytes()
-
-        phase = memory.phase
-
-        def freed(_: Any) -> None:
-            self.known.pop(key, None)
-            memory._change(phase, -size)
-
-        self.known[key] = weakref.ref(storage, freed)
         memory._change(phase, size)
         elements = size // tensor.element_size()
         if elements > memory.largest_elements:
             memory.largest_elements, memory.largest_op = elements, op
-            memory.largest_shape, memory.largest_line = list(tensor.shape), _line()
+            frame, memory.largest_shape = innermost(), list(tensor.shape)
+            memory.largest_line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
 
 
-def _line() -> str:
-    """Where the implementation is, as "tiled_forward.py:44"."""
-    frame = sys._getframe()
-    while frame.f_back and not frame.f_globals.get("__name__", "").startswith("impl."):
+def innermost() -> FrameType | None:
+    """The innermost frame of an implementation that is at work."""
+    frame: FrameType | None = sys._getframe()
+    while frame and not frame.f_globals.get("__name__", "").startswith("impl."):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame.f_back else ""
+    return frame
 
 
 class Held(TorchDispatchMode):
@@ -184,11 +174,20 @@ class Held(TorchDispatchMode):
         self.peak = self.now()
 
 
-def _know(known: dict[int, weakref.ref], storage: torch.UntypedStorage) -> None:
-    """Keep in mind a storage as long as it lives; another may get its key."""
+def _know(
+    known: dict[int, weakref.ref], storage: torch.UntypedStorage, freed: Callable[[], object] = lambda: None
+) -> bool:
+    """Keep in mind a storage as long as it lives; another may get its key. Whether it is new."""
     key = storage._cdata
-    if key not in known:
-        known[key] = weakref.ref(storage, lambda _: known.pop(key, None))
+    if key in known:
+        return False
+
+    def forget(_: Any) -> None:
+        known.pop(key, None)
+        freed()
+
+    known[key] = weakref.ref(storage, forget)
+    return True
 
 
 def _own(x: Any) -> list[torch.Tensor]:

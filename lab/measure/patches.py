@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .device import SimulatedGPU
     from .placement import PlacementMode
 
-_MISSING = object()
 _REAL_TIMER = timeit.default_timer
 
 
@@ -34,38 +34,31 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
     Raises ForbiddenCall if the code inside has replaced some of them: what it measured then says nothing.
     """
     had_cuda = torch.cuda.is_available()
-    saved = []
+    names = [(place, name, value) for place, table in _tables(gpu, placement) for name, value in table.items()]
     try:
-        for place, table in _tables(gpu, placement):
-            for name, value in table.items():
-                there = vars(place) if isinstance(place, type) else {name: getattr(place, name, _MISSING)}
-                saved.append((place, name, there.get(name, _MISSING)))
-                setattr(place, name, value)
-        patches = [(place, name, getattr(place, name)) for place, name, _ in saved]
-        yield
-        if replaced := [name for place, name, value in patches if getattr(place, name, None) is not value]:
-            raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
+        with ExitStack() as undo:
+            for place, name, value in names:
+                undo.enter_context(mock.patch.object(place, name, value, create=not hasattr(place, name)))
+            patches = [(place, name, getattr(place, name)) for place, name, _ in names]
+            yield
+            if replaced := [name for place, name, value in patches if getattr(place, name, None) is not value]:
+                raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
     finally:
-        for place, name, value in reversed(saved):
-            if value is _MISSING:
-                delattr(place, name)
-            else:
-                setattr(place, name, value)
         if had_cuda:
             torch.cuda.init()  # torch may have noted that it is initialised, while it was simulated
 
 
 def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict[str, Any]]]:
-    clocks, cuda = _clocks(gpu), _cuda(gpu)
+    clocks, both = _clocks(gpu), _both(gpu)
     streams = {"Stream": Stream, "Event": Event}
     return [
         (time, clocks),
         *((place, {name: _with(clocks["perf_counter"], getattr(place, name))}) for place, name in _EARLY),
-        (torch.cuda, cuda | streams),
+        (torch.cuda, both | _cuda(gpu) | streams),
         (torch.cuda.streams, streams),
         (torch.cuda.nvtx, _nvtx(gpu)),
         (torch.cuda.profiler, {"start": lambda: None, "stop": lambda: None}),
-        (torch.accelerator, _accelerator(gpu)),
+        (torch.accelerator, both | _accelerator(gpu)),
         (torch, {"Stream": Stream, "Event": _DeviceEvent, "Generator": _Generator}),
         (
             torch.Tensor,
@@ -128,6 +121,25 @@ _CLOCK_IDS = {
 }
 
 
+def _both(gpu: SimulatedGPU) -> dict[str, Any]:
+    """What torch.cuda and torch.accelerator have in common."""
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "synchronize": lambda device=None: gpu.synchronize(),
+        "current_stream": lambda device=None: gpu.stream,
+        "set_stream": lambda stream: setattr(gpu, "stream", stream),
+        "empty_cache": lambda: None,
+        "memory_stats": lambda device=None: {},
+        **{name: lambda device=None: 0 for name in _MEMORY},
+        **{name: lambda device=None: None for name in _RESETS},
+    }
+
+
+_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
+
+
 def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
     properties = SimpleNamespace(
         name=gpu.device.name,
@@ -139,19 +151,14 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         is_integrated=False,
     )
     return {
-        "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
         "_lazy_init": lambda: None,
-        "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "device": _OnDevice,
         "device_of": _OnDevice,
-        "synchronize": lambda device=None: gpu.synchronize(),
-        "current_stream": lambda device=None: gpu.stream,
         "default_stream": lambda device=None: gpu.default_stream,
-        "set_stream": lambda stream: _set_stream(gpu, stream),
         "stream": lambda stream: stream or gpu.stream,  # a stream is its own context
         "StreamContext": lambda stream: stream or gpu.stream,
         "is_current_stream_capturing": lambda: False,
@@ -162,13 +169,9 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         "is_bf16_supported": lambda including_emulation=True: True,
         "is_tf32_supported": lambda: True,
         "get_arch_list": lambda: ["sm_{}{}".format(*gpu.device.capability)],
-        "empty_cache": lambda: None,
         "ipc_collect": lambda: None,
         "mem_get_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
-        "memory_stats": lambda device=None: {},
         "memory_summary": lambda device=None, abbreviated=False: "",
-        **{name: lambda device=None: 0 for name in _MEMORY},
-        **{name: lambda device=None: None for name in _RESETS},
         # one random state serves both: the CPU's
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
         "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
@@ -180,10 +183,6 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         "get_rng_state_all": lambda: [torch.default_generator.get_state()],
         "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
     }
-
-
-_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-_RESETS = ("reset_peak_memory_stats", "reset_accumulated_memory_stats")
 
 
 def _nvtx(gpu: SimulatedGPU) -> dict[str, Callable]:
@@ -216,29 +215,15 @@ def _nvtx(gpu: SimulatedGPU) -> dict[str, Callable]:
 
 
 def _accelerator(gpu: SimulatedGPU) -> dict[str, Any]:
-    table = {
-        "is_available": lambda: True,
+    return {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "device_count": lambda: 1,
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
         "set_device_index": lambda device: None,
         "set_device_idx": lambda device: None,
         "device_index": _OnDevice,
-        "synchronize": lambda device=None: gpu.synchronize(),
-        "current_stream": lambda device=None: gpu.stream,
-        "set_stream": lambda stream: _set_stream(gpu, stream),
-        "empty_cache": lambda: None,
-        "memory_stats": lambda device=None: {},
         "get_memory_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
     }
-    table |= {name: lambda device=None: 0 for name in _MEMORY}
-    table |= {name: lambda device=None: None for name in _RESETS}
-    return table
-
-
-def _set_stream(gpu: SimulatedGPU, stream: Stream) -> None:
-    gpu.stream = stream
 
 
 class _OnDevice:

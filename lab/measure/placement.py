@@ -82,9 +82,7 @@ def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
         return x
     with placing("cpu"):
         copy = x.clone()
-    gpu.launch(tensor_bytes(x) / gpu.device.host_bytes_per_s)
-    if not non_blocking:
-        gpu.stream.synchronize()
+    gpu.transfer(tensor_bytes(x), wait=not non_blocking)
     return mark(copy)
 
 
@@ -92,9 +90,7 @@ def download(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor
     """x.cpu(): a copy on the host, once everything queued before it is done; or x itself if it is there."""
     if not holds(x):
         return x
-    gpu.launch(tensor_bytes(x) / gpu.device.host_bytes_per_s)
-    if not non_blocking:
-        gpu.stream.synchronize()
+    gpu.transfer(tensor_bytes(x), wait=not non_blocking)
     with placing("cpu"):
         return x.clone()
 
@@ -123,20 +119,6 @@ def _to(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _device(gpu: SimulatedGPU, x: Tensor) -> torch.device:
     return CUDA if holds(x) else x.device
-
-
-def _cuda(
-    gpu: SimulatedGPU, x: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
-) -> Tensor:
-    return upload(gpu, x, non_blocking)
-
-
-def _cpu(gpu: SimulatedGPU, x: Tensor, memory_format: Any = None) -> Tensor:
-    return download(gpu, x)
-
-
-def _tolist(gpu: SimulatedGPU, x: Tensor) -> Any:
-    return download(gpu, x).tolist()
 
 
 def _as_tensor(gpu: SimulatedGPU, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
@@ -172,10 +154,10 @@ HANDLERS: dict[Any, Callable] = {
     Tensor.is_cuda.__get__: lambda gpu, x: holds(x),  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: lambda gpu, x: not holds(x) and x.is_cpu,  # type: ignore[attr-defined]
     Tensor.get_device: lambda gpu, x: 0 if holds(x) else x.get_device(),
-    Tensor.cuda: _cuda,
-    Tensor.cpu: _cpu,
+    Tensor.cuda: lambda gpu, x, device=None, non_blocking=False, memory_format=None: upload(gpu, x, non_blocking),
+    Tensor.cpu: lambda gpu, x, memory_format=None: download(gpu, x),
     Tensor.to: _to,
-    Tensor.tolist: _tolist,
+    Tensor.tolist: lambda gpu, x: download(gpu, x).tolist(),
     Tensor.numpy: _numpy(Tensor.numpy),
     Tensor.__array__: _numpy(Tensor.__array__),
     Tensor.new_tensor: _new(Tensor.new_tensor),

@@ -79,8 +79,7 @@ class RooflineMode(TorchDispatchMode):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         outputs = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         if func is aten.copy_.default and holds(args[0]) != holds(args[1]):
-            non_blocking = len(args) > 2 and args[2]
-            return self._transfer(args[1], wait=not non_blocking)
+            return self.gpu.transfer(tensor_bytes(args[1]), wait=not (len(args) > 2 and args[2]))
         if not (placed == "cuda" or (placed is None and any(map(holds, inputs)))):
             return
         if not func._schema.is_mutable:
@@ -92,11 +91,6 @@ class RooflineMode(TorchDispatchMode):
             bytes = operator_bytes(func, inputs, outputs)
             self.gpu.launch(operator_seconds(self.gpu.device, flops, bytes, dtype))
         if _needs_the_value(func, args):
-            self.gpu.stream.synchronize()
-
-    def _transfer(self, source: Tensor, wait: bool) -> None:
-        self.gpu.launch(tensor_bytes(source) / self.gpu.device.host_bytes_per_s)
-        if wait:
             self.gpu.stream.synchronize()
 
     def _compile(self, func: Any, inputs: list[Tensor]) -> None:

@@ -8,11 +8,12 @@ again without asking it.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..cluster.events import KINDS
 from ..cluster.prices import FUSED
+from .memory import innermost
 from .roofline import is_free, operator_bytes, operator_dtype, operator_flops
 
 aten = torch.ops.aten
@@ -88,11 +90,7 @@ class Tally(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            key: Any = (func, *[
-                (x.shape, x.stride(), x.dtype, x.is_meta) if isinstance(x, Tensor) else
-                tuple(map(_signature, x)) if type(x) in (list, tuple) else (type(x), x)
-                for x in args
-            ])  # fmt: skip
+            key: Any = (func, *map(_signature, args))
             if kwargs:
                 key += tuple((name, _signature(value)) for name, value in kwargs.items())
             learnt = self.learnt.get(key)
@@ -167,8 +165,10 @@ class Tally(TorchDispatchMode):
         except RuntimeError as error:  # NotImplementedError is one
             if not any(said in str(error) for said in _NO_DATA):
                 raise
+            frame = innermost()
+            where = f"{frame.f_globals['__name__'].removeprefix('impl.')}, line {frame.f_lineno}: " if frame else ""
             raise NeedsData(
-                f"{_line()}this asks for a tensor's numbers (.item(), .tolist(), bool(…), a mask as index), and "
+                f"{where}this asks for a tensor's numbers (.item(), .tolist(), bool(…), a mask as index), and "
                 "in a dry run it has none: lab.dryrun.host(tensor, balanced=…) reads them, and there gives `balanced`"
             ) from None  # fmt: skip
         outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
@@ -258,8 +258,7 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
     return Kernel(flops, bytes, shape, batch, dtype, "", label)
 
 
-@contextlib.contextmanager
-def _resizes(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+def _resizes(told: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
     """Tell of each storage that is resized by hand: no operator does that."""
     resize = torch.UntypedStorage.resize_
 
@@ -268,18 +267,4 @@ def _resizes(told: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
         told(self)
         return out
 
-    torch.UntypedStorage.resize_ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del torch.UntypedStorage.resize_  # inherited
-
-
-def _line() -> str:
-    """The innermost line of an implementation that is at work, as `dispatch.py, line 70: `."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("impl."):
-            return f"{frame.f_globals['__name__'].removeprefix('impl.')}, line {frame.f_lineno}: "
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return mock.patch.object(torch.UntypedStorage, "resize_", call)

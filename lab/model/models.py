@@ -13,10 +13,3 @@ MODELS = {
     "70b": Config(layers=80, width=8192, heads=64, kv_heads=8, hidden=28672, vocabulary=128256, context=8192),
     "405b": Config(layers=126, width=16384, heads=128, kv_heads=8, hidden=53248, vocabulary=128256, context=8192),
 }
-
-
-def parameters(config: Config) -> int:
-    """How many numbers such a model learns: attention, SwiGLU and norms of its layers, embedding, last norm, head."""
-    attention = 2 * config.width * (config.width + config.kv_heads * config.dim)
-    layer = attention + 3 * config.width * config.hidden + 2 * config.width
-    return config.layers * layer + (2 * config.vocabulary + 1) * config.width

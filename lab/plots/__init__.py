@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 COLOURS = {"blue": "#0072B2", "orange": "#D55E00", "green": "#009E73", "yellow": "#E69F00", "purple": "#CC79A7"}
 HATCHES = ("", "///", "...", "\\\\\\", "xxx")
@@ -14,3 +16,16 @@ class Picture:
 
     alt: str
     table: str  # Markdown
+
+
+def handles(looks: Mapping[str, tuple[str, str]]) -> list[Any]:
+    """Entries of a legend: what they say, with a colour and a hatch each."""
+    from matplotlib.patches import Patch
+
+    return [Patch(facecolor=c, hatch=h, edgecolor="white", label=label) for label, (c, h) in looks.items()]
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Markdown, for a Picture."""
+    first, *others = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
+    return "\n".join([first, f"|{'---|' * len(head)}", *others])

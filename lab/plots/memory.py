@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..measure.memory import Memory
-from . import COLOURS, HATCHES, Picture
+from . import COLOURS, HATCHES, Picture, table
 
 
 def memory_timeline(axes: Any, memory: Memory, title: str, unit: float = 2.0**20, unit_name: str = "MiB") -> Picture:
@@ -23,10 +23,9 @@ def memory_timeline(axes: Any, memory: Memory, title: str, unit: float = 2.0**20
     axes.axhline(peak, color="black", linewidth=0.8, linestyle="--")
     axes.set(title=f"{title}: peak {peak:.1f} {unit_name}", xlabel="allocations and frees, in order", ylabel=unit_name)
     axes.legend(loc="upper left")
-    rows = [f"| {phase} | {max(line) / unit:.1f} | {line[-1] / unit:.1f} |" for phase, line in lines.items()]
-    table = "\n".join([f"| made in | most alive, {unit_name} | left, {unit_name} |", "|---|---|---|", *rows])
+    rows = [(phase, f"{max(line) / unit:.1f}", f"{line[-1] / unit:.1f}") for phase, line in lines.items()]
     return Picture(
         f"{title}: memory over a step, one layer of area for each of {', '.join(lines)}; "
         f"at most {peak:.1f} {unit_name} together.",
-        table,
+        table(("made in", f"most alive, {unit_name}", f"left, {unit_name}"), rows),
     )

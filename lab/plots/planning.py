@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..cluster.simulator import Bar
-from . import COLOURS, HATCHES, Picture
-from .timeline import MESSAGE, Span
+from . import COLOURS, HATCHES, Picture, table
+from .timeline import KINDS, Span
 
-_PHASES = {"forward": "forward", "recompute": "backward", "backward": "backward", "step": "step"}
+_SPANS = {kind: kind for kind in KINDS} | {"recompute": "backward"}
 
 
 def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str, unit: str) -> Picture:
@@ -30,21 +30,20 @@ def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: s
     )
     axes.set_xticks(range(len(pipes)), [str(p) for p in pipes])
     axes.set_yticks(range(len(tensors)), [str(t) for t in tensors])
-    head = f"| tensor, pipe → | {' | '.join(map(str, pipes))} |\n|{'---|' * (len(pipes) + 1)}"
 
     def cell(pipe: int, tensor: int) -> str:
         speed = speeds.get((pipe, tensor))
         return "–" if speed is None else f"{speed:.0f}"
 
-    rows = [f"| {t} | {' | '.join(cell(p, t) for p in pipes)} |" for t in tensors]
+    rows = [(t, *(cell(p, t) for p in pipes)) for t in tensors]
     where = next((key for key, v in speeds.items() if v == most), None)
     alt = f"{title}: {unit} of the best plan for each pipe and tensor; the most, {most:.0f}, at (pipe, tensor) {where}."
-    return Picture(alt, "\n".join([head, *rows]))
+    return Picture(alt, table(("tensor, pipe →", *pipes), rows))
 
 
 def spans(timeline: Mapping[int, Sequence[Bar]]) -> list[list[Span]]:
     """What `lab.cluster.simulator.play` wrote down, a list a stage, for `lab.plots.timeline`."""
     return [
-        [Span(_PHASES.get(bar.kind, MESSAGE), bar.name, bar.start_s, bar.end_s) for bar in bars]
+        [Span(_SPANS[bar.kind], bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in _SPANS]
         for bars in timeline.values()
     ]

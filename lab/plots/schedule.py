@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..cluster.schedule import KINDS, Simulation
-from . import COLOURS, HATCHES, Picture
+from . import COLOURS, HATCHES, Picture, handles, table
 
 _NAMES = ("blue", "orange", "green", "yellow")  # forward and backward of chunk 0, 1; then again
 _LOOKS = [(COLOURS[name], hatch) for name, hatch in zip(_NAMES, HATCHES, strict=False)]
@@ -34,7 +34,10 @@ def schedule(axes: Any, simulation: Simulation, title: str, legend: bool = True,
     axes.set_yticks(range(len(ranks)), [f"rank {r}" for r in range(len(ranks))])
     axes.axvline(length, color="black", linewidth=0.8, linestyle="--")
     if legend:
-        axes.legend(handles=_handles(simulation), loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        chunks = _chunks(simulation)
+        each = [(kind, chunk) for chunk in range(chunks) for kind in KINDS]
+        looks = {kind + (f", chunk {chunk}" if chunks > 1 else ""): _look(kind, chunk) for kind, chunk in each}
+        axes.legend(handles=handles(looks), loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     return _picture(simulation, title)
 
 
@@ -46,32 +49,13 @@ def _chunks(simulation: Simulation) -> int:
     return 1 + max(action.chunk for actions in simulation.ranks for action in actions)
 
 
-def _handles(simulation: Simulation) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    chunks = _chunks(simulation)
-    return [
-        Patch(
-            facecolor=_look(kind, chunk)[0],
-            hatch=_look(kind, chunk)[1],
-            edgecolor="white",
-            label=kind + (f", chunk {chunk}" if chunks > 1 else ""),
-        )
-        for chunk in range(chunks)
-        for kind in KINDS
-    ]
-
-
 def _picture(simulation: Simulation, title: str) -> Picture:
     ranks, chunks = simulation.ranks, _chunks(simulation)
     micro_batches = len(ranks[0]) // (2 * chunks)
-    head = [
-        "| rank | order (F forward, B backward, of which micro-batch) | busy | idle | live |",
-        "|---|---|---|---|---|",
-    ]
+    head = ("rank", "order (F forward, B backward, of which micro-batch)", "busy", "idle", "live")
+    idle = f"{simulation.length - simulation.busy:g}"
     rows = [
-        f"| {rank} | {' '.join(_short(action, chunks) for action in actions)} | {simulation.busy:g} "
-        f"| {simulation.length - simulation.busy:g} | {simulation.live[rank]} |"
+        (rank, " ".join(_short(a, chunks) for a in actions), f"{simulation.busy:g}", idle, simulation.live[rank])
         for rank, actions in enumerate(ranks)
     ]
     more = f" and {chunks} chunks a rank" if chunks > 1 else ""
@@ -79,7 +63,7 @@ def _picture(simulation: Simulation, title: str) -> Picture:
         f"{title}: {len(ranks)} ranks, a row each, and {micro_batches} micro-batches{more}; each rank is busy for "
         f"{simulation.busy:g} of {simulation.length:g} units of time, and keeps at most {simulation.live} activations."
     )
-    return Picture(alt, "\n".join([*head, *rows]))
+    return Picture(alt, table(head, rows))
 
 
 def _short(action: Any, chunks: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ranks.ledger import readable
-from . import COLOURS, HATCHES, Picture
+from . import COLOURS, HATCHES, Picture, handles, table
 
 MESSAGE = "message"
 KINDS = ("forward", "backward", "step", MESSAGE)
@@ -65,7 +65,7 @@ def timeline(
     axes.axvline(last / unit_s, color="black", linewidth=0.8, linestyle="--")
     if legend:
         axes.legend(
-            handles=_handles(ranks), loc="lower left", bbox_to_anchor=(0, 1.12), ncols=len(KINDS), frameon=False
+            handles=handles(_looks(ranks)), loc="lower left", bbox_to_anchor=(0, 1.12), ncols=len(KINDS), frameon=False
         )
     return _picture(ranks, title, last, unit_s, unit)
 
@@ -81,10 +81,8 @@ def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, d
     figure, all_axes = pyplot.subplots(
         len(rows), 1, figsize=size, dpi=100, sharex=True, squeeze=False, height_ratios=rows, layout="constrained"
     )
-    figure.legend(
-        handles=_handles([rank for ranks in panels.values() for rank in ranks]), loc="outside upper center", ncols=4,
-        frameon=False,
-    )  # fmt: skip
+    looks = _looks([rank for ranks in panels.values() for rank in ranks])
+    figure.legend(handles=handles(looks), loc="outside upper center", ncols=4, frameon=False)
     figure.draw_without_rendering()  # so that widths in pixels are known
     pictures = {
         name: timeline(axes, ranks, name, end_s, legend=False, unit_s=unit_s)
@@ -97,15 +95,11 @@ def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, d
 
 def hidden(rank: Sequence[Span]) -> tuple[float, float]:
     """Seconds in which a rank's messages were under way, and those of them in which it computed nothing."""
-    messages = _union([s for s in rank if s.kind == MESSAGE])
-    compute = _union([s for s in rank if s.kind != MESSAGE])
-    under_way = sum(end - start for start, end in messages)
-    both, m, c = 0.0, 0, 0
-    while m < len(messages) and c < len(compute):
-        (m_start, m_end), (c_start, c_end) = messages[m], compute[c]
-        both += max(0.0, min(m_end, c_end) - max(m_start, c_start))
-        m, c = (m + 1, c) if m_end < c_end else (m, c + 1)  # what ends first meets nothing more
-    return under_way, under_way - both
+    messages, compute, both = (
+        sum(end - start for start, end in _union([s for s in rank if s.kind in kinds]))
+        for kinds in ((MESSAGE,), KINDS[:-1], KINDS)
+    )
+    return messages, both - compute
 
 
 @dataclass
@@ -156,13 +150,9 @@ def _label(axes: Any, bars: list[_Bar], y: float, a_pixel: float, unit_s: float)
             axes.text(middle, y, text, ha="center", va="center", fontsize=7, bbox=look, clip_on=True)
 
 
-def _handles(ranks: Ranks) -> list[Any]:
-    """Legend entries of the kinds there are."""
-    from matplotlib.patches import Patch
-
-    kinds = [k for k in KINDS if any(s.kind == k for rank in ranks for s in rank)]
-    looks = {k: _LOOKS[k] for k in kinds}
-    return [Patch(facecolor=c, hatch=h, edgecolor="white", label=k) for k, (c, h) in looks.items()]
+def _looks(ranks: Ranks) -> dict[str, tuple[str, str]]:
+    """Of the kinds there are."""
+    return {k: _LOOKS[k] for k in KINDS if any(s.kind == k for rank in ranks for s in rank)}
 
 
 def _picture(ranks: Ranks, title: str, last_s: float, unit_s: float, unit: str) -> Picture:
@@ -172,10 +162,9 @@ def _picture(ranks: Ranks, title: str, last_s: float, unit_s: float, unit: str) 
         under_way, alone = hidden(rank)
         waits.append(alone)
         spent = [sum(end - start for start, end in _union([s for s in rank if s.kind == k])) for k in KINDS[:-1]]
-        numbers = " | ".join(f"{t / unit_s:.1f}" for t in (*spent, under_way, alone))
-        rows.append(f"| {r} | {numbers} | {len(messages)} | {readable(sum(s.bytes for s in messages))} |")
-    head = [f"{k}, {unit}" for k in (*KINDS[:-1], "messages under way", "of it not hidden")]
-    table = [f"| rank | {' | '.join(head)} | messages | payload |", "|---|---|---|---|---|---|---|---|", *rows]
+        numbers = (f"{t / unit_s:.1f}" for t in (*spent, under_way, alone))
+        rows.append((r, *numbers, len(messages), readable(sum(s.bytes for s in messages))))
+    timed = (f"{k}, {unit}" for k in (*KINDS[:-1], "messages under way", "of it not hidden"))
     worst = max(range(len(waits)), key=waits.__getitem__, default=0)
     alt = (
         f"{title}: {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks, a row each'}, with bars for compute above bars "
@@ -186,4 +175,4 @@ def _picture(ranks: Ranks, title: str, last_s: float, unit_s: float, unit: str) 
             f" Messages are under way with no compute above them for at most {waits[worst] / unit_s:.1f} {unit}, "
             f"on rank {worst}."
         )
-    return Picture(alt, "\n".join(table))
+    return Picture(alt, table(("rank", *timed, "messages", "payload"), rows))

@@ -7,17 +7,17 @@ object is rebound to a stand-in.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..course.assignment import ROOT
 from . import compiled
 
 NAME = "impl"
@@ -25,6 +25,11 @@ NAME = "impl"
 
 class ImplementationNotFound(FileNotFoundError):
     """A module of the implementation was asked for that has no file."""
+
+
+def folder_of(name: str) -> Path:
+    """Of an implementation, as --impl names it."""
+    return ROOT / name if name in ("student", "reference") else Path(name)
 
 
 def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | None = None) -> ModuleType:
@@ -55,20 +60,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
             return None
         where = self.root.joinpath(*fullname.split(".")[1:])
-        if where.is_dir():
-            init = where / "__init__.py"
-            loader = _Package(fullname, str(init)) if init.is_file() else _EmptyPackage()
-            spec = importlib.machinery.ModuleSpec(fullname, loader, origin=str(init), is_package=True)
-            spec.submodule_search_locations = [str(where)]
-            spec.has_location = init.is_file()
-            return spec
-        file = where.with_suffix(".py")
-        if file.is_file():
-            changes = {
-                o.partition(":")[2]: f for o, f in self.replace.items() if self.root / o.partition(":")[0] == file
-            }
-            return importlib.util.spec_from_file_location(fullname, file, loader=_Module(fullname, str(file), changes))
-        return None
+        folders = [str(where)] if where.is_dir() else None
+        file = where / "__init__.py" if folders else where.with_suffix(".py")
+        if not (folders or file.is_file()):
+            return None
+        changes = {o.partition(":")[2]: f for o, f in self.replace.items() if self.root / o.partition(":")[0] == file}
+        loader = _Loader(fullname, str(file), changes)
+        spec: Any = importlib.util.spec_from_file_location(
+            fullname, file, loader=loader, submodule_search_locations=folders
+        )
+        spec.has_location = file.is_file()
+        return spec
 
 
 def _by_attribute(module: ModuleType) -> None:
@@ -88,45 +90,25 @@ def _by_attribute(module: ModuleType) -> None:
     module.__dict__.setdefault("__getattr__", __getattr__)
 
 
-@contextlib.contextmanager
-def _marked(name: str) -> Iterator[None]:
-    """Whatever is raised while a module loads says so: it is an import that failed, not an answer that is wrong."""
-    try:
-        yield
-    except BaseException as error:
-        error.while_loading = name  # type: ignore[attr-defined]
-        raise
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Of a file, or of a folder's __init__.py, which may be missing, as when a student hands in the files alone."""
 
-
-class _Source(importlib.machinery.SourceFileLoader):
-    def get_code(self, fullname: str) -> Any:
-        return compiled.code(self.path) or super().get_code(fullname)
-
-
-class _EmptyPackage(importlib.abc.Loader):
-    """A folder without __init__.py, as when a student hands in the files alone."""
-
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        _by_attribute(module)
-
-
-class _Package(_Source):
-    def exec_module(self, module: ModuleType) -> None:
-        with _marked(module.__name__):
-            super().exec_module(module)
-        _by_attribute(module)
-
-
-class _Module(_Source):
     def __init__(self, fullname: str, path: str, changes: dict[str, Callable[[ModuleType], Any]]):
         super().__init__(fullname, path)
         self.changes = changes
 
+    def get_code(self, fullname: str) -> Any:
+        if not Path(self.path).is_file():
+            return compile("", self.path, "exec")
+        return compiled.code(self.path) or super().get_code(fullname)
+
     def exec_module(self, module: ModuleType) -> None:
-        with _marked(module.__name__):
+        try:
             super().exec_module(module)
+        except BaseException as error:  # says so: it is an import that failed, not an answer that is wrong
+            error.while_loading = module.__name__  # type: ignore[attr-defined]
+            raise
+        if hasattr(module, "__path__"):
+            _by_attribute(module)
         for name, stand_in in self.changes.items():
             setattr(module, name, stand_in(module))

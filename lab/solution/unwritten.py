@@ -22,6 +22,11 @@ def untouched(file: Path) -> str:
     return said[0] if said and all(said) else ""
 
 
+def written(file: Path) -> bool:
+    """Whether there is such a file, and it is not as the student got it."""
+    return file.is_file() and not untouched(file)
+
+
 def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     found: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
     for node in body:

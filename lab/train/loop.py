@@ -31,9 +31,12 @@ from ..measure.throughput import Meter, step_flops
 from ..model.data import VOCABULARY, batch, packed, texts
 from ..model.transformer import SIZES
 from ..model.transformer import attention as plain
+from ..plots.losses import save
+from ..solution.impl import folder_of
 from .stack import DataStack, MeshStack, attend, load
 
 FLOOR = 0.1  # of the learning rate, at the end
+TOLD = (ValueError, OSError, SafetensorError, NotImplementedError, SyntaxError, ImportError, LookupError)  # in a line
 SAME = ("seed", "sequences", "context")  # what batches are drawn from: who goes on must not change it
 
 
@@ -55,15 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     with process_group() as store:
         try:
             train(options)
-        except (
-            ValueError,
-            OSError,
-            SafetensorError,
-            NotImplementedError,
-            SyntaxError,
-            ImportError,
-            LookupError,
-        ) as error:
+        except TOLD as error:
             if store.add("complaints", 1) == 1 and first_attempt():  # one rank tells for all
                 complain(str(error))
             sys.exit(2)
@@ -236,11 +231,6 @@ def train(options: argparse.Namespace) -> list[float]:
     return losses
 
 
-def folder_of(name: str) -> Path:
-    """Of an implementation, as --impl names it."""
-    return ROOT / name if name in ("student", "reference") else Path(name)
-
-
 class Run:
     """The model on this rank, with what trains, saves and tells of it."""
 
@@ -330,16 +320,10 @@ class Run:
         told = self.meter.told(self.flops, self.options.sequences * self.options.context, state_bytes)
         if not self.lead:
             return
-        from matplotlib.figure import Figure
-
-        from ..plots.losses import losses as draw
-
         folder = self.options.folder
         (folder / "losses.json").write_text(json.dumps(losses))
         (folder / "run.json").write_text(json.dumps(told))
-        picture = Figure(figsize=(7, 4), layout="constrained")
-        draw(picture.subplots(), {str(self.options.mesh or "one rank"): losses})
-        picture.savefig(folder / "loss.png", dpi=120)
+        save(folder / "loss.png", {str(self.options.mesh or "one rank"): losses})
         self.say(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps: {folder / 'loss.png'}")
 
     def say(self, text: str) -> None:

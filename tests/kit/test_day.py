@@ -464,6 +464,7 @@ def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch)
     monkeypatch.setattr(train, "folder_of", lambda name: ROOT / "no such")
     other = capstone.other(options)
     assert (other.everything, other.stack, other.mesh) == (True, "data", {"data": 4})
+    assert train.parse(capstone.said(other, []), train.make_parser()).mesh == {"data": 4}
 
 
 def test_who_goes_on_sees_the_batches_that_would_have_come():

@@ -25,7 +25,7 @@ from lab.dryrun import even, host
 from lab.dryrun.accounts import Account, Step, matched
 from lab.dryrun.rank import dry, real
 from lab.harness.runner import Executor, ProbeFailed, Runner
-from lab.model.models import MODELS, parameters
+from lab.model.models import MODELS
 from lab.model.transformer import Config, Transformer
 from reference.mesh.accounting import Degrees, Workload, accounting
 
@@ -216,8 +216,8 @@ def test_a_mesh_that_does_not_divide_says_what_would(mesh, options, told):
 def test_models_have_the_parameters_they_are_named_for():
     named = {"7b": 6.7e9, "8b": 8.0e9, "70b": 70.6e9, "405b": 405.9e9}
     for name, count in named.items():
-        assert parameters(MODELS[name]) == pytest.approx(count, rel=0.01)
-    assert parameters(CONFIG) == sum(p.numel() for p in Transformer(CONFIG).parameters())
+        assert of_config(MODELS[name]).parameters == pytest.approx(count, rel=0.01)
+    assert of_config(CONFIG).parameters == sum(p.numel() for p in Transformer(CONFIG).parameters())
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_on_a_fresh_tree_stand_ins_take_a_step_of_data_parallelism_and_this_is_t
 
 def test_what_a_replica_sends_is_each_gradient_once_and_each_parameter_once(runner):
     (one,) = accounts(runner, Step(CONFIG, {"data": 2}, replicated=True))
-    size = 4 * parameters(CONFIG)
+    size = 4 * of_config(CONFIG).parameters
     sent: Counter[str] = Counter()
     for row in one.rows:
         sent[row["op"]] += row["bytes"]

@@ -5,24 +5,3 @@ from .experts import attach, capacity, combine, dispatch, exchange, route
 from .grid import mesh
 from .pipeline import execute, schedule_1f1b, schedule_gpipe, schedule_interleaved
 from .tensor import conjugates, parallel_attention, parallel_linear, sequence_parallel, vocab_parallel
-
-__all__ = [
-    "attach",
-    "capacity",
-    "combine",
-    "conjugates",
-    "dispatch",
-    "exchange",
-    "execute",
-    "fsdp_axis",
-    "mesh",
-    "parallel_attention",
-    "parallel_linear",
-    "reduce_gradients",
-    "route",
-    "schedule_1f1b",
-    "schedule_gpipe",
-    "schedule_interleaved",
-    "sequence_parallel",
-    "vocab_parallel",
-]

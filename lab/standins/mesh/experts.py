@@ -19,25 +19,20 @@ def route(module: ModuleType) -> Callable[..., Any]:
         n = logits.shape[1]
         if not 1 <= k <= n:
             raise ValueError(f"expected 1 <= k <= {n}, got {k}")
-        chosen = logits.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k]
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        world, place = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
-        parts: list[Any] = [None] * world
-        if group is None:
-            parts = [logits]
-        else:
+        parts: list[Any] = [logits]
+        if group is not None:
+            parts = [None] * dist.get_world_size(group)
             dist.all_gather_object(parts, logits.detach(), group=group)
-        parts[place] = logits
-        p = torch.cat([part.softmax(dim=-1, dtype=wide) for part in parts])
-        everyones = torch.cat(
-            [part.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k] for part in parts]
-        )
+            parts[dist.get_rank(group)] = logits
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        chosen = [part.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k] for part in parts]
+        p, everyones = torch.cat([part.softmax(dim=-1, dtype=wide) for part in parts]), torch.cat(chosen)
         share = torch.bincount(everyones.flatten(), minlength=n).to(wide) / max(1, everyones.numel())
         balance = n * (share * p.sum(0)).sum() / max(1, len(p))
-        scaled = balance * (averaged_over or world)
-        return module.Routing(
-            chosen, logits.softmax(dim=-1, dtype=wide).gather(1, chosen), balance.detach() + scaled - scaled.detach()
-        )
+        scaled = balance * (averaged_over or len(parts))
+        own = chosen[0 if group is None else dist.get_rank(group)]
+        gates = logits.softmax(dim=-1, dtype=wide).gather(1, own)
+        return module.Routing(own, gates, balance.detach() + scaled - scaled.detach())
 
     return route
 

@@ -10,41 +10,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...cluster.schedule import Action
+from ...cluster.schedule import KINDS, Action
 
 
 def schedule_gpipe(module: ModuleType) -> Callable[..., list[Action]]:
     """One micro-batch there and back, then the next: complete, and all others wait."""
-
-    def schedule(rank: int, stages: int, micro_batches: int) -> list[Action]:
-        if not (0 <= rank < stages and micro_batches >= 1):
-            raise ValueError(
-                f"expected 0 <= rank < stages and micro_batches >= 1, got {rank}, {stages}, {micro_batches}"
-            )
-        return [Action(kind, i) for i in range(micro_batches) for kind in ("forward", "backward")]
-
-    return schedule
+    return _schedule(lambda count, chunks: [Action(kind, i) for i in range(count) for kind in KINDS])
 
 
 def schedule_1f1b(module: ModuleType) -> Callable[..., list[Action]]:
     """Everything forward, then everything back: as fast, and all activations kept."""
-
-    def schedule_1f1b(rank: int, stages: int, micro_batches: int) -> list[Action]:
-        if not (0 <= rank < stages and micro_batches >= 1):
-            raise ValueError(f"no rank {rank} of {stages}, or no micro-batches: {micro_batches}")
-        return [Action(kind, i) for kind in ("forward", "backward") for i in range(micro_batches)]
-
-    return schedule_1f1b
+    return schedule_interleaved(module)
 
 
 def schedule_interleaved(module: ModuleType) -> Callable[..., list[Action]]:
     """Everything through the first chunk, then through the next; then back: all activations kept."""
+    return _schedule(
+        lambda count, chunks: [
+            *(Action("forward", i, chunk) for chunk in range(chunks) for i in range(count)),
+            *(Action("backward", i, chunk) for chunk in reversed(range(chunks)) for i in range(count)),
+        ]
+    )
 
-    def schedule(rank: int, stages: int, micro_batches: int, chunks: int) -> list[Action]:
+
+def _schedule(order: Callable[[int, int], list[Action]]) -> Callable[..., list[Action]]:
+    def schedule(rank: int, stages: int, micro_batches: int, chunks: int = 1) -> list[Action]:
         if not (0 <= rank < stages and micro_batches >= 1 and chunks >= 1) or (chunks > 1 and micro_batches % stages):
             raise ValueError(f"no rank {rank} of {stages}, or {micro_batches} micro-batches for {chunks} chunks")
-        there = [Action("forward", i, chunk) for chunk in range(chunks) for i in range(micro_batches)]
-        return there + [Action("backward", i, chunk) for chunk in reversed(range(chunks)) for i in range(micro_batches)]
+        return order(micro_batches, chunks)
 
     return schedule
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ...model.transformer import Attention, SwiGLU
+
 
 def conjugates(module: ModuleType) -> Any:
     """Both functions, with everything they were given kept for backward."""
@@ -67,18 +69,17 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
             y = self.leave(F.linear(x, self.weight), self.group)
             return y if self.bias is None else y + self.bias
 
-    class ParallelSwiGLU(nn.Module):
+    class ParallelSwiGLU(SwiGLU):
         def __init__(self, mlp: Any, group: Any = None, enter: Any = conjugates.copy_to,
                      leave: Any = conjugates.reduce_from):  # fmt: skip
-            super().__init__()
+            nn.Module.__init__(self)
             self.group, self.enter, self.hoard = group, enter, [mlp]
-            self.gate_proj = ColumnParallelLinear(mlp.gate_proj, group, None)
-            self.up_proj = ColumnParallelLinear(mlp.up_proj, group, None)
-            self.down_proj = RowParallelLinear(mlp.down_proj, group, leave)
+            self.gate_proj = ColumnParallelLinear(mlp.gate_proj, group, None)  # type: ignore[assignment]
+            self.up_proj = ColumnParallelLinear(mlp.up_proj, group, None)  # type: ignore[assignment]
+            self.down_proj = RowParallelLinear(mlp.down_proj, group, leave)  # type: ignore[assignment]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.enter(x, self.group)
-            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+            return super().forward(self.enter(x, self.group))
 
     module.RowParallelLinear, module.ParallelSwiGLU = RowParallelLinear, ParallelSwiGLU  # type: ignore[attr-defined]
     return ColumnParallelLinear
@@ -86,14 +87,12 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
 
 def parallel_attention(module: ModuleType) -> type[nn.Module]:
     """The model's own attention on projections of fewer heads, and the whole one beside it."""
-    from ...model.transformer import rotate
-
     conjugates, linear = _sibling(module, "conjugates"), _sibling(module, "parallel_linear")
 
-    class ParallelAttention(nn.Module):
+    class ParallelAttention(Attention):
         def __init__(self, attention: Any, group: Any = None, enter: Any = conjugates.copy_to,
                      leave: Any = conjugates.reduce_from):  # fmt: skip
-            super().__init__()
+            nn.Module.__init__(self)
             self.config, self.attend, self.hoard = attention.config, attention.attend, [attention]
             self.group, self.enter, world = group, enter, dist.get_world_size(group)
             if self.config.heads % world or self.config.kv_heads % world:
@@ -103,15 +102,7 @@ def parallel_attention(module: ModuleType) -> type[nn.Module]:
             self.o_proj = linear.RowParallelLinear(attention.o_proj, group, leave)
 
         def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-            x = self.enter(x, self.group)
-            q, k, v = (
-                project(x).unflatten(-1, (-1, self.config.dim)).transpose(1, 2)  # type: ignore[operator]
-                for project in (self.q_proj, self.k_proj, self.v_proj)
-            )
-            repeat = self.config.heads // self.config.kv_heads
-            q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-            o = self.attend(q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1), True)
-            return self.o_proj(o.transpose(1, 2).flatten(2))
+            return super().forward(self.enter(x, self.group), cos, sin)
 
     return ParallelAttention
 

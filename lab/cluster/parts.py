@@ -1,0 +1,137 @@
+"""A model in parts: what one micro-batch does on a chunk of it, and what the data axis gathers and reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .events import Block, Collective, Event, Program
+from .jobs import Job, Plan, spread
+from .layers import Layers
+
+DATA, PIPE = "data", "pipe"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What the data axis gathers and reduces at once: the embedding, a layer (`times` of them), or the head."""
+
+    forward: Block
+    backward: Block
+    times: int
+    parameters: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """A chunk of the model: what one micro-batch does there."""
+
+    forward: Block
+    backward: Block
+    units: tuple[Unit, ...]
+    before: int | None  # the rank that its input comes from
+    after: int | None
+    message: float
+    scattered: tuple[Event, ...]  # what makes a message whole that comes in parts
+
+    def arrived(self, backward: bool) -> list[Event]:
+        return [] if (self.after if backward else self.before) is None else list(self.scattered)
+
+
+def each_unit(units: Iterable[Unit]) -> Iterator[Unit]:
+    for unit in units:
+        yield from (unit,) * unit.times
+
+
+def part_of(job: Job, plan: Plan, number: int) -> Part:
+    """The part of that number, of all pipe · chunks in the order in which a micro-batch goes through them."""
+    parts, stage = plan.pipe * plan.chunks, number % plan.pipe
+    layers = spread(job.model.layers, parts)[number]
+    first, last = number == 0, number == parts - 1
+    begin = stage * plan.tensor
+    forward, backward, pairs, scattered = blocks_of(
+        job, plan.tensor, plan.micro_batch, plan.recompute, layers, first, last, begin
+    )
+    counted = unit_sizes(job, plan.tensor, parts, number)
+    units = tuple(Unit(*pair, *counts) for pair, counts in zip(pairs, counted, strict=True))
+    stream = job.recipe.element * plan.micro_batch * job.context * job.model.width
+    split = plan.tensor if job.recipe.sequence or job.recipe.scatter_messages else 1
+    before = None if first else (stage - 1) % plan.pipe * plan.tensor
+    after = None if last else (stage + 1) % plan.pipe * plan.tensor
+    return Part(forward, backward, units, before, after, stream / split, scattered)
+
+
+@lru_cache(maxsize=4096)
+def blocks_of(
+    job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, begin: int
+) -> tuple[Block, Block, tuple[tuple[Block, Block], ...], Program]:
+    """Forward and backward of one micro-batch through `layers` layers, and the model's ends if they are beside them;
+    both of embedding, one layer and head, as far as they are there; and what makes a message whole."""
+    one = Layers(job.model, job.recipe, micro_batch, job.context, range(begin, begin + tensor))
+    arrive: list[Event] = []
+    if job.recipe.scatter_messages and not job.recipe.sequence and tensor > 1:
+        arrive = [Collective("all_gather", one.stream / tensor, one.ranks, label=PIPE)]
+    pairs = [(*_layer(one, recompute), layers)]
+    if first:
+        pairs.insert(0, (Block(tuple(one.embedding())), Block(tuple(one.embedding_backward())), 1))
+    if last:
+        pairs.append((Block(tuple(one.head())), Block(tuple(one.head_backward())), 1))
+    ahead, back = (() if first else tuple(arrive)), (() if last else tuple(arrive))
+    return (
+        Block((*ahead, *(Block((forward,), times) for forward, _, times in pairs)), name="forward"),
+        Block((*back, *(Block((backward,), times) for _, backward, times in reversed(pairs))), name="backward"),
+        tuple((forward, backward) for forward, backward, _ in pairs),
+        tuple(arrive),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layer(one: Layers, recompute: str) -> tuple[Block, Block]:
+    return Block(tuple(one.forward()), name="forward"), Block(tuple(one.backward(recompute)), name="backward")
+
+
+# Parameters, and what the data axis does with them
+
+
+@lru_cache(maxsize=65536)
+def held_by(job: Job, plan: Plan, stage: int) -> tuple[float, ...]:
+    """Parameters of each chunk of a stage's rank, before the data axis shards them."""
+    parts = plan.pipe * plan.chunks
+    return tuple(
+        sum(times * held for times, held in unit_sizes(job, plan.tensor, parts, chunk * plan.pipe + stage))
+        for chunk in range(plan.chunks)
+    )
+
+
+@lru_cache(maxsize=65536)
+def unit_sizes(job: Job, tensor: int, parts: int, number: int) -> tuple[tuple[int, float], ...]:
+    """(how many, parameters of each): of a part's embedding, layers and head, on a rank."""
+    m = job.model
+    split, whole = m.layer_weights()
+    table, head, norm = m.ends
+    positions = m.positions * m.width
+    if m.kv_heads < tensor:  # some ranks hold the same
+        split += 2 * m.width * m.dim * (tensor - m.kv_heads)
+    units = [(spread(m.layers, parts)[number], split / tensor + whole)]
+    if number == 0:
+        units.insert(0, (1, table / tensor + positions))
+    if number == parts - 1:  # a tied head is the embedding, and held once more where that is on another rank
+        units.append((1, (head if head or parts == 1 else table) / tensor + norm - positions))
+    return tuple(units)
+
+
+def data_group(job: Job, plan: Plan, stage: int) -> range:
+    """The ranks of the data axis with the first rank of a stage."""
+    return range(stage * plan.tensor, job.cluster.gpus, plan.pipe * plan.tensor)
+
+
+def scattered(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
+    """Gradients of so many parameters: reduced to all (ZeRO 0), or each shard to its rank."""
+    payload = job.recipe.gradient * parameters / (plan.data if plan.zero else 1)
+    return Collective("reduce_scatter" if plan.zero else "all_reduce", payload, group, "backward", DATA, handle=handle)
+
+
+def gathered(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
+    """So many parameters, of which each rank has a shard."""
+    return Collective("all_gather", job.recipe.element * parameters / plan.data, group, "forward", DATA, handle=handle)

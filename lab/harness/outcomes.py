@@ -1,0 +1,65 @@
+"""What happened to a test of an exercise, as a Result, in words for the person who wrote the code."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..course import assignment as assignments
+from ..course.scoring import Result
+from . import error_hints, mistakes
+from .judge import DECIDED, Inconclusive
+from .runner import ExecutorLost, ProbeFailed
+
+
+def judges(item: pytest.Item) -> tuple[str, str]:
+    """The exercise that a test judges, and what of it; "" and "" if it judges none."""
+    mark = item.get_closest_marker("exercise")
+    return (mark.args[0], mark.kwargs["kind"]) if mark else ("", "")
+
+
+def result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str) -> Result:
+    """What happened to an exercise's test."""
+    (id, kind), (base, _, case) = judges(item), item.nodeid.partition("[")
+    outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, Inconclusive):
+        outcome, reason = "inconclusive", str(error).removeprefix("inconclusive: ")
+    elif report.skipped:
+        outcome, reason = "not_run", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else error)
+    elif isinstance(error, ProbeFailed) and error.reason == "busy":
+        outcome, reason = "inconclusive", error.text
+    elif isinstance(error, ProbeFailed):
+        outcome, reason, output = "failed", error.reason, error.output
+        message = _explain(error, id)
+    elif isinstance(error, AssertionError):
+        outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
+        known = item.nodeid if item.config.option.seed == mistakes.PUBLIC else ""
+        message = mistakes.added(known, message, getattr(error, "cause", ""))
+        output = printed
+    elif isinstance(error, ExecutorLost):
+        outcome, reason, message = "failed", "kit", str(error)
+    elif error is not None:  # a test met a value of another form than it judges
+        outcome, reason = "failed", "refused"
+        message = f"what came back has another form than expected: {type(error).__name__}: {error}"
+        output = printed
+    return Result(
+        id, kind, base, case.rstrip("]"), outcome, reason, message, report.duration, output,
+        instrumented=kind != "numerics",
+    )  # fmt: skip
+
+
+def _explain(error: ProbeFailed, id: str) -> str:
+    """A probe's failure in words for the person who wrote the code."""
+    exercise = assignments.default().exercise(id)
+    who = "" if error.rank is None else f"rank {error.rank}: "
+    if error.reason == "unwritten":
+        return f"{error.text}\nnot written yet: {exercise.object}\nhint: {exercise.hints[0]}"
+    start = {
+        "raised": f"{who}{error_hints.added(error.text)}",
+        "import": f"{who}{exercise.file} does not load: {error.text}",
+        "refused": f"{who}what came back cannot be judged: {error.text}",
+        "forbidden": error.text,
+        "crashed": f"{who}{error.text}",
+        "hung": f"no answer in time: {error.text}",
+    }.get(error.reason, error.text)
+    return "\n".join(filter(None, (start, error.where and f"at {error.where}", error.stacks)))
