@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .errors import Wrong
+
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 _MEMBERS = 50_000  # of any kind; .git and caches have many
 # What a broken archive makes these modules raise
@@ -28,8 +30,8 @@ _BROKEN = (
 )  # fmt: skip
 
 
-class SubmissionError(ValueError):
-    """A submission cannot be taken: one line that names the member, what was expected and what came."""
+class SubmissionError(Wrong):
+    """A submission cannot be taken; the line names the member."""
 
 
 @dataclass(frozen=True)

@@ -24,22 +24,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def main() -> None:
-    from .gradebook import GradebookError
     from .hostile import HostileError
-    from .people import PeopleError
-    from .policy import PolicyError
-    from .rubric import RubricError
-    from .sandbox import SandboxError
-    from .schedulers import ClusterError
-    from .stubs import StubError
-    from .submissions import SubmissionError
 
     try:
         app()
-    except (
-        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, PeopleError, PolicyError, RubricError,
-        SandboxError, SubmissionError, StubError,
-    ) as error:  # fmt: skip
+    except (Wrong, AssignmentError, HostileError) as error:
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 

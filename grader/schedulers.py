@@ -26,6 +26,7 @@ import psutil
 
 from lab.course.assignment import ROOT
 
+from .errors import Wrong
 from .graded import Run
 
 KINDS = ("slurm", "local")
@@ -38,8 +39,8 @@ _NO_NODE = "DOWN, DRAINED"  # in the reason for which a job waits
 _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 
-class ClusterError(RuntimeError):
-    """The cluster cannot be used as asked: one line with what was expected, what came and what to do."""
+class ClusterError(Wrong):
+    """The cluster cannot be used as asked."""
 
 
 @dataclass(frozen=True)

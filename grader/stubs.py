@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from grader.errors import Wrong
 from grader.stub_cutter import SCAFFOLD, Cutter, raising
 from grader.stub_names import Function, assigned, decorators, line_of_use, used
 from lab.course.assignment import Assignment, default
@@ -21,8 +22,8 @@ from lab.course.assignment import Assignment, default
 RERUN = "run python -m grader stubs"
 
 
-class StubError(ValueError):
-    """The reference cannot be turned into stubs; one line that names the file, the line and what to do."""
+class StubError(Wrong):
+    """The reference cannot be turned into stubs; the line names the file and its line."""
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:

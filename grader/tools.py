@@ -153,10 +153,7 @@ def release(
         say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
     profile = profile or "full"
     ids_of(default(), profile)
-    try:
-        count = releases.archive(out_file, profile, ids)
-    except releases.ReleaseError as error:
-        raise Wrong(str(error)) from None
+    count = releases.archive(out_file, profile, ids)
     out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)
 
 
@@ -166,13 +163,9 @@ def gradescope(
 ) -> None:
     """Gradescope's autograder: an archive to upload, with a secret seed of its own."""
     from .gradescope.archive import archive
-    from .release import ReleaseError
 
     ids_of(default(), profile)
-    try:
-        count = archive(out_file, profile)
-    except ReleaseError as error:
-        raise Wrong(str(error)) from None
+    count = archive(out_file, profile)
     out.print(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students", soft_wrap=True)
 
 
@@ -197,14 +190,9 @@ def leaderboard(
     from .report import leaderboard as boards
 
     with latest(out_folder, write=False) as (book, run, ids):
-        try:
-            with writing(out_folder):
-                page = boards.write(
-                    out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), default(), run,
-                    list(ids),
-                )  # fmt: skip
-        except boards.NamesError as error:
-            raise Wrong(str(error)) from None
+        shown_as, graded = boards.read_names(names), book.graded(run.id)
+        with writing(out_folder):
+            page = boards.write(out_folder / "leaderboard.html", graded, shown_as, default(), run, list(ids))
     out.print(f"leaderboard: {page}", highlight=False, soft_wrap=True)
 
 

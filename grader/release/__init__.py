@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import tomlkit
 
 from grader import stubs
+from grader.errors import Wrong
 from grader.submissions import AT_THE_ROOT
 from lab.commands.answers import templates
 from lab.course import questions
@@ -52,8 +53,8 @@ GIVEN = {
 }
 
 
-class ReleaseError(ValueError):
-    """The archive cannot be made; one line that says why and what to do."""
+class ReleaseError(Wrong):
+    """The archive cannot be made."""
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:

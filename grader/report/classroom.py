@@ -47,10 +47,6 @@ class ClassRow:
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
 
     @property
-    def inconclusive(self) -> float:
-        return sum(s.inconclusive for s in self.grade.scores)
-
-    @property
     def share(self) -> float | None:
         return self.grade.final / self.grade.possible if self.grade.possible > 0 else None
 

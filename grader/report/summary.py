@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from lab.course.assignment import KINDS, Exercise
 from lab.course.scoring import ExerciseScore, Result, of_function
 
-from .. import written
 from ..graded import Graded
 from ..policy import Decision, Grade
 from . import one_line, plain
@@ -115,36 +114,6 @@ def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], l
     for r in results:
         of[r.exercise].append(r)
     return [_view(s, of[s.exercise.id], limits) for s in scores]
-
-
-@dataclass
-class WrittenView:
-    """The written part of a submission's page."""
-
-    scores: list[written.QuestionScore]
-    given: dict[str, str]  # by question, cut
-    messages: dict[str, str]
-    comments: dict[tuple[str, str], str]  # by question and criterion
-
-    @property
-    def totals(self) -> tuple[float, float, float]:
-        """(earned, possible, unmarked) in points."""
-        return written.totals(self.scores)
-
-
-def written_views(graded: Graded, limits: Limits) -> WrittenView:
-    scores = written.score(graded)
-    room = limits.message * 2  # prose is what is read here
-    return WrittenView(
-        scores,
-        {s.question.id: plain(s.answer.given, room) for s in scores},
-        {s.question.id: one_line(s.answer.message, 300) for s in scores},
-        {
-            (s.question.id, m.criterion): plain(m.comment, max(100, limits.message // 4))
-            for s in scores
-            for m in s.marks.values()
-        },
-    )
 
 
 def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:

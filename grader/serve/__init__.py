@@ -18,7 +18,6 @@ from ..console import Wrong
 from ..gradebook import GradebookError
 from ..graded import Account
 from ..report import page_name, points
-from ..rubric import RubricError
 from .shelf import Shelf
 
 OPEN = {"login", "static", "asset"}  # to everybody
@@ -133,7 +132,6 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
 
     for kind, code in (
         (Wrong, 400),
-        (RubricError, 400),
         (CSRFError, 400),
         (403, 403),
         (404, 404),

@@ -200,7 +200,7 @@ def _mark(question: str, slug: str) -> Page:
         cells = [cell for cell in cells if not _as_shown(cell, s)]
         try:
             book.mark(rubric.taken(enumerate(cells, 1), {row.name: row.graded}, _me()))
-        except rubric.RubricError as error:
+        except Wrong as error:
             return _marking(now, question, slug, str(error), 400)
     following = next(_others(shelf().now(), question, slug), None)
     return redirect(

@@ -70,7 +70,7 @@ def test_a_file_of_names_that_is_none_gets_one_line(tmp_path, text, words):
         names = leaderboard.read_names(tmp_path / "names.csv")
         leaderboard.write(tmp_path / "page.html", CLASS, names, A, RUN, IDS)
 
-    with pytest.raises(leaderboard.NamesError) as caught:
+    with pytest.raises(leaderboard.Wrong) as caught:
         use()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

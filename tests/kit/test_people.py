@@ -134,7 +134,7 @@ def test_classrooms_list_is_taken(tmp_path: Path) -> None:
 )
 def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(people.PeopleError) as caught:
+    with pytest.raises(people.Wrong) as caught:
         people.from_list(tmp_path / name)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)

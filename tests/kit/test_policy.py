@@ -17,7 +17,7 @@ from grader import policy
 from grader.cli import app
 from grader.console import Wrong
 from grader.gradebook import FORMAT, Gradebook, GradebookError, Graded
-from grader.policy import Decision, PolicyError
+from grader.policy import Decision
 from lab.course.assignment import default
 from lab.course.scoring import Result
 
@@ -163,7 +163,7 @@ def test_the_last_policy_and_the_last_time_count(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_policy_gets_one_clear_line(text: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=says) as error:
+    with pytest.raises(Wrong, match=says) as error:
         policy.read(text, A)
     assert "\n" not in str(error.value)
 
@@ -178,7 +178,7 @@ def test_a_bad_policy_gets_one_clear_line(text: str, says: str) -> None:
     ],
 )
 def test_bad_times_get_one_clear_line(text: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=says):
+    with pytest.raises(Wrong, match=says):
         policy.read_times(text, A, RULES)
 
 
@@ -222,7 +222,7 @@ def out(tmp_path: Path) -> Path:
 def say(out: Path, *arguments: str) -> tuple[str, Exception | None]:
     """(what a command printed, what it raised for `grader` to print)."""
     done = CliRunner().invoke(app, [*(a.format(out=out) for a in arguments), "--out", str(out)])
-    error = done.exception if isinstance(done.exception, (Wrong, PolicyError, GradebookError)) else None
+    error = done.exception if isinstance(done.exception, Wrong) else None
     assert error or not done.exception or isinstance(done.exception, SystemExit), done.exc_info
     return " ".join(done.output.split()), error
 

@@ -479,7 +479,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
     for other in rows[1:]:
         other["points"] = "1"
     rows[0] |= row
-    with pytest.raises(rubric.RubricError) as caught:
+    with pytest.raises(rubric.Wrong) as caught:
         take(out, rows)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -499,7 +499,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
 def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
     if content is not None:
         (out / "bad.csv").write_bytes(content)
-    with pytest.raises(rubric.RubricError) as caught:
+    with pytest.raises(rubric.Wrong) as caught:
         rubric.read(out / "bad.csv", latest(out), "eve")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
