@@ -92,9 +92,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        points=points, signed=signed, percent=percent, seconds=seconds, plain=plain, one_line=one_line
-    )
+    environment.filters |= {f.__name__: f for f in (points, signed, percent, seconds, plain, one_line)}
     environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=written.OUTCOMES, kinds=ASKS)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from lab.course.assignment import KINDS, Exercise
 from lab.course.scoring import ExerciseScore, Result, of_function
@@ -71,21 +72,6 @@ class Failure:
 
 
 @dataclass
-class TestView:
-    """One test function with all its cases."""
-
-    __test__ = False  # not one for pytest
-
-    name: str
-    id: str
-    kind: str
-    state: str
-    cases: int
-    seconds: float
-    instrumented: bool
-
-
-@dataclass
 class ExerciseView:
     """One exercise on a submission's page."""
 
@@ -97,11 +83,7 @@ class ExerciseView:
     skipped: dict[str, list[str]]  # why it was not run → names of tests
     undecided: dict[str, list[str]]  # why it is inconclusive → names of tests
     beyond: dict[str, str]  # advisory tests that failed → why, in the first case
-    tests: list[TestView]
-
-    @property
-    def symbol(self) -> str:
-        return SYMBOLS[self.state]
+    tests: list[dict[str, Any]]  # by function: name, kind, state, cases, seconds, instrumented
 
     @property
     def lost(self) -> float:
@@ -198,13 +180,19 @@ def _failures(results: Iterable[Result], limits: Limits) -> list[Failure]:
     return list(found.values())
 
 
-def _tests(results: Iterable[Result]) -> list[TestView]:
+def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """Each test function with all its cases."""
     found: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         found[r.test].append(r)
-    views = []
-    for test, cases in found.items():
-        verdict = of_function([r.outcome for r in cases])
-        spent, inside = sum(r.seconds for r in cases), any(r.instrumented for r in cases)
-        views.append(TestView(readable(test), test, cases[0].kind, verdict, len(cases), spent, inside))
-    return views
+    return [
+        {
+            "name": readable(test),
+            "kind": cases[0].kind,
+            "state": of_function([r.outcome for r in cases]),
+            "cases": len(cases),
+            "seconds": sum(r.seconds for r in cases),
+            "instrumented": any(r.instrumented for r in cases),
+        }
+        for test, cases in found.items()
+    ]
