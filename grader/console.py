@@ -43,9 +43,9 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
         yield book, run, profiles[run.profile]
 
 
-def say(text: str, to: Console = out) -> None:
+def say(text: str, to: Console = out, style: str | None = None) -> None:
     """One line, shown as it is whatever a submission's name holds."""
-    to.print(one_line(text, 4000), markup=False, highlight=False, soft_wrap=True)
+    to.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def known(given: Collection[str], there: Collection[str], what: str) -> None:

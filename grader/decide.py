@@ -227,7 +227,7 @@ def rubric_export(
         count = rubric.export(sheet, graded)
     except OSError as error:
         raise Wrong(f"{sheet}: expected a place for a file: {error.strerror}") from None
-    out.print(f"wrote {sheet}: {count} criteria to mark", highlight=False, soft_wrap=True)
+    say(f"wrote {sheet}: {count} criteria to mark")
 
 
 @rubric.command("import")
@@ -245,7 +245,7 @@ def rubric_import(
         marks = rubric.read(sheet, book.graded(run.id), _who(by))
         book.mark(marks)
         written = write_pages(book, run.id, out_folder, default(), ids)
-    out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
+    say(f"{len(marks)} marks taken; report: {written}")
 
 
 def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:

@@ -7,13 +7,13 @@ said before stays. One bad row, and nothing is taken from the sheet.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lab.harness.files import write_whole
 
 from .csv_io import Sheet, csv_text, disarmed, read_text
+from .desk import now
 from .errors import Wrong
 from .graded import Graded, Mark
 from .report import labels, one_line, plain
@@ -58,7 +58,7 @@ def taken(
     rows: (number, cells by heading). Raises Wrong: an unknown name, question or criterion, points that are no
     number from 0 to those possible, a row that is there twice.
     """
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    at = now()
     shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
     shown |= {disarmed(label): name for label, name in shown.items()}
     scores = {name: {s.question.id: s for s in score(g) if s.answer.outcome == "prose"} for name, g in graded.items()}

@@ -31,15 +31,13 @@ def stubs(
         differences = generator.check(reference, student)
         differences += [f"{path}: out of step with questions.toml" for path in written.out_of_step(student)]
         for line in differences:
-            err.print(line, markup=False, highlight=False, soft_wrap=True)
-        out.print(
-            "student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs"
-        )
+            say(line, err)
+        say("student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs")
         sys.exit(1 if differences else 0)
     generator.write(reference, student)
     for path, text in written.out_of_step(student).items():
         path.write_text(text, encoding="utf-8", newline="\n")
-    out.print(f"wrote {student}", highlight=False, soft_wrap=True)
+    say(f"wrote {student}")
 
 
 def mutants(
@@ -74,12 +72,10 @@ def mutants(
         for name, o in outcome.items():
             kills, lives = o["mutants"], o["variants"]
             reference = f"reference {o['reference']:g}/{o['possible']:g}, " if "reference" in o else ""
-            out.print(
+            say(
                 f"{name}: {reference}stub {o['stub']:g}; "
                 f"mutants killed {kills['killed']}, survived {len(kills['survived'])}; "
-                f"variants passed {lives['passed']}, failed {len(lives['failed'])}",
-                highlight=False,
-                soft_wrap=True,
+                f"variants passed {lives['passed']}, failed {len(lives['failed'])}"
             )
             for line in [*kills["survived"], *lives["failed"]]:
                 out.print(f"  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -111,7 +107,7 @@ def hostile(
     if as_json:
         print(json.dumps({o.attack.name: o.plain() for o in outcomes}, indent=1))
     else:
-        out.print(hostility.summary(outcomes), highlight=False, soft_wrap=True)
+        say(hostility.summary(outcomes))
     sys.exit(1 if any(o.wrong for o in outcomes) else 0)
 
 
@@ -154,7 +150,7 @@ def release(
     profile = profile or "full"
     ids_of(default(), profile)
     count = releases.archive(out_file, profile, ids)
-    out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)
+    say(f"wrote {out_file}: {count} files, no solution among them")
 
 
 def gradescope(
@@ -166,7 +162,7 @@ def gradescope(
 
     ids_of(default(), profile)
     count = archive(out_file, profile)
-    out.print(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students", soft_wrap=True)
+    say(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students")
 
 
 def bridge(
@@ -178,8 +174,8 @@ def bridge(
 
     unpacked = submissions.unpack(submissions.Submission(fork.name, fork, "cs336"), to)
     for note in unpacked.notes:
-        out.print(note, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}", highlight=False, soft_wrap=True)
+        say(note)
+    say(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}")
 
 
 def leaderboard(
@@ -193,7 +189,7 @@ def leaderboard(
         shown_as, graded = boards.read_names(names), book.graded(run.id)
         with writing(out_folder):
             page = boards.write(out_folder / "leaderboard.html", graded, shown_as, default(), run, list(ids))
-    out.print(f"leaderboard: {page}", highlight=False, soft_wrap=True)
+    say(f"leaderboard: {page}")
 
 
 def similarity(
@@ -238,7 +234,7 @@ def similarity(
             book.flag(run.id, alike.FLAG, alike.flags(marked))
     for p in marked[:20]:
         out.print(shown(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
-    out.print(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}", highlight=False, soft_wrap=True)
+    say(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}")
 
 
 @contextlib.contextmanager

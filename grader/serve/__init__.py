@@ -130,13 +130,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
 
         return page
 
-    for kind, code in (
-        (Wrong, 400),
-        (CSRFError, 400),
-        (403, 403),
-        (404, 404),
-        (GradebookError, 503),
-    ):
+    for kind, code in {Wrong: 400, CSRFError: 400, 403: 403, 404: 404, GradebookError: 503}.items():
         app.register_error_handler(kind, told(code))  # type: ignore[arg-type]
     from .views import pages
 
