@@ -100,12 +100,8 @@ def grade(
             say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {some(kept, 5)}", err)
             if latest and latest.assignment != fingerprint.whole():
                 say("the assignment or its tests changed since; judge them again with: grader regrade", err)
-        asked = questions().of_profile(profile)
-        settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
-        if nodes:
-            nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
         how = "the same command and --resume"
-        problems = _judge(book, run_id, found, todo, settings, jobs, how, quiet=as_json, cluster=nodes)
+        problems = _judge(book, run_id, chosen, found, todo, jobs, how, quiet=as_json, nodes=nodes)
         written = write_pages(book, run_id, out_folder, assignment, ids)
         if as_json:
             from .report.exports import as_json as plain
@@ -139,7 +135,7 @@ def regrade(
 
     It judges on this machine, also what a cluster graded.
     """
-    from . import batch, fingerprint
+    from . import fingerprint
     from . import regrade as r
     from .sandbox import choose
 
@@ -165,9 +161,7 @@ def regrade(
         if not begun or run.assignment != fingerprint.whole():
             same = {"seed": run.seed, "profile": run.profile, "isolation": choose(run.isolation)}
             run_id = _begin(book, run.layout, **same, base=run.id, again=why)
-        asked = questions().of_profile(run.profile)
-        settings = batch.Settings(run.seed, ids, choose(run.isolation), str(out_folder.resolve() / "expected"), asked)
-        problems = _judge(book, run_id, todo, todo, settings, jobs, "grader regrade", again=True)
+        problems = _judge(book, run_id, choose(run.isolation), todo, todo, jobs, "grader regrade", again=True)
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
         say(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}")
@@ -208,17 +202,9 @@ def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: st
 
 
 def _judge(
-    book: Any,
-    run_id: int,
-    found: list[Any],
-    todo: list[Any],
-    settings: Any,
-    jobs: int,
-    how: str,
-    again: bool = False,
-    quiet: bool = False,
-    cluster: Any = None,
-) -> list[str]:
+    book: Any, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, how: str, *,
+    again: bool = False, quiet: bool = False, nodes: Any = None,
+) -> list[str]:  # fmt: skip
     """Grade what of `found` is to do, written down one by one; returns a line for each that could not be judged.
 
     Ctrl-C ends the grader: `how` says how to go on.
@@ -227,7 +213,9 @@ def _judge(
     from .cluster import grade_on
     from .progress import grading
 
-    have = book.graded(run_id)
+    have, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
+    ids, asked = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
+    settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), asked)
     sweep_halves(book.path.parent)
     problems = []
     spent = [] if again else [g.seconds for g in have.values()]
@@ -238,8 +226,8 @@ def _judge(
                 book.record(run_id, graded)
                 tell(graded.name)
 
-            if cluster:
-                judged = grade_on(cluster, todo, settings, jobs, record)  # whole submissions only
+            if nodes:
+                judged = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
             else:
                 judged = batch.grade_all(todo, settings, jobs, record, have if again else None)
             for submission, why in judged:
