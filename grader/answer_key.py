@@ -8,7 +8,6 @@ Values are in base units (bytes, seconds, a share of 1), a choice is its letter.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,29 +20,22 @@ from lab.measure.device import SimulatedGPU
 from lab.measure.memory import meter
 from lab.model.transformer import SIZES, Config, Transformer
 
-_TRUTHS: dict[str, Callable[..., float | str]] = {}
-
 
 @functools.cache
 def truth(id: str) -> float | str:
     """The right answer to a question that is no prose. Raises KeyError for one that nothing is known of."""
-    return _TRUTHS[id](**default().questions[id].given)
+    return globals()[_name(id)](**default().questions[id].given)
 
 
 def known() -> set[str]:
-    return set(_TRUTHS)
+    return {id for id in default().questions if _name(id) in globals()}
 
 
-def _of(id: str) -> Callable[[Callable[..., float | str]], Callable[..., float | str]]:
-    def register(function: Callable[..., float | str]) -> Callable[..., float | str]:
-        _TRUTHS[id] = function
-        return function
-
-    return register
+def _name(id: str) -> str:
+    return id.replace(".", "_")
 
 
-@_of("benchmarking.launch_bound")
-def _launch_bound(kernels: int, launch_us: float, run_us: float) -> float:
+def benchmarking_launch_bound(kernels: int, launch_us: float, run_us: float) -> float:
     gpu = SimulatedGPU(launch_s=1e-6 * launch_us, call_s=0.0)
     for _ in range(kernels):
         gpu.launch(1e-6 * run_us)
@@ -51,8 +43,7 @@ def _launch_bound(kernels: int, launch_us: float, run_us: float) -> float:
     return gpu.now
 
 
-@_of("benchmarking.mfu")
-def _mfu(batch: int, context: int, seconds: float, tflops: float) -> float:
+def benchmarking_mfu(batch: int, context: int, seconds: float, tflops: float) -> float:
     return 3 * _forward_flops(SIZES["small"], batch, context) / (seconds * 1e12 * tflops)
 
 
@@ -65,16 +56,14 @@ def _forward_flops(config: Config, batch: int, context: int) -> float:
     return 2 * batch * context * weights + config.layers * square
 
 
-@_of("mixed_precision.loss_scale")
-def _loss_scale(gradient: float) -> float:
+def mixed_precision_loss_scale(gradient: float) -> float:
     scale = 1.0
     while gradient * scale < torch.finfo(torch.float16).tiny:
         scale *= 2
     return scale
 
 
-@_of("mixed_precision.kept")
-def _kept(batch: int, context: int) -> float:
+def mixed_precision_kept(batch: int, context: int) -> float:
     model = Transformer(SIZES["tiny"])
     tokens = torch.randint(256, (batch, context))
     with meter([*model.parameters(), *model.buffers(), tokens]) as memory:
@@ -84,41 +73,35 @@ def _kept(batch: int, context: int) -> float:
     return kept
 
 
-@_of("flash_attention.tiles")
-def _tiles(n: int, block_m: int, block_n: int) -> float:
+def flash_attention_tiles(n: int, block_m: int, block_n: int) -> float:
     return sum(first <= last for last in range(block_m - 1, n, block_m) for first in range(0, n, block_n))
 
 
-@_of("flash_attention.whole_matrix")
-def _whole_matrix(batch: int, heads: int, gb: float) -> float:
+def flash_attention_whole_matrix(batch: int, heads: int, gb: float) -> float:
     n = 1
     while torch.empty(batch, heads, n, n, dtype=torch.bfloat16, device="meta").nbytes <= 1e9 * gb:
         n *= 2
     return n
 
 
-@_of("ddp.ring_bytes")
-def _ring_bytes(millions: float, ranks: int) -> float:
+def ddp_ring_bytes(millions: float, ranks: int) -> float:
     return sent_bytes("all_reduce", 4e6 * millions, ranks)
 
 
-@_of("ddp.flat_gain")
-def _flat_gain(tensors: int, mb: float, ranks: int, latency_us: float, gbps: float) -> float:
+def ddp_flat_gain(tensors: int, mb: float, ranks: int, latency_us: float, gbps: float) -> float:
     link = Link(1e-6 * latency_us, 1e9 * gbps)
     each, whole = (link.cost_s("all_reduce", 1e6 * mb / parts, ranks) for parts in (tensors, 1))
     return tensors * each - whole
 
 
-@_of("zero.devices")
-def _devices(billions: float, gb: float) -> float:
+def zero_devices(billions: float, gb: float) -> float:
     ranks = 1
     while (2 + 2 + 12 / ranks) * billions > gb:  # parameters, gradients; float32 masters and two moments in shares
         ranks += 1
     return ranks
 
 
-@_of("zero.step_bytes")
-def _step_bytes(ranks: int) -> float:
+def zero_step_bytes(ranks: int) -> float:
     runner = Runner(Executor(ROOT / "reference"))
     try:
         return runner.run(fsdp_step, world=ranks)[0]
@@ -140,8 +123,7 @@ def fsdp_step(impl: Any) -> float:
     return sum(sent_bytes(r.op, r.bytes, len(r.group)) for r in ledger.rows[first:])
 
 
-@_of("mesh.across")
-def _across(width: int, hidden: int, degree: int, tokens: int) -> str:
+def mesh_across(width: int, hidden: int, degree: int, tokens: int) -> str:
     """SwiGLU's three matrices and four of attention; a tensor rank has its part of them, and all tokens."""
     weights, activations = 2 * (3 * width * hidden + 4 * width**2) / degree, 2 * tokens * width
     data = ring_cost("all_reduce", weights, degree, 0.0, 1.0)
@@ -150,8 +132,7 @@ def _across(width: int, hidden: int, degree: int, tokens: int) -> str:
     return "c" if seconds["a"] == seconds["b"] else min(seconds, key=lambda letter: seconds[letter])
 
 
-@_of("mesh.tensor_limit")
-def _tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> float:
+def mesh_tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> float:
     tokens, ranks = 4096, 1  # both sides grow with the tokens: any number does
     while True:
         gathered = ring_cost("all_gather", 2 * tokens * width / (ranks + 1), ranks + 1, 0.0, 1e-9 / gbps)
@@ -161,8 +142,7 @@ def _tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> float:
         ranks += 1
 
 
-@_of("mesh.fsdp_limit")
-def _fsdp_limit(width: int, hidden: int, ranks: int, tflops: float, gbps: float) -> float:
+def mesh_fsdp_limit(width: int, hidden: int, ranks: int, tflops: float, gbps: float) -> float:
     """Gathering A and B, 2 bytes a number, against 2 FLOPs a number and token."""
     part = 2 * 2 * width * hidden / ranks
     return ring_cost("all_gather", part, ranks, 0.0, 1e-9 / gbps) * 1e12 * tflops / (4 * width * hidden)

@@ -6,6 +6,7 @@ Every source checks names the same way and reads with a budget, whatever sizes t
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import os
@@ -14,10 +15,12 @@ import tarfile
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from .errors import Wrong
 
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 _MEMBERS = 50_000  # of any kind; .git and caches have many
@@ -28,8 +31,8 @@ _BROKEN = (
 )  # fmt: skip
 
 
-class SubmissionError(ValueError):
-    """A submission cannot be taken: one line that names the member, what was expected and what came."""
+class SubmissionError(Wrong):
+    """A submission cannot be taken; the line names the member."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class Member:
         return repr(self.name)[1:-1][:120]
 
 
+Entry = tuple[str, str, int, Callable[[], bytes]]  # name, kind, size as its header claims, how to read it
+
+
 class Source(ABC):
     def __init__(self, path: Path, limits: UnpackLimits):
         self.path, self.limits = path, limits
@@ -62,22 +68,30 @@ class Source(ABC):
     def members(self) -> Iterator[Member]:
         """Everything in it. Raises SubmissionError when it is no such archive, or a bomb."""
         with self._blaming(self.path.name):
-            for count, (name, kind, size) in enumerate(self._list()):
+            for count, (name, kind, size, _) in enumerate(self._entries()):
                 if count >= _MEMBERS:
                     raise SubmissionError(f"{self.path.name}: expected at most {_MEMBERS} members; hand in the stages")
                 yield _checked(name, kind, size)
 
-    @abstractmethod
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         """(name, content) of each wanted member."""
+        with self._blaming(self.path.name):
+            for name, kind, _, read in self._entries():
+                if name in wanted and kind == "file":
+                    with self._blaming(name):
+                        content = read()
+                    yield name, content
 
     @abstractmethod
-    def _list(self) -> Iterator[tuple[str, str, int]]: ...
+    def _entries(self) -> Iterator[Entry]:
+        """Every member; it is read, if at all, before the next one is asked for."""
 
-    def _content(self, name: str, stream: IO[bytes]) -> bytes:
+    def _content(self, name: str, stream: IO[bytes], size: int | None = None) -> bytes:
         content = stream.read(self.limits.file_bytes + 1)
         if len(content) > self.limits.file_bytes:
             raise SubmissionError(f"{name}: expected at most {self.limits.file_bytes >> 20} MiB; it is no source file")
+        if size not in (None, len(content)):
+            raise SubmissionError(f"{name}: says {size} bytes, has {len(content)}; pack it anew")
         return content
 
     @contextlib.contextmanager
@@ -107,62 +121,52 @@ def open_source(path: Path, limits: UnpackLimits) -> Source:
 
 
 class _Folder(Source):
-    def _list(self) -> Iterator[tuple[str, str, int]]:
+    def _entries(self) -> Iterator[Entry]:
         waiting = [""]
         while waiting:
             folder = waiting.pop()
             with os.scandir(self.path / folder) as entries:
                 for entry in sorted(entries, key=lambda e: e.name):
-                    name = f"{folder}{entry.name}"
-                    if entry.is_dir(follow_symlinks=False):
-                        if entry.name.startswith("."):  # .git, .venv: not entered, left out as one
-                            yield name, "file", 0
-                        elif name.count("/") < 30:
-                            yield f"{name}/", "folder", 0
-                            waiting.append(f"{name}/")
-                    else:
+                    name, kind, size = f"{folder}{entry.name}", "file", 0
+                    if not entry.is_dir(follow_symlinks=False):
                         about = entry.stat(follow_symlinks=False)
-                        yield name, _kind_of(about.st_mode), about.st_size
+                        kind, size = _kind_of(about.st_mode), about.st_size
+                    elif not entry.name.startswith("."):  # .git, .venv: not entered, left out as one
+                        if name.count("/") >= 30:
+                            continue
+                        name, kind = f"{name}/", "folder"
+                        waiting.append(name)
+                    yield name, kind, size, functools.partial(self._read, name)
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        for name in sorted(wanted):
-            with self._blaming(name):
-                fd = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                with open(fd, "rb") as stream:
-                    if not stat.S_ISREG(os.fstat(fd).st_mode):
-                        raise SubmissionError(f"{name}: expected a regular file, it changed meanwhile; try again")
-                    yield name, self._content(name, stream)
+    def _read(self, name: str) -> bytes:
+        fd = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise SubmissionError(f"{name}: expected a regular file, it changed meanwhile; try again")
+            return self._content(name, stream)
 
 
 class _Zip(Source):
-    def _list(self) -> Iterator[tuple[str, str, int]]:
+    def _entries(self) -> Iterator[Entry]:
         self._check_directory()
         with zipfile.ZipFile(self.path) as archive:
             for info in archive.infolist():
                 mode = info.external_attr >> 16 if info.create_system == 3 else 0
                 kind = "folder" if info.is_dir() else _kind_of(mode) if stat.S_IFMT(mode) else "file"
-                yield info.orig_filename, kind, info.file_size  # zipfile cuts .filename at a NUL
+                name = info.orig_filename  # zipfile cuts .filename at a NUL
+                yield name, kind, info.file_size, functools.partial(self._read, archive, info)
 
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        with zipfile.ZipFile(self.path) as archive:
-            for info in archive.infolist():
-                name = info.orig_filename
-                if name not in wanted:
-                    continue
-                with self._blaming(name):
-                    if info.flag_bits & 1:
-                        raise SubmissionError(f"{name}: expected no password, it is encrypted; zip it without one")
-                    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                        raise SubmissionError(f"{name}: expected a plain (deflated) zip; zip it with the usual tool")
-                    with archive.open(info) as stream:
-                        content = self._content(name, stream)
-                    if len(content) != info.file_size:
-                        raise SubmissionError(f"{name}: says {info.file_size} bytes, has {len(content)}; zip it anew")
-                    if len(content) > max(self.limits.ratio * info.compress_size, 1 << 16):
-                        raise SubmissionError(
-                            f"{name}: unpacks to over {self.limits.ratio} times its size; no source does"
-                        )
-                    yield name, content
+    def _read(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+        name = info.orig_filename
+        if info.flag_bits & 1:
+            raise SubmissionError(f"{name}: expected no password, it is encrypted; zip it without one")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise SubmissionError(f"{name}: expected a plain (deflated) zip; zip it with the usual tool")
+        with archive.open(info) as stream:
+            content = self._content(name, stream, info.file_size)
+        if len(content) > max(self.limits.ratio * info.compress_size, 1 << 16):
+            raise SubmissionError(f"{name}: unpacks to over {self.limits.ratio} times its size; no source does")
+        return content
 
     def _check_directory(self) -> None:
         """zipfile loads the whole directory into memory: look at its size first, where the format has it."""
@@ -180,37 +184,19 @@ class _Zip(Source):
 
 
 class _Tar(Source):
-    def _list(self) -> Iterator[tuple[str, str, int]]:
-        with self._opened() as archive:
-            for info in self._each(archive):
-                plain = info.isreg() and not info.issparse()
-                yield info.name, "folder" if info.isdir() else "file" if plain else _tar_kind(info), info.size
-
-    def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        with self._blaming(self.path.name), self._opened() as archive:
-            for info in self._each(archive):
-                plain = info.name in wanted and info.isreg() and not info.issparse()
-                stream = archive.extractfile(info) if plain else None
-                if stream is None:
-                    continue
-                with self._blaming(info.name):
-                    content = self._content(info.name, stream)
-                    if len(content) != info.size:
-                        raise SubmissionError(f"{info.name}: says {info.size} bytes, has {len(content)}; pack it anew")
-                yield info.name, content
-
-    @staticmethod
-    def _each(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        for info in archive:
-            yield info
-            archive.members = []  # type: ignore[attr-defined]  # the module would keep every one in memory
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[tarfile.TarFile]:
+    def _entries(self) -> Iterator[Entry]:
         with open(self.path, "rb") as packed:
             stream = _Budget(gzip.GzipFile(fileobj=packed), self.path, self.limits)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
-                yield archive
+                for info in archive:
+                    kind = "folder" if info.isdir() else _tar_kind(info)
+                    yield info.name, kind, info.size, functools.partial(self._read, archive, info)
+                    archive.members = []  # type: ignore[attr-defined]  # the module would keep every one in memory
+
+    def _read(self, archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
+        stream = archive.extractfile(info)
+        assert stream is not None, "it is a file"
+        return self._content(info.name, stream, info.size)
 
 
 class _Budget(io.RawIOBase):
@@ -250,9 +236,7 @@ def _kind_of(mode: int) -> str:
 
 
 def _tar_kind(info: tarfile.TarInfo) -> str:
-    kinds = {
-        tarfile.SYMTYPE: "a symbolic link",
-        tarfile.LNKTYPE: "a hard link",
-        tarfile.GNUTYPE_SPARSE: "a sparse file",
-    }
-    return kinds.get(info.type, "a sparse file" if info.issparse() else "a device, pipe or socket")
+    if info.issparse():
+        return "a sparse file"
+    other = "file" if info.isreg() else "a device, pipe or socket"
+    return {tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link"}.get(info.type, other)

@@ -27,7 +27,7 @@ from lab.solution.framing import FORGED
 from . import cs336
 from .graded import Flag, Graded
 from .sandbox.cgroups import owner_tag, sweep
-from .submissions import Submission, SubmissionError, Unpacked, hash_of, unpack
+from .submissions import Submission, SubmissionError, hash_of, unpack
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             finally:
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
-        flags = [*_flags(results, unpacked.edition), *_borrowed(unpacked)]
+        flags = [*_flags(results, unpacked.edition)]
+        if unpacked.edition:  # a fork's files lie behind the bridge, where the search by stage does not look
+            flags += [Flag("reads the instruments", line) for line in cs336.borrowed(unpacked.root)]
         answers, unread = written.judge(unpacked.root, settings.questions)
         graded = Graded(
             submission.name, str(submission.path), hash, notes=[*notes, *unread], results=results,
@@ -202,15 +204,7 @@ def _flags(results: list, edition: str = "") -> Iterator[Flag]:
             yield Flag(kind, f"{r.id}: {r.message}")
 
 
-_KINDS_OF_FLAGS = {  # by the reason of a failure
-    "forbidden": "forbidden call", "crashed": "ended its process",
-}  # fmt: skip
-
-
-def _borrowed(unpacked: Unpacked) -> Iterator[Flag]:
-    """Forbidden names in a CS336 fork, whose files lie behind the bridge, where the search by stage does not look."""
-    for line in cs336.borrowed(unpacked.root) if unpacked.edition else ():
-        yield Flag("reads the instruments", line)
+_KINDS_OF_FLAGS = {"forbidden": "forbidden call", "crashed": "ended its process"}  # by the reason of a failure
 
 
 def new_seed() -> str:

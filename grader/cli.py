@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from lab.course.assignment import Assignment, AssignmentError, default
+from lab.course.listing import some
 from lab.course.questions import default as questions
 from lab.course.scoring import ExerciseScore
 from lab.harness.files import sweep_halves
@@ -24,22 +25,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def main() -> None:
-    from .gradebook import GradebookError
     from .hostile import HostileError
-    from .people import PeopleError
-    from .policy import PolicyError
-    from .rubric import RubricError
-    from .sandbox import SandboxError
-    from .schedulers import ClusterError
-    from .stubs import StubError
-    from .submissions import SubmissionError
 
     try:
         app()
-    except (
-        Wrong, AssignmentError, ClusterError, GradebookError, HostileError, PeopleError, PolicyError, RubricError,
-        SandboxError, SubmissionError, StubError,
-    ) as error:  # fmt: skip
+    except (Wrong, AssignmentError, HostileError) as error:
         err.print(f"grader: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
 
@@ -95,31 +85,23 @@ def grade(
             of_all = _same_class(latest, out_folder, profile, layout, chosen, seed)
         seed = latest.seed if latest else seed or batch.new_seed()
         found = [replace(s, layout=of_all) for s in found]
-        if resume and latest is None:
-            raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
-        if resume and latest is not None:
+        if resume:
+            if latest is None:
+                raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
             run_id = latest.id
             if latest.assignment != fingerprint.whole():
                 raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
         else:
-            run_id = book.start_run(
-                seed=seed, profile=profile, isolation=chosen, assignment=fingerprint.whole(),
-                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(of_all),
-                base=latest.id if latest else None, again={s.name: ids for s in found},
-            )  # fmt: skip
+            base, again = latest.id if latest else None, {s.name: ids for s in found}
+            run_id = _begin(book, of_all, seed=seed, profile=profile, isolation=chosen, base=base, again=again)
         have = book.graded(run_id)
         todo = _undone(found, have)
         if kept := [name for name in have if name not in {s.name for s in found}]:
-            some = ", ".join(kept[:5]) + (", …" if len(kept) > 5 else "")
-            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {some}", err)
+            say(f"{len(kept)} of the class in {out_folder} stay as they were graded: {some(kept, 5)}", err)
             if latest and latest.assignment != fingerprint.whole():
                 say("the assignment or its tests changed since; judge them again with: grader regrade", err)
-        asked = questions().of_profile(profile)
-        settings = batch.Settings(seed, ids, chosen, str(out_folder.resolve() / "expected"), asked)
-        if nodes:
-            nodes = nodes.of_run(next(r for r in book.runs() if r.id == run_id))
         how = "the same command and --resume"
-        problems = _judge(book, run_id, found, todo, settings, jobs, how, quiet=as_json, cluster=nodes)
+        problems = _judge(book, run_id, chosen, found, todo, jobs, how, quiet=as_json, nodes=nodes)
         written = write_pages(book, run_id, out_folder, assignment, ids)
         if as_json:
             from .report.exports import as_json as plain
@@ -128,7 +110,7 @@ def grade(
             print(json.dumps(plain(run, book.graded(run_id), assignment, ids), indent=1))
         else:
             _show(book.graded(run_id), assignment, ids)
-            out.print(f"report: {written}", highlight=False, soft_wrap=True)
+            say(f"report: {written}")
         _end(problems, bool(_refused(book.graded(run_id))))
 
 
@@ -139,7 +121,7 @@ def report(
     """Write the pages and exports again from the gradebook."""
     assignment = default()
     with latest(out_folder, write=False) as (book, run, ids):
-        out.print(f"report: {write_pages(book, run.id, out_folder, assignment, ids)}", soft_wrap=True)
+        say(f"report: {write_pages(book, run.id, out_folder, assignment, ids)}")
 
 
 @app.command()
@@ -153,7 +135,7 @@ def regrade(
 
     It judges on this machine, also what a cluster graded.
     """
-    from . import batch, fingerprint
+    from . import fingerprint
     from . import regrade as r
     from .sandbox import choose
 
@@ -177,17 +159,12 @@ def regrade(
         begun = {reason for reasons in why.values() for reason in reasons.values()} == {r.BEGUN}
         run_id = run.id
         if not begun or run.assignment != fingerprint.whole():
-            run_id = book.start_run(
-                seed=run.seed, profile=run.profile, isolation=choose(run.isolation), assignment=fingerprint.whole(),
-                versions=batch.versions(), commit=batch.commit(), manifest=fingerprint.manifest(run.layout),
-                base=run.id, again=why,
-            )  # fmt: skip
-        asked = questions().of_profile(run.profile)
-        settings = batch.Settings(run.seed, ids, choose(run.isolation), str(out_folder.resolve() / "expected"), asked)
-        problems = _judge(book, run_id, todo, todo, settings, jobs, "grader regrade", again=True)
+            same = {"seed": run.seed, "profile": run.profile, "isolation": choose(run.isolation)}
+            run_id = _begin(book, run.layout, **same, base=run.id, again=why)
+        problems = _judge(book, run_id, choose(run.isolation), todo, todo, jobs, "grader regrade", again=True)
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
-        out.print(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}", highlight=False, soft_wrap=True)
+        say(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}")
         refused = [line for line in _refused(book.graded(run_id)) if line.partition(":")[0] in why]
         for line in refused:
             say(f"refused: {line}")
@@ -204,6 +181,15 @@ for command in (
 app.add_typer(decide.rubric, name="rubric")
 
 
+def _begin(book: Any, layout: str, **how: Any) -> int:
+    """Start a run by the assignment and the kit as they are now; how: what else `Gradebook.start_run` takes."""
+    from . import batch, fingerprint
+
+    now, rests_on = fingerprint.whole(), fingerprint.manifest(layout)
+    kit = {"versions": batch.versions(), "commit": batch.commit()}
+    return int(book.start_run(assignment=now, manifest=rests_on, **kit, **how))
+
+
 def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
     """The layout of a run that is gone on with or joined. Raises Wrong where it was begun otherwise."""
     fits = "auto" in (layout, run.layout) or run.layout.startswith(layout)
@@ -216,17 +202,9 @@ def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: st
 
 
 def _judge(
-    book: Any,
-    run_id: int,
-    found: list[Any],
-    todo: list[Any],
-    settings: Any,
-    jobs: int,
-    how: str,
-    again: bool = False,
-    quiet: bool = False,
-    cluster: Any = None,
-) -> list[str]:
+    book: Any, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, how: str, *,
+    again: bool = False, quiet: bool = False, nodes: Any = None,
+) -> list[str]:  # fmt: skip
     """Grade what of `found` is to do, written down one by one; returns a line for each that could not be judged.
 
     Ctrl-C ends the grader: `how` says how to go on.
@@ -235,7 +213,9 @@ def _judge(
     from .cluster import grade_on
     from .progress import grading
 
-    have = book.graded(run_id)
+    have, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
+    ids, asked = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
+    settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), asked)
     sweep_halves(book.path.parent)
     problems = []
     spent = [] if again else [g.seconds for g in have.values()]
@@ -246,15 +226,15 @@ def _judge(
                 book.record(run_id, graded)
                 tell(graded.name)
 
-            if cluster:
-                judged = grade_on(cluster, todo, settings, jobs, record)  # whole submissions only
+            if nodes:
+                judged = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
             else:
                 judged = batch.grade_all(todo, settings, jobs, record, have if again else None)
             for submission, why in judged:
                 problems.append(f"{submission.name}: {why}")
     except KeyboardInterrupt:
         done = len(found) - len(_undone(found, book.graded(run_id)))
-        err.print(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {how}", soft_wrap=True)
+        say(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {how}", err)
         sys.exit(130)
     return problems
 
@@ -267,7 +247,7 @@ def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
 def _end(problems: list[str], refused: bool = False) -> None:
     """End with exit status 1 if a submission was refused or could not be judged."""
     for problem in problems:
-        err.print(f"not graded: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"not graded: {problem}", err, "red")
     sys.exit(1 if problems or refused else 0)
 
 

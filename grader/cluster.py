@@ -44,11 +44,7 @@ class Task:
     result: Path  # where its answer goes; its name tells tasks apart
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why a submission could not be judged."""
-
-    why: str
+Answer = Graded | str  # or why it could not be judged
 
 
 def grade_on(
@@ -61,7 +57,7 @@ def grade_on(
         lanes.append(Lane([
             Task(s, replace(settings, ids=ids), _private(folder / "results") / f"{s.name}.json") for s in submissions
         ], start(cluster, track, folder, jobs), folder / "jobs.json"))  # fmt: skip
-    ended: dict[Submission, list[Graded | Problem]] = defaultdict(list)
+    ended: dict[Submission, list[Answer]] = defaultdict(list)
     lost = False
     try:
         while any(lane.busy for lane in lanes):
@@ -76,9 +72,9 @@ def grade_on(
                         done(whole)
                     for each in lanes:
                         each.forget(task.submission, whole)
-                    if isinstance(whole, Problem):
+                    if isinstance(whole, str):
                         lost = True
-                        yield task.submission, whole.why
+                        yield task.submission, whole
             if any(lane.busy for lane in lanes):
                 time.sleep(min(lane.scheduler.pause_s for lane in lanes))
     finally:
@@ -98,14 +94,14 @@ def _tracks(cluster: Cluster, ids: tuple[str, ...]) -> dict[str, tuple[str, ...]
     return {track: of_track for track, of_track in (("cpu", cpu), ("gpu", gpu)) if of_track}
 
 
-def _joined(parts: list[Graded | Problem]) -> Graded | Problem:
+def _joined(parts: list[Answer]) -> Answer:
     """A submission from its tracks: a problem of one is a problem of all."""
-    if problem := next((p for p in parts if isinstance(p, Problem)), None):
+    if problem := next((p for p in parts if isinstance(p, str)), None):
         return problem
     first, *others = (p for p in parts if isinstance(p, Graded))
     for other in others:
         if (other.hash, other.status) != (first.hash, first.status):
-            return Problem("its files changed while it was graded; grade it again")
+            return "its files changed while it was graded; grade it again"
         first.seconds += other.seconds
         first.notes += [n for n in other.notes if n not in first.notes]
         first.results += other.results
@@ -135,7 +131,7 @@ class Lane:
     def busy(self) -> bool:
         return bool(self.waiting or self.jobs)
 
-    def turn(self) -> Iterator[tuple[Task, Graded | Problem]]:
+    def turn(self) -> Iterator[tuple[Task, Answer]]:
         """Hand over what there is room for; yield what was answered, or given up."""
         self._hand_over()
         there = set(os.listdir(self.memory.parent / "results"))  # which makes a network file system look anew
@@ -169,7 +165,7 @@ class Lane:
         known = {t.submission.name: job for t, job in self.jobs.items()}
         write_whole(self.memory, json.dumps(known).encode())
 
-    def _lost(self, task: Task, job: str, state: str) -> Iterator[tuple[Task, Problem]]:
+    def _lost(self, task: Task, job: str, state: str) -> Iterator[tuple[Task, str]]:
         self._end(task)
         self.scheduler.cancel([job])
         self.tries[task] += 1
@@ -178,7 +174,7 @@ class Lane:
             return
         jobs = "one job" if self.tries[task] == 1 else f"{self.tries[task]} jobs"
         why = f"node lost: {jobs} ended without a result, the last, {job}, {state}"
-        yield task, Problem(f"{why}; look at {self.scheduler.log(job)}, then go on with --resume")
+        yield task, f"{why}; look at {self.scheduler.log(job)}, then go on with --resume"
 
     def _end(self, task: Task) -> None:
         del self.jobs[task]
@@ -189,10 +185,10 @@ class Lane:
             logging.getLogger(__name__).warning("the cluster's controller does not answer; waiting for it")
         self.warned = not answered
 
-    def forget(self, submission: Submission, answer: Graded | Problem) -> None:
+    def forget(self, submission: Submission, answer: Answer) -> None:
         """Once it is in the gradebook. Of a submission that lost a job, the other track's answer is kept."""
         path = self.memory.parent / "results" / f"{submission.name}.json"
-        if isinstance(answer, Graded) or isinstance(read(path), Problem):
+        if isinstance(answer, Graded) or isinstance(read(path), str):
             path.unlink(missing_ok=True)
 
     def stop(self) -> None:
@@ -232,12 +228,12 @@ def _judge(task: Task) -> None:
     write_whole(task.result, json.dumps(answer).encode())
 
 
-def read(path: Path) -> Graded | Problem | None:
+def read(path: Path) -> Answer | None:
     """What a job left; None when there is nothing, or nothing whole."""
     try:
         answer = json.loads(path.read_text(encoding="utf-8"))
         if "problem" in answer:
-            return Problem(str(answer["problem"]))
+            return str(answer["problem"])
         return Graded.unpacked(answer["graded"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

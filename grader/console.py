@@ -14,6 +14,7 @@ from rich.text import Text
 
 from lab.course.assignment import Assignment
 
+from .errors import Wrong
 from .report import one_line
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ out = Console()
 Paths = Annotated[list[Path], typer.Argument(help="Submissions: folders, .zip, .tar.gz, or a folder of those.")]
 Profile = Annotated[str, typer.Option(help="Which exercises count: a profile of assignment.toml.")]
 Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")]
-
-
-class Wrong(Exception):
-    """Bad input: one line that says what was expected, what came, and what to do."""
 
 
 @contextlib.contextmanager
@@ -46,9 +43,9 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
         yield book, run, profiles[run.profile]
 
 
-def say(text: str, to: Console = out) -> None:
+def say(text: str, to: Console = out, style: str | None = None) -> None:
     """One line, shown as it is whatever a submission's name holds."""
-    to.print(one_line(text, 4000), markup=False, highlight=False, soft_wrap=True)
+    to.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def known(given: Collection[str], there: Collection[str], what: str) -> None:
@@ -57,14 +54,6 @@ def known(given: Collection[str], there: Collection[str], what: str) -> None:
         if one not in there:
             near = difflib.get_close_matches(one, there, 3) or sorted(there)[:3]
             raise Wrong(f"{what}: expected one that is graded, as {', '.join(near)}; got {one!r}")
-
-
-def text_of(path: Path, option: str) -> str:
-    """The text of a file that an option names, less the mark that spreadsheets and editors put in front."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Wrong(f"{option}: expected a text file, {path}: {getattr(error, 'strerror', 'not UTF-8')}") from None
 
 
 @contextlib.contextmanager
@@ -97,7 +86,7 @@ def write_pages(book: Gradebook, run_id: int, folder: Path, assignment: Assignme
         index = html.write_reports(folder / "report", graded, assignment, run, ids)
         try:
             exports.write_exports(folder, graded, assignment, ids)
-        except ValueError as error:
+        except Wrong as error:
             raise Wrong(f"{folder / 'canvas.csv'}: {error}; remove it, and say grader canvas again") from None
     return index
 

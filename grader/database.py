@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,11 @@ def exact(name: str) -> str | bytes:
 def text(stored: str | bytes) -> str:
     """A name as `exact` stored it."""
     return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
+
+
+def texts(row: Iterable[Any]) -> list[Any]:
+    """A row in which names are as they were before `exact`."""
+    return [text(cell) if isinstance(cell, bytes) else cell for cell in row]
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -19,7 +19,9 @@ from lab.harness.files import write_whole
 from . import people as people_csv
 from . import policy as p
 from . import rulings
-from .console import Out, Wrong, err, known, latest, out, say, text_of, write_pages, writing
+from .console import Out, err, known, latest, out, say, write_pages, writing
+from .csv_io import read_text
+from .errors import Wrong
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -72,11 +74,11 @@ def late(
     """Take a policy for late work and the times of submission; say who was late, and what it costs."""
     assignment = default()
     with latest(out_folder) as (book, run, ids):
-        text = text_of(policy, "--policy") if policy else ""
+        text = _text(policy, "--policy") if policy else ""
         rules = p.read_new(text, assignment) if policy else p.in_force(book.decisions(), assignment)
         if times and rules is None:
             raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
-        rows = p.read_times(text_of(times, "--import"), assignment, rules) if times and rules else []
+        rows = p.read_times(_text(times, "--import"), assignment, rules) if times and rules else []
         there = book.graded(run.id)
         taken = [("submitted", name, stage, when) for name, stage, when in rows if name in there]
         stand = {(d.kind, d.name, d.exercise, d.value) for d in p.standing(book.decisions())}
@@ -151,9 +153,9 @@ def canvas(
         graded = book.graded(run.id)
     try:
         text, left_out = exports.canvas(
-            text_of(roster, "ROSTER"), column, graded, default(), ids, people_csv.ids_of(out_folder)
+            _text(roster, "ROSTER"), column, graded, default(), ids, people_csv.ids_of(out_folder)
         )
-    except ValueError as error:
+    except Wrong as error:
         raise Wrong(f"ROSTER: {error}") from None
     with writing(out_folder):
         write_whole(out_folder / "canvas.csv", text)
@@ -225,7 +227,7 @@ def rubric_export(
         count = rubric.export(sheet, graded)
     except OSError as error:
         raise Wrong(f"{sheet}: expected a place for a file: {error.strerror}") from None
-    out.print(f"wrote {sheet}: {count} criteria to mark", highlight=False, soft_wrap=True)
+    say(f"wrote {sheet}: {count} criteria to mark")
 
 
 @rubric.command("import")
@@ -243,7 +245,7 @@ def rubric_import(
         marks = rubric.read(sheet, book.graded(run.id), _who(by))
         book.mark(marks)
         written = write_pages(book, run.id, out_folder, default(), ids)
-    out.print(f"{len(marks)} marks taken; report: {written}", highlight=False, soft_wrap=True)
+    say(f"{len(marks)} marks taken; report: {written}")
 
 
 def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:
@@ -257,6 +259,10 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
         if g.final > g.possible:
             say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
         write_pages(book, run.id, folder, default(), ids)
+
+
+def _text(path: Path, option: str) -> str:
+    return read_text(path, f"{option}: expected a text file, {path}")
 
 
 def _who(by: str | None) -> str:

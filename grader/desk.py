@@ -10,7 +10,7 @@ from dataclasses import replace
 from lab.course.assignment import Assignment
 
 from . import policy
-from .database import Database, exact, text
+from .database import Database, exact, text, texts
 from .graded import Account, Graded, Mark, Message
 from .policy import Decision
 from .report import one_line, plain
@@ -69,10 +69,7 @@ class Desk(Database):
         """Every decision ever made, withdrawn ones too, oldest first."""
         with self._errors():
             rows = self._db.execute("SELECT * FROM decision ORDER BY number").fetchall()
-        return [
-            Decision(number, made, by, kind, text(name), exercise, value, why)
-            for number, made, by, kind, name, exercise, value, why in rows
-        ]
+        return [Decision(*texts(row)) for row in rows]
 
     def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
         """The same submissions with the marks and decisions that stand now."""
@@ -112,7 +109,8 @@ class Desk(Database):
             rows = self._db.execute(
                 "SELECT login, role, name, password FROM account WHERE login = ? ORDER BY rowid", (login,)
             ).fetchall()
-        return Account(rows[-1][0], rows[-1][1], text(rows[-1][2]), rows[-1][3]) if rows and rows[-1][3] else None
+        found = Account(*texts(rows[-1])) if rows else None
+        return found if found and found.password else None
 
     def admit(self, accounts: Iterable[Account]) -> None:
         """Add accounts, or change those of the same logins."""

@@ -105,15 +105,11 @@ def _landlock() -> int:
 
 
 def _cgroups() -> Finding:
-    """What can be limited for a whole box, tried with a group."""
-    notes: list[str] = []
-    cgroups.ControlGroup(Limits(), notes).end()
-    versions = (
-        " and ".join(sorted({"v2" if kind == "cgroup2" else "v1" for kind, _, _ in cgroups.hierarchies()})) or "none"
-    )
-    if not notes:
+    """What can be limited for a whole box."""
+    kinds = {"v2" if kind == "cgroup2" else "v1" for kind, _, _ in cgroups.hierarchies()}
+    versions, lacking = " and ".join(sorted(kinds)) or "none", " and ".join(cgroups.lacking())
+    if not lacking:
         return Finding("cgroups", f"{versions}: memory and processes of a whole box are limited")
-    lacking = " and ".join(name for name in ("pids", "memory") if any(f"no {name} " in n for n in notes))
     do = "run as root" if os.geteuid() else "mount a hierarchy with memory and pids, writable; docker: --privileged"
     return Finding("cgroups", f"{versions}: no {lacking} limit for a whole box, only a process", do)
 

@@ -1,5 +1,9 @@
-"""The error of a gradebook that cannot be used."""
+"""The errors that end a command: each is one line that says what was expected, what came, and what to do."""
 
 
-class GradebookError(RuntimeError):
-    """The gradebook cannot be used; the message is one line that says why and what to do."""
+class Wrong(ValueError):
+    """Bad input."""
+
+
+class GradebookError(Wrong):
+    """The gradebook cannot be used."""

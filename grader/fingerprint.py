@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,8 @@ from lab.solution import forbidden
 
 _CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # have a hand in every result
 _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
-_SHOWS = (
-    "lab/commands/cli.py",
-    "lab/harness/progress.py",
-    "lab/commands/status.py",
-    "lab/harness/summary.py",
-)  # what comes after the results
+# What comes after the results
+_SHOWS = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
 _ENTRY = "its entry in assignment.toml"
 
 
@@ -128,20 +124,13 @@ def _imports(path: Path) -> tuple[Path, ...]:
     """The files of lab and tests that a file imports, packages on the way included; none of what is no Python."""
     if path.suffix != ".py":
         return ()
-    names = [name for name in _imported(path) if name.partition(".")[0] in ("lab", "tests")]
-    modules = {
-        ROOT.joinpath(*parts[:n]) for name in names for parts in [name.split(".")] for n in range(1, len(parts) + 1)
-    }
-    return tuple(f for m in sorted(modules) for f in (m.with_suffix(".py"), m / "__init__.py") if f.is_file())
-
-
-def _imported(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports, as if from the kit's root; of `from a import b` both a and a.b."""
-    package = path.parent.relative_to(ROOT).parts
+    package, names = path.parent.relative_to(ROOT).parts, set[tuple[str, ...]]()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
+            names |= {(*a.name.split("."),) for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{a.name}" for a in node.names)
+            names |= {(*base, *(node.module or "").split("."), a.name) for a in node.names}
+    own = {name[:n] for name in names if name[0] in ("lab", "tests") for n in range(1, len(name) + 1)}
+    modules = sorted(ROOT.joinpath(*name) for name in own)
+    return tuple(f for m in modules for f in (m.with_suffix(".py"), m / "__init__.py") if f.is_file())

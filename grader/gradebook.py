@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 from lab.course.assignment import Assignment, default
 from lab.course.scoring import Result, totals
 
-from .database import GradebookError, exact, text
-from .desk import KINDS, SINCE_3, TEXT_LIMIT, Desk
+from .database import GradebookError, exact, text, texts
+from .desk import KINDS, SINCE_3, TEXT_LIMIT, Desk, now
 from .graded import Answer, Flag, Graded, Run
 from .policy import Decision
 from .report import plain
@@ -33,6 +32,7 @@ NOTES_LIMIT = 100
 _OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
 _SUBMISSION = "name, source, hash, status, message, seconds, notes, earned, possible, not_run"
 _RESULT = 'exercise, kind, test, "case", outcome, reason, message, seconds, output, public, instrumented'
+_FLAG = "kind, detail"
 _ANSWER = "question, given, outcome, share, message"
 # Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
 _WRITTEN = f"""
@@ -109,7 +109,7 @@ class Gradebook(Desk):
         base: an earlier run, whose submissions this one takes over as they are; again: by name, the exercises of
         which no more than that is to stand.
         """
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        started = now()
         told = (json.dumps(versions or {}), commit, json.dumps(manifest or {}))
         with self._errors(), self._transaction(of="results"):
             run = self._insert("run", (None, seed, profile, isolation, assignment, started, *told))
@@ -124,10 +124,7 @@ class Gradebook(Desk):
         """All runs, oldest first."""
         with self._errors():
             rows = self._db.execute("SELECT * FROM run ORDER BY id").fetchall()
-        return [
-            Run(id, seed, profile, isolation, assignment, started, json.loads(versions), commit, json.loads(manifest))
-            for id, seed, profile, isolation, assignment, started, versions, commit, manifest in rows
-        ]
+        return [Run(*[*row[:6], json.loads(row[6]), row[7], json.loads(row[8])]) for row in rows]
 
     def record(self, run: int, graded: Graded) -> None:
         """Write a submission, whole or not at all; one of that name in this run is replaced."""
@@ -167,30 +164,24 @@ class Gradebook(Desk):
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, in the order of names, with the decisions that stand."""
         of_run = "WHERE submission IN (SELECT id FROM submission WHERE run = ?) ORDER BY rowid"
-        results: dict[int, list[Result]] = defaultdict(list)
-        flags: dict[int, list[Flag]] = defaultdict(list)
-        answers: dict[int, list[Answer]] = defaultdict(list)
-        judged: dict[int, dict[str, int | None]] = defaultdict(dict)
+
+        def rows(table: str, columns: str) -> dict[int, list[list[Any]]]:
+            of: dict[int, list[list[Any]]] = defaultdict(list)
+            for key, *row in self._db.execute(f"SELECT submission, {columns} FROM {table} {of_run}", (run,)):
+                of[key].append(row)
+            return of
+
         with self._errors(), self._transaction("DEFERRED"):  # one moment, while another process may be grading
-            db = self._db
-            for key, exercise, earlier in db.execute(f"SELECT submission, exercise, run FROM carried {of_run}", (run,)):
-                judged[key][exercise] = earlier
-            for key, *row in db.execute(f"SELECT submission, {_RESULT} FROM result {of_run}", (run,)):
-                row[-1] = bool(row[-1])  # instrumented
-                results[key].append(Result(*row))
-            for key, kind, detail in db.execute(f"SELECT submission, kind, detail FROM flag {of_run}", (run,)):
-                flags[key].append(Flag(kind, detail))
-            for key, *row in db.execute(f"SELECT submission, {_ANSWER} FROM answer {of_run}", (run,)):
-                answers[key].append(Answer(*row))
-            columns = "id, name, source, hash, status, message, seconds, notes"
-            rows = db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)).fetchall()
-            found = [
-                Graded(
-                    text(name), text(source), hash, status, says, spent, json.loads(notes), results[key], flags[key],
-                    answers[key], judged=judged[key],
-                )
-                for key, name, source, hash, status, says, spent, notes in rows
-            ]  # fmt: skip
+            results, judged = rows("result", _RESULT), rows("carried", "exercise, run")
+            flags, answers = rows("flag", _FLAG), rows("answer", _ANSWER)
+            columns, found = "id, name, source, hash, status, message, seconds, notes", []
+            for key, *row in self._db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)):
+                g = Graded(*[*texts(row[:-1]), json.loads(row[-1])])
+                g.judged = dict(judged[key])
+                g.results = [Result(*[*row[:-1], bool(row[-1])]) for row in results[key]]  # instrumented
+                g.flags = [Flag(*row) for row in flags[key]]
+                g.answers = [Answer(*row) for row in answers[key]]
+                found.append(g)
             return self.decided({g.name: g for g in sorted(found, key=lambda g: g.name)})
 
     def _carry_over(self, base: int, run: int, ids: Iterable[str], again: Mapping[str, Collection[str]]) -> None:
@@ -204,7 +195,7 @@ class Gradebook(Desk):
         for old, name in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (base,)).fetchall():
             columns = f"INSERT INTO submission (run, {_SUBMISSION}) SELECT {run}, {_SUBMISSION} FROM submission"
             (new,) = self._db.execute(f"{columns} WHERE id = ? RETURNING id", (old,)).fetchone()
-            for table, kept in (("result", _RESULT), ("flag", "kind, detail"), ("answer", _ANSWER)):
+            for table, kept in (("result", _RESULT), ("flag", _FLAG), ("answer", _ANSWER)):
                 sql = f"INSERT INTO {table} SELECT {new}, {kept} FROM {table} WHERE submission = ? ORDER BY rowid"
                 self._db.execute(sql, (old,))
             stale = again.get(text(name), ())

@@ -31,8 +31,7 @@ from .graded import Graded
 from .hostile import HONEST, Attack, HostileError, honest, read
 from .report import exports, html
 from .sandbox import choose
-from .sandbox.cgroups import ControlGroup, owner_tag
-from .sandbox.limits import Limits
+from .sandbox.cgroups import lacking, owner_tag
 from .submissions import Submission, find
 
 NEIGHBOUR = "benchmarking.straggler"  # small, and on several ranks
@@ -137,9 +136,10 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
     Raises SandboxError where there is no bubblewrap: nothing weaker holds what is in here.
     """
     isolation = choose(None)
-    lacking = {a.name: need for a in attacks for need in a.needs if not _has(need)}
-    yield from (Outcome(a, not_run=f"no {lacking[a.name]} here") for a in attacks if a.name in lacking)
-    given = _written([a for a in attacks if a.name not in lacking], folder / "class")
+    lacks = [f"{name} cgroup" for name in lacking()]
+    away = {a.name: need for a in attacks for need in a.needs if need in lacks}
+    yield from (Outcome(a, not_run=f"no {away[a.name]} here") for a in attacks if a.name in away)
+    given = _written([a for a in attacks if a.name not in away], folder / "class")
     settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
     ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
     with Gradebook(folder / "gradebook.sqlite") as book, _workers(jobs, folder / "scratch") as workers:
@@ -247,10 +247,3 @@ def _dead(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
         return process.status() == psutil.STATUS_ZOMBIE and os.waitpid(process.pid, os.WNOHANG)[0] == process.pid
     return not process.is_running()
-
-
-def _has(need: str) -> bool:
-    """Whether such a control group can be made here."""
-    lacks: list[str] = []
-    ControlGroup(Limits(), lacks).end()
-    return not any(need in lack for lack in lacks)

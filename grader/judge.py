@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lab.course.assignment import ROOT, default
+from lab.course.assignment import ROOT
 from lab.course.scoring import Result
 from lab.harness import mistakes
 from lab.harness.runner import Runner
@@ -128,15 +128,3 @@ class _Session:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         self.results = config.stash.get(RESULTS, self.results)
-
-
-def of_profile(profile: str) -> tuple[str, ...]:
-    """The exercise ids of a profile. Raises KeyError with the names there are."""
-    profiles = default().profiles
-    if profile not in profiles:
-        raise KeyError(f"expected a profile among {', '.join(profiles)}, got {profile!r}")
-    return profiles[profile]
-
-
-def failed(results: Iterable[Result]) -> list[Result]:
-    return [r for r in results if r.outcome == "failed"]

@@ -17,17 +17,14 @@ from lab.course.assignment import Assignment
 from lab.course.scoring import ExerciseScore, totals
 
 from . import people
-from .csv_io import Sheet, SheetError
+from .csv_io import Sheet
+from .errors import Wrong
 
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # of these the last one counts
 _FIRST, _LAST = 1970, 2200
 _YEARS = range(_FIRST, _LAST + 1)
 MOST_POINTS = 10_000.0  # that one adjustment may add or take
-
-
-class PolicyError(ValueError):
-    """A policy or a decision that cannot be taken: one line with what was expected, what came and what to do."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,11 @@ class Grade:
     final: float
     excluded: dict[str, Decision] = field(default_factory=dict)  # by exercise
     lates: tuple[Late, ...] = ()
+
+    @property
+    def inconclusive(self) -> float:
+        """Of not_run, what was timed and not decided."""
+        return sum(s.inconclusive for s in self.scores)
 
     @property
     def plain(self) -> bool:
@@ -144,25 +146,25 @@ def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | 
 
 
 def read(text: str, assignment: Assignment) -> Policy:
-    """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises PolicyError."""
+    """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises Wrong."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
-        raise PolicyError(f"policy: not TOML: {error}") from None
+        raise Wrong(f"policy: not TOML: {error}") from None
     if strange := set(data) - {"due", "free_days", "percent_a_day", "stages"}:
-        raise PolicyError(f"policy: expected due, free_days, percent_a_day and [stages], got {min(strange)!r}")
+        raise Wrong(f"policy: expected due, free_days, percent_a_day and [stages], got {min(strange)!r}")
     own = data.get("stages", {})
     names = [s.name for s in assignment.stages]
     if not isinstance(own, dict) or set(own) - set(names):
-        raise PolicyError(f"policy: [stages]: expected some of {', '.join(names)}, got {own!r}")
+        raise Wrong(f"policy: [stages]: expected some of {', '.join(names)}, got {own!r}")
     due = {**({"": data["due"]} if "due" in data else {}), **own}
     for stage, when in due.items():
         if not isinstance(when, datetime) or when.tzinfo is None:
-            raise PolicyError(
+            raise Wrong(
                 f"policy: {stage or 'due'}: expected a time with its offset, as 2026-02-14T23:59:00-08:00, got {when}"
             )
     if not due:
-        raise PolicyError("policy: expected due, or due dates under [stages], got neither")
+        raise Wrong("policy: expected due, or due dates under [stages], got neither")
     return Policy(due, int(_number(data, "free_days", 365, int)), _number(data, "percent_a_day", 100, (int, float)))
 
 
@@ -171,37 +173,33 @@ def read_new(text: str, assignment: Assignment) -> Policy:
     rules = read(text, assignment)
     for stage, when in rules.due.items():
         if when.year not in _YEARS:
-            raise PolicyError(f"policy: {stage or 'due'}: expected a year from {_FIRST} to {_LAST}, got {when}")
+            raise Wrong(f"policy: {stage or 'due'}: expected a year from {_FIRST} to {_LAST}, got {when}")
     return rules
 
 
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
     """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
-    A time without an offset is one of the due date's zone. Raises PolicyError with the line at fault.
+    A time without an offset is one of the due date's zone. Raises Wrong with the line at fault.
     """
     stages = ("", *(s.name for s in assignment.stages))
-    rows = []
-    try:
-        sheet = Sheet(text)
-        if not {"submission", "submitted"} <= set(sheet.headings):
-            came = ", ".join(sheet.headings) or "nothing"
-            raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {came[:200]}")
-        if strange := [h for h in sheet.headings if h not in (*people.COLUMNS, "stage")]:
-            raise PolicyError(f"--import: expected columns submission, submitted and perhaps stage, got {strange[0]!r}")
-        for line, row in sheet:
-            name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
-            if stage not in stages:
-                raise PolicyError(f"--import: line {line}: expected a stage or nothing, got {stage[:80]!r}")
-            try:
-                time = _time(when, policy)
-            except ValueError:
-                time = None
-            if time is None or time.year not in _YEARS:
-                raise PolicyError(f"--import: line {line}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}")
-            rows.append((name, stage, time.isoformat()))
-    except SheetError as error:
-        raise PolicyError(f"--import: {error}") from None
+    rows, sheet = [], Sheet(text, "--import: ")
+    came = ", ".join(sheet.headings)[:200] or "nothing"
+    if strange := [h for h in sheet.headings if h not in (*people.COLUMNS, "stage")]:
+        came = repr(strange[0])
+    if strange or not {"submission", "submitted"} <= set(sheet.headings):
+        raise Wrong(f"--import: expected columns submission, submitted and perhaps stage, got {came}")
+    for line, row in sheet:
+        name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
+        if stage not in stages:
+            raise Wrong(f"--import: line {line}: expected a stage or nothing, got {stage[:80]!r}")
+        try:
+            time = _time(when, policy)
+        except ValueError:
+            time = None
+        if time is None or time.year not in _YEARS:
+            raise Wrong(f"--import: line {line}: expected a time, as 2026-02-15 01:30, got {when[:80]!r}")
+        rows.append((name, stage, time.isoformat()))
     return list(dict.fromkeys(rows))  # people.csv has a row per student of a group
 
 
@@ -213,5 +211,5 @@ def _time(text: str, policy: Policy) -> datetime:
 def _number(data: dict[str, Any], key: str, most: int, kind: Any) -> float:
     value = data.get(key, 0)
     if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value <= most:
-        raise PolicyError(f"policy: {key}: expected a number of 0 to {most}, got {value!r}")
+        raise Wrong(f"policy: {key}: expected a number of 0 to {most}, got {value!r}")
     return float(value)

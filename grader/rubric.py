@@ -6,28 +6,22 @@ said before stays. One bad row, and nothing is taken from the sheet.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lab.harness.files import write_whole
 
-from .csv_io import Sheet, SheetError
+from .csv_io import Sheet, csv_text, disarmed, read_text
+from .desk import now
+from .errors import Wrong
 from .graded import Graded, Mark
 from .report import labels, one_line, plain
-from .report.exports import disarmed
 from .written import QuestionScore, score, text_id
 
 COLUMNS = ["name", "question", "criterion", "points possible", "points", "comment", "marked", "what it asks", "answer"]
 READ = COLUMNS[:6]  # what comes back; the rest is for the reader
 ANSWER_LIMIT = 10_000  # characters; a cell holds 32,767
-
-
-class RubricError(ValueError):
-    """A sheet that cannot be taken; a line for each row at fault."""
 
 
 def export(path: Path, graded: Mapping[str, Graded]) -> int:
@@ -38,9 +32,7 @@ def export(path: Path, graded: Mapping[str, Graded]) -> int:
         for s in score(graded[name]):
             if s.answer.outcome == "prose":
                 rows += _rows(disarmed(shown[name]), s)
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    write_whole(path, "\ufeff" + text.getvalue())  # the mark by which Excel knows UTF-8
+    write_whole(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # the mark by which Excel knows UTF-8
     return len(rows)
 
 
@@ -54,7 +46,7 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 
 
 def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, Mark]]:
-    """The marks of a sheet, as `taken` has them. Raises RubricError, also for a file that is no such sheet."""
+    """The marks of a sheet, as `taken` has them. Raises Wrong, also for a file that is no such sheet."""
     return taken(_sheet(path), graded, by, f"{path}: ")
 
 
@@ -63,10 +55,10 @@ def taken(
 ) -> list[tuple[str, Mark]]:
     """(name of a submission, mark) of each row that has points and says something new.
 
-    rows: (number, cells by heading). Raises RubricError: an unknown name, question or criterion, points that are no
+    rows: (number, cells by heading). Raises Wrong: an unknown name, question or criterion, points that are no
     number from 0 to those possible, a row that is there twice.
     """
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    at = now()
     shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
     shown |= {disarmed(label): name for label, name in shown.items()}
     scores = {name: {s.question.id: s for s in score(g) if s.answer.outcome == "prose"} for name, g in graded.items()}
@@ -84,7 +76,7 @@ def taken(
             if (s := scores[name].get(cells["question"])) is None:
                 raise _expected("question", "one that this submission answered in prose", cells["question"])
             mark = _mark(cells, s, by, at)
-        except RubricError as error:
+        except Wrong as error:
             wrong.append(f"{where}row {number}: {error}")
             continue
         first = seen.setdefault((name, mark.question, mark.criterion), number)
@@ -94,7 +86,7 @@ def taken(
         elif before is None or _said(before) != _said(mark):
             marks.append((name, mark))
     if wrong:
-        raise RubricError("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
+        raise Wrong("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
     return marks
 
 
@@ -111,8 +103,8 @@ def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, at: str) -> Mark:
     return Mark(s.question.id, criterion, points, plain(comment, ANSWER_LIMIT), by, at, text_id(s.answer.given))
 
 
-def _expected(column: str, expected: str, came: str) -> RubricError:
-    return RubricError(f"{column}: expected {expected}, got {one_line(came, 100)!r}")
+def _expected(column: str, expected: str, came: str) -> Wrong:
+    return Wrong(f"{column}: expected {expected}, got {one_line(came, 100)!r}")
 
 
 def _said(mark: Mark) -> tuple[float, str, str]:
@@ -121,19 +113,13 @@ def _said(mark: Mark) -> tuple[float, str, str]:
 
 def _sheet(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """(row as a spreadsheet counts, cells by heading), whatever it has made of commas, quotes and line ends."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise RubricError(f"{path}: expected a CSV of `grader rubric export`: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise RubricError(f"{path}: expected CSV in UTF-8; save it as that") from None
-    try:
-        sheet = Sheet(text)
-        if missing := [c for c in READ if c not in sheet.headings]:
-            raise RubricError(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
-        yield from enumerate((cells for _, cells in sheet), 2)
-    except SheetError as error:
-        raise RubricError(f"{path}: not CSV: {error}") from None
+    text = read_text(
+        path, f"{path}: expected a CSV of `grader rubric export`", "expected CSV in UTF-8; save it as that"
+    )
+    sheet = Sheet(text, f"{path}: not CSV: ")
+    if missing := [c for c in READ if c not in sheet.headings]:
+        raise Wrong(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
+    yield from enumerate((cells for _, cells in sheet), 2)
 
 
 def _number(text: str) -> float:

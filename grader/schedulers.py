@@ -17,15 +17,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from lab.course.assignment import ROOT
 
+from .errors import Wrong
 from .graded import Run
 
 KINDS = ("slurm", "local")
@@ -38,8 +40,8 @@ _NO_NODE = "DOWN, DRAINED"  # in the reason for which a job waits
 _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 
-class ClusterError(RuntimeError):
-    """The cluster cannot be used as asked: one line with what was expected, what came and what to do."""
+class ClusterError(Wrong):
+    """The cluster cannot be used as asked."""
 
 
 @dataclass(frozen=True)
@@ -88,26 +90,39 @@ def check(cluster: Cluster) -> None:
             _try(cluster.asked(track))
 
 
-class Scheduler(Protocol):
-    """What runs the jobs of one track."""
+class Scheduler(ABC):
+    """What runs the jobs of one track, through submitit."""
 
     pause_s: float  # between two questions
     late_s: float  # how much later than the end of its job an answer may be seen
 
+    def __init__(self, folder: Path, name: str, track: str):
+        import submitit
+
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        given = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # none was asked for
+        self.folder = folder
+        self.executor: Any = getattr(submitit, name)(folder, python=shlex.join(["env", *given, sys.executable]))
+
+    @abstractmethod
     def room(self, running: int) -> int:
         """How many more jobs may be handed over now."""
 
+    @abstractmethod
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
         """A job for each task; None if nobody answers. Raises ClusterError if they are refused."""
 
+    @abstractmethod
     def states(self, jobs: list[str]) -> dict[str, str] | None:
         """The states of those that are known still; None if nobody answers."""
 
+    @abstractmethod
     def cancel(self, jobs: list[str]) -> None:
         """End these; one that has ended is no error."""
 
     def log(self, job: str) -> Path:
         """Where what it printed is."""
+        return self.folder / f"{job}_0_log.out"
 
 
 def start(cluster: Cluster, track: str, folder: Path, jobs: int) -> Scheduler:
@@ -119,35 +134,15 @@ def alive(state: str | None) -> bool:
     return state is not None and state not in ENDED
 
 
-class _Submitit:
-    """What both have of submitit."""
-
-    executor: Any
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def _executor(self, name: str, track: str) -> Any:
-        import submitit
-
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        given = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # none was asked for
-        return getattr(submitit, name)(self.folder, python=shlex.join(["env", *given, sys.executable]))
-
-    def log(self, job: str) -> Path:
-        return self.folder / f"{job}_0_log.out"
-
-
-class Slurm(_Submitit):
+class Slurm(Scheduler):
     """Arrays of jobs, at most so many at a time."""
 
     pause_s, late_s = 5.0, 15.0
     told = False  # that no node takes jobs
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
-        super().__init__(folder)
+        super().__init__(folder, "SlurmExecutor", track)
         self.options = cluster.asked(track)
-        self.executor = self._executor("SlurmExecutor", track)
         # No srun: its step would get SIGUSR2 before a limit, and a probe that dies of it would look like a crash.
         self.executor.update_parameters(
             job_name="grader", array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, wckey=None,
@@ -188,16 +183,15 @@ class Slurm(_Submitit):
         subprocess.run(["scancel", *jobs], capture_output=True)
 
 
-class Local(_Submitit):
+class Local(Scheduler):
     """This machine as a cluster: each job a process that outlives its head."""
 
     pause_s, late_s = 0.2, 1.0
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
-        super().__init__(folder)
+        super().__init__(folder, "LocalExecutor", track)
         self.jobs = 1 if track == "gpu" else jobs  # its devices are always the first ones
         self.handed_over: list[Any] = []
-        self.executor = self._executor("LocalExecutor", track)
         gpus = cluster.gpus if track == "gpu" else 0
         self.executor.update_parameters(timeout_min=MINUTES, gpus_per_node=gpus, stderr_to_stdout=True)
 

@@ -83,7 +83,6 @@ class Pair:
 
 def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party | str]:
     """Each submission as a party, or one line where it cannot be unpacked."""
-    maker = _Prints()
     for submission in found:
         with tempfile.TemporaryDirectory(prefix="similarity-") as folder:
             try:
@@ -93,26 +92,27 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
                 continue
             year = f"{submission.path.parent.name}/" if kind == "earlier" else ""
             party = Party(year + submission.name, kind)
-            if unpacked.edition:
-                maker.add_whole(party, unpacked.root)
+            if unpacked.edition:  # its code less the bridge and what that course gives, as one file
+                files = [file for file in cs336.own(unpacked.root) if file.partition("/")[0] not in _THEIRS]
+                whole = "\n".join(f"# {file}\n{_text(unpacked.root / file)}" for file in files)
+                _add(party, "", FORK, whole[: 4 * _LONGEST])
             else:
                 for file in _files(unpacked.root):
-                    maker.add(party, "", file, unpacked.root)
+                    _add(party, "", file, _text(unpacked.root / file))
             yield party
 
 
 def of_kit(wanted: Iterable[str]) -> Party:
     """The reference, and every variant of it: of each file in `wanted` all the versions that the kit has."""
     with tempfile.TemporaryDirectory(prefix="variants-") as folder:
-        party, maker = Party(KIT, "kit"), _Prints()
-        present = set(wanted)
+        party, present = Party(KIT, "kit"), set(wanted)
         for file in sorted(present & set(_files(ROOT / "reference"))):
-            maker.add(party, "reference", file, ROOT / "reference")
+            _add(party, "reference", file, _text(ROOT / "reference" / file))
         for variant in (v for stage in default().stages for v in mutants.read("variant", stage.name)):
             if edited := present & {file for file, _, _ in variant.edits}:
                 root = mutants.apply(variant, Path(folder))
                 for file in sorted(edited):
-                    maker.add(party, variant.name, file, root)
+                    _add(party, variant.name, file, _text(root / file))
     return party
 
 
@@ -160,27 +160,16 @@ def _files(root: Path) -> list[str]:
     return sorted(p.relative_to(root).as_posix() for p in paths)
 
 
-class _Prints:
-    """Makes versions; the k-grams of each text once, for most of a class's files are as they were handed out."""
+def _add(party: Party, label: str, file: str, text: str) -> None:
+    """Give the party its version of a file, unless that is hardly more than the stub."""
+    grams = _grams(file, text)
+    if len(grams) >= LEAST:
+        party.files.setdefault(file, []).append(Version(label, text, grams))
 
-    def __init__(self) -> None:
-        self.made: dict[tuple[str, str], numpy.ndarray] = {}
 
-    def add(self, party: Party, label: str, file: str, root: Path) -> None:
-        """Give the party its version of a file, unless that is hardly more than the stub."""
-        self._add(party, label, file, _text(root / file))
-
-    def add_whole(self, party: Party, root: Path) -> None:
-        """Give it the code of a CS336 fork, less the bridge and what that course gives, as one file."""
-        files = [file for file in cs336.own(root) if file.partition("/")[0] not in _THEIRS]
-        self._add(party, "", FORK, "\n".join(f"# {file}\n{_text(root / file)}" for file in files)[: 4 * _LONGEST])
-
-    def _add(self, party: Party, label: str, file: str, text: str) -> None:
-        if (file, text) not in self.made:
-            self.made[file, text] = numpy.sort(numpy.fromiter(_beyond(file, text).hashes, numpy.int64))
-        grams = self.made[file, text]
-        if len(grams) >= LEAST:
-            party.files.setdefault(file, []).append(Version(label, text, grams))
+@functools.cache  # most of a class's files are as they were handed out
+def _grams(file: str, text: str) -> numpy.ndarray:
+    return numpy.sort(numpy.fromiter(_beyond(file, text).hashes, numpy.int64))
 
 
 def _text(path: Path) -> str:

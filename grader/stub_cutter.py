@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import symtable
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from grader.stub_names import assigned, is_private
 from lab.course.assignment import Assignment
 
 WIDTH = 120
@@ -21,18 +21,15 @@ _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bal)(?<!\bvs)(?<!\bEq)(?<!\b
 
 
 class Cutter:
-    """Cuts one module, anew each time `code` is called, to what its sets of names say stays."""
+    """Cuts one module, anew each time `code` is called."""
 
     def __init__(self, file: str, text: str, assignment: Assignment):
         self.file, self.module, self.assignment = file, cst.parse_module(text), assignment
-        self.whole: set[str] = set()  # private names that running code needs: kept as they are
-        self.shapes: set[str] = set()  # private names that signatures need: kept, classes as stubs
-        self.unimported: set[str] = set()  # names that nothing uses any more
-        self.hidden: set[str] = set()  # private names left out or kept as a shape, found by the last `code`
+        self.unimported: set[str] = set()  # names whose imports vanish
+        self.hidden: set[str] = set()  # private names that were left out
 
-    def code(self, constants: bool = True) -> str:
-        """The stub; without public constants when the question is what the rest uses."""
-        self.hidden, self.constants = set(), constants
+    def code(self) -> str:
+        """The stub."""
         body, cut_last = self.block(self.module.body, "", 0)
         footer = () if cut_last else self.module.footer
         return self.module.with_changes(body=body, footer=footer).code
@@ -73,8 +70,9 @@ class Cutter:
         marks = _decorators(node)
         if "provided" in marks:
             return node
-        if is_private(node.name.value):
-            return node if self.keeps(name) else None
+        if _is_private(node.name.value):
+            self.hidden.add(node.name.value)
+            return None
         if SCAFFOLD in self.module.code_for_node(node) or _is_ellipsis(node.body):
             return node
         doc = node.get_docstring()
@@ -89,12 +87,11 @@ class Cutter:
 
     def class_(self, node: cst.ClassDef, scope: str, depth: int) -> cst.ClassDef | None:
         name = scope + node.name.value
-        if "provided" in _decorators(node) or name in self.whole:
+        if "provided" in _decorators(node):
             return node
-        if is_private(node.name.value):
-            self.hidden.add(name)
-            if name not in self.shapes:
-                return None
+        if _is_private(node.name.value):
+            self.hidden.add(node.name.value)
+            return None
         if not isinstance(node.body, cst.IndentedBlock):
             return node
         body, cut_last = self.block(node.body.body, f"{name}.", depth + 1)
@@ -120,11 +117,12 @@ class Cutter:
             body = [new for s in node.body if (new := self.imports(s)) is not None]
             return node.with_changes(body=body) if body else None
         tree = ast.parse(self.module.code_for_node(node).strip()).body
-        names = [name for statement in tree for name in assigned(statement)]
+        names = [name for statement in tree for name in _assigned(statement)]
         declares = isinstance(tree[0], ast.AnnAssign) and tree[0].value is None
-        if names and all(map(is_private, names)) and not (scope and declares):
-            return node if self.keeps(*(scope + name for name in names)) else None
-        return node if self.constants or declares or (not names and _is_string(node)) else None
+        if names and all(map(_is_private, names)) and not (scope and declares):
+            self.hidden.update(names)
+            return None
+        return node
 
     def imports(self, node: Any) -> Any | None:
         if isinstance(node.names, cst.ImportStar):
@@ -144,11 +142,40 @@ class Cutter:
             new = cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine).body[0]
         return new
 
-    def keeps(self, *names: str) -> bool:
-        kept = not (self.whole | self.shapes).isdisjoint(names)
-        if not kept:
-            self.hidden.update(names)
-        return kept
+
+def used(code: str) -> set[str]:
+    """Names that code uses from module scope: in annotations, strings too, and in `__all__` as well."""
+    found = set(_in_scopes(symtable.symtable(code, "<stub>", "exec")))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            found |= {str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)}
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if annotation is not None:
+                text = re.sub(r"\bLiteral\[[^]]*\]", "", ast.unparse(annotation))
+                found.update(re.findall(r"(?<![\w.])[^\W\d]\w*", text))
+    return found
+
+
+def _in_scopes(table: symtable.SymbolTable) -> Iterator[str]:
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (table.get_type() == "module" or symbol.is_global()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _in_scopes(child)
+
+
+def _assigned(statement: Any) -> Iterator[str]:
+    """Names an assignment binds or changes: x of `x = 1`, `x, y = 1, 2`, `x[0] = 1` and `x.y += 1`."""
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    for part in [part for target in targets for part in getattr(target, "elts", [target])]:
+        while isinstance(part, ast.Attribute | ast.Subscript | ast.Starred):
+            part = part.value
+        if isinstance(part, ast.Name):
+            yield part.id
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
 
 
 def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, assignment: Assignment) -> str:

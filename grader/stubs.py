@@ -1,28 +1,28 @@
 """What students get: the reference with its solutions taken out.
 
 Public functions and methods keep decorators, signature and docstring and raise; kernels keep them and do not
-compile; what is marked `@provided` stays; private helpers, and imports only they used, vanish.
+compile; what is marked `@provided` stays; what else is private, and imports that only it used, vanish. Of a function
+with lines from `# begin solution` to `# end solution` these alone go.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import re
 import textwrap
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from grader.stub_cutter import SCAFFOLD, Cutter, raising
-from grader.stub_names import Function, assigned, decorators, line_of_use, used
+from grader.errors import Wrong
+from grader.stub_cutter import SCAFFOLD, Cutter, raising, used
 from lab.course.assignment import Assignment, default
 
 RERUN = "run python -m grader stubs"
+_MARK = re.compile(r"#+\s*(begin|end) solution\s*$")
 
 
-class StubError(ValueError):
-    """The reference cannot be turned into stubs; one line that names the file, the line and what to do."""
+class StubError(Wrong):
+    """The reference cannot be turned into stubs; the line names the file and its line."""
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
@@ -84,30 +84,26 @@ def _read(path: Path, file: str) -> str:
 
 
 def _stub(file: str, reference: str, assignment: Assignment) -> str:
-    """One file. What is private and what is imported stays only if what stays uses it: both are fixpoints."""
+    """One file. An import stays if what stays uses it, or nothing did before."""
     try:
         before = used(reference)
     except SyntaxError as error:
         raise StubError(f"{file}:{error.lineno}: not Python: {error.msg}") from None
     cutter = Cutter(file, _without_regions(file, reference, assignment), assignment)
-    while True:
-        code = cutter.code(constants=False)
-        whole = used(code, cutter.whole) & cutter.hidden
-        shapes = (used(code) & cutter.hidden) - cutter.shapes
-        if not whole and not shapes:
-            break
-        cutter.whole |= whole
-        cutter.shapes |= shapes
     while (unimported := before - used(code := cutter.code())) != cutter.unimported:
         cutter.unimported = unimported
-    for name in sorted(used(code) & (cutter.hidden - cutter.shapes)):
+    nodes = [*ast.walk(ast.parse(code))]
+    defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    for name in sorted(
+        (used(code) | {n.attr for n in nodes if isinstance(n, ast.Attribute)}) & cutter.hidden - defined
+    ):
+        lines = [i for i, line in enumerate(reference.splitlines(), 1) if re.search(rf"\b{name}\b", line)]
         raise StubError(
-            f"{file}:{line_of_use(reference, name)}: this stays in the stub and uses {name}, which does not; "
+            f"{file}:{lines[-1]}: this stays in the stub and uses {name}, which does not; "
             f"mark {name} @provided, make it public, or write its value out"
         )
     code = re.sub(rf"(?m)^[ \t]*{SCAFFOLD}\n", "", code)
-    imports = (n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Import | ast.ImportFrom))
-    if "tl.static_assert(" in code and not any("tl" in assigned(n) for n in imports):
+    if "tl.static_assert(" in code and " as tl" not in code:
         raise StubError(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
     try:
         compile(code, file, "exec", dont_inherit=True)
@@ -118,68 +114,55 @@ def _stub(file: str, reference: str, assignment: Assignment) -> str:
 
 def _without_regions(file: str, text: str, assignment: Assignment) -> str:
     """Replace what is from `# begin solution` to `# end solution` by a line that raises, below SCAFFOLD."""
-    lines = text.splitlines(keepends=True)
-    begins, ends, starts = _landmarks(file, text)
+    lines, regions, begun = text.splitlines(keepends=True), list[tuple[int, int]](), 0
+    for number, line in enumerate(lines, 1):
+        if (mark := _MARK.search(line)) is None:
+            continue
+        if line[: mark.start()].strip():
+            raise StubError(f"{file}:{number}: {mark[0].strip()} belongs on a line of its own, between statements")
+        if mark[1] == "begin" and begun:
+            raise StubError(f"{file}:{number}: begin solution inside the region begun on line {begun}")
+        if mark[1] == "end" and not begun:
+            raise StubError(f"{file}:{number}: end solution without a begin solution before it")
+        regions += [(begun, number)] if begun else []
+        begun = 0 if begun else number
+    if begun:
+        raise StubError(f"{file}:{begun}: begin solution without an end solution after it")
     functions = list(_functions(ast.parse(text)))
-    regions: list[tuple[int, int]] = []
-    for line, mark in sorted([(b, "begin") for b in begins] + [(e, "end") for e in ends]):
-        is_open = bool(regions) and not regions[-1][1]
-        if mark == "begin" and is_open:
-            raise StubError(f"{file}:{line}: begin solution inside the region begun on line {regions[-1][0]}")
-        if mark == "end" and not is_open:
-            raise StubError(f"{file}:{line}: end solution without a begin solution before it")
-        regions[-1:] = [*regions[-1:], (line, 0)] if mark == "begin" else [(regions[-1][0], line)]
-    if regions and not regions[-1][1]:
-        raise StubError(f"{file}:{regions[-1][0]}: begin solution without an end solution after it")
     for begin, end in reversed(regions):
-        column = begins[begin]
-        inside = [c for line, c in starts if begin < line < end]
-        if not inside:
+        first, *inside, last = (line for line in lines[begin - 1 : end] if line.strip())
+        column = min((_column(line) for line in inside if not line.lstrip().startswith("#")), default=-1)
+        if column < 0:
             raise StubError(f"{file}:{begin}: the region holds no statement")
-        if {column, ends[end]} != {inside[0]} or min(inside) < column:
+        if {_column(first), _column(last)} != {column}:
             raise StubError(f"{file}:{begin}: the region crosses a block; begin, end and statements share a column")
-        around = [f for f in functions if f[1].lineno < begin <= (f[1].end_lineno or 0) and f[1].col_offset < column]
+        around = [(name, node) for name, node in functions if node.lineno < begin <= (node.end_lineno or 0)]
         if not around:
             raise StubError(f"{file}:{begin}: a region belongs inside a function")
         name, node = around[-1]
-        indent = " " * column
-        text = raising("jit" in decorators(node), file, name, ast.get_docstring(node), column, assignment)
-        lines[begin - 1 : end] = [f"{indent}{SCAFFOLD}\n", textwrap.indent(text, indent) + "\n"]
+        kernel = any("jit" in ast.unparse(d) for d in node.decorator_list)
+        stands = raising(kernel, file, name, ast.get_docstring(node), column, assignment)
+        lines[begin - 1 : end] = [textwrap.indent(f"{SCAFFOLD}\n{stands}\n", " " * column)]
         try:
             ast.parse("".join(lines))
         except SyntaxError:
-            raise StubError(f"{file}:{begin}: the region to line {end} does not hold whole statements") from None
+            raise StubError(
+                f"{file}:{begin}: the region to line {end} does not hold whole statements; "
+                "begin and end belong between statements"
+            ) from None
     return "".join(lines)
 
 
-def _landmarks(file: str, text: str) -> tuple[dict[int, int], dict[int, int], list[tuple[int, int]]]:
-    """Columns of begin and end comments by line, and (line, column) where statements and headers start."""
-    begins: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    starts: list[tuple[int, int]] = []
-    between = True  # two statements
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        line, column = token.start
-        if token.type == tokenize.COMMENT:
-            words = token.string.lstrip("#").strip().lower()
-            if words in ("begin solution", "end solution"):
-                if not between:
-                    raise StubError(f"{file}:{line}: {words} belongs on a line of its own, between statements")
-                (begins if words == "begin solution" else ends)[line] = column
-        elif token.type == tokenize.NEWLINE:
-            between = True
-        elif between and token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
-            starts.append((line, column))
-            between = False
-    return begins, ends, starts
+def _column(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
-def _functions(node: ast.AST, scope: str = "") -> Iterator[tuple[str, Function]]:
+def _functions(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Every function with its qualified name, outer before inner."""
     for child in ast.iter_child_nodes(node):
         inner = scope
-        if isinstance(child, Function | ast.ClassDef):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             inner = f"{scope}{child.name}."
-        if isinstance(child, Function):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield scope + child.name, child
         yield from _functions(child, inner)

@@ -31,15 +31,13 @@ def stubs(
         differences = generator.check(reference, student)
         differences += [f"{path}: out of step with questions.toml" for path in written.out_of_step(student)]
         for line in differences:
-            err.print(line, markup=False, highlight=False, soft_wrap=True)
-        out.print(
-            "student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs"
-        )
+            say(line, err)
+        say("student/ is in step with reference/" if not differences else "out of step: run python -m grader stubs")
         sys.exit(1 if differences else 0)
     generator.write(reference, student)
     for path, text in written.out_of_step(student).items():
         path.write_text(text, encoding="utf-8", newline="\n")
-    out.print(f"wrote {student}", highlight=False, soft_wrap=True)
+    say(f"wrote {student}")
 
 
 def mutants(
@@ -87,12 +85,10 @@ def mutants(
         for name, o in outcome.items():
             kills, lives = o["mutants"], o["variants"]
             reference = f"reference {o['reference']:g}/{o['possible']:g}, " if "reference" in o else ""
-            out.print(
+            say(
                 f"{name}: {reference}stub {o['stub']:g}; "
                 f"mutants killed {kills['killed']}, survived {len(kills['survived'])}; "
-                f"variants passed {lives['passed']}, failed {len(lives['failed'])}",
-                highlight=False,
-                soft_wrap=True,
+                f"variants passed {lives['passed']}, failed {len(lives['failed'])}"
             )
             for line in [*kills["survived"], *lives["failed"]]:
                 out.print(f"  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -132,7 +128,7 @@ def hostile(
     if as_json:
         print(json.dumps({o.attack.name: o.plain() for o in outcomes}, indent=1))
     else:
-        out.print(hostility.summary(outcomes), highlight=False, soft_wrap=True)
+        say(hostility.summary(outcomes))
     sys.exit(1 if any(o.wrong for o in outcomes) else 0)
 
 
@@ -174,11 +170,8 @@ def release(
         say(f"{here}: {len(ids)} of the {len(default().profiles[profile])} of {profile} are out on {day}{more}")
     profile = profile or "full"
     ids_of(default(), profile)
-    try:
-        count = releases.archive(out_file, profile, ids)
-    except releases.ReleaseError as error:
-        raise Wrong(str(error)) from None
-    out.print(f"wrote {out_file}: {count} files, no solution among them", highlight=False, soft_wrap=True)
+    count = releases.archive(out_file, profile, ids)
+    say(f"wrote {out_file}: {count} files, no solution among them")
 
 
 def gradescope(
@@ -187,14 +180,10 @@ def gradescope(
 ) -> None:
     """Gradescope's autograder: an archive to upload, with a secret seed of its own."""
     from .gradescope.archive import archive
-    from .release import ReleaseError
 
     ids_of(default(), profile)
-    try:
-        count = archive(out_file, profile)
-    except ReleaseError as error:
-        raise Wrong(str(error)) from None
-    out.print(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students", soft_wrap=True)
+    count = archive(out_file, profile)
+    say(f"wrote {out_file}: {count} files; it holds the secret seed, keep it from students")
 
 
 def bridge(
@@ -206,8 +195,8 @@ def bridge(
 
     unpacked = submissions.unpack(submissions.Submission(fork.name, fork, "cs336"), to)
     for note in unpacked.notes:
-        out.print(note, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}", highlight=False, soft_wrap=True)
+        say(note)
+    say(f"{to}: {unpacked.edition}; now: pytest tests/cs336 --impl {to}")
 
 
 def leaderboard(
@@ -218,15 +207,10 @@ def leaderboard(
     from .report import leaderboard as boards
 
     with latest(out_folder, write=False) as (book, run, ids):
-        try:
-            with writing(out_folder):
-                page = boards.write(
-                    out_folder / "leaderboard.html", book.graded(run.id), boards.read_names(names), default(), run,
-                    list(ids),
-                )  # fmt: skip
-        except boards.NamesError as error:
-            raise Wrong(str(error)) from None
-    out.print(f"leaderboard: {page}", highlight=False, soft_wrap=True)
+        shown_as, graded = boards.read_names(names), book.graded(run.id)
+        with writing(out_folder):
+            page = boards.write(out_folder / "leaderboard.html", graded, shown_as, default(), run, list(ids))
+    say(f"leaderboard: {page}")
 
 
 def similarity(
@@ -271,7 +255,7 @@ def similarity(
             book.flag(run.id, alike.FLAG, alike.flags(marked))
     for p in marked[:20]:
         out.print(shown(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
-    out.print(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}", highlight=False, soft_wrap=True)
+    say(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}")
 
 
 @contextlib.contextmanager

@@ -97,12 +97,9 @@ def score(graded: Graded) -> list[QuestionScore]:
 
 def totals(scores: Iterable[QuestionScore]) -> tuple[float, float, float]:
     """(earned, possible, unmarked) in points."""
-    scores = list(scores)
-    return (
-        math.fsum(s.earned for s in scores),
-        math.fsum(s.possible for s in scores),
-        math.fsum(s.unmarked for s in scores),
-    )
+    rows = [(s.earned, s.possible, s.unmarked) for s in scores]
+    earned, possible, unmarked = map(math.fsum, zip(*rows, strict=True)) if rows else (0.0, 0.0, 0.0)
+    return earned, possible, unmarked
 
 
 def text_id(text: str) -> str:

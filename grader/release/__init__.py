@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import tomlkit
 
 from grader import stubs
+from grader.errors import Wrong
 from grader.submissions import AT_THE_ROOT
 from lab.commands.answers import templates
 from lab.course import questions
@@ -36,24 +37,36 @@ _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout pdf:", "clean:")  # paragraphs of the Makefile
 
-# Statements of the reference that are handed out on purpose: (where, the first of them).
+# Lines of the reference at which something begins that is handed out on purpose: (where, the line).
 GIVEN = {
     # Attention as the given model has it: exercises wrap it, or cut it into heads.
-    ("lab/model/transformer.py", "scores = q @ k.mT / q.shape[-1] ** 0.5"),
-    ("lab/model/transformer.py", "if is_causal:"),
+    ("lab/model/transformer.py", "after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)"),
     ("lab/model/transformer.py", "batch, context, _ = x.shape"),
+    ("lab/model/transformer.py", "for project in (self.q_proj, self.k_proj, self.v_proj)"),
+    ("lab/model/transformer.py", "if is_causal:"),
+    ("lab/model/transformer.py", "k, v = (t.repeat_interleave(queries_per_key, dim=1) for t in (k, v))"),
     (
         "lab/model/transformer.py",
-        "q, k, v = (project(x).view(batch, context, -1, self.config.dim).transpose(1, 2) "
-        "for project in (self.q_proj, self.k_proj, self.v_proj))",
+        "project(x).view(batch, context, -1, self.config.dim).transpose(1, 2)  # (batch, heads / T, context, dim)",
     ),
-    # A stand-in computes as the exercise does; what it sends is not the exercise's, and so it fails its property.
+    ("lab/model/transformer.py", "q, k, v = ("),
+    ("lab/model/transformer.py", "scores = q @ k.mT / q.shape[-1] ** 0.5  # (…, queries, keys)"),
+    # A stand-in checks and computes as the exercise does; what it sends is not the exercise's, and so it fails its
+    # property.
+    ("lab/standins/benchmarking.py", "if warmup < 0 or steps < 1:"),
+    ("lab/standins/mesh/experts.py", "world = 1 if group is None else dist.get_world_size(group)"),
+    ("lab/standins/mesh/pipeline.py", "if not (0 <= rank < stages and micro_batches >= 1):"),
+    ("lab/standins/mesh/tensor.py", '"""This rank\'s part of `tensor` along `dim`."""'),
+    ("lab/standins/mesh/tensor.py", "if tensor.shape[dim] % world:"),
+    ("lab/standins/mesh/tensor.py", "world = dist.get_world_size(group)"),
     ("lab/standins/mesh/tensor.py", "y = self.leave(F.linear(x, self.weight), self.group)"),
+    ("lab/standins/zero.py", "def _left(self, layer: nn.Module, args: Any, output: Any) -> None:"),
+    ("lab/standins/zero.py", "for unit in self.units_of[layer]:"),
 }
 
 
-class ReleaseError(ValueError):
-    """The archive cannot be made; one line that says why and what to do."""
+class ReleaseError(Wrong):
+    """The archive cannot be made."""
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:

@@ -45,10 +45,7 @@ class ClassRow:
     scores: list[ExerciseScore]  # of all exercises, what is excluded too
     message: str
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
-
-    @property
-    def inconclusive(self) -> float:
-        return sum(s.inconclusive for s in self.grade.scores)
+    decisions: list[tuple[str, str, str]]  # (what, why, who and when) of what stands, and of every late day
 
     @property
     def share(self) -> float | None:
@@ -92,50 +89,15 @@ class ClassSummary:
     median: float | None  # of that share
     median_final: float | None
 
-    @property
-    def written(self) -> bool:
-        """Whether anything written was asked."""
-        return any(r.graded.answers for r in self.rows)
-
-    @property
-    def graded(self) -> list[ClassRow]:
-        return [r for r in self.rows if r.graded.status == "graded"]
-
-    @property
-    def refused(self) -> list[ClassRow]:
-        return [r for r in self.rows if r.graded.status == "refused"]
-
-    @property
-    def ruled(self) -> bool:
-        """Whether people or a policy changed what tests said of anybody."""
-        return not all(r.grade.plain for r in self.rows)
-
-    @property
-    def stages(self) -> list[str]:
-        return list(dict.fromkeys(e.stage for e in self.exercises))
-
-    @property
-    def decisions(self) -> list[tuple[ClassRow, str, str, str]]:
-        """(row, what, why, who and when) of every decision that stands and every late day."""
-        return [(r, *told) for r in self.rows for told in decisions(r.graded, r.grade)]
-
-    @property
-    def flags(self) -> list[tuple[ClassRow, str, str]]:
-        return [(r, one_line(f.kind, 100), plain(f.detail, 2000)) for r in self.rows for f in r.graded.flags[:20]]
-
-    @property
-    def flagged(self) -> int:
-        return sum(bool(r.graded.flags) for r in self.rows)
-
 
 def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: list[str]) -> ClassSummary:
     """The class in numbers. Medians and the distribution are over submissions of which something ran."""
     shown = labels(graded)
     rows = []
     for name, g in graded.items():
-        scores = g.scores(assignment, ids)
-        row = (shown[name], page_name(name), g, g.grade(assignment, ids), scores, plain(g.message, 1000))
-        rows.append(ClassRow(*row, written.totals(written.score(g))))
+        grade = g.grade(assignment, ids)
+        row = (shown[name], page_name(name), g, grade, g.scores(assignment, ids), plain(g.message, 1000))
+        rows.append(ClassRow(*row, written.totals(written.score(g)), decisions(g, grade)))
     rows.sort(key=lambda r: (r.label.casefold(), r.label))
     judged = [r for r in rows if r.share is not None]
     shares = [r.share for r in judged if r.share is not None]

@@ -5,9 +5,7 @@ Everything from a submission is plain text here too; cells that a spreadsheet wo
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
 import json
 import math
 import re
@@ -23,7 +21,8 @@ from lab.harness.files import write_whole
 
 from .. import people, written
 from ..cs336 import ADVISORY
-from ..csv_io import Sheet
+from ..csv_io import Sheet, csv_text, disarmed
+from ..errors import Wrong
 from ..graded import Graded, Run
 from ..policy import Grade
 from . import labels, one_line, page_name, plain, points
@@ -33,8 +32,8 @@ MESSAGE_LIMIT = 4000  # characters of one message
 OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
 POSSIBLE = "Points Possible"  # in the column Student: the row that says what each column is worth
 _IDS = ("SIS Login ID", "SIS User ID", "ID")
+_SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "final")
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
-_FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE included, look twice
 
 
 def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
@@ -108,19 +107,16 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
     ids = list(ids)
     shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
-    sums = ["earned", "possible", "not_run", "inconclusive", "adjusted", "late", "final"]
     of_written = ["written", "written_possible", "written_unmarked"]
-    rows: list[list[str | float]] = [["submission", "status", *sums, *of_written, *exercises, "flags", "message"]]
+    rows: list[list[str | float]] = [["submission", "status", *_SUMS, *of_written, *exercises, "flags", "message"]]
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         g = graded[name]
         grade = g.grade(assignment, ids)
         of = {s.exercise.id: _cell(s) for s in grade.scores}
+        numbers = [*_numbers(grade, _SUMS).values(), *map(_number, written.totals(written.score(g)))]
         cells = [of.get(id, "excluded") for id in exercises]
-        head = [disarmed(shown[name]), g.status]
-        undecided = sum(s.inconclusive for s in grade.scores)
-        parts = (grade.earned, grade.possible, grade.not_run, undecided, grade.adjusted, grade.late, grade.final)
-        numbers = [_number(value) for value in (*parts, *written.totals(written.score(g)))]
-        rows.append([*head, *numbers, *cells, len(g.flags), disarmed(one_line(g.message, 500))])
+        message = disarmed(one_line(g.message, 500))
+        rows.append([disarmed(shown[name]), g.status, *numbers, *cells, len(g.flags), message])
     return rows
 
 
@@ -132,9 +128,7 @@ def _cell(s: ExerciseScore) -> float | str:
 
 def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
     """Write csv_rows as UTF-8, at once."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(csv_rows(graded, assignment, ids))
-    write_whole(Path(path), text.getvalue())
+    write_whole(Path(path), csv_text(csv_rows(graded, assignment, ids)))
 
 
 def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
@@ -163,16 +157,16 @@ def canvas(
     gets these points times the share of the points that count for the submission, written ones among them. A
     submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
     several the latest counts. A student without a submission gets an empty cell, which changes nothing.
-    whose: by submission, logins and ids of its students, where its name does not say. Raises ValueError.
+    whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
     """
     ids, table = list(ids), Sheet(roster)
     who = [name for name in CANVAS if name in table.headings]
     if not {"Student", "ID"} <= set(who):
         came = ", ".join(table.headings)[:200] or "nothing"
-        raise ValueError(f"expected Canvas' export with columns Student and ID, got {came}")
+        raise Wrong(f"expected Canvas' export with columns Student and ID, got {came}")
     if column not in table.headings:
         near = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
-        raise ValueError(f"expected a column {column!r}, got {', '.join(near)}; create the assignment, export again")
+        raise Wrong(f"expected a column {column!r}, got {', '.join(near)}; create the assignment, export again")
     students = [student for _, student in table]
     of_column = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
     try:
@@ -180,8 +174,10 @@ def canvas(
     except ValueError:
         worth = math.nan
     if not 0 < worth < math.inf:
-        raise ValueError(f"expected the points of {column!r} in the row {POSSIBLE}, got {of_column[column]!r}; "
-                         "give the assignment points in Canvas, export again")  # fmt: skip
+        raise Wrong(
+            f"expected the points of {column!r} in the row {POSSIBLE}, got {of_column[column]!r}; "
+            "give the assignment points in Canvas, export again"
+        )
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in sorted(graded, key=_attempt):
         told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
@@ -205,9 +201,7 @@ def canvas(
             else:
                 left_out[names[-1]] = "nothing of it counts, so its cell stays empty"
         rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue(), [f"{name}: {why}" for name, why in left_out.items()]
+    return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()]
 
 
 _CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
@@ -236,20 +230,11 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
         "hash": one_line(g.hash, 100),
         "seconds": round(g.seconds, 3),
         "notes": [one_line(note, 300) for note in g.notes],
-        "earned": _number(grade.earned),
-        "possible": _number(grade.possible),
-        "not_run": _number(grade.not_run),
-        "inconclusive": _number(sum(s.inconclusive for s in grade.scores)),
-        "adjusted": _number(grade.adjusted),
-        "late": _number(grade.late),
-        "final": _number(grade.final),
+        **_numbers(grade, _SUMS),
         "decisions": [{"what": what, "why": why, "who": who} for what, why, who in decisions(g, grade)],
         "exercises": {
             s.exercise.id: {
-                "earned": _number(s.earned),
-                "possible": _number(s.possible),
-                "not_run": _number(s.not_run),
-                "inconclusive": _number(s.inconclusive),
+                **_numbers(s, _SUMS[:4]),
                 "attempted": s.attempted,
                 "excluded": s.exercise.id in grade.excluded,
                 "tests": [_test(r) for r in of[s.exercise.id]],
@@ -262,14 +247,12 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
 
 
 def _written(g: Graded) -> dict[str, Any]:
-    scores = written.score(g)
+    scores, sums = written.score(g), ("earned", "possible", "unmarked")
     return {
-        **dict(zip(("earned", "possible", "unmarked"), map(_number, written.totals(scores)), strict=True)),
+        **dict(zip(sums, map(_number, written.totals(scores)), strict=True)),
         "questions": {
             s.question.id: {
-                "earned": _number(s.earned),
-                "possible": _number(s.possible),
-                "unmarked": _number(s.unmarked),
+                **_numbers(s, sums),
                 "outcome": s.answer.outcome,
                 "given": plain(s.answer.given, MESSAGE_LIMIT),
                 "message": plain(s.answer.message, MESSAGE_LIMIT),
@@ -370,13 +353,12 @@ def _entry(name: str, number: str, score: float, most: float, passed: bool, outp
     }
 
 
-def disarmed(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: an apostrophe in front says so."""
-    return f"'{text}" if text.lstrip().startswith(tuple(_FORMULA)) else text
-
-
 def _number(value: float) -> float:
     return round(float(value), 4)
+
+
+def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
+    return {name: _number(getattr(of, name)) for name in names}
 
 
 def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:

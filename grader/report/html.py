@@ -20,12 +20,11 @@ from markupsafe import Markup
 from lab.course.assignment import ASKS, Assignment
 from lab.harness.files import write_whole
 
-from .. import cs336
+from .. import cs336, written
 from ..graded import Graded, Run
-from ..written import OUTCOMES
 from . import labels, one_line, page_name, plain, points
 from .classroom import class_summary
-from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views, written_views
+from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views
 
 PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission prints
 # Tried in order until the page fits: characters of a message, of an output, failures shown an exercise
@@ -36,7 +35,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
     """The student's page: points, what failed and how to see it, so many hints. At most PAGE_LIMIT bytes."""
     ids = list(ids)
     grade = graded.grade(assignment, ids)
-    page = ""
+    scores, page = written.score(graded), ""
     for limits in _LEVELS:
         page = _render(
             "submission.html",
@@ -49,7 +48,8 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Itera
             more_notes=max(0, len(graded.notes) - 20),
             grade=grade,
             decisions=decisions(graded, grade)[:50],
-            written=written_views(graded, limits),
+            written=scores,
+            written_totals=written.totals(scores),
             exercises=exercise_views(grade.scores, graded.results, limits),
             adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
             limits=limits,
@@ -92,8 +92,8 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(points=points, signed=signed, percent=percent, seconds=seconds)
-    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=OUTCOMES, kinds=ASKS)
+    environment.filters |= {f.__name__: f for f in (points, signed, percent, seconds, plain, one_line)}
+    environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=written.OUTCOMES, kinds=ASKS)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -15,16 +15,13 @@ from lab.course.assignment import Assignment
 from lab.course.scoring import totals
 from lab.harness.files import write_whole
 
-from ..csv_io import Sheet, SheetError
+from ..csv_io import Sheet, read_text
+from ..errors import Wrong
 from ..graded import Graded, Run
 from . import labels, one_line
 from .html import _render
 
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.harness.compare.Comparison says it
-
-
-class NamesError(ValueError):
-    """The file of names cannot be used; one line."""
 
 
 @dataclass
@@ -59,20 +56,17 @@ def entries(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> list[
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """submission → the name to show, from a CSV with the columns submission and name. Raises NamesError."""
-    try:
-        rows = list(Sheet(path.read_text(encoding="utf-8-sig")))
-    except (OSError, UnicodeDecodeError, SheetError) as error:
-        raise NamesError(f"{path}: expected a CSV file in UTF-8: {getattr(error, 'strerror', None) or error}") from None
+    """submission → the name to show, from a CSV with the columns submission and name. Raises Wrong."""
+    expected = f"{path}: expected a CSV file in UTF-8"
     names: dict[str, str] = {}
-    for line, row in rows:
+    for line, row in Sheet(read_text(path, expected), f"{expected}: "):
         submission, name = (row.get(column, "") for column in ("submission", "name"))
         if not submission or not name:
-            raise NamesError(f"{path}:{line}: expected the columns submission and name, both filled; got {row!r}")
+            raise Wrong(f"{path}:{line}: expected the columns submission and name, both filled; got {row!r}")
         if submission in names:
-            raise NamesError(f"{path}:{line}: {submission!r} is there twice; keep one")
+            raise Wrong(f"{path}:{line}: {submission!r} is there twice; keep one")
         if one_line(name, 60) in {one_line(taken, 60) for taken in names.values()}:
-            raise NamesError(f"{path}:{line}: {name!r} is somebody's already; let them choose another")
+            raise Wrong(f"{path}:{line}: {name!r} is somebody's already; let them choose another")
         names[submission] = name
     return names
 
@@ -94,9 +88,9 @@ def rows(graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Ass
 def write(
     path: Path, graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
 ) -> Path:
-    """Write the page. Raises NamesError for a submission that is not in the run."""
+    """Write the page. Raises Wrong for a submission that is not in the run."""
     if strangers := sorted(set(names) - set(graded)):
-        raise NamesError(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
+        raise Wrong(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
     board = rows(graded, names, assignment, ids)
     timed = sorted({id for row in board for id in row.ratios})
     title = "Leaderboard"

@@ -5,8 +5,6 @@ Names and code come from submissions: plain text first, then escaped, as everywh
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any
 from lab.course.assignment import Assignment
 from lab.harness.files import write_whole
 
+from ..csv_io import csv_text, disarmed
 from ..similarity import FilePair, Pair
 from . import labels, one_line, plain
-from .exports import disarmed
 from .html import _render
 
 SHOWN = 100  # pairs that have a page
@@ -71,11 +69,9 @@ def _side_by_side(pair: FilePair) -> dict[str, Any]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["submission", "other", "kind", "share", "files", "most_alike", "its_share"])
+    cells: list[list[Any]] = [["submission", "other", "kind", "share", "files", "most_alike", "its_share"]]
     for row in rows:
         first: dict[str, Any] = row["files"][0] if row["files"] else {"file": "", "share": 0.0}
         names = [disarmed(row["one"]), disarmed(row["other"]), row["kind"]]
-        writer.writerow([*names, row["share"], len(row["files"]), disarmed(first["file"]), first["share"]])
-    return text.getvalue()
+        cells.append([*names, row["share"], len(row["files"]), disarmed(first["file"]), first["share"]])
+    return csv_text(cells)

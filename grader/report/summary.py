@@ -6,11 +6,11 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from lab.course.assignment import KINDS, Exercise
 from lab.course.scoring import ExerciseScore, Result, of_function
 
-from .. import written
 from ..graded import Graded
 from ..policy import Decision, Grade
 from . import one_line, plain
@@ -72,21 +72,6 @@ class Failure:
 
 
 @dataclass
-class TestView:
-    """One test function with all its cases."""
-
-    __test__ = False  # not one for pytest
-
-    name: str
-    id: str
-    kind: str
-    state: str
-    cases: int
-    seconds: float
-    instrumented: bool
-
-
-@dataclass
 class ExerciseView:
     """One exercise on a submission's page."""
 
@@ -98,11 +83,7 @@ class ExerciseView:
     skipped: dict[str, list[str]]  # why it was not run → names of tests
     undecided: dict[str, list[str]]  # why it is inconclusive → names of tests
     beyond: dict[str, str]  # advisory tests that failed → why, in the first case
-    tests: list[TestView]
-
-    @property
-    def symbol(self) -> str:
-        return SYMBOLS[self.state]
+    tests: list[dict[str, Any]]  # by function: name, kind, state, cases, seconds, instrumented
 
     @property
     def lost(self) -> float:
@@ -115,36 +96,6 @@ def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], l
     for r in results:
         of[r.exercise].append(r)
     return [_view(s, of[s.exercise.id], limits) for s in scores]
-
-
-@dataclass
-class WrittenView:
-    """The written part of a submission's page."""
-
-    scores: list[written.QuestionScore]
-    given: dict[str, str]  # by question, cut
-    messages: dict[str, str]
-    comments: dict[tuple[str, str], str]  # by question and criterion
-
-    @property
-    def totals(self) -> tuple[float, float, float]:
-        """(earned, possible, unmarked) in points."""
-        return written.totals(self.scores)
-
-
-def written_views(graded: Graded, limits: Limits) -> WrittenView:
-    scores = written.score(graded)
-    room = limits.message * 2  # prose is what is read here
-    return WrittenView(
-        scores,
-        {s.question.id: plain(s.answer.given, room) for s in scores},
-        {s.question.id: one_line(s.answer.message, 300) for s in scores},
-        {
-            (s.question.id, m.criterion): plain(m.comment, max(100, limits.message // 4))
-            for s in scores
-            for m in s.marks.values()
-        },
-    )
 
 
 def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
@@ -229,13 +180,19 @@ def _failures(results: Iterable[Result], limits: Limits) -> list[Failure]:
     return list(found.values())
 
 
-def _tests(results: Iterable[Result]) -> list[TestView]:
+def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """Each test function with all its cases."""
     found: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         found[r.test].append(r)
-    views = []
-    for test, cases in found.items():
-        verdict = of_function([r.outcome for r in cases])
-        spent, inside = sum(r.seconds for r in cases), any(r.instrumented for r in cases)
-        views.append(TestView(readable(test), test, cases[0].kind, verdict, len(cases), spent, inside))
-    return views
+    return [
+        {
+            "name": readable(test),
+            "kind": cases[0].kind,
+            "state": of_function([r.outcome for r in cases]),
+            "cases": len(cases),
+            "seconds": sum(r.seconds for r in cases),
+            "instrumented": any(r.instrumented for r in cases),
+        }
+        for test, cases in found.items()
+    ]

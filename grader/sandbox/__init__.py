@@ -158,36 +158,22 @@ def _available() -> dict[str, str]:
 
 def _stage(kit: Path, submission: Path, staged: Path) -> None:
     """Copy what may be seen inside, readable for all whatever the grader's umask; links are never followed."""
-    _make_folder(staged)
-    _copy(kit / "lab", staged / "lab")
-    _copy(submission, staged / "impl", without=("__pycache__",))
-    _copy_file(kit / "tests" / "__init__.py", staged / "tests" / "__init__.py")
-    for probes in (kit / "tests").glob("*/probes*.py"):
-        for file in (probes, probes.with_name("__init__.py")):
-            _copy_file(file, staged / file.relative_to(kit))
 
+    def odd(folder: str, names: list[str]) -> set[str]:
+        """What is neither file nor folder, and what Python compiled of the submission."""
+        there = [*map(Path(folder).joinpath, names)]
+        plain = {p.name for p in there if (p.is_file() or p.is_dir()) and not p.is_symlink()}
+        return {*names} - plain | ({"__pycache__"} if Path(folder).is_relative_to(submission) else set())
 
-def _copy(source: Path, target: Path, without: tuple[str, ...] = ()) -> None:
-    _make_folder(target)
-    for entry in os.scandir(source):
-        if entry.is_dir(follow_symlinks=False) and entry.name not in without:
-            _copy(Path(entry.path), target / entry.name, without)
-        elif entry.is_file(follow_symlinks=False):
-            _copy_file(Path(entry.path), target / entry.name)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    if source.is_file():
-        for folder in reversed(target.parents):
-            if not folder.exists():
-                _make_folder(folder)
-        shutil.copy2(source, target, follow_symlinks=False)  # with its time: lab's __pycache__ stays valid
-        target.chmod(0o644)
-
-
-def _make_folder(path: Path) -> None:
-    path.mkdir()
-    path.chmod(0o755)
+    for source, name in ((kit / "lab", "lab"), (submission, "impl")):
+        shutil.copytree(source, staged / name, ignore=odd)  # with their times: lab's __pycache__ stays valid
+    probes = [*(kit / "tests").glob("*/probes*.py")]
+    for file in {kit / "tests" / "__init__.py", *probes, *(p.with_name("__init__.py") for p in probes)}:
+        if file.is_file():
+            (staged / file.relative_to(kit)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, staged / file.relative_to(kit))
+    for path in (staged, *staged.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 class _Tail(threading.Thread):

@@ -27,23 +27,14 @@ class ControlGroup:
     def __init__(self, limits: Limits, notes: list[str]):
         """Create and limit what can be; what cannot is recorded in `notes`."""
         self.folders: list[Path] = []
-        pids, memory = (
-            str(limits.processes + 8),
-            str(limits.memory_bytes),
-        )  # 8: bwrap itself, setpriv, the trampoline
-        name = f"{owner_tag()}{next(self._counter)}"
-        if not (
-            os.geteuid() == 0 and self._make(name, {"memory.max": memory, "pids.max": pids, "?memory.swap.max": "0"})
-        ):
-            for controller, values in (
-                ("pids", {"pids.max": pids}),
-                ("memory", {"memory.limit_in_bytes": memory, "?memory.memsw.limit_in_bytes": memory}),
-            ):
-                if os.geteuid() != 0 or not self._make(name, values, controller):
-                    note(
-                        notes,
-                        f"no {controller} cgroup could be set: limited a process, not for the whole box",
-                    )
+        pids, memory = str(limits.processes + 8), str(limits.memory_bytes)  # 8: bwrap, setpriv, the trampoline
+        name, root = f"{owner_tag()}{next(self._counter)}", os.geteuid() == 0
+        if root and self._make(name, {"memory.max": memory, "pids.max": pids, "?memory.swap.max": "0"}):
+            return
+        of_memory = {"memory.limit_in_bytes": memory, "?memory.memsw.limit_in_bytes": memory}
+        for controller, values in {"pids": {"pids.max": pids}, "memory": of_memory}.items():
+            if not root or not self._make(name, values, controller):
+                note(notes, f"no {controller} cgroup could be set: limited a process, not for the whole box")
 
     def _make(self, name: str, values: dict[str, str], controller: str = "") -> bool:
         for parent in _cgroup_parents(controller):
@@ -77,6 +68,13 @@ class ControlGroup:
         for folder in self.folders:
             _end_cgroup(folder)
         self.folders = []
+
+
+def lacking() -> list[str]:
+    """What cannot be limited for a whole box here, tried with a group: of "pids" and "memory"."""
+    notes: list[str] = []
+    ControlGroup(Limits(), notes).end()
+    return [name for name in ("pids", "memory") if any(f"no {name} cgroup" in text for text in notes)]
 
 
 def note(notes: list[str], text: str) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grader.errors import Wrong
+
 GIB, MIB = 1 << 30, 1 << 20
 
 
-class SandboxError(RuntimeError):
-    """The sandbox cannot do what was asked: one line with what was expected, what came and what to do."""
+class SandboxError(Wrong):
+    """The sandbox cannot do what was asked."""
 
 
 @dataclass(frozen=True)

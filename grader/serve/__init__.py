@@ -18,7 +18,6 @@ from ..console import Wrong
 from ..gradebook import GradebookError
 from ..graded import Account
 from ..report import page_name, points
-from ..rubric import RubricError
 from .shelf import Shelf
 
 OPEN = {"login", "static", "asset"}  # to everybody
@@ -131,14 +130,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
 
         return page
 
-    for kind, code in (
-        (Wrong, 400),
-        (RubricError, 400),
-        (CSRFError, 400),
-        (403, 403),
-        (404, 404),
-        (GradebookError, 503),
-    ):
+    for kind, code in {Wrong: 400, CSRFError: 400, 403: 403, 404: 404, GradebookError: 503}.items():
         app.register_error_handler(kind, told(code))  # type: ignore[arg-type]
     from .views import pages
 

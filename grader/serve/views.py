@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,26 @@ def _report(slug: str, hints: int, version: tuple[int, int, str]) -> str:
     return html.submission_page(row_of(now, slug).graded, default(), now.run, now.ids, hints)
 
 
+def saving(page: Callable[..., Page]) -> Callable[[Callable[..., Page]], Callable[..., Page]]:
+    """A view that writes: where it cannot, also since a grader is at work, what was typed stays on the page."""
+
+    def saves(write: Callable[..., Page]) -> Callable[..., Page]:
+        @functools.wraps(write)
+        def view(**where: str) -> Page:
+            try:
+                return write(**where)
+            except Wrong as error:
+                code = 503 if isinstance(error, GradebookError) else 400
+                return page(shelf().now(), **where, wrong=str(error), code=code)
+
+        return view
+
+    return saves
+
+
 @pages.post("/student/<slug>/decide")
+@saving(_student)
 def decide(slug: str) -> Page:
-    try:
-        return _decide(slug)
-    except GradebookError as error:  # a grader is at work: what was typed stays on the page
-        return _student(shelf().now(), slug, str(error), 503)
-
-
-def _decide(slug: str) -> Page:
     form = request.form
     try:
         value = float(form.get("value") or 0)
@@ -109,11 +120,8 @@ def _decide(slug: str) -> Page:
         row = row_of(now, slug)
         if form.get("version") != row.version:
             return _student(now, slug, STALE, 409)
-        try:
-            chosen = [form.get("exercise", "")] if form.get("kind") != "extend" else [""]
-            rulings.rule(book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), _me())
-        except Wrong as error:
-            return _student(now, slug, str(error), 400)
+        chosen = [form.get("exercise", "")] if form.get("kind") != "extend" else [""]
+        rulings.rule(book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), _me())
     return redirect(url_for("pages.student", slug=slug), 303)
 
 
@@ -126,14 +134,8 @@ def withdraw(number: int) -> Page:
 
 
 @pages.post("/student/<slug>/ask")
+@saving(_student)
 def ask(slug: str) -> Page:
-    try:
-        return _ask(slug)
-    except GradebookError as error:
-        return _student(shelf().now(), slug, str(error), 503)
-
-
-def _ask(slug: str) -> Page:
     form = request.form
     exercise, words = form.get("exercise", ""), form.get("text", "").strip()
     closing = current_user.staff and form.get("state") == "closed"
@@ -142,7 +144,7 @@ def _ask(slug: str) -> Page:
         if exercise and exercise not in now.ids:
             abort(404)
         if not words:
-            return _student(now, slug, "text: expected a few words, got nothing", 400)
+            raise Wrong("text: expected a few words, got nothing")
         book.say(row.name, exercise, words, current_user.login, current_user.role, "closed" if closing else "open")
     return redirect(url_for("pages.student", slug=slug), 303)
 
@@ -174,17 +176,26 @@ def to_mark() -> Page:
     return render_template("mark.html", counts=counts)
 
 
-@pages.route("/mark/<question>/<slug>", methods=["GET", "POST"])
+def _marking(now: Class, question: str, slug: str, wrong: str = "", code: int = 200) -> Page:
+    row = row_of(now, slug)
+    s = row.prose.get(question) or abort(404)
+    answers = [r.slug for r in now.rows.values() if question in r.prose]
+    at = answers.index(slug)
+    return render_template(
+        "marking.html", row=row, s=s, version=_version(row, question), wrong=wrong, form=request.form if wrong else {},
+        answer=plain(s.answer.given, rubric.ANSWER_LIMIT), at=at + 1, of=len(answers),
+        before=answers[at - 1] if at else None, after=answers[at + 1] if at + 1 < len(answers) else None,
+    ), code  # fmt: skip
+
+
+@pages.get("/mark/<question>/<slug>")
+def marking(question: str, slug: str) -> Page:
+    return _marking(shelf().now(), question, slug)
+
+
+@pages.post("/mark/<question>/<slug>")
+@saving(_marking)
 def mark(question: str, slug: str) -> Page:
-    if request.method == "GET":
-        return _marking(shelf().now(), question, slug)
-    try:
-        return _mark(question, slug)
-    except GradebookError as error:
-        return _marking(shelf().now(), question, slug, str(error), 503)
-
-
-def _mark(question: str, slug: str) -> Page:
     form = request.form
     with shelf().writing() as (book, now):
         row = row_of(now, slug)
@@ -198,10 +209,7 @@ def _mark(question: str, slug: str) -> Page:
             for c in s.question.criteria
         ]  # fmt: skip
         cells = [cell for cell in cells if not _as_shown(cell, s)]
-        try:
-            book.mark(rubric.taken(enumerate(cells, 1), {row.name: row.graded}, _me()))
-        except rubric.RubricError as error:
-            return _marking(now, question, slug, str(error), 400)
+        book.mark(rubric.taken(enumerate(cells, 1), {row.name: row.graded}, _me()))
     following = next(_others(shelf().now(), question, slug), None)
     return redirect(
         url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark"), 303
@@ -214,18 +222,6 @@ def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
     if mark is None or s.outdated or cell["points"] != points(mark.points):
         return False
     return "".join(cell["comment"].split()) == "".join(mark.comment.split())
-
-
-def _marking(now: Class, question: str, slug: str, wrong: str = "", code: int = 200) -> Page:
-    row = row_of(now, slug)
-    s = row.prose.get(question) or abort(404)
-    answers = [r.slug for r in now.rows.values() if question in r.prose]
-    at = answers.index(slug)
-    return render_template(
-        "marking.html", row=row, s=s, version=_version(row, question), wrong=wrong, form=request.form if wrong else {},
-        answer=plain(s.answer.given, rubric.ANSWER_LIMIT), at=at + 1, of=len(answers),
-        before=answers[at - 1] if at else None, after=answers[at + 1] if at + 1 < len(answers) else None,
-    ), code  # fmt: skip
 
 
 def _others(now: Class, question: str, slug: str) -> Iterator[str]:

@@ -64,6 +64,6 @@ def test_equal_points_share_a_place():
 )
 def test_a_file_of_names_that_is_none_gets_one_line(tmp_path, text, words):
     (tmp_path / "names.csv").write_text(text)
-    with refused(leaderboard.NamesError, words):
+    with refused(leaderboard.Wrong, words):
         names = leaderboard.read_names(tmp_path / "names.csv")
         leaderboard.write(tmp_path / "page.html", CLASS, names, A, ABOUT, IDS)

@@ -113,7 +113,7 @@ def test_classrooms_list_is_taken(tmp_path: Path) -> None:
 )
 def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with refused(people.PeopleError, says):
+    with refused(people.Wrong, says):
         people.from_list(tmp_path / name)
 
 

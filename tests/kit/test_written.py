@@ -435,7 +435,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
     for other in rows[1:]:
         other["points"] = "1"
     rows[0] |= row
-    with refused(rubric.RubricError, words):
+    with refused(rubric.Wrong, words):
         take(out, rows)
     assert not any(g.marks for g in latest(out).values())
 
@@ -453,7 +453,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
 def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
     if content is not None:
         (out / "bad.csv").write_bytes(content)
-    with refused(rubric.RubricError, words):
+    with refused(rubric.Wrong, words):
         rubric.read(out / "bad.csv", latest(out), "eve")
 
 
