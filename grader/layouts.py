@@ -125,10 +125,8 @@ def is_one(path: Path) -> tuple[bool, str]:
     few, many = _some(parts), _some(others)
     if one:
         return one, f"{path}: taken as one submission for its {few}; to grade {many} in it, name that"
-    return (
-        one,
-        f"{path}: taken as a folder of submissions, {many} among them, though it has {few} as one submission has",
-    )
+    doubt = f"{path}: taken as a folder of submissions, {many} among them, though it has {few} as one submission has"
+    return one, doubt
 
 
 def ignored(name: str) -> bool:

@@ -53,12 +53,11 @@ def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
             file = target.joinpath(*wanted[name])
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-    except OSError as error:
+    except (OSError, archives.SubmissionError) as error:
         shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, archives.SubmissionError):
+            raise
         raise archives.SubmissionError(f"{path.name}: cannot be opened in {into}: {error.strerror}") from None
-    except archives.SubmissionError:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
     return _inner(target)
 
 

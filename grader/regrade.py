@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -50,16 +50,12 @@ def affected(runs: Collection[Run], graded: Mapping[str, Graded], ids: Collectio
 def plan(why: Why) -> list[str]:
     """What is going to be judged, a line for each reason that some exercises share."""
     shared: dict[tuple[str, int], list[str]] = defaultdict(list)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for exercises in why.values():
-        for id, reason in exercises.items():
-            counts[id, reason] += 1
-    for (id, reason), count in counts.items():
+    for (id, reason), count in Counter(item for exercises in why.values() for item in exercises.items()).items():
         shared[reason, count].append(id)
-    lines = []
-    for (reason, count), ids in shared.items():
-        lines.append(f"{some(ids, 6)} of {count} {'submission' if count == 1 else 'submissions'}: {reason}")
-    return lines
+    return [
+        f"{some(ids, 6)} of {count} {'submission' if count == 1 else 'submissions'}: {reason}"
+        for (reason, count), ids in shared.items()
+    ]
 
 
 def submissions(

@@ -50,6 +50,7 @@ def serve(
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no warning
     shelf = Shelf(out_folder)
     shelf.now()
+    app = pages.create_app(out_folder, hints, shelf)
     writer = threading.Thread(target=shelf.exporting)
     writer.start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends as Ctrl-C does: with the exports written
@@ -57,14 +58,7 @@ def serve(
         say("passwords cross the network as they are: put a server that speaks TLS before this one", err)
     say(f"http://{host}:{port}  (Ctrl-C ends it)")
     try:
-        waitress.serve(
-            pages.create_app(out_folder, hints, shelf),
-            host=host,
-            port=port,
-            threads=8,
-            max_request_body_size=1 << 20,
-            _quiet=True,
-        )
+        waitress.serve(app, host=host, port=port, threads=8, max_request_body_size=1 << 20, _quiet=True)
     except OSError as error:
         raise Wrong(f"--port: expected a free one, got {port}: {error.strerror}") from None
     finally:

@@ -32,9 +32,8 @@ def comment(graded: Graded, assignment: Assignment, ids: Iterable[str], hints: i
     parts = [f"**{points(grade.final)} of {points(grade.possible)} points**"]
     rows = ["| exercise | points |", "|---|---|"]
     for s in grade.scores:
-        rows.append(
-            f"| `{s.exercise.id}` | {f'{points(s.earned)} of {points(s.possible)}' if s.possible else 'not run'} |"
-        )
+        got = f"{points(s.earned)} of {points(s.possible)}" if s.possible else "not run"
+        rows.append(f"| `{s.exercise.id}` | {got} |")
     parts.append("\n".join(rows))
     parts += [f"{what}:\n\n{_quoted(why)}" for what, why, _ in decisions(graded, grade)]
     for e in exercise_views(grade.scores, graded.results, _LIMITS):

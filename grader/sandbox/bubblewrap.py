@@ -19,6 +19,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from grader.sandbox.cgroups import ControlGroup, note
 from grader.sandbox.limits import Identity, Limits, SandboxError, limited
 from lab.ranks import seccomp
@@ -215,15 +217,9 @@ def devices() -> list[Path]:
 
 
 def _with_those_running(limits: Limits) -> Limits:
-    tasks = sum(len(os.listdir(f"/proc/{pid}/task")) for pid in os.listdir("/proc") if _is_ours(pid))
+    about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
+    tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
     return replace(limits, processes=limits.processes + tasks)
-
-
-def _is_ours(pid: str) -> bool:
-    try:
-        return pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def _file(content: str | bytes) -> int:

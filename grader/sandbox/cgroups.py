@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from grader.sandbox.limits import Limits
 
 
@@ -130,10 +132,8 @@ def _started(pid: int) -> str:
 
 def hierarchies() -> list[tuple[str, Path, list[str]]]:
     """(type, mount point, options) of each cgroup hierarchy."""
-    with contextlib.suppress(OSError):
-        fields = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-        return [(f[2], Path(f[1]), f[3].split(",")) for f in fields if f[2] in ("cgroup", "cgroup2")]
-    return []
+    mounts = psutil.disk_partitions(all=True)
+    return [(m.fstype, Path(m.mountpoint), m.opts.split(",")) for m in mounts if m.fstype in ("cgroup", "cgroup2")]
 
 
 def _cgroup_parents(controller: str) -> Iterator[Path]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from grader.errors import Wrong
 
@@ -102,13 +103,10 @@ class Identity:
 
 
 def _processes() -> Iterator[tuple[int, set[int]]]:
-    """(pid, its user ids). From status: a process that is not dumpable shows as root's in /proc."""
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            with contextlib.suppress(OSError, StopIteration):
-                status = Path("/proc", entry, "status").read_text(errors="replace")
-                line = next(line for line in status.splitlines() if line.startswith("Uid:"))
-                yield int(entry), {int(uid) for uid in line.split()[1:]}
+    """(pid, its user ids). psutil reads its status: a process that is not dumpable shows as root's in /proc."""
+    for process in psutil.process_iter(["uids"]):
+        if process.info["uids"]:  # None: it ended meanwhile
+            yield process.pid, set(process.info["uids"])
 
 
 def _spare_uids() -> tuple[int, int]:
