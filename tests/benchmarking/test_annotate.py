@@ -105,8 +105,8 @@ def attention(q, k, v, is_causal):
 @exercise(ANNOTATE, kind="numerics")
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 def test_annotated_attention_is_attention(run, rng, is_causal):
-    shape = (rng.integers(1, 2), rng.integers(2, 3), rng.integers(9, 40), 8)
-    q, k, v = (rng.normal(*shape) for _ in range(3))
+    shape, (queries, keys) = (rng.integers(1, 2), rng.integers(2, 3)), rng.shuffled([rng.integers(9, 24), 30])
+    q, k, v = (rng.normal(*shape, n, 8) for n in (queries, keys, keys))
     got = run(probes.attend, q, k, v, is_causal)
     wide = [t.double().requires_grad_() for t in (q, k, v)]
     narrow = [t.clone().requires_grad_() for t in (q, k, v)]

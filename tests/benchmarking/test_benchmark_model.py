@@ -70,12 +70,12 @@ def test_tokens_are_where_the_model_is(run, rng):
 def test_the_model_is_asked_warmup_plus_steps_times(run, rng, mode):
     sizes, batch, context = draw(rng)
     warmup, steps = rng.integers(1, 3), rng.integers(2, 4)
-    training = rng.choice([True, False])
-    got = run(probes.watched, sizes, batch, context, mode, warmup, steps, training, replace=[BENCHMARK])
-    assert {*(call["training"] for call in got["calls"]), got["training"]} == {training}, (
-        f"model.training was {training}, then {[call['training'] for call in got['calls']]} in the steps and "
-        f"{got['training']} at the end: its mode is the caller's"
-    )
+    for training in (False, True):
+        got = run(probes.watched, sizes, batch, context, mode, warmup, steps, training, replace=[BENCHMARK])
+        assert {*(call["training"] for call in got["calls"]), got["training"]} == {training}, (
+            f"model.training was {training}, then {[call['training'] for call in got['calls']]} in the steps and "
+            f"{got['training']} at the end: its mode is the caller's"
+        )
     assert not any(call["same"] for call in got["calls"]), "targets are equal to the tokens: draw both"
     assert len(got["calls"]) == warmup + steps, f"{len(got['calls'])} losses, expected {warmup} + {steps}"
     assert got["samples"] == steps, f"{got['samples']} samples, expected {steps}"
