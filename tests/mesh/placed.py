@@ -1,8 +1,10 @@
-"""Draws a mesh, and the whole tensors of a model that is spread over it."""
+"""Draws a mesh, and the whole tensors of a model that is spread over it; trains them in one process."""
 
 from __future__ import annotations
 
 import math
+
+import torch
 
 
 def sizes_of(layout: dict) -> dict:
@@ -40,3 +42,22 @@ def draw_values(rng, layout: dict) -> dict:
 
 def world_of(layout: dict) -> int:
     return math.prod(layout["degrees"].values())
+
+
+def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
+    """Train in one process without interruption, a step for each of `gradients`.
+
+    Returns tensors by key of the optimizer's state ("": the parameters), by name.
+    """
+    parameters = {n: torch.nn.Parameter(v.to(dtype, copy=True)) for n, v in values.items()}
+    optimizer = getattr(torch.optim, name)(parameters.values(), **options)
+    for whole in gradients:
+        for n, parameter in parameters.items():
+            parameter.grad = whole[n].to(dtype) if n in whole else None
+        optimizer.step()
+    has: dict = {"": {n: p.detach() for n, p in parameters.items()}}
+    for n, p in parameters.items():
+        for key, value in optimizer.state.get(p, {}).items():
+            if key != "step":
+                has.setdefault(key, {})[n] = value
+    return has

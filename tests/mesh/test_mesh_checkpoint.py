@@ -24,7 +24,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import probes_checkpoint as probes
 from .carried import asked
-from .placed import draw_layout, draw_values, sizes_of, world_of
+from .placed import alone, draw_layout, draw_values, sizes_of, world_of
 from .probes_placed import part_of
 
 CHECKPOINT = "mesh.mesh_checkpoint"
@@ -43,25 +43,6 @@ CHAINS = {  # what the model has; then meshes, with FSDP where "small" is a numb
         [({"pipe": 2, "expert": 2, "tensor": 2}, None), ({"data": 3}, 0), ({"data": 2, "pipe": 2, "tensor": 2}, 0)],
     ),
 }
-
-
-def alone(name: str, options: dict, values: dict, gradients: list, dtype: torch.dtype) -> dict:
-    """Train in one process without interruption, a step for each of `gradients`.
-
-    Returns tensors by key of the optimizer's state ("": the parameters), by name.
-    """
-    parameters = {n: torch.nn.Parameter(v.to(dtype, copy=True)) for n, v in values.items()}
-    optimizer = getattr(torch.optim, name)(parameters.values(), **options)
-    for whole in gradients:
-        for n, parameter in parameters.items():
-            parameter.grad = whole[n].to(dtype) if n in whole else None
-        optimizer.step()
-    has: dict = {"": {n: p.detach() for n, p in parameters.items()}}
-    for n, p in parameters.items():
-        for key, value in optimizer.state.get(p, {}).items():
-            if key != "step":
-                has.setdefault(key, {})[n] = value
-    return has
 
 
 def check_loaded(ranks: list, layout: dict, want: dict, plain: dict, what: str, files: dict) -> None:
