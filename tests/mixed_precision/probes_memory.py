@@ -54,9 +54,10 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A chain of OPERATIONS on x; the weights that it uses are its parameters."""
+    """A chain of OPERATIONS on x; the weights that it uses are its parameters, of which all but one are in one buffer."""
     x = x.clone().requires_grad_()
-    parameters = [w.clone().requires_grad_() for w in weights]
+    buffer = torch.stack(weights)
+    parameters = [w.clone().requires_grad_() for w in weights[:1]] + [w.requires_grad_() for w in buffer.unbind()[1:]]
     for kind, weight in zip(kinds, parameters, strict=True):
         x = OPERATIONS[kind](x, weight)
     return x, parameters
@@ -189,7 +190,8 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
     if kind == "no grad":
         return {"out": out, "calls": part.calls, "graph": out.requires_grad}
     between, in_forward = torch.rand(3), len(part.calls)
-    loss.backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.get("backward_in") == "autocast"):
+        loss.backward()
     grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
     return {
         "out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3),

@@ -135,6 +135,11 @@ def test_recomputation_is_under_the_same_autocast(run, rng, dtype):
     assert [found for _, found in got["calls"]] == [f"torch.{dtype}"] * len(got["calls"]), (
         f"under autocast to {dtype} the function computed in {[found for _, found in got['calls']]}"
     )
+    got = run(probes.run_part, *draw(rng), {"how": "checkpointed", "backward_in": "autocast"})
+    assert [found for _, found in got["calls"]] == ["torch.float32"] * len(got["calls"]), (
+        f"forward ran without autocast, and backward under it; the function computed in "
+        f"{[found for _, found in got['calls']]}"
+    )
 
 
 @exercise(CHECKPOINT, kind="numerics")
