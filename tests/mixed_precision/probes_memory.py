@@ -54,7 +54,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def graph(kinds: list[str], x: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A chain of OPERATIONS on x; the weights that it uses are its parameters, of which all but one are in one buffer."""
+    """A chain of OPERATIONS on x. The weights that it uses are its parameters; all but one lie in one buffer."""
     x = x.clone().requires_grad_()
     buffer = torch.stack(weights)
     parameters = [w.clone().requires_grad_() for w in weights[:1]] + [w.requires_grad_() for w in buffer.unbind()[1:]]
