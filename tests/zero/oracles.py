@@ -21,6 +21,7 @@ OPTIONS = {
     "NAdam": {"lr": 0.02},
     "Adamax": {"lr": 0.02},
     "Adafactor": {"lr": 0.05},
+    "Decaying": {"lr": 0.3},
 }
 
 

@@ -118,6 +118,12 @@ def trains_as_one(
 
     for rank, got in enumerate(ranks):
         who = f"rank {rank} of {world}"
+        for i, (forward, backward) in enumerate(got["held"]):
+            assert not forward, f"{who}, backward {i}: {forward} units are whole after forward: free them by then"
+            most = 2 if kind == "prefetch" else 0  # one layer may have been fetched in vain
+            assert backward <= most, (
+                f"{who}, backward {i}: {backward} units are whole after it, expected {most} at most"
+            )
         for moment in ("start", "state"):
             assert sorted(got[moment]) == sorted(want["state"]), (
                 f"{who}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"

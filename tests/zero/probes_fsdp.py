@@ -67,6 +67,7 @@ class Net(nn.Module):
             self.blocks[1].requires_grad_(False)
             self.blocks[0].up.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width))
+        self.held: list[list[int]] = []  # of each backward: units that are whole before it, and after it
 
     def finish_gradient_synchronization(self) -> None:
         """As wrappers have it; a net that is whole has nothing to finish."""
@@ -141,7 +142,7 @@ def train(
             evaluated.append(wrapped(step[0][0], step[0][2]).float())
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
-            "left": left, "elements": sum(p.numel() for p in wrapped.parameters())}  # fmt: skip
+            "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held}  # fmt: skip
 
 
 def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
@@ -149,9 +150,16 @@ def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch
     m.begin(at)
     gates.mark(f"{at} forward")
     out = loss(wrapped(tokens, order), targets)
+    held = [whole(wrapped)]
     gates.mark(f"{at} backward")
     (out / of).backward()
+    m.held.append([*held, whole(wrapped)])
     return float(out.detach())
+
+
+def whole(wrapped: Any) -> int:
+    """How many units of a sharded model hold all of their parameters now."""
+    return sum(unit.full.untyped_storage().nbytes() > 0 for unit in getattr(wrapped, "units", ()))
 
 
 def plain_state(wrapped: Any) -> dict:
@@ -287,10 +295,13 @@ def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
     return told
 
 
-def half(impl, values: PerRank) -> dict:
-    """ZeRO2 on given float16 gradients, by one step of plain SGD with rate 1."""
+def half(impl, values: PerRank, dropped: PerRank) -> dict:
+    """ZeRO2 on given float16 gradients, by one step of plain SGD with rate 1; others are dropped before."""
     m = Dot(values[dist.get_rank()])
     zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=1.0)
+    if dropped[dist.get_rank()].any():
+        m(dropped[dist.get_rank()]).backward()
+        zero.zero_grad()
     m(values[dist.get_rank()]).backward()
     zero.step()
     return {"mean": -m.weight.detach()}

@@ -33,12 +33,33 @@ def optimizer(impl, kind: str, params, name: str, options: dict, group=None, upd
 
     updated: is told of every step how many elements torch's was given a gradient of.
     """
-    cls = getattr(torch.optim, name) if updated is None else counting(getattr(torch.optim, name), updated)
+    cls = Decaying if name == "Decaying" else getattr(torch.optim, name)
+    cls = cls if updated is None else counting(cls, updated)
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
     if kind == "plain":
         return cls(params, **options)
     made = impl.zero.zero1.ShardedOptimizer if kind == "zero1" else impl.zero.split.SplitOptimizer
     return made(params, cls, **options, **({} if group is None else {"group": group}))
+
+
+class Decaying(torch.optim.SGD):
+    """SGD whose n-th step has the learning rate lr / n; n is kept in the parameter groups."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.defaults["taken"] = 0
+        for group in self.param_groups:
+            group.setdefault("taken", 0)
+
+    def step(self, closure=None):
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["taken"] += 1
+            group["lr"] /= group["taken"]
+        result = super().step(closure)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return result
 
 
 def counting(cls: type, updated: list) -> type:

@@ -67,11 +67,14 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
     world = rng.integers(3, 4)
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     want = torch.stack(values).double().mean(0)
-    for rank, got in enumerate(run(probes_fsdp.half, values, world=world)):
-        close(
-            got["mean"], want, want.half(), f"rank {rank}, weight after one step of rate 1", factor=6,
-            cause="divide before the sum: the mean fits in float16, the sum does not",
-        )  # fmt: skip
+    nothing, dropped = [0 * v for v in values], [rng.normal(5, 3).half() for _ in range(world)]
+    for before, cause in [
+        (nothing, "divide before the sum: the mean fits in float16, the sum does not"),
+        (dropped, "zero_grad() after backward drops what is under way, too"),
+    ]:
+        for rank, got in enumerate(run(probes_fsdp.half, values, before, world=world)):
+            what = f"rank {rank}, weight after one step of rate 1"
+            close(got["mean"], want, want.half(), what, factor=6, cause=cause)
 
 
 @exercise(ZERO2, kind="property")
