@@ -135,24 +135,28 @@ def test_positions_are_dealt_from_both_ends(run, rng):
 @exercise(CONTEXT, kind="property")
 def test_keys_and_values_go_around_the_ring(run, rng):
     world = rng.integers(2, 4)
-    whole = draw(rng, world, rng.choice([torch.float32, torch.bfloat16]))
-    size = 2 * whole["k"].numel() // world  # of this rank's keys and values
-    bytes = whole["k"].element_size()
-    limits = {"forward": (world - 1) * size * bytes, "backward": size * ((world - 1) * bytes + world * 4)}
-    for rank, got in enumerate(judged(run, whole, world)):
-        for phase, most in limits.items():
-            what = f"rank {rank} of {world}, {phase}"
-            other = sorted({r["op"] for r in got["sent"][phase]} - {"send", "recv"})
-            assert not other, f"{what}: issued {', '.join(other)}; expected sends and receives alone"
-            sent = [r for r in got["sent"][phase] if r["op"] == "send"]
-            peers = sorted({r["peer"] for r in sent})
-            assert peers == [(rank + 1) % world], f"{what}: sent to {peers}, expected its right neighbour alone"
-            total = sum(r["bytes"] for r in sent)
-            assert total <= most, (
-                f"{what}: sent {total} bytes, expected at most {most}: k and v W − 1 times in their dtype, in backward "
-                "their gradients W times in float32 as well"
-            )
-            assert phase == "backward" or len(sent) == world - 1, f"{what}: {len(sent)} messages, not {world - 1}"
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = draw(rng, world, dtype)
+        size = 2 * whole["k"].numel() // world  # of this rank's keys and values
+        once = (world - 1) * size * dtype.itemsize
+        limits = {"forward": (once, once), "backward": (once + (world - 1) * size * 4, once + world * size * 4)}
+        for rank, got in enumerate(judged(run, whole, world)):
+            for phase, (least, most) in limits.items():
+                what = f"rank {rank} of {world}, {phase}"
+                other = sorted({r["op"] for r in got["sent"][phase]} - {"send", "recv"})
+                assert not other, f"{what}: issued {', '.join(other)}; expected sends and receives alone"
+                sent = [r for r in got["sent"][phase] if r["op"] == "send"]
+                peers = sorted({r["peer"] for r in sent})
+                assert peers == [(rank + 1) % world], f"{what}: sent to {peers}, expected its right neighbour alone"
+                total = sum(r["bytes"] for r in sent)
+                assert total <= most, (
+                    f"{what}: sent {total} bytes, expected at most {most}: k and v W − 1 times in their dtype, in "
+                    "backward their gradients W times in float32 as well"
+                )
+                assert total >= least, (
+                    f"{what}: sent {total} bytes of {dtype} keys, expected at least {least}: gradients travel in float32"
+                )
+                assert phase == "backward" or len(sent) == world - 1, f"{what}: {len(sent)} messages, not {world - 1}"
 
 
 @exercise(CONTEXT, kind="property")
