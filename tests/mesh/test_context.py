@@ -154,7 +154,7 @@ def test_keys_and_values_go_around_the_ring(run, rng):
                     "backward their gradients W times in float32 as well"
                 )
                 assert total >= least, (
-                    f"{what}: sent {total} bytes of {dtype} keys, expected at least {least}: gradients travel in float32"
+                    f"{what}: sent {total} bytes of {dtype}, expected at least {least}: gradients travel in float32"
                 )
                 assert phase == "backward" or len(sent) == world - 1, f"{what}: {len(sent)} messages, not {world - 1}"
 
