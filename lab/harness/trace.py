@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..ranks.ledger import Row
-    from ..ranks.switch import Gate
+    from ..ranks.rank_status import Gate
 
 # Measured on torch 2.13.0 (CPU), 2 cores, 12 runs of each probe: an empty one grows by 3 to 7 MiB, one that computes
 # next to nothing by 22 to 30 MiB (code of torch is read in page by page), and two runs of one probe differ by 2 to 4.

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from .ledger import MESSAGES, Row, readable
 
 if TYPE_CHECKING:
-    from .switch import Part, Rank, Switch
+    from .parts import Part
+    from .rank_status import Rank
+    from .switch import Switch
 
 _TOLD = 4  # ranks of those that wait for each other
 

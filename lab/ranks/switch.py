@@ -19,7 +19,6 @@ import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,67 +26,12 @@ import torch
 from ..cluster.costs import Link
 from . import frames, reports
 from .ledger import MESSAGES, Row
-from .reduction import reduced
+from .parts import Part, Refused, check, count, dtype_named, results
+from .rank_status import Gate, Rank
 
 _LONGEST_S = 0.05  # between looks at what else is to be done
 _FRAMES = 32  # of one rank in a row, before the others have their turn
-OPERATIONS = frozenset((
-    "all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
-    *MESSAGES,
-))  # fmt: skip
 KEPT_BYTES = 64 << 20  # of all payloads of a probe, which a test may look at
-
-
-class Refused(Exception):
-    """A rank sent what no rank of ours sends."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A rank asked for the numbers of a gate, when it had issued so many operations."""
-
-    name: str
-    issued: int
-    at_s: float
-
-
-@dataclass
-class Part:
-    """What one rank hands in for one operation."""
-
-    rank: int
-    row: Row
-    payload: bytearray
-    segments: list[tuple[torch.dtype, int]]
-    reduce: str  # "SUM", …
-    factor: float  # of PREMUL_SUM
-    splits: list[int]  # elements for each rank of the group, of an all_to_all
-    expected: list[int]  # elements from each
-
-
-@dataclass
-class Rank:
-    """One rank's end, and what it did."""
-
-    number: int
-    socket: socket.socket
-    reader: frames.Reader
-    state: str = "running"  # "finished": it will issue nothing more; "gone": its end is closed
-    waits: set[int] = field(default_factory=set)  # numbers of operations that it waits for, and has no answer of
-    polls: dict[int, int] = field(default_factory=dict)  # how often it asked for each answer since it last went on
-    again: bool = False  # it waits for a message a second time, which Gloo never answers
-    rows: list[Row] = field(default_factory=list)
-    payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to be kept
-    gates: list[Gate] = field(default_factory=list)
-    made: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # groups, in order, that all ranks make
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that it is in: name -> global ranks
-    answered: set[int] = field(default_factory=set)
-    outbox: deque[memoryview] = field(default_factory=deque)
-    is_full: bool = False  # its socket takes no more at present
-
-    def spins(self) -> bool:
-        """Whether it asked for an answer twice, with nothing done in between."""
-        return any(count > 1 for count in self.polls.values())
 
 
 class Switch:
@@ -190,12 +134,12 @@ class Switch:
         if what == "issue":
             self._issue(rank, header, payload)
         elif what == "poll":
-            number = _known(rank, header)
+            number = rank.issued(header)
             rank.polls[number] = rank.polls.get(number, 0) + 1
             if rank.polls[number] == 2 and self._held_until(rank, rank.rows[number]):
                 self._stood_still(rank, number)
         elif what == "wait":
-            number = _known(rank, header)
+            number = rank.issued(header)
             rank.rows[number].waited_s = time.perf_counter()
             rank.again = header.get("again") is True
             if rank.again or number not in rank.answered:
@@ -233,7 +177,7 @@ class Switch:
     def _issue(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
         op, name, peer = header["op"], header["group"], int(header["peer"])
         members = rank.groups[name]
-        segments = [(_dtype(dtype), _count(n)) for dtype, n in header["segments"]]
+        segments = [(dtype_named(dtype), count(n)) for dtype, n in header["segments"]]
         size = sum(dtype.itemsize * n for dtype, n in segments)
         if int(header["number"]) != len(rank.rows) or (peer >= 0 and peer not in members):
             raise Refused(f"operation {header['number']} of {len(rank.rows)}, with rank {peer}")
@@ -244,9 +188,9 @@ class Switch:
         )  # fmt: skip
         part = Part(
             rank.number, row, payload, segments, str(header.get("reduce", "")), float(header.get("factor", 1)),
-            [_count(n) for n in header.get("splits", ())], [_count(n) for n in header.get("expected", ())],
+            [count(n) for n in header.get("splits", ())], [count(n) for n in header.get("expected", ())],
         )  # fmt: skip
-        _check(part, len(members))
+        check(part, len(members))
         rank.rows.append(row)
         rank.payloads.append(self._kept_payload(part))
         rank.waits.clear()
@@ -280,7 +224,7 @@ class Switch:
             self._fail(parts, why)
             return
         cost = max(self.link.cost_s(p.row.op, p.row.bytes, len(members)) for p in parts) if self.link else 0.0
-        answers = _results(parts, members)
+        answers = results(parts, members)
         self._carry(parts, [(p, a, -1) for p, a in zip(parts, answers, strict=True)], cost)
 
     def _message(self, name: str, part: Part) -> None:
@@ -438,73 +382,3 @@ class Switch:
         if row.waited_s < 0:
             row.waited_s = time.perf_counter()
         self.stood_still.append((rank.number, row))
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, str(name), None)
-    if not isinstance(dtype, torch.dtype):
-        raise Refused(f"dtype {name!r}")
-    return dtype
-
-
-def _known(rank: Rank, header: dict[str, Any]) -> int:
-    """The number of an operation that this rank has issued."""
-    number = _count(header["number"])
-    if number >= len(rank.rows):
-        raise Refused(f"to wait for operation {number} of {len(rank.rows)}")
-    return number
-
-
-def _count(n: object) -> int:
-    if type(n) is not int or not 0 <= n < 1 << 40:
-        raise Refused(f"a count of {n!r}")
-    return n
-
-
-def _check(part: Part, world: int) -> None:
-    """Raise Refused where a payload is not as long as its operation says."""
-    row, sent = part.row, part.row.bytes
-    if row.op not in OPERATIONS:
-        raise Refused(f"operation {row.op!r}")
-    times = {"reduce_scatter": world, "barrier": 0, "recv": 0}.get(row.op, 1)
-    if row.op == "scatter":
-        times = world if row.peer == row.rank else 0
-    if row.op == "broadcast":
-        times = int(row.peer == row.rank)
-    if len(part.payload) != times * sent:
-        raise Refused(f"{len(part.payload)} bytes for {row.op} of {sent}")
-    if row.op == "all_to_all" and (
-        {len(part.splits), len(part.expected)} != {world} or sum(part.splits) != row.elements
-    ):
-        raise Refused("an all_to_all whose parts are not all of it")
-
-
-def _results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
-    """What each rank of a collective gets, as bytes. Sums are taken in rank order."""
-    op, world = parts[0].row.op, len(parts)
-    nothing = [b""] * world
-    if op == "barrier":
-        return nothing
-    if op in ("all_reduce", "reduce"):
-        total = reduced(parts[0].segments, [p.payload for p in parts], parts[0].reduce, parts[0].factor)
-        return [total if op == "all_reduce" or p.rank == p.row.peer else b"" for p in parts]
-    if op in ("all_gather", "gather"):
-        whole = b"".join(p.payload for p in parts)
-        return [whole if op == "all_gather" or p.rank == p.row.peer else b"" for p in parts]
-    root = next((p for p in parts if p.rank == p.row.peer), parts[0])
-    if op == "broadcast":
-        return [b"" if p is root else root.payload for p in parts]
-    size = parts[0].row.bytes
-    if op == "scatter":
-        return [root.payload[r * size : (r + 1) * size] for r in range(world)]
-    if op == "reduce_scatter":
-        return [
-            reduced(parts[0].segments, [p.payload[r * size : (r + 1) * size] for p in parts], p0.reduce, p0.factor)
-            for r, p0 in enumerate(parts)
-        ]
-    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # an all_to_all
-    ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
-    return [
-        b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
-        for r in range(world)
-    ]

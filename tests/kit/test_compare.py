@@ -21,7 +21,7 @@ from lab.harness.compare import Comparison, compare, interleaved, interval, slow
 from lab.harness.judge import Inconclusive, decide, never_holds, timed
 from lab.harness.trace import NOISE_BYTES, Trace
 from lab.measure import clock
-from lab.ranks.switch import Gate
+from lab.ranks.rank_status import Gate
 
 # ---- noise: logarithms of what each measurement takes too long, (pairs, 2), first and second of each pair ----
 

@@ -1,0 +1,97 @@
+"""Parts: what each rank hands in for an operation. Checks them, and computes from all of them what each rank gets."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .ledger import MESSAGES, Row
+from .reduction import reduced
+
+OPERATIONS = frozenset((
+    "all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
+    *MESSAGES,
+))  # fmt: skip
+
+
+class Refused(Exception):
+    """A rank sent what no rank of ours sends."""
+
+
+@dataclass
+class Part:
+    """What one rank hands in for one operation."""
+
+    rank: int
+    row: Row
+    payload: bytearray
+    segments: list[tuple[torch.dtype, int]]
+    reduce: str  # "SUM", …
+    factor: float  # of PREMUL_SUM
+    splits: list[int]  # elements for each rank of the group, of an all_to_all
+    expected: list[int]  # elements from each
+
+
+def dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise Refused(f"dtype {name!r}")
+    return dtype
+
+
+def count(n: object) -> int:
+    if type(n) is not int or not 0 <= n < 1 << 40:
+        raise Refused(f"a count of {n!r}")
+    return n
+
+
+def check(part: Part, world: int) -> None:
+    """Raise Refused where a payload is not as long as its operation says."""
+    row, sent = part.row, part.row.bytes
+    if row.op not in OPERATIONS:
+        raise Refused(f"operation {row.op!r}")
+    times = {"reduce_scatter": world, "barrier": 0, "recv": 0}.get(row.op, 1)
+    if row.op == "scatter":
+        times = world if row.peer == row.rank else 0
+    if row.op == "broadcast":
+        times = int(row.peer == row.rank)
+    if len(part.payload) != times * sent:
+        raise Refused(f"{len(part.payload)} bytes for {row.op} of {sent}")
+    if row.op == "all_to_all" and (
+        {len(part.splits), len(part.expected)} != {world} or sum(part.splits) != row.elements
+    ):
+        raise Refused("an all_to_all whose parts are not all of it")
+
+
+def results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
+    """What each rank of a collective gets, as bytes. Sums are taken in rank order."""
+    op, world = parts[0].row.op, len(parts)
+    nothing = [b""] * world
+    if op == "barrier":
+        return nothing
+    if op in ("all_reduce", "reduce"):
+        total = reduced(parts[0].segments, [p.payload for p in parts], parts[0].reduce, parts[0].factor)
+        return [total if op == "all_reduce" or p.rank == p.row.peer else b"" for p in parts]
+    if op in ("all_gather", "gather"):
+        whole = b"".join(p.payload for p in parts)
+        return [whole if op == "all_gather" or p.rank == p.row.peer else b"" for p in parts]
+    root = next((p for p in parts if p.rank == p.row.peer), parts[0])
+    if op == "broadcast":
+        return [b"" if p is root else root.payload for p in parts]
+    size = parts[0].row.bytes
+    if op == "scatter":
+        return [root.payload[r * size : (r + 1) * size] for r in range(world)]
+    if op == "reduce_scatter":
+        return [
+            reduced(parts[0].segments, [p.payload[r * size : (r + 1) * size] for p in parts], p0.reduce, p0.factor)
+            for r, p0 in enumerate(parts)
+        ]
+    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # an all_to_all
+    ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
+    return [
+        b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))
+        for r in range(world)
+    ]
