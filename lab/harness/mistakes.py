@@ -22,6 +22,7 @@ CHECK = "Check: "  # what a test itself takes for the likely cause
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _MOST = 24  # numbers of a message that are kept
 _NEAR = 2e-3  # relative: another order of the same sums
+_COUNTS = 1e6  # integers below are counts, and equal or not; above they may be bytes that a kernel measured
 
 
 def fingerprint(message: str) -> tuple[str, list[float]]:
@@ -93,4 +94,6 @@ def cause(message: str) -> str:
 
 
 def _near(one: float, other: float) -> bool:
+    if one.is_integer() and other.is_integer() and max(one, other) < _COUNTS:
+        return one == other
     return abs(one - other) <= _NEAR * max(abs(one), abs(other))

@@ -41,6 +41,7 @@ def known(tmp_path, monkeypatch):
     [
         ("rank 1: got 0.50001, expected 1,000", True),
         ("rank 1: got 0.53, expected 1,000", False),
+        ("rank 1: got 0.5, expected 1,001", False),
         ("rank 1: got 0.5, expected 1,000 or so", False),
         ("rank 1: got 0.5, expected 1,000, not 3", False),
     ],
