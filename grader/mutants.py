@@ -173,8 +173,9 @@ def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> di
             mistakes.read.cache_clear()
             after = bench.known(mutants)
             names = {m.name for m in read("mutant", stage)}
-            when = {n: w for n, w in (before["when"] | after["when"]).items() if n in names}
             tests = dict(sorted((before["tests"] | after["tests"]).items()))
+            names &= {n for of_test in tests.values() for *_, ns in of_test for n in ns}
+            when = {n: w for n, w in (before["when"] | after["when"]).items() if n in names}
             mistakes.write(stage, when, tests)
             counts[stage] = len({n for of_test in after["tests"].values() for *_, ns in of_test for n in ns})
     return counts

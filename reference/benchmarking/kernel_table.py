@@ -28,7 +28,7 @@ class Row:
 @provided
 @dataclass(frozen=True)
 class KernelTable:
-    """rows: longest time first. Shares: part of the time that matrix products took, 0 to 1."""
+    """rows: longest time first. Shares of matrix products, 0 to 1: in the whole table, and in each range's time."""
 
     rows: tuple[Row, ...]
     product_share: float  # of all the time in the table

@@ -102,7 +102,7 @@ class _Bucket:
         return parameter.dtype == self.parameters[0].dtype and size <= limit
 
     def copy_in(self, parameter: nn.Parameter, divisor: int) -> None:
-        """Copy a new gradient into the buffer, and divide it on the way; divide one that is there already in place."""
+        """Copy a new gradient into the buffer and divide it in the same pass; if it is there already, only divide."""
         if not self.grad_views:
             sizes = [p.numel() for p in self.parameters]
             self.buffer = self.parameters[0].new_zeros(sum(sizes))

@@ -69,7 +69,7 @@ def architecture() -> int:
 
 @provided
 def fits_tma(*tensors: Tensor) -> bool:
-    """Return whether TMA can read all tensors: sm_90 or newer, dense rows, other strides multiples of 16 bytes."""
+    """Return whether TMA can read all: sm_90 or newer, dense rows, start and other strides multiples of 16 bytes."""
 
     def fits(x: Tensor) -> bool:
         steps = [stride * x.element_size() for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]

@@ -24,8 +24,9 @@ def copy_to(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def reduce_from(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """End a tensor-parallel region: return the sum of x over `group`, by one all-reduce; x does not change.
 
-    The sum is equal on every rank, and so is everything computed from it. So the incoming gradient is complete already,
-    and backward is the identity, which sends nothing. x may have any strides. Nothing is kept for backward.
+    It has the size and dtype of x. The sum is equal on every rank, and so is everything computed from it. So the
+    incoming gradient is complete already, and backward is the identity, which sends nothing. x may have any strides.
+    Nothing is kept for backward.
     Source: Shoeybi et al. 2019, section 3, the operator g.
     """
     return _ReduceFrom.apply(x, group)

@@ -73,7 +73,7 @@ class Mesh:
         return rank
 
     def partition(self, *axes: str) -> list[list[int]]:
-        """Return all groups along these axes: ranks that differ only on them. Groups and their first ranks ascend."""
+        """Return all groups along these axes: ranks that differ only on them. Ranks, and first ranks, ascend."""
         others = [axis for axis in AXES if axis not in self._known(axes)]
         groups = defaultdict(list)
         for rank in range(self.world):
@@ -90,7 +90,8 @@ class Mesh:
 
         Groups of single axes exist from the start. Every rank of the world must make the first call for a product of
         axes, in the same order. An axis of degree 1 adds no rank, so products that differ only by such axes are one
-        group. Products of axes of degree 1 share one group, of this rank alone. Raises RuntimeError on paper.
+        group. Products of axes that all have degree 1 share one group, of this rank alone. Raises RuntimeError on
+        paper.
         """
         if self._on_paper:
             raise RuntimeError("a mesh on paper has no process groups: build it without rank=, on every rank")

@@ -21,12 +21,12 @@ from .placement import Piece, Placed
 class MeshCheckpoint:
     """A folder with the state of a training run on a mesh, as it was last saved.
 
-    One rank saves each number once, under its place in the whole model. So a mesh of other degrees, with another plan,
-    finds it: on 4 ranks or on 16, sharded along data or not. Tensors are in one safetensors file per rank, everything
-    else is JSON, nothing is pickled, and no tensor is sent. `index.json` names the files of the checkpoint. It is
-    replaced atomically (os.replace) once all of them are on the disk (os.fsync), so a process that is killed while
-    saving, at any moment, leaves the previous checkpoint intact. All ranks of the mesh call save and load together, on
-    a folder that all of them see. When save returns on any rank, the new checkpoint is in place.
+    Each number is saved once, by one of the ranks that hold it, under its place in the whole model. So a mesh of other
+    degrees, with another plan, finds it: on 4 ranks or on 16, sharded along data or not. Tensors are in one safetensors
+    file per rank, everything else is JSON, nothing is pickled, and no tensor is sent. `index.json` names the files of
+    the checkpoint. It is replaced atomically (os.replace) once all of them are on the disk (os.fsync), so a process
+    that is killed while saving, at any moment, leaves the previous checkpoint intact. All ranks of the mesh call save
+    and load together, on a folder that all of them see. When save returns on any rank, the new checkpoint is in place.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -39,12 +39,12 @@ class MeshCheckpoint:
         """Save parameters, the optimizer's state and its hyperparameters.
 
         If several ranks hold the same numbers, the rank with coordinate 0 along `copies` writes them. State with the
-        shape of its parameter is saved in the parameter's pieces; a single number, such as a step count, with each
+        parameter's shape is split into the same pieces. A single number, such as a step count, is saved once per
         piece. extra: anything else that load() should return and JSON can express, such as the step and a scheduler's
         state_dict. Files of earlier saves, failed ones too, are removed at the end.
 
         On every rank, before anything is written: raises ValueError unless the optimizer has one group (on another mesh
-        groups would differ), and TypeError if JSON cannot express extra.
+        groups would differ), and TypeError if JSON cannot express extra or a hyperparameter.
         """
         group = _only_group(optimizer)
         kept = {name: value for name, value in group.items() if name not in ("params", "param_names")}
@@ -120,7 +120,7 @@ class _Where:
 
 
 def _own(parallel: Placed, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensors that this rank writes: each piece under a name with its place in the whole model."""
+    """Yield each tensor that this rank writes, under a name with its place in the whole model."""
     here = parallel.mesh.coordinate()
     for parameter, placed in parallel.placements().items():
         if any(here[axis] for axis in placed.copies):
@@ -206,7 +206,7 @@ def _only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _flush(path: Path) -> None:
-    """Let what was written there reach the disk: else the index may, before the files it names."""
+    """Flush a file to the disk, or the index may reach the disk before the files that it names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

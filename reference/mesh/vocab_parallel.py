@@ -66,7 +66,7 @@ def vocab_parallel_cross_entropy(
 
 
 def _own(tokens: Tensor, n: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Tokens as places among this rank's n, and whether they are its own; those that are not have some place too."""
+    """Return the index of each token among this rank's n (0 for tokens of other ranks), and whether it is its own."""
     places = tokens - n * dist.get_rank(group)
     mine = (places >= 0) & (places < n)
     return places.where(mine, 0), mine

@@ -48,8 +48,8 @@ def accounting(
     - embedding: token ids (int64). Loss: targets (int64) and log-probabilities in float32.
 
     In float32, a norm's input is the residual stream itself, so the first norm of a segment shares the segment's kept
-    input. Backward frees as it goes: the loss and the final norm before it recomputes the last segment, and that
-    segment, with its kept input, before it recomputes the one before.
+    input. Backward frees memory as it goes. It frees the loss and the final norm, then recomputes the last segment. It
+    frees that segment and its kept input before it recomputes the previous segment.
     Example: GPT-2's size ("small" in lab.model.transformer), batch 8, context 1024, float32, takes 2.4 GiB for
     parameters, gradients and optimizer, and 11.9 GiB of activations; with segment=1, 1.9 GiB of activations.
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.1.

@@ -14,7 +14,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Backward runs `function` once more, with the random state and the autocast state of the first run, and
     differentiates that run. Afterwards the random state is as if `function` had not run again. Gradients reach every
     tensor among args and kwargs that requires one, and the parameters that `function` uses without taking them as
-    arguments. Arguments may have any type; tensors inside containers are not saved. `function` returns a tensor or a
+    arguments. Arguments may have any type; tensors inside containers do not count. `function` returns a tensor or a
     tuple; other values in a tuple pass through. Checkpoints may be nested. If autograd is off, just call `function`.
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 3.
     """

@@ -116,9 +116,9 @@ class FSDP(nn.Module):
     ):
         """Shard `module` in place. layers: submodules of it; `default_layers(module)` if None.
 
-        A layer with fewer than `small` elements, and what is in no layer, stays whole on every rank. A parameter that
-        two layers share (tied) is cut once, with the first. Buffers become those of the group's rank 0 too. Raises
-        ValueError where one layer is within another.
+        Layers with fewer than `small` elements, and parameters outside of layers, stay whole on every rank. A parameter
+        shared by two layers (tied) is sharded once, with the first layer. Buffers are broadcast from the group's rank
+        0, too. Raises ValueError if one layer is within another.
         """
         super().__init__()
         self.module, self.group = module, group
@@ -197,7 +197,10 @@ class FSDP(nn.Module):
             self.gather(unit)
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
-        """Add the mean of `gradient` over the group to the shard's gradient. gradient: (W·n,), may be overwritten."""
+        """Add the mean of `gradient` over the group to the shard's gradient.
+
+        gradient: (W·n,), of `unit.full` and in its dtype; it may be overwritten.
+        """
         gradient.div_(dist.get_world_size(self.group))  # before SUM: the sum of large fp16 gradients overflows
         mean = gradient.new_empty(unit.part)
         reduce_scatter_single(mean, gradient, group=self.group)

@@ -15,11 +15,11 @@ class SplitOptimizer(torch.optim.Optimizer):
     """`optimizer_cls` with its state sharded evenly over the ranks of `group`, whatever sizes the tensors have.
 
     Use it like `ShardedOptimizer`. Each tensor of n elements is split into W pieces of at most ⌈n/W⌉ elements, and the
-    pieces are assigned to ranks as whole tensors are there. `optimizer_cls` must be elementwise: the update of a number
-    depends only on that number, its gradient and its state. Then the step equals that of `optimizer_cls` bit for bit;
-    with fused implementations, whose vectors start at other offsets in a piece, to within 1 ulp per step.
-    `param_groups` have the whole tensors, and no gradient is kept. `state` and state_dict() are by piece, so they fit
-    only a group of the same size.
+    pieces are assigned to ranks as `ShardedOptimizer` assigns whole tensors. `optimizer_cls` must be elementwise: the
+    update of a number depends only on that number, its gradient and its state. Then the step equals that of
+    `optimizer_cls` bit for bit; with fused implementations, whose vectors start at other offsets in a piece, to within
+    1 ulp per step. `param_groups` have the whole tensors, and no gradient is kept. `state` and state_dict() are by
+    piece, so they fit only a group of the same size.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.1.
     """
 
@@ -32,8 +32,8 @@ class SplitOptimizer(torch.optim.Optimizer):
     ):
         """params, kwargs: as in `ShardedOptimizer`. Tensors may be transposed, but must have no gaps in memory.
 
-        Raises ValueError if `optimizer_cls` is not elementwise. In torch these are Adafactor (rows and columns), LBFGS
-        (inner products), Muon (matrices) and SparseAdam (sparse gradients). Errors of `optimizer_cls` pass through.
+        Raises ValueError if `optimizer_cls` is not elementwise, such as Adafactor (rows and columns), LBFGS (inner
+        products), Muon (matrices) and SparseAdam (sparse gradients). Errors of `optimizer_cls` pass through.
         """
         defaults = optimizer_cls([{"params": []}], **kwargs).defaults
         moving = {**kwargs, "lr": 0.01} if "lr" in defaults else kwargs  # a rate of 0 would tell nothing

@@ -180,7 +180,7 @@ def _like(now: Any, then: Any) -> Any:
 
 
 def _flush(path: Path) -> None:
-    """Let what was written there reach the disk: else the index may, before the files it names."""
+    """Flush a file to the disk, or the index may reach the disk before the files that it names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

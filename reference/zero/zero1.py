@@ -14,7 +14,7 @@ LARGE = 1 << 16  # bytes; a tensor of that size is worth a message of its own, s
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """`optimizer_cls` with its state sharded over the ranks of `group`; a step gives the same result on every rank.
+    """`optimizer_cls` with sharded state: after a step every rank has the result of `optimizer_cls` on one rank.
 
     Use it in place of `optimizer_cls(params, **kwargs)`. All ranks construct it together, with equal parameters, and
     call step() together, with equal gradients. Each tensor has one owner, and only the owner holds the tensor's state.
@@ -81,7 +81,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this rank's part of a state_dict, which is this rank's own, or a whole one of `optimizer_cls`."""
+        """Load this rank's own state_dict, or a whole one of `optimizer_cls`; keep the part of this rank's tensors."""
         assert self.optimizer is not None
         super().load_state_dict(state_dict)
         for tensor in [t for t in self.state if self.owner.get(t, self.rank) != self.rank]:

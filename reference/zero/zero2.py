@@ -37,7 +37,7 @@ class ZeRO2:
     As soon as backward has accumulated a parameter's gradient, pad it to W·n elements, start one reduce-scatter of it,
     and set `.grad` to None. This rank's n elements of the mean add up in `shard.grad`, also over several backwards.
     Wait for a reduce-scatter when the next one starts, and for the last one in `step()`, so at most two whole gradients
-    are alive at a time. Parameters without a gradient on any rank do not change. The optimizer must be elementwise.
+    are alive at a time. Parameters for which no rank has a gradient do not change. The optimizer must be elementwise.
     `zero/common.py` has both collectives for torch 2.11 and 2.13.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.2.
     """

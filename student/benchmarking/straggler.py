@@ -11,7 +11,7 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class Straggler:
-    """rank: in the group. slowdown: its typical step over the median of all ranks. waiting_s: per rank and step."""
+    """rank: in the group. slowdown: its typical step over the median rank's. waiting_s: each rank's wait per step."""
 
     rank: int
     slowdown: float

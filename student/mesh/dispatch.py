@@ -27,7 +27,7 @@ class Dispatched:
 
 @provided
 def balanced(choices: int, n: int, group: dist.ProcessGroup | None) -> list[list[list[int]]]:
-    """The counts of an even routing, for `host`: rows to each rank for each of its n/E experts, and
+    """Counts of an even routing, equal on all ranks, for `host`: rows to each rank for each of its n/E experts, and
     rows from each rank for each of this rank's. choices: tokens · k of one rank."""
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     counts, each = even(choices, n), n // world

@@ -44,7 +44,7 @@ class Mesh:
         raise NotImplementedError("mesh.mesh: Return the rank at a coordinate")
 
     def partition(self, *axes: str) -> list[list[int]]:
-        """Return all groups along these axes: ranks that differ only on them. Groups and their first ranks ascend."""
+        """Return all groups along these axes: ranks that differ only on them. Ranks, and first ranks, ascend."""
         raise NotImplementedError("mesh.mesh: Return all groups along these axes")
 
     def ranks(self, *axes: str) -> list[int]:
@@ -56,7 +56,8 @@ class Mesh:
 
         Groups of single axes exist from the start. Every rank of the world must make the first call for a product of
         axes, in the same order. An axis of degree 1 adds no rank, so products that differ only by such axes are one
-        group. Products of axes of degree 1 share one group, of this rank alone. Raises RuntimeError on paper.
+        group. Products of axes that all have degree 1 share one group, of this rank alone. Raises RuntimeError on
+        paper.
         """
         raise NotImplementedError("mesh.mesh: Return the process group of `ranks(*axes)`, which is created once")
 

@@ -12,12 +12,12 @@ from .placement import Placed
 class MeshCheckpoint:
     """A folder with the state of a training run on a mesh, as it was last saved.
 
-    One rank saves each number once, under its place in the whole model. So a mesh of other degrees, with another plan,
-    finds it: on 4 ranks or on 16, sharded along data or not. Tensors are in one safetensors file per rank, everything
-    else is JSON, nothing is pickled, and no tensor is sent. `index.json` names the files of the checkpoint. It is
-    replaced atomically (os.replace) once all of them are on the disk (os.fsync), so a process that is killed while
-    saving, at any moment, leaves the previous checkpoint intact. All ranks of the mesh call save and load together, on
-    a folder that all of them see. When save returns on any rank, the new checkpoint is in place.
+    Each number is saved once, by one of the ranks that hold it, under its place in the whole model. So a mesh of other
+    degrees, with another plan, finds it: on 4 ranks or on 16, sharded along data or not. Tensors are in one safetensors
+    file per rank, everything else is JSON, nothing is pickled, and no tensor is sent. `index.json` names the files of
+    the checkpoint. It is replaced atomically (os.replace) once all of them are on the disk (os.fsync), so a process
+    that is killed while saving, at any moment, leaves the previous checkpoint intact. All ranks of the mesh call save
+    and load together, on a folder that all of them see. When save returns on any rank, the new checkpoint is in place.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -30,12 +30,12 @@ class MeshCheckpoint:
         """Save parameters, the optimizer's state and its hyperparameters.
 
         If several ranks hold the same numbers, the rank with coordinate 0 along `copies` writes them. State with the
-        shape of its parameter is saved in the parameter's pieces; a single number, such as a step count, with each
+        parameter's shape is split into the same pieces. A single number, such as a step count, is saved once per
         piece. extra: anything else that load() should return and JSON can express, such as the step and a scheduler's
         state_dict. Files of earlier saves, failed ones too, are removed at the end.
 
         On every rank, before anything is written: raises ValueError unless the optimizer has one group (on another mesh
-        groups would differ), and TypeError if JSON cannot express extra.
+        groups would differ), and TypeError if JSON cannot express extra or a hyperparameter.
         """
         raise NotImplementedError(
             "mesh.mesh_checkpoint: Save parameters, the optimizer's state and its hyperparameters"

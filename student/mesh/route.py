@@ -37,10 +37,10 @@ def route(
     group: the ranks that hold other tokens of the batch (data×expert; with sequence parallelism also tensor), perhaps
     different numbers of them. None: there are none, and nothing is sent. Use one all-reduce of at most 2n + 1 numbers.
 
-    Later, gradients are *averaged* over ranks: summed, and divided by `averaged_over` (None: the group's size). For
-    this mean to be the gradient of (7), backward gives the logits averaged_over times their part of it, and sends
-    nothing. If some ranks of the group are only summed over, such as tensor, pass the number that the sum is divided
-    by.
+    Later, gradients are *averaged* over ranks: summed, and divided by `averaged_over` (None: the group's size). So
+    backward multiplies this rank's part of the gradient of (7) by averaged_over; the later division cancels the factor.
+    Backward sends nothing. If some ranks of the group are only summed over, such as tensor, pass the number that the
+    sum is divided by.
 
     Raises ValueError unless 1 <= k <= n.
     Source: Fedus, Zoph and Shazeer 2021, "Switch Transformers", section 2.2, equations 4 to 6.

@@ -112,9 +112,9 @@ class FSDP(nn.Module):
     ):
         """Shard `module` in place. layers: submodules of it; `default_layers(module)` if None.
 
-        A layer with fewer than `small` elements, and what is in no layer, stays whole on every rank. A parameter that
-        two layers share (tied) is cut once, with the first. Buffers become those of the group's rank 0 too. Raises
-        ValueError where one layer is within another.
+        Layers with fewer than `small` elements, and parameters outside of layers, stay whole on every rank. A parameter
+        shared by two layers (tied) is sharded once, with the first layer. Buffers are broadcast from the group's rank
+        0, too. Raises ValueError if one layer is within another.
         """
         raise NotImplementedError("zero.fsdp_gather: Shard `module` in place")
 
@@ -162,5 +162,8 @@ class FSDP(nn.Module):
         raise NotImplementedError("zero.fsdp_gather: Called when backward reaches an output of a layer")
 
     def reduce(self, unit: Unit, gradient: Tensor) -> None:
-        """Add the mean of `gradient` over the group to the shard's gradient. gradient: (W·n,), may be overwritten."""
+        """Add the mean of `gradient` over the group to the shard's gradient.
+
+        gradient: (W·n,), of `unit.full` and in its dtype; it may be overwritten.
+        """
         raise NotImplementedError("zero.fsdp_gather: Add the mean of `gradient` over the group to the shard's gradient")

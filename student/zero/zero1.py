@@ -10,7 +10,7 @@ LARGE = 1 << 16  # bytes; a tensor of that size is worth a message of its own, s
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """`optimizer_cls` with its state sharded over the ranks of `group`; a step gives the same result on every rank.
+    """`optimizer_cls` with sharded state: after a step every rank has the result of `optimizer_cls` on one rank.
 
     Use it in place of `optimizer_cls(params, **kwargs)`. All ranks construct it together, with equal parameters, and
     call step() together, with equal gradients. Each tensor has one owner, and only the owner holds the tensor's state.
@@ -52,7 +52,5 @@ class ShardedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError("zero.zero1: Update every parameter")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this rank's part of a state_dict, which is this rank's own, or a whole one of `optimizer_cls`."""
-        raise NotImplementedError(
-            "zero.zero1: Load this rank's part of a state_dict, which is this rank's own, or a whole one of …"
-        )
+        """Load this rank's own state_dict, or a whole one of `optimizer_cls`; keep the part of this rank's tensors."""
+        raise NotImplementedError("zero.zero1: Load this rank's own state_dict, or a whole one of `optimizer_cls`")
