@@ -55,7 +55,6 @@ GIVEN = {
     # property.
     ("lab/standins/benchmarking.py", "if warmup < 0 or steps < 1:"),
     ("lab/standins/mesh/experts.py", "world = 1 if group is None else dist.get_world_size(group)"),
-    ("lab/standins/mesh/pipeline.py", "if not (0 <= rank < stages and micro_batches >= 1):"),
     ("lab/standins/mesh/tensor.py", '"""This rank\'s part of `tensor` along `dim`."""'),
     ("lab/standins/mesh/tensor.py", "if tensor.shape[dim] % world:"),
     ("lab/standins/mesh/tensor.py", "world = dist.get_world_size(group)"),

@@ -21,7 +21,6 @@ OPTIONS = {
     "NAdam": {"lr": 0.02},
     "Adamax": {"lr": 0.02},
     "Adafactor": {"lr": 0.05},
-    "Decaying": {"lr": 0.3},
 }
 
 
@@ -43,7 +42,7 @@ def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.f
     values = [rng.normal(*s).to(dtypes[i % len(dtypes)]) for i, s in enumerate(shapes)]
     return {
         "optimizer": name,
-        "options": OPTIONS[name],
+        "options": OPTIONS.get(name, {"lr": 0.3}),
         "values": values,
         "groups": ["all"],
         "frozen": list(frozen),

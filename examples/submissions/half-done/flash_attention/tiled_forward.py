@@ -10,7 +10,7 @@ BLOCK_N = 64  # rows of k and v in a tile
 
 
 class TiledAttention(torch.autograd.Function):
-    """Attention by tiles: softmax(q kᵀ / √dim) v without ever holding the matrix of scores.
+    """Attention in tiles: softmax(q kᵀ / √dim) v without holding the matrix of scores.
 
     Source: Dao 2023, "FlashAttention-2", Algorithm 1.
     """
@@ -19,11 +19,11 @@ class TiledAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Return o, and save q, k, v, o and the log-sum-exp for backward.
 
-        q: (…, queries, dim); k, v: (…, keys, dim), the same leading dimensions, any of them or none; any lengths and
-        strides; float32, float16 or bfloat16. With is_causal, query i sees keys 0 … i (aligned top left).
-        Returns o (…, queries, dim) in q's dtype. Saved with ctx.save_for_backward: q, k, v, o and
-        lse (…, queries), float32, the natural log of Σ_j exp(q_i·k_j / √dim). Products and sums are accumulated in
-        float32. A tile has at most 128 rows, and nothing larger than the inputs is allocated.
+        q: (…, queries, dim); k, v: (…, keys, dim), with the same leading dimensions (any number, also none), any
+        lengths and strides; float32, float16 or bfloat16. With is_causal, query i sees keys 0 to i (aligned top left).
+        Returns o (…, queries, dim) in q's dtype. Save q, k, v, o and lse with ctx.save_for_backward. lse, (…, queries),
+        float32, is the natural log of Σ_j exp(q_i·k_j / √dim). Accumulate products and sums in float32. A tile has at
+        most 128 rows. Allocate nothing larger than the inputs.
         """
         raise NotImplementedError(
             "flash_attention.tiled_forward: Return o, and save q, k, v, o and the log-sum-exp for backward"

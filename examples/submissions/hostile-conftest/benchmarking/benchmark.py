@@ -13,10 +13,10 @@ from lab.provided import provided
 @provided
 @dataclass(frozen=True)
 class Timing:
-    """What `benchmark` measured, in seconds.
+    """The result of `benchmark`, in seconds.
 
-    samples: one a measured step, in order. mean, median: of the samples. standard_deviation: of the samples
-    too, with n − 1 in the denominator; 0.0 for a single sample.
+    samples: one per measured step, in order. mean, median: of the samples. standard_deviation: of the samples, with
+    n − 1 in the denominator; 0.0 for a single sample.
     """
 
     mean: float
@@ -28,10 +28,10 @@ class Timing:
 def benchmark(step: Callable[[], object], *, warmup: int = 5, steps: int = 20) -> Timing:
     """Time `step` on the current device: CUDA where it is available, else the CPU.
 
-    Calls step() warmup + steps times: first `warmup` times unmeasured (first calls compile, allocate and fill
-    caches), then `steps` times measured. A sample is the time, by a clock that is never set back, from just before a
-    call of step() until the device has finished everything that call launched, on whatever stream; it holds nothing
-    of the warm-up or of another step.
+    Call step() warmup + steps times: first `warmup` times without measuring (first calls compile, allocate and fill
+    caches), then `steps` times measured. A sample is the time from just before a call of step() until the device has
+    finished everything that this call launched, on any stream. It contains nothing of the warm-up or of another step.
+    Use a clock that is never set back.
 
     Returns a Timing in seconds. Raises ValueError, before any step, unless warmup ≥ 0 and steps ≥ 1.
     Source: CUDA C++ Best Practices Guide, "Performance Metrics: Using CPU Timers".

@@ -6,20 +6,20 @@ from torch import nn
 
 
 class NaiveDDP(nn.Module):
-    """A replica of `module` on each rank of `group`, kept equal by one all-reduce a parameter.
+    """A replica of `module` on each rank of `group`, kept equal by one all-reduce per parameter.
 
-    Built on every rank at once; the replicas start as rank 0's. A training step is
+    All ranks construct it together, and start with the parameters of rank 0. A training step is
 
         loss(ddp(x), y).backward()
         ddp.finish_gradient_synchronization()
         optimizer.step()
 
-    with each rank on its own share of the batch, all shares of one size. `group` defaults to the world.
+    Each rank computes on its own part of the batch, and all parts have the same size. `group` defaults to the world.
     Source: Li et al. 2020, "PyTorch Distributed", section 3.2.1.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
-        """Wrap `module` and overwrite its parameters and buffers, persistent or not, by those of the group's rank 0."""
+        """Wrap `module`. Overwrite its parameters and buffers, persistent or not, with those of the group's rank 0."""
         super().__init__()
         self.module = module
         self.group = group
@@ -27,15 +27,15 @@ class NaiveDDP(nn.Module):
             dist.broadcast(tensor.detach(), group_src=0, group=group)
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
-        """What `module` returns for the same arguments; nothing is sent."""
+        """Return the module's output for the same arguments; nothing is sent."""
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Replace each gradient by its mean over the group; call it after backward, before the optimizer's step.
+        """Replace each gradient by its mean over the group. Call it after backward, before the optimizer's step.
 
-        One all-reduce for each parameter whose .grad is not None, of the gradient's size and dtype, in the order of
-        `module.parameters()`; a parameter that received no gradient (on all ranks) sends nothing and keeps None, and a
-        tied parameter is one parameter.
+        It issues one all-reduce for each parameter whose .grad is not None, in the order of `module.parameters()`, with
+        the gradient's size and dtype. A parameter that received no gradient (on all ranks) sends nothing and keeps
+        None. A tied parameter counts as one parameter.
         """
         world = dist.get_world_size(self.group)
         for parameter in self.module.parameters():
