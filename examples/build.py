@@ -130,14 +130,14 @@ def expected() -> dict[str, dict]:
         return {"status": "graded", "hostile": hostile, "points": {i: p if i in ids else 0 for i, p in points.items()}}
 
     # Numerics weigh two thirds where there is no timing; a test function passes whole. Property needs all numerics.
-    sum_for_mean = round(10 * 2 / 3 / 7, 4)  # equal starts; what follows a step is judged by its numbers first
+    sum_for_mean = round(10 * 2 / 3 / 5, 4)  # equal starts; what follows a step is judged by its numbers first
     partly = {benchmark: 2.0, "flash_attention.tiled_forward": round(15 * 2 / 3 / 3, 4), naive: sum_for_mean}
     table = {
         "complete": earns(*points),
         "data-parallel-only": earns(naive),
         "half-done": earns(benchmark),
         "subtly-wrong": {"status": "graded", "hostile": False, "points": partly},
-        "hanging": {**(h := earns(benchmark)), "points": {**h["points"], naive: round(10 * 2 / 3 / 7, 4)}},
+        "hanging": {**(h := earns(benchmark)), "points": {**h["points"], naive: round(10 * 2 / 3 / 5, 4)}},
         "crashing-at-import": earns(benchmark, naive),
         "not-an-archive": {"status": "refused", "hostile": False, "points": dict.fromkeys(points, 0)},
     }
