@@ -12,6 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+# By the names of torch 2.13; torch 2.11 has only the older ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
     """Tensors in turn, whatever their size, and one broadcast after the other: right, not balanced, and slow."""
@@ -121,7 +125,7 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
         def start(self, unit: Any) -> None:
             if not hasattr(unit, "held"):
                 unit.held = torch.empty_like(unit.full)
-                unit.work = module.all_gather_single(unit.held, self.message(unit), group=self.group, async_op=True)
+                unit.work = all_gather_single(unit.held, self.message(unit), group=self.group, async_op=True)
 
         def gather(self, unit: Any) -> None:
             self.start(unit)
@@ -148,7 +152,7 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
         def reduce(self, unit: Any, gradient: torch.Tensor) -> None:
             world = dist.get_world_size(self.group)
             mean = torch.empty(unit.part, dtype=gradient.dtype, device=gradient.device)
-            module.reduce_scatter_single(mean, gradient / world, group=self.group)
+            reduce_scatter_single(mean, gradient / world, group=self.group)
             unit.add_gradient(mean)
 
         def _show(self, layer: nn.Module) -> None:
@@ -173,7 +177,7 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
 
         def _all(self, part: torch.Tensor) -> torch.Tensor:
             full = part.new_empty(dist.get_world_size(self.group) * part.numel())
-            module.all_gather_single(full, part, group=self.group)
+            all_gather_single(full, part, group=self.group)
             return full
 
     return FSDP

@@ -98,7 +98,7 @@ class FSDP(nn.Module):
     of their modules only while their layer computes.
 
     The methods from `message` to `reduce` are the parts that the next exercises change. They read `group`, `units` (all
-    units) and `units_of[layer]` (the units that a layer needs).
+    units) and `units_of[layer]` (the units that a layer needs). `zero/common.py` has both collectives.
     Source: Rajbhandari et al. 2019, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 4.
     """
 
