@@ -18,7 +18,7 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import BLOCK, draw_plan, messages, natural, steps_of, trains_as_one
+from .oracles_fsdp import BLOCK, NEEDS, draw_plan, messages, natural, steps_of, trains_as_one
 from .probes_fsdp import DTYPES
 
 MIXED = "zero.fsdp_mixed"
@@ -44,7 +44,7 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 @exercise(MIXED, kind="numerics")
 def test_every_argument_is_cast(run, rng):
     dtype = rng.choice(["float16", "bfloat16"])
-    (got,) = run(probes_fsdp.cast_arguments, dtype, world=1)
+    (got,) = run(probes_fsdp.cast_arguments, dtype, world=1, replace=NEEDS["mixed"])
     assert got == [dtype] * 4 + ["int64"], (
         f"arguments by place, in a tuple (two), in a list of a keyword argument, and one of int64 there, arrived as "
         f"{', '.join(got)}; expected {dtype} four times, and int64 as it was"
