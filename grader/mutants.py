@@ -182,7 +182,7 @@ def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> di
 
 
 def survivors(mutants: Sequence[Edited], progress: Any, seed: str = mistakes.PUBLIC) -> list[Edited]:
-    """Those that no test of their exercise fails."""
+    """Return the mutants that no test of their exercise fails."""
     with _bench(progress, len(mutants), seed) as bench:
         return [m for m in mutants if not bench.failed(m)]
 

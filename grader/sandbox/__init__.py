@@ -160,7 +160,7 @@ def _stage(kit: Path, submission: Path, staged: Path) -> None:
     """Copy what may be seen inside, readable for all whatever the grader's umask; links are never followed."""
 
     def odd(folder: str, names: list[str]) -> set[str]:
-        """What is neither file nor folder, and what Python compiled of the submission."""
+        """Return entries that are neither file nor folder, and files that Python compiled from the submission."""
         there = [*map(Path(folder).joinpath, names)]
         plain = {p.name for p in there if (p.is_file() or p.is_dir()) and not p.is_symlink()}
         return {*names} - plain | ({"__pycache__"} if Path(folder).is_relative_to(submission) else set())

@@ -16,7 +16,7 @@ from .raising import raised
 
 
 def called(impl: Any, function: str, cases: list) -> list:
-    """What `function`, "impl.stage.module.name", returns for each case: a list of arguments, or a dict by name."""
+    """Return the results of `function`, "impl.stage.module.name", per case: a list of arguments, or a dict by name."""
     return [plain(_call(impl, function, case)) for case in cases]
 
 
