@@ -105,7 +105,7 @@ def _landlock() -> int:
 
 
 def _cgroups() -> Finding:
-    """Return the limits that apply to a whole box."""
+    """Check which limits can apply to a whole box."""
     kinds = {"v2" if kind == "cgroup2" else "v1" for kind, _, _ in cgroups.hierarchies()}
     versions, lacking = " and ".join(sorted(kinds)) or "none", " and ".join(cgroups.lacking())
     if not lacking:

@@ -91,7 +91,7 @@ def check(cluster: Cluster) -> None:
 
 
 class Scheduler(ABC):
-    """Return the executor for the jobs of one track, from submitit."""
+    """Runs the jobs of one track, through submitit."""
 
     pause_s: float  # between two questions
     late_s: float  # how much later than the end of its job an answer may be seen
