@@ -21,7 +21,7 @@ from typing import Any
 from lab.cluster import steps
 from lab.cluster.events import Block
 from lab.cluster.hardware import Cluster, cluster
-from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, gpt, unfit
+from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, RECOMPUTE, TODAY, Job, Plan, gpt, unfit
 from lab.cluster.layers import Layers
 from lab.cluster.simulator import closed
 from reference.mesh.planner import MOST_CHUNKS, MOST_SEQUENCES, Tools, planner
@@ -125,12 +125,11 @@ def others() -> list[Run]:
     for gpus, sequences, seconds in m["runs"]:
         layers, width, heads, vocabulary = m["model"]
         job = Job(gpt(layers, width, heads, vocabulary), sequences, 2048, cluster("dgx-a100", gpus), MEGATRON_2022)
-        plans = [best(job, Plan(gpus // 64, 8, 8, 1, 6, again), chunks=(6,)) for again in ("none", "selective", "full")]
-        plan = min((p for p in plans if steps.fits(job, p)), key=lambda p: steps.price(job, p).step_s)
+        plan = best(job, Plan(gpus // 64, 8, 8), chunks=(6,), recompute=RECOMPUTE)
         runs.append(_timed(m["source"], f"175B, {gpus} GPUs", job, plan, seconds))
     for gpus, published in told["llama"]["runs"]:
         job = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", gpus), TODAY)
-        plan = best(job, Plan(gpus // 128, 16, 8, recompute="none", zero=2))
+        plan = best(job, Plan(gpus // 128, 16, 8, zero=2), recompute=("none", "selective"))
         runs.append(Run(told["llama"]["source"], f"405B, {gpus} GPUs", job, plan, published))
     return runs
 
@@ -140,11 +139,17 @@ def best(
     plan: Plan,
     chunks: Sequence[int] = range(1, MOST_CHUNKS + 1),
     micro_batches: Sequence[int] = MICRO_BATCHES,
+    recompute: Sequence[str] = (),
 ) -> Plan:
-    """The same plan with the micro-batch and chunks that are fastest of those that fit, or where none does need least
-    memory."""
+    """The same plan with the micro-batch, chunks and, if given, recomputation that are fastest of those that fit, or
+    where none does need least memory."""
     found, least = plan, float("inf")
-    options = [replace(plan, micro_batch=m, chunks=c) for m in micro_batches for c in chunks]
+    options = [
+        replace(plan, micro_batch=m, chunks=c, recompute=r)
+        for m in micro_batches
+        for c in chunks
+        for r in recompute or (plan.recompute,)
+    ]
     options = [p for p in options if not unfit(job, p)]
     fitting = [p for p in options if steps.fits(job, p)]
     options = fitting or [min(options, key=lambda p: steps.memory(job, p)["total"])]

@@ -8,7 +8,7 @@ from ..model import models
 from ..model.transformer import Config
 from .hardware import Cluster
 
-# What backward computes again: nothing, the core of attention, all of a layer.
+# What backward computes again: nothing; what takes much memory and little time (`Layers.light`); all of a layer.
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -91,11 +91,6 @@ class Recipe:
     fused_accumulation: bool = True  # a weight's gradient is added up by the product itself
     equal_parts: bool = False  # all parts of a pipeline must have as many layers
 
-    @property
-    def checkpointing(self) -> tuple[str, ...]:
-        """What of RECOMPUTE makes a difference: fused attention keeps no scores to compute again."""
-        return ("none", "full") if self.fused_attention else RECOMPUTE
-
 
 TODAY = Recipe()
 # Megatron-LM of 2021: fp16, scores and dropout masks in memory, messages and all-reduces waited for. Its optimizer
@@ -157,7 +152,7 @@ def unfit(job: Job, plan: Plan) -> str:
     multiple of them, and where the recipe splits the sequence divides context. data · micro_batch divides sequences.
     Chunks need a pipeline, at least one layer each, and micro-batches in groups of `pipe`. Layers are spread over all
     pipe · chunks parts; those at the ends, with embedding and head, may have one less, no other, and not even they
-    where the recipe has equal_parts. recompute is one of the recipe's. ZeRO needs a data axis.
+    where the recipe has equal_parts. recompute is one of RECOMPUTE. ZeRO needs a data axis.
     """
     m, parts = job.model, plan.pipe * plan.chunks
     for name in ("data", "pipe", "tensor", "micro_batch", "chunks"):
@@ -178,8 +173,8 @@ def unfit(job: Job, plan: Plan) -> str:
         return f"{m.layers} layers cannot be spread over {parts} parts"
     if plan.chunks > 1 and (plan.pipe == 1 or plan.micro_batches(job) % plan.pipe):
         return f"{plan.chunks} chunks need a pipeline and micro-batches in groups of pipe={plan.pipe}"
-    if plan.recompute not in job.recipe.checkpointing:
-        return f"recompute {plan.recompute} is none of {', '.join(job.recipe.checkpointing)}"
+    if plan.recompute not in RECOMPUTE:
+        return f"recompute {plan.recompute} is none of {', '.join(RECOMPUTE)}"
     if plan.zero not in range(4) or (plan.zero and plan.data == 1):
         return f"ZeRO {plan.zero} with data={plan.data}"
     return ""

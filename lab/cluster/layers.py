@@ -48,7 +48,7 @@ class Layers:
         return [*self._in_attention(), *self.core(), *self._out_attention(), *self._feed_forward()]
 
     def core(self, phase: str = "forward") -> list[Event]:
-        """Scores, softmax, dropout and the sum over values: what selective recomputation does again."""
+        """Scores, softmax, dropout and the sum over values."""
         m, b = self.model, self.recipe
         heads, s, d = self.sequences * m.heads // self.tensor, self.context, m.dim
         operands = b.element * self.tokens * d * (2 * m.heads + 2 * self._kv_heads) / self.tensor
@@ -63,13 +63,20 @@ class Layers:
             events.append(Compute(0, 5 * scores, phase=phase, label="dropout"))  # in, out, and a byte of mask
         return [*events, self._product((s, d, s), phase, "values", batch=heads)]
 
+    def light(self) -> list[Event]:
+        """What selective recomputation does again: the core of attention, or where that is fused and keeps no scores,
+        both norms and the feed-forward's activation (Megatron-Core's `layernorm` and `mlp_act`)."""
+        if not self.recipe.fused_attention:
+            return self.core("recompute")
+        return [_again(event) for event in (self._norm(), self._norm(), self._activation())]
+
     def backward(self, recompute: str) -> list[Event]:
         """The gradient of a layer, and before it what is computed again."""
         again: list[Event] = []
         if recompute == "full":
             again = [_again(event) for event in self.forward()]
         elif recompute == "selective":
-            again = self.core("recompute")
+            again = self.light()
         return [*again, *self._feed_forward_backward(), *self._attention_backward()]
 
     def embedding(self) -> list[Event]:
@@ -163,18 +170,24 @@ class Layers:
     # Feed-forward
 
     def _feed_forward(self) -> list[Event]:
-        m, n, e = self.model, self.tokens, self.recipe.element
+        m, n = self.model, self.tokens
         f = m.hidden // self.tensor
         first = (2 if m.gated else 1) * f
         return [
             self._norm(),
             *self._gather("forward"),
             self._product((n, first, m.width), "forward", "up"),
-            Compute(0, e * n * (first + f), label="activation"),
+            self._activation(),
             self._product((n, m.width, f), "forward", "down"),
             *self._scatter("forward"),
             self._add(),
         ]
+
+    def _activation(self) -> Compute:
+        tensors = 3 if self.model.gated else 2  # read and written
+        return Compute(
+            0, self.recipe.element * self.tokens * tensors * self.model.hidden // self.tensor, label="activation"
+        )
 
     def _feed_forward_backward(self) -> list[Event]:
         m, n, e = self.model, self.tokens, self.recipe.element

@@ -235,7 +235,8 @@ def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) ->
     """(of a layer that keeps all, of one with this recomputation): bytes kept for backward, of one micro-batch.
 
     GPT: sbh (10 + 24/t + 5as/ht), and with sequence parallelism sbh/t (34 + 5as/h); scores are 5as/ht, and full
-    recomputation keeps 2sbh (/t). Source: Korthikanti et al. 2022, equations 1 to 6.
+    recomputation keeps 2sbh (/t). Source: Korthikanti et al. 2022, equations 1 to 6. With fused attention selective
+    recomputation leaves out what `Layers.light` makes again: the outputs of two norms and of the activation.
     """
     m, b = job.model, job.recipe
     tokens, e = micro_batch * job.context, b.element
@@ -248,7 +249,8 @@ def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) ->
     scores = 0.0 if b.fused_attention else (2 * e + (1 if b.dropout else 0)) * m.heads * job.context / m.width
     own = tensor if b.sequence else 1
     whole = stream * (between / own + (inside + scores) / tensor)
-    kept = {"none": whole, "selective": whole - stream * scores / tensor, "full": e * stream / own}
+    light = scores / tensor if not b.fused_attention else e * (2 / own + hidden / tensor)
+    kept = {"none": whole, "selective": whole - stream * light, "full": e * stream / own}
     return whole, kept[recompute]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lab.cluster import steps
 from lab.cluster.hardware import RESOURCES
-from lab.cluster.jobs import Job, Plan, unfit
+from lab.cluster.jobs import RECOMPUTE, Job, Plan, unfit
 from lab.provided import provided
 
 MOST_SEQUENCES = 16  # of a micro-batch
@@ -39,8 +39,8 @@ def candidates(job: Job, tools: Tools = Tools()) -> Iterator[Plan]:
     """Yield every plan of this job once, in any order, whether it fits in memory or not.
 
     Plans combine all data · pipe · tensor whose product is the number of devices, all micro-batches of 1 to
-    MOST_SEQUENCES sequences, 1 to MOST_CHUNKS chunks, the recomputation of the recipe (job.recipe.checkpointing), and
-    ZeRO 0 to 3. Leave out a plan if `tools.unfit` gives a reason against it.
+    MOST_SEQUENCES sequences, 1 to MOST_CHUNKS chunks, each recomputation of RECOMPUTE, and ZeRO 0 to 3.
+    Leave out a plan if `tools.unfit` gives a reason against it.
     """
     gpus = job.cluster.gpus
     for tensor in _divisors(gpus):
@@ -50,10 +50,10 @@ def candidates(job: Job, tools: Tools = Tools()) -> Iterator[Plan]:
                 continue
             for micro_batch in _divisors(job.sequences // data, MOST_SEQUENCES):
                 for chunks in range(1, MOST_CHUNKS + 1):
-                    plan = Plan(data, pipe, tensor, micro_batch, chunks, job.recipe.checkpointing[0])
+                    plan = Plan(data, pipe, tensor, micro_batch, chunks)
                     if tools.unfit(job, plan):
                         continue
-                    for recompute in job.recipe.checkpointing:
+                    for recompute in RECOMPUTE:
                         for zero in range(4):
                             one = replace(plan, recompute=recompute, zero=zero)
                             if not tools.unfit(job, one):

@@ -37,8 +37,8 @@ def candidates(job: Job, tools: Tools = Tools()) -> Iterator[Plan]:
     """Yield every plan of this job once, in any order, whether it fits in memory or not.
 
     Plans combine all data · pipe · tensor whose product is the number of devices, all micro-batches of 1 to
-    MOST_SEQUENCES sequences, 1 to MOST_CHUNKS chunks, the recomputation of the recipe (job.recipe.checkpointing), and
-    ZeRO 0 to 3. Leave out a plan if `tools.unfit` gives a reason against it.
+    MOST_SEQUENCES sequences, 1 to MOST_CHUNKS chunks, each recomputation of RECOMPUTE, and ZeRO 0 to 3.
+    Leave out a plan if `tools.unfit` gives a reason against it.
     """
     raise NotImplementedError(
         "mesh.planner: Yield every plan of this job once, in any order, whether it fits in memory or not"

@@ -21,7 +21,20 @@ from lab.cluster import steps
 from lab.cluster.costs import ring_cost, sent_bytes
 from lab.cluster.events import Block, Collective, Compute, Memory, Recv, Send, Wait, flat
 from lab.cluster.hardware import TABLE, cluster
-from lab.cluster.jobs import MEGATRON_2021, MEGATRON_2022, MODELS, TODAY, Job, Plan, Recipe, gpt, of_config, unfit
+from lab.cluster.jobs import (
+    MEGATRON_2021,
+    MEGATRON_2022,
+    MODELS,
+    RECOMPUTE,
+    TODAY,
+    Job,
+    Plan,
+    Recipe,
+    gpt,
+    of_config,
+    unfit,
+)
+from lab.cluster.layers import Layers
 from lab.cluster.prices import collective_s, compute_s, group_s, matmul_s
 from lab.cluster.simulator import SimulationError, closed, play
 from lab.course.assignment import ROOT
@@ -260,6 +273,20 @@ def test_activations_are_those_of_korthikanti():
         assert steps.activation_bytes(job, t, b, "selective")[1] == pytest.approx(whole - core)
 
 
+def test_selective_recomputation_beside_fused_attention_makes_norms_and_activation_again():
+    """Their outputs leave memory; backward makes them again, by what they read and write."""
+    job, t = Job(MODELS["405b"], 2048, 8192, cluster("grand-teton", 8192)), 8
+    m, stream = job.model, 2 * 8192 * job.model.width
+    whole, kept = steps.activation_bytes(job, t, 1, "selective")
+    product = 2 * 8192 * m.hidden / t
+    assert whole - kept == pytest.approx(2 * stream / t + product)
+    layer = Layers(m, job.recipe, 1, 8192, range(t))
+    more = sum(e.bytes for e in layer.backward("selective") if isinstance(e, Compute)) - sum(
+        e.bytes for e in layer.backward("none") if isinstance(e, Compute)
+    )
+    assert more == pytest.approx(2 * 2 * stream / t + 3 * product)
+
+
 def test_zero_keeps_less_the_more_it_shards():
     """Of what is sharded two neighbouring layers are whole at a time, never the model."""
     for pipe, chunks in ((1, 1), (4, 1), (4, 2)):
@@ -292,7 +319,7 @@ def test_no_price_is_below_its_floor_and_causes_add_up(recipe):
         if data * pipe > 16:
             continue
         plan = Plan(
-            data, pipe, 16 // data // pipe, rng.choice([1, 2, 3]), rng.randint(1, 4), rng.choice(recipe.checkpointing),
+            data, pipe, 16 // data // pipe, rng.choice([1, 2, 3]), rng.randint(1, 4), rng.choice(RECOMPUTE),
             rng.randint(0, 3),
         )  # fmt: skip
         if unfit(job, plan):
