@@ -15,13 +15,15 @@ from typing import Any
 import torch
 
 from lab.measure.kernels import Kernel, compiling, read_cubin
+from lab.measure.sass import PIPES, counts, coverage, disassemble, inner_loop
 from reference.flash_attention.occupancy import Multiprocessor, occupancy
+from reference.flash_attention.overlap import attention_forward_overlapped
 from reference.flash_attention.triton_backward_dkdv import attention_backward_dkdv
 from reference.flash_attention.triton_backward_dq import attention_backward_dq
 from reference.flash_attention.triton_forward import attention_forward
 
+from .replay import RATES, Replay
 from .results import write
-from .sass import PIPES, RATES, Replay, counts, coverage, disassemble, inner_loop
 
 TENSOR_FLOPS = {80: 2048, 90: 4096, 100: 8192}  # per cycle and SM, dense 16-bit: A100, H100, B200 data sheets
 GPUS = {80: (108, 1.41), 90: (132, 1.755)}  # SMs and GHz: A100, H100 SXM
@@ -79,6 +81,7 @@ def passes(dim: int, is_causal: bool, peers: dict[str, Callable]) -> list[tuple[
     lse = torch.empty(2, 2048 // dim, n)
     return [
         ("forward", 2, lambda: attention_forward(q, k, v, is_causal)),
+        ("overlapped", 2, lambda: attention_forward_overlapped(q, k, v, is_causal)),
         ("dq", 3, lambda: attention_backward_dq(q, k, v, o, lse, do, is_causal)),
         ("dkdv", 4, lambda: attention_backward_dkdv(q, k, v, lse, do, lse, is_causal)),
         *((name, 2, lambda peer=peer: peer(q, k, v, is_causal)) for name, peer in peers.items()),

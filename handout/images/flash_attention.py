@@ -207,7 +207,7 @@ def roofline() -> Picture:
 def room() -> Picture:
     """One multiprocessor of an H100, and our forward kernel in it."""
     p = Picture("room", WIDTH, 246, "One multiprocessor: a second program of the forward kernel does not fit")
-    m, registers, shared, warps = Multiprocessor(), 251, 230_400, 8
+    m, registers, shared, warps = Multiprocessor(), 195, 230_400, 8
     fits = occupancy(registers, shared, warps)
     rows = (
         ("registers", warps * math.ceil(32 * registers / m.register_unit) * m.register_unit, m.registers),

@@ -37,7 +37,6 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
         operand(q, block_m, tma), operand(k, block_n, tma), operand(v, block_n, tma), operand(o, block_m, tma), lse,
         q.stride(), k.stride(), v.stride(), o.stride(), dim**-0.5, heads, heads // kv_heads, queries, keys,
         BLOCK_M=block_m, BLOCK_N=block_n, DIM=dim, WIDTH=width, IS_CAUSAL=is_causal, TMA=tma,
-        BEHIND=architecture() == 90 and width == 128 and q.element_size() == 2,  # at dim 64 two programs fill an SM
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return o, lse
@@ -58,12 +57,9 @@ def _blocks(width: int, itemsize: int) -> tuple[int, int, int, int]:
 def flash_forward(
     q, k, v, o, lse, stride_q, stride_k, stride_v, stride_o, scale, heads, group, queries, keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    TMA: tl.constexpr, BEHIND: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one head follow each other: they share k and v in the cache.
-
-    BEHIND is an extension: add each product p v one step late.
-    """
+    """Programs of one head follow each other: they share k and v in the cache."""
     tiles = tl.cdiv(queries, BLOCK_M)
     i, row = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h = row // heads, row % heads
@@ -74,40 +70,29 @@ def flash_forward(
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum, of scores times log2(e)
     l_i = tl.zeros([BLOCK_M], tl.float32)  # running sum
     acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)  # unnormalised output
-    p = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)  # of the last step, and how it rescales acc
-    alpha = tl.full([BLOCK_M], 1.0, tl.float32)
     full, end = key_range(i, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    acc, l_i, m_i, p, alpha = _walk(
-        acc, l_i, m_i, p, alpha, q_i, k, v, stride_k, stride_v, b, h // group, offs_m, 0, full, keys, scale * LOG2E,
-        BLOCK_N, DIM, WIDTH, IS_CAUSAL, TMA, BEHIND, True,
+    acc, l_i, m_i = _walk(
+        acc, l_i, m_i, q_i, k, v, stride_k, stride_v, b, h // group, offs_m, 0, full, keys, scale * LOG2E,
+        BLOCK_N, DIM, WIDTH, IS_CAUSAL, TMA, True,
     )  # fmt: skip
-    acc, l_i, m_i, p, alpha = _walk(
-        acc, l_i, m_i, p, alpha, q_i, k, v, stride_k, stride_v, b, h // group, offs_m, full, end, keys, scale * LOG2E,
-        BLOCK_N, DIM, WIDTH, IS_CAUSAL, TMA, BEHIND, False,
+    acc, l_i, m_i = _walk(
+        acc, l_i, m_i, q_i, k, v, stride_k, stride_v, b, h // group, offs_m, full, end, keys, scale * LOG2E,
+        BLOCK_N, DIM, WIDTH, IS_CAUSAL, TMA, False,
     )  # fmt: skip
-    if BEHIND:
-        last = (end - 1) // BLOCK_N * BLOCK_N
-        acc = _add(acc, alpha, p, v, stride_v, b, h // group, last, keys, BLOCK_N, DIM, WIDTH, TMA, False)
     store_tile(o, stride_o, b, h, i * BLOCK_M, queries, acc / l_i[:, None], BLOCK_M, DIM, WIDTH, TMA)
     tl.store(lse + row.to(tl.int64) * queries + offs_m, (m_i + tl.log2(l_i)) / LOG2E, mask=offs_m < queries)
 
 
 @triton.jit
 def _walk(
-    acc, l_i, m_i, p, alpha, q_i, k, v, stride_k, stride_v, b, h, offs_m, start, end, keys, qk_scale,
+    acc, l_i, m_i, q_i, k, v, stride_k, stride_v, b, h, offs_m, start, end, keys, qk_scale,
     BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr, TMA: tl.constexpr,
-    BEHIND: tl.constexpr, FULL: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
-    """Lines 6 to 11 of Algorithm 1, for the key tiles from start to end. FULL: every row sees every key of them.
-
-    BEHIND: a step adds the product p v of the step before, with the p and alpha that it is given.
-    """
+    """Lines 6 to 11 of Algorithm 1, for the key tiles from start to end. FULL: every row sees every key of them."""
     for start_n in range(start, end, BLOCK_N):
         k_j = load_tile(k, stride_k, b, h, start_n, keys, BLOCK_N, DIM, WIDTH, TMA, FULL)
         s = tl.dot(q_i, k_j.T, input_precision="tf32x3")  # (BLOCK_M, BLOCK_N)
-        if BEHIND:  # the tensor cores multiply p v of the step before while this step takes its exponentials
-            before = tl.maximum(start_n - BLOCK_N, 0)  # in the first step p is 0
-            acc = _add(acc, alpha, p, v, stride_v, b, h, before, keys, BLOCK_N, DIM, WIDTH, TMA, FULL)
         if not FULL:
             offs_n = start_n + tl.arange(0, BLOCK_N)
             visible = (offs_n < keys)[None, :]
@@ -118,17 +103,7 @@ def _walk(
         p = tl.exp2(s * qk_scale - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
         l_i = alpha * l_i + tl.sum(p, 1)
-        if not BEHIND:
-            acc = _add(acc, alpha, p, v, stride_v, b, h, start_n, keys, BLOCK_N, DIM, WIDTH, TMA, FULL)
+        v_j = load_tile(v, stride_v, b, h, start_n, keys, BLOCK_N, DIM, WIDTH, TMA, FULL)
+        acc = tl.dot(p.to(v_j.dtype), v_j, acc * alpha[:, None], input_precision="tf32x3")  # (BLOCK_M, WIDTH)
         m_i = m_new
-    return acc, l_i, m_i, p, alpha
-
-
-@triton.jit
-def _add(
-    acc, alpha, p, v, stride_v, b, h, start_n, keys,
-    BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """acc, rescaled to the new maximum, plus p v_j: line 10."""
-    v_j = load_tile(v, stride_v, b, h, start_n, keys, BLOCK_N, DIM, WIDTH, TMA, FULL)
-    return tl.dot(p.to(v_j.dtype), v_j, acc * alpha[:, None], input_precision="tf32x3")  # (BLOCK_M, WIDTH)
+    return acc, l_i, m_i

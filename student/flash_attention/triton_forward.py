@@ -24,10 +24,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
 def flash_forward(
     q, k, v, o, lse, stride_q, stride_k, stride_v, stride_o, scale, heads, group, queries, keys,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    TMA: tl.constexpr, BEHIND: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one head follow each other: they share k and v in the cache.
-
-    BEHIND is an extension: add each product p v one step late.
-    """
+    """Programs of one head follow each other: they share k and v in the cache."""
     tl.static_assert(False, "flash_attention.triton_forward: write this kernel")

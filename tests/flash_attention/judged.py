@@ -12,13 +12,14 @@ from .causes import wrong_output
 from .oracles import ALLOWED, attention, described, given_to_backward, recomputed, room, tiles
 
 CAUSAL = "flash_attention.causal"
-NEEDS = {"forward": [CAUSAL], "dq": [CAUSAL], "dkdv": []}
-OPERANDS = {"forward": "q k v", "dq": "q k v do o", "dkdv": "q k v do"}  # of any strides
+FORWARD = ("forward", "overlapped")
+NEEDS = {"forward": [CAUSAL], "overlapped": [CAUSAL], "dq": [CAUSAL], "dkdv": []}
+OPERANDS = {"forward": "q k v", "overlapped": "q k v", "dq": "q k v do o", "dkdv": "q k v do"}  # of any strides
 LSE = "the natural log of the sum of exp of the scaled scores"
 DELTA = "rowsum(do ∘ o) of all queries, in float32, stored for the other kernel"
 # Of each kernel the results as they are judged: whose dtype they have, times a plain computation's error, dimensions.
 RESULTS = {
-    "forward": [("o", "q", 6, "query, dim"), ("lse", "", 12, "query")],
+    **{kernel: [("o", "q", 6, "query, dim"), ("lse", "", 12, "query")] for kernel in FORWARD},
     "dq": [("delta", "", 12, "query"), ("dq", "q", 8, "query, dim")],
     "dkdv": [("dk", "k", 8, "key, dim"), ("dv", "k", 8, "key, dim")],
 }
@@ -30,7 +31,7 @@ def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=F
     drawn: q, k, v and do. lie: how operands lie in memory; otherwise it is drawn.
     """
     given = dict(zip(("q", "k", "v", "do"), drawn, strict=True))
-    given = given if kernel == "forward" else given_to_backward(expect, *drawn, is_causal)
+    given = given if kernel in FORWARD else given_to_backward(expect, *drawn, is_causal)
     want, yardstick = expected(expect, kernel, given, is_causal)
     where = room(given["q"], where)
     keep &= where == "interpret"
@@ -59,7 +60,7 @@ def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=F
 def expected(expect, kernel: str, given: dict, is_causal: bool) -> tuple[dict, dict]:
     """Results in float64, and in the inputs' dtype as a yardstick."""
     dtypes = ("float64", str(given["q"].dtype).removeprefix("torch."))
-    if kernel == "forward":
+    if kernel in FORWARD:
         want, plain = (expect(attention, *(given[n] for n in "qkv"), is_causal, dtype) for dtype in dtypes)
     else:
         want, plain = (expect(recomputed, given, is_causal, dtype) for dtype in dtypes)

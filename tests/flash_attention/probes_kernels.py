@@ -26,6 +26,7 @@ def place(where: str, *tensors: Tensor) -> list[Tensor]:
 # Of each kernel: the function that launches it, what that is given and returns, and what its programs walk over.
 KERNELS: dict[str, tuple[Callable[[Any], Any], str, str, str]] = {
     "forward": (lambda impl: impl.flash_attention.triton_forward.attention_forward, "q k v", "o lse", "k"),
+    "overlapped": (lambda impl: impl.flash_attention.overlap.attention_forward_overlapped, "q k v", "o lse", "k"),
     "dq": (
         lambda impl: impl.flash_attention.triton_backward_dq.attention_backward_dq, "q k v o lse do", "dq delta", "k",
     ),
@@ -47,11 +48,11 @@ def launched(
     call = function(impl)
     with poisoned(), watching(keep=keep) as seen:
         out = call(*laid.values(), is_causal)
-    again = out if kernel == "forward" else call(*laid.values(), is_causal)
+    again = call(*laid.values(), is_causal)
     found = {
         **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "changed": changed(),
         "same": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
-        "contiguous": all(x.is_contiguous() for x in out),
+        "contiguous": all(x.is_contiguous() for x in out), "sources": [launch.source for launch in seen.launches],
     }  # fmt: skip
     return found | (_touched(impl, seen, laid[walked], *out) if keep else {})
 
@@ -152,6 +153,23 @@ def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: 
         "kept": [_told(t, inputs) for place, t in kept.items() if place not in known],
         "sources": [launch.source for launch in seen.launches],
         **{f"d{n}": g.cpu() for n, g in zip(needs, grads, strict=True)}, **seen_of(seen),
+    }  # fmt: skip
+
+
+def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
+    """What the kernel becomes for sm_90 at dim 128, and the share of exponentials that a wgmma covers."""
+    from lab.measure.kernels import compiling, read_cubin
+    from lab.measure.sass import coverage, disassemble, inner_loop
+
+    q, k, v = (torch.empty(2, 16, 8192, 128, dtype=getattr(torch, dtype)) for _ in range(3))
+    with compiling(90) as kernels:
+        impl.flash_attention.overlap.attention_forward_overlapped(q, k, v, is_causal)
+    (kernel,) = kernels
+    loop = inner_loop(disassemble(read_cubin(kernel.cubin, "-sass")))
+    return {
+        "source": kernel.source, "registers": kernel.registers, "spilled": kernel.spilled_bytes,
+        "exponentials": sum(i.pipe == "mufu" for i in loop), "covered": coverage(loop),
+        "tile": [kernel.keywords.get(name) for name in ("BLOCK_M", "BLOCK_N")], "warps": kernel.warps,
     }  # fmt: skip
 
 

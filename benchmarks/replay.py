@@ -7,104 +7,19 @@ counts and scoreboards. Warps share the pipes and a tensor core; tiles come out 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+
+from lab.measure.sass import HMMA_CYCLES, Instruction
 
 # Threads per cycle and SM (CUDA C++ Programming Guide, throughput of arithmetic instructions, 9.0).
 RATES = {"fma": 128, "alu": 64, "imad": 64, "mufu": 16, "shfl": 32, "lsu": 32}
-PIPES = {
-    "fma": "FFMA FMUL FADD HADD2 HFMA2 HMUL2 FFMA2 FMUL2 FADD2", "imad": "IMAD", "mufu": "MUFU", "shfl": "SHFL",
-    "alu": "FMNMX FMNMX3 F2FP F2F FSEL SEL FSETP ISETP IADD3 IADD LOP3 SHF PRMT LEA MOV PLOP3 VIADD VIMNMX IMNMX SGXT "
-    "P2R R2P IABS CS2R I2FP",
-    "lsu": "LDS STS LDSM STSM LDGSTS LDG STG LDL STL LDC LD ST LDTM STTM",
-    "tensor": "HGMMA HMMA UTCHMMA", "barrier": "BAR", "tile": "SYNCS", "copy": "UTMALDG", "wait": "WARPGROUP",
-}  # fmt: skip
-PIPE = {op: pipe for pipe, ops in PIPES.items() for op in ops.split()}
 # Cycles until a result is there, where the code waits for it by a scoreboard; cycles that a warp keeps a pipe busy.
 LATENCIES = {"mufu": 18, "shfl": 24, "lsu": 30, "tile": 24, "tensor": 33, "copy": 20}
 OCCUPIES = {"mufu": 8, "shfl": 4, "lsu": 4, "alu": 2, "imad": 2, "fma": 1}
-HMMA_CYCLES = 8  # of m16n8k16 on a tensor core of sm_80: 4,096 FLOP at 512 per cycle
 QUEUE, DRAIN = 4, 40  # wgmma that a warp may issue ahead; cycles from the end of the last one until a wait returns
 L2_LATENCY, L2_BYTES = 650, 40  # cycles until a tile's first byte; bytes per cycle and SM when all SMs ask
 SKEW = 200  # cycles between the starts of two programs on one SM
-
-
-@dataclass(frozen=True)
-class Instruction:
-    op: str  # with modifiers: HGMMA.64x128x16.F32.BF16
-    operands: str
-    stall: int  # cycles until the warp may issue its next
-    sets: tuple[int, int]  # scoreboards: of the result and of the operands' release; 7 means no scoreboard
-    waits: int  # scoreboards that must be clear, as bits
-
-    @property
-    def name(self) -> str:
-        return self.op.split(".")[0]
-
-    @property
-    def pipe(self) -> str:
-        return PIPE.get(self.name, "other")
-
-    @property
-    def ends_group(self) -> bool:
-        return self.name == "HGMMA" and "gsb0" in self.operands
-
-    @property
-    def allowed(self) -> int | None:
-        """Groups of wgmma that may be in flight when this instruction has waited for the others."""
-        return int(self.operands.split(",")[1], 16) if self.op.startswith("WARPGROUP.DEPBAR") else None
-
-    def tensor_cycles(self) -> float:
-        """Cycles of the tensor core, or of shared memory (128 B per cycle) where reading the operands takes longer."""
-        if shape := re.match(r"HGMMA\.64x(\d+)x(\d+)", self.op):
-            n, k = map(int, shape.groups())
-            from_shared = self.operands.split(",")[1].strip().startswith("gdesc")
-            return max(64 * n * k * 2 / 4096, (n + 64 * from_shared) * k * 2 / 128)
-        return HMMA_CYCLES
-
-
-def disassemble(sass: str) -> dict[int, Instruction]:
-    """Instructions by address, from `cuobjdump -sass`: two 64-bit words each, the second with control bits."""
-    line = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@\S+\s+)?(\S+)\s*(.*?)\s*;\s*/\* 0x\w+ \*/\s*/\* 0x(\w+) \*/")
-    code = {}
-    for address, op, operands, word in line.findall(sass):
-        bits = int(word, 16)
-        sets = (bits >> 46 & 7, bits >> 49 & 7)
-        code[int(address, 16)] = Instruction(op, operands, bits >> 41 & 15, sets, bits >> 52 & 63)
-    return code
-
-
-def inner_loop(code: dict[int, Instruction]) -> list[Instruction]:
-    """The shortest loop with tensor-core instructions: of a causal kernel, the one without a mask."""
-    found = []
-    for last, instruction in code.items():
-        target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
-        if target and (first := int(target[1], 16)) < last:
-            body = [code[at] for at in code if first <= at <= last]
-            if any(i.pipe == "tensor" for i in body) and not any(i.name == "EXIT" for i in body):
-                found.append(body)
-    if not found:
-        raise ValueError("expected a loop with tensor-core instructions in the machine code, got none")
-    return min(found, key=len)
-
-
-def counts(loop: list[Instruction]) -> Counter[str]:
-    """Instructions of one warp and step by pipe."""
-    return Counter(i.pipe for i in loop)
-
-
-def coverage(loop: list[Instruction]) -> float:
-    """Share of the loop's exponentials (MUFU) that are issued while a wgmma of the same warp is in flight."""
-    groups, unfinished, covered = 0, False, []
-    for turn in range(2):  # the first turn finds what is in flight at the head
-        for i in loop:
-            if i.name == "HGMMA":
-                groups, unfinished = groups + i.ends_group, not i.ends_group
-            elif i.allowed is not None:
-                groups = min(groups, i.allowed)
-            elif i.pipe == "mufu" and turn:
-                covered.append(groups > 0 or unfinished)
-    return sum(covered) / max(1, len(covered))
 
 
 @dataclass

@@ -1,0 +1,77 @@
+"""The forward kernel that multiplies p v of one step while the next takes its exponentials.
+
+What must be true: o and lse are those of attention; in machine code for sm_90 at dim 128 a wgmma of the same warp is in
+flight while exponentials are issued; nothing spills. How it would be faked: the plain kernel (nothing is covered); the
+kernel that compiles is another than the one whose numbers are judged (their texts are compared); the last product left
+out, or rescaled by the wrong step's alpha (one tile of keys, several, a causal diagonal).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from lab.harness.calls import refused
+from lab.harness.judge import measured
+from lab.harness.pytest_plugin import exercise
+
+from . import judged
+from . import probes_kernels as probes
+from .oracles import WHERE, draw, needs_triton
+
+OVERLAP = "flash_attention.overlap"
+HALF = ["float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
+LATE = "is each p multiplied by the v of its own keys, once, and acc rescaled by the alpha of the same step?"
+pytestmark = needs_triton
+
+
+@pytest.fixture
+def check(run, rng, expect):
+    return functools.partial(judged.check, "overlapped", run, rng, expect)
+
+
+@exercise(OVERLAP, kind="numerics")
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_output_is_that_of_attention(check, rng, is_causal, dtype, where):
+    sizes = [
+        (1, 1),
+        (rng.integers(17, 60), rng.integers(17, 60)),
+        (n := rng.integers(260, 300), n + rng.integers(1, 99)),
+    ]
+    for (queries, keys), dim in zip([*sizes, (n, 40)], [rng.choice([20, 33]), 64, 128, 16], strict=True):
+        drawn = draw(rng, queries, keys, batch=1, heads=1, group=2, dim=dim, dtype=dtype, scale=rng.choice([1.0, 20.0]))
+        check(drawn, is_causal, LATE, where=where)
+
+
+@exercise(OVERLAP, kind="numerics")
+def test_float32_and_wide_heads_are_refused(run):
+    tensors = [[torch.zeros(1, 2, 8, dim, dtype=of)] * 3 for dim, of in ((16, torch.float32), (136, torch.float16))]
+    for told in run(refused, "impl.flash_attention.overlap.attention_forward_overlapped", tensors):
+        assert told == "ValueError", f"float32, or a dim of 136: {told} was raised, expected ValueError"
+
+
+@exercise(OVERLAP, kind="property")
+@pytest.mark.parametrize("where", WHERE)
+def test_one_kernel_does_the_work(check, rng, where):
+    drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, dim=24, dtype="float16")
+    judged.alone(check(drawn, rng.choice([False, True]), keep=True, where=where))
+
+
+@exercise(OVERLAP, kind="property", triton="native")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_exponentials_run_beside_a_product(run, check, rng, is_causal):
+    drawn = draw(rng, 70, 150, batch=1, heads=1, dim=128, dtype="float16")
+    ran = check(drawn, is_causal, LATE, where="interpret")["sources"]
+    got = run(probes.overlapped, is_causal, "bfloat16", triton="native", replace=[judged.CAUSAL])
+    what = f"for sm_90, bfloat16, dim 128{', causal' * is_causal}, tiles of {got['tile']}, {got['warps']} warps"
+    measured(f"exponentials covered {what}", got["covered"], 0.9, "times")
+    assert ran == [got["source"]], f"{what}: the interpreter ran another kernel than the one that compiles"
+    assert got["spilled"] == 0, f"{what}: {got['spilled']} bytes spill: p and alpha take registers from step to step"
+    assert got["covered"] >= 0.9, (
+        f"{what}: {got['covered']:.0%} of {got['exponentials']} exponentials are issued while a wgmma of their warp is "
+        "in flight, expected 90%: start the product of the step before after this step's scores, before its exp2"
+    )
