@@ -1,8 +1,8 @@
 """Grades the hostile corpus as a class is graded: each attack with an honest neighbour in the same batch and book.
 
-An attack is as it must be when it earns no more than its honest code, with a reason for what it lost, ends within the
-limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it, earns everything and
-is not flagged. Honest submissions are held to the same, and are each other's neighbours.
+An attack is as it must be when it passes no test that its honest code fails, with a reason for what it lost, ends
+within the limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it, earns
+everything and is not flagged. Honest submissions are held to the same, and are each other's neighbours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lab.course.scoring import score, totals
 from . import batch, fingerprint
 from .gradebook import Gradebook
 from .graded import Graded
-from .hostile import HONEST, Attack, HostileError, honest, read
+from .hostile import EVERYTHING, HONEST, Attack, HostileError, honest, read
 from .report import exports, html
 from .sandbox import choose
 from .sandbox.cgroups import lacking, owner_tag
@@ -46,6 +46,7 @@ class Outcome:
 
     attack: Attack
     earned: float = 0.0  # of the exercise's points, 0 to 1
+    lost: frozenset[str] = frozenset()  # test functions of which a case did not pass
     flags: list[str] = field(default_factory=list)
     evidence: str = ""  # the first line of it
     neighbour: str = ""  # what happened to it; "" when it is unharmed
@@ -61,15 +62,17 @@ class Outcome:
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
         must, found = self.attack, []
-        least = must.must_earn - self.undecided if must.is_honest else 0.0
-        if not least - 1e-3 <= self.earned <= must.must_earn + 1e-3:
-            most = "" if must.is_honest else "at most "
-            found.append(f"earned {self.earned:.3f}, must earn {most}{must.must_earn:.3f}")
+        if must.is_honest and self.earned + self.undecided < 1 - 1e-3:
+            found.append(f"earned {self.earned:.3f}, must earn everything")
+        elif must.loses == EVERYTHING and self.earned:
+            found.append(f"earned {self.earned:.3f}, must earn nothing")
+        elif must.loses != EVERYTHING and (passed := sorted({*must.loses} - self.lost)):
+            found.append(f"passes {', '.join(passed)}, which its code fails without the trick")
         if self.flags and must.is_honest:
             found.append(f"flags: {', '.join(self.flags)}; expected none")
         if must.open:
             found = [] if found or self.undecided else ["it is as it must be: remove `open`"]
-        if must.must_earn < 1 and not self.evidence:
+        if must.loses and not self.evidence:
             found.append("no evidence")
         if self.neighbour:
             found.append(f"its neighbour: {self.neighbour}")
@@ -81,19 +84,20 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """For a terminal: how it stands, what it earned of what it must, flags, neighbour, and why."""
+        """For a terminal: how it stands, what share it earned, flags, neighbour, and why."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
         beside = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
         told = "; ".join(self.wrong) or self.not_run or self.evidence
-        points = f"{self.earned:.2f} of {self.attack.must_earn:.2f}"
-        return f"{state:7} {self.attack.name:36} {points:12} {flags:7} {beside} {self.seconds:5.1f} s  {told[:200]}"
+        return (
+            f"{state:7} {self.attack.name:36} {self.earned:4.2f} {flags:7} {beside} {self.seconds:5.1f} s  {told[:200]}"
+        )
 
     def plain(self) -> dict[str, Any]:
         must = self.attack
         return {
             "technique": must.technique, "exercise": must.exercise, "earned": round(self.earned, 4),
-            "must_earn": must.must_earn, "flagged": bool(self.flags),
+            "loses": [*must.loses], "flagged": bool(self.flags),
             "evidence": self.evidence, "neighbour_unharmed": not self.neighbour, "left_behind": self.left,
             "seconds": round(self.seconds, 1), "open": must.open, "not_run": self.not_run, "wrong": self.wrong,
         }  # fmt: skip
@@ -189,7 +193,10 @@ def _outcome(
     evidence = next((line for text in told for line in text.splitlines() if line), "")
     flags, whole = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
     left = [*left, *left_too]
-    return Outcome(attack, earned / whole, flags, evidence, hurt, left, graded.seconds, undecided=undecided / whole)
+    lost = frozenset(r.test.rpartition("::")[2] for r in graded.results if r.outcome != "passed")
+    return Outcome(
+        attack, earned / whole, lost, flags, evidence, hurt, left, graded.seconds, undecided=undecided / whole
+    )
 
 
 def _hurt(beside: Graded) -> str:

@@ -1,8 +1,9 @@
 """Hostile submissions keep the grader honest: none may earn what its honest code does not, or harm anyone.
 
 They are data, `grader/hostile/*.toml`: a table `[name]` with the technique (one of techniques.toml), the exercise it
-attacks, why it is plausible, and the most it may earn: what its code would earn without the trick. It hands in `files`,
-edits of a copy of the reference as mutants have them, or both; or an archive that a function of `archives` writes.
+attacks, why it is plausible, and the tests that it must fail, since its code without the trick fails them; without
+`loses` it may earn nothing. It hands in `files`, edits of a copy of the reference as mutants have them, or both; or an
+archive that a function of `archives` writes.
 grader/hostility.py grades them. `strangers.toml` holds attacks by an author who had not seen the tests.
 """
 
@@ -20,8 +21,9 @@ from . import archives
 
 HERE = Path(__file__).parent
 HONEST = "honest"  # the technique of what is none
-_NEEDED = {"technique", "exercise", "why", "must_earn"}
-_KEYS = {*_NEEDED, "needs", "open", "files", "file", "old", "new", "edits", "archive"}
+EVERYTHING = ("everything",)
+_NEEDED = {"technique", "exercise", "why"}
+_KEYS = {*_NEEDED, "loses", "needs", "open", "files", "file", "old", "new", "edits", "archive"}
 
 
 class HostileError(ValueError):
@@ -34,7 +36,7 @@ class Attack:
     technique: str
     exercise: str  # "" where it must be refused before anything runs
     why: str
-    must_earn: float  # of the exercise's points, from 0 to 1
+    loses: tuple[str, ...] = EVERYTHING  # test functions that must not pass
     needs: tuple[str, ...] = ()  # of NEEDS in grader/hostility.py: kernel features without which it proves nothing
     open: str = ""  # why it still earns too much, or goes unseen
     files: dict[str, str] = field(default_factory=dict)  # by path
@@ -80,8 +82,8 @@ def honest() -> list[Attack]:
     exercises = default().exercises
     variants = [v for stage in default().stages for v in mutants.read("variant", stage.name)]
     return [
-        *(Attack(f"reference-{id}", HONEST, id, "the reference", 1.0) for id in exercises),
-        *(Attack(f"{v.name}-{v.exercise}", HONEST, v.exercise, v.why, 1.0, edits=v.edits) for v in variants),
+        *(Attack(f"reference-{id}", HONEST, id, "the reference", ()) for id in exercises),
+        *(Attack(f"{v.name}-{v.exercise}", HONEST, v.exercise, v.why, (), edits=v.edits) for v in variants),
     ]
 
 
@@ -100,7 +102,8 @@ def _attack(file: str, name: str, table: dict) -> Attack:
     if table.get("archive") and not hasattr(archives, table["archive"]):
         raise HostileError(f"{where}: grader/hostile/archives.py has no function {table['archive']!r}")
     plain = {key: table[key] for key in (*_NEEDED, "open", "files", "archive") if key in table}
-    return Attack(name, **plain, needs=tuple(table.get("needs", ())), edits=edits)
+    loses, needs = tuple(table.get("loses", EVERYTHING)), tuple(table.get("needs", ()))
+    return Attack(name, **plain, loses=loses, needs=needs, edits=edits)
 
 
 def _first_twice(names: Iterable[str]) -> str:

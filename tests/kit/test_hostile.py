@@ -18,6 +18,7 @@ from grader.sandbox import available
 from lab.course.assignment import ROOT, default
 from lab.harness.inline import InlineRunner
 from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.harness.test_index import marks
 from lab.ranks import operators
 from lab.solution.framing import FORGED
 from tests.flash_attention import probes_speed
@@ -26,6 +27,7 @@ from . import probes
 from .classroom import result
 
 CORPUS = hostile.read()
+TESTS = [*(ROOT / "tests").glob("*/test_*.py")]
 SLOW = ("archive-bomb", "endless-work", "disk-bomb", "memory-bomb", "fork-bomb")  # left to `make hostile`
 
 
@@ -36,9 +38,12 @@ def test_there_are_many_attacks_in_many_techniques_and_each_says_what_must_becom
     assert len(used) >= 25
     for attack in CORPUS:
         assert attack.why, attack.name
-        assert 0 <= attack.must_earn <= 1, attack.name
+        asked = {mark.test for file in TESTS for mark in marks(file) if mark.id == attack.exercise}
+        assert attack.loses == hostile.EVERYTHING or {*attack.loses} <= asked, attack.name
         assert set(attack.needs) <= set(hostility.NEEDS), attack.name
-        assert attack.exercise or (attack.archive and not attack.must_earn), f"{attack.name}: earns where?"
+        assert attack.exercise or (attack.archive and attack.loses == hostile.EVERYTHING), (
+            f"{attack.name}: earns where?"
+        )
 
 
 @pytest.mark.parametrize("attack", [a for a in CORPUS if a.edits], ids=lambda a: a.name)
@@ -53,7 +58,7 @@ def test_every_edit_matches_the_reference_of_today(attack):
      ({"archive": "none"}, "either"), ({"nmae": "x"}, "unknown keys")],
 )  # fmt: skip
 def test_an_entry_that_is_wrong_is_named(change, message):
-    entry = {"technique": "pickle", "exercise": "ddp.naive", "why": "y", "must_earn": 0.0}
+    entry = {"technique": "pickle", "exercise": "ddp.naive", "why": "y"}
     entry |= {"files": {"ddp/naive.py": ""}}
     hostile._attack("some.toml", "x", entry)
     with pytest.raises(hostile.HostileError, match=message):
@@ -102,7 +107,7 @@ def sample() -> list[hostile.Attack]:
     draw = random.Random(len(CORPUS))
     small = [a for a in CORPUS if a.technique not in SLOW and not a.open and a.exercise == hostility.NEIGHBOUR]
     chosen: list[hostile.Attack] = []
-    for of_kind in (lambda a: a.archive, lambda a: 0 < a.must_earn < 1, lambda a: a.must_earn == 1):
+    for of_kind in (lambda a: a.archive, lambda a: {*a.loses} - {*hostile.EVERYTHING}, lambda a: not a.loses):
         chosen.append(draw.choice([a for a in small if of_kind(a) and a not in chosen]))
     return chosen
 
@@ -118,8 +123,8 @@ def test_a_sample_earns_what_it_must_and_harms_nobody(tmp_path):
 
 def outcome(**fields) -> Outcome:
     """One that is as it must be, but for these fields."""
-    attack = hostile.Attack("a", "pickle", "ddp.naive", "why", 0.0, files={"ddp/naive.py": ""})
-    return replace(Outcome(attack, 0.0, ["forbidden call"], "line 3"), **fields)
+    attack = hostile.Attack("a", "pickle", "ddp.naive", "why", files={"ddp/naive.py": ""})
+    return replace(Outcome(attack, flags=["forbidden call"], evidence="line 3"), **fields)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +146,12 @@ def test_an_open_attack_may_earn_and_a_closed_one_may_not_be_called_open():
 
 
 def test_what_busy_cores_left_undecided_is_neither_earned_nor_lost():
-    must = replace(outcome().attack, must_earn=0.9)
-    assert outcome(attack=must, earned=0.8, undecided=0.1).wrong == []
-    assert outcome(attack=replace(must, technique=hostile.HONEST), earned=0.8).wrong
-    assert outcome(attack=must, earned=0.8).wrong == [], "an attack may earn less than its honest code"
-    assert outcome(attack=must, earned=1.0, undecided=0.0).wrong
+    honest = replace(outcome().attack, technique=hostile.HONEST, loses=())
+    assert outcome(attack=honest, flags=[], earned=0.9, undecided=0.1).wrong == []
+    assert outcome(attack=honest, flags=[], earned=0.9).wrong
+    must = replace(outcome().attack, loses=("test_a",))
+    assert outcome(attack=must, earned=0.8, lost=frozenset({"test_a", "test_b"})).wrong == []
+    assert outcome(attack=must, earned=0.8, lost=frozenset({"test_b"})).wrong
     kinds = {"numerics": "passed", "property": "passed", "timing": "inconclusive"}
     graded = Graded("x", results=[result("ddp.overlapped", how, kind) for kind, how in kinds.items()])
     got = hostility._outcome(replace(must, exercise="ddp.overlapped"), graded, [], graded, [])
