@@ -106,7 +106,7 @@ def published() -> Picture:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         if len(cells) == 9 and (source := cells[0].split()[0]) in colours:
             c.dot(float(cells[6]), float(cells[7]), colours[source])
-    c.say(400, 234, "Llama 3, 405B", "end", dx=24, dy=24)
+    c.say(400, 374, "Llama 3, 405B", "end", dx=44, dy=54)
     c.say(100, 260, "on the dashed line:")
     c.say(100, 260, "predicted as published", dy=20)
     return p
