@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lab.harness.runner import Executor, Runner
+from lab.measure import device
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +44,9 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return int(str(code)), printed.out + printed.err
 
     return run
+
+
+@pytest.fixture
+def gpu() -> Iterator[device.SimulatedGPU]:
+    with device.SimulatedGPU() as gpu:
+        yield gpu

@@ -10,26 +10,22 @@ import json
 import os
 import re
 import signal
-import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from grader import cli, schedulers
 from grader import cluster as c
+from grader import schedulers
 from grader.batch import Settings
-from grader.graded import Flag, Graded, Run
-from grader.schedulers import ENDED, Cluster, ClusterError
+from grader.graded import Graded
+from grader.schedulers import ENDED, Cluster
 from grader.submissions import Submission
-from lab.course.scoring import Result
-from lab.harness.files import sweep_halves, write_whole
+from lab.harness.files import write_whole
 
 from . import toy_class as toy
-from .classroom import reading, refused, result
+from .classroom import reading, result
 from .toy import hand_in
 
 IDS = ("ddp.naive", "flash_attention.speed")  # one of each track
@@ -255,105 +251,6 @@ def test_a_head_that_was_killed_leaves_jobs_that_the_next_one_finds(grade, tmp_p
     order, problems, _ = grade(first)
     assert (sorted(order), problems) == (sorted(NAMES), {})
     assert [first.given.count(n) for n in NAMES] == [1, 1, 1], "what ran, or was answered, was handed over again"
-
-
-def test_halves_of_dead_writers_are_swept_and_no_others(tmp_path, monkeypatch):
-    """The name that a writer gives and the one that is swept must agree."""
-    seen = []
-    monkeypatch.setattr(os, "replace", lambda half, path: seen.append(half) or half.rename(path))
-    write_whole(tmp_path / "a.csv", "a")
-    os.umask(mask := os.umask(0))
-    assert (tmp_path / "a.csv").stat().st_mode & 0o777 == 0o666 & ~mask, "it is for all who may read the folder"
-    here, gone, name = f".{os.getpid()}.", f".{2**22 + 1}.", socket.gethostname()  # above the kernel's highest
-    dead = seen[0].name.replace(here, gone)
-    halves = [seen[0].name, dead.replace(name, f"other-{name}"), f".a.csv{gone}tmp"]
-    for half in (dead, *halves):
-        (tmp_path / half).write_text("half")
-    sweep_halves(tmp_path.parent)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.csv", *halves])
-
-
-def test_of_many_writers_and_readers_none_sees_half(tmp_path):
-    """On two machines process ids can be the same: here all writers have one."""
-    path, halves = tmp_path / "shared", []
-    texts = [bytes([65 + i]) * 200_000 for i in range(4)]
-    write_whole(path, texts[0])
-
-    def read() -> None:
-        for _ in range(200):
-            if path.read_bytes() not in texts:
-                halves.append(path.stat().st_size)
-
-    def write(text: bytes) -> None:
-        for _ in range(30):
-            write_whole(path, text)
-
-    with ThreadPoolExecutor(6) as pool:
-        for future in [*(pool.submit(write, t) for t in texts), pool.submit(read), pool.submit(read)]:
-            future.result()
-    assert not halves
-    assert [p.name for p in tmp_path.iterdir()] == ["shared"]
-
-
-@pytest.mark.parametrize("text", ["[]", "3", '{"graded": "3"}', '{"graded": "{}"}', '{"graded": null}', "\x00", "{}"])
-def test_what_is_no_answer_or_half_of_one_is_not_read_as_one(tmp_path, text):
-    assert c.read(tmp_path / "a") is None, "there is nothing yet"
-    leave(tmp_path / "a", {"graded": graded("ada").packed()})
-    assert c.read(tmp_path / "a") == graded("ada")
-    whole = (tmp_path / "a").read_text()
-    for half in (text, *(whole[:cut] for cut in range(0, len(whole), 7))):
-        (tmp_path / "a").write_text(half)
-        assert c.read(tmp_path / "a") is None, half
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\x00b", "\u202e", '{"a": ', "é" * 9])
-def test_nothing_from_a_submission_is_lost_or_breaks_an_answer(tmp_path, text):
-    said = Result("ddp.naive", "numerics", text, text, "failed", text, text, float("inf"), text, text)
-    g = Graded(text, text, text, "refused", text, 0.5, [text], [said], [Flag(text, text)])
-    leave(tmp_path / "a", {"graded": g.packed()})
-    assert c.read(tmp_path / "a") == g
-
-
-def test_a_run_has_a_folder_of_its_own(tmp_path):
-    def at(id: int, started: str) -> Path:
-        return Cluster("local", tmp_path).of_run(Run(id, "s", "full", "process", "", started, {}, "")).folder
-
-    one = at(1, "2026-01-31 23:59:59")
-    assert one == tmp_path / "1-2026-01-31T235959"
-    assert len({one, at(2, "2026-01-31 23:59:59"), at(1, "2026-02-01 00:00:00")}) == 3
-
-
-def test_options_reach_their_track(tmp_path):
-    on = Cluster("slurm", tmp_path, 2, ("gpu.partition=h100", "partition=teaching", "exclusive", "mem=4G"))
-    cpu, gpu = on.asked("cpu"), on.asked("gpu")
-    assert (cpu["partition"], cpu["mem"], cpu["exclusive"], "gres" in cpu) == ("teaching", "4G", True, False)
-    assert (gpu["partition"], gpu["mem"], gpu["exclusive"], gpu["gres"]) == ("h100", "4G", True, "gpu:2")
-    assert cpu["requeue"] is gpu["requeue"] is True
-
-
-@pytest.mark.parametrize("option", ["", "-p=x", "partition=", "a b=c", "--partition=x", "tpu.partition=x"])
-def test_an_option_that_is_none_is_refused(tmp_path, option):
-    with pytest.raises(ClusterError, match="expected an option of sbatch"):
-        Cluster("slurm", tmp_path, 0, (option,))
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--cluster", "nope"], "--cluster: expected one of slurm, local, got 'nope'"),
-        (["--gpus", "1"], "--gpus and --slurm go with --cluster slurm"),
-        (["--slurm", "partition=x"], "--gpus and --slurm go with --cluster slurm"),
-        (["--cluster", "slurm", "--slurm", "-x"], "--slurm: expected an option of sbatch, as partition=teaching"),
-        (["--cluster", "slurm"], "sbatch, squeue, scancel, scontrol, srun not found; run it on a node that submits"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch, options, says):
-    monkeypatch.setattr(schedulers.shutil, "which", lambda name: None)
-    (tmp_path / "class" / "ada" / "ddp").mkdir(parents=True)
-    command = ["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"), "--isolation", "process", *options]
-    with refused((ClusterError, cli.Wrong), says):
-        CliRunner().invoke(cli.app, command, catch_exceptions=False)
-    assert not (tmp_path / "out").exists()
 
 
 def test_that_no_node_takes_jobs_is_told_once(monkeypatch, caplog):

@@ -12,23 +12,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from lab.commands import capstone, cli, explain, status
+from lab.commands import cli, explain, status
 from lab.course.assignment import ROOT, AssignmentError, default
 from lab.course.scoring import Result
-from lab.harness import dependencies, judge, mistakes, progress
+from lab.harness import dependencies, judge, progress
 from lab.harness.progress import Progress
-from lab.measure.throughput import step_flops
-from lab.model.transformer import SIZES
 from lab.train import loop as train
-from lab.train.stack import pieces
 
 from .test_summary import said
 
@@ -318,171 +312,3 @@ def test_explanations_are_for_those_who_have_passed(student):
     (student / "ddp" / "naive.py").open("a").write("# changed\n")
     with pytest.raises(AssignmentError, match="changed since it passed"):
         explain.show(exercise, again(p), out)
-
-
-def test_of_bounds_the_one_that_came_nearest_is_kept():
-    kept: dict[str, judge.Measurement] = {}
-    for value, expected in ((3, 4), (2, 4), (6, 12)):
-        judge.keep(kept, [judge.Measurement("bytes", value, expected, at_most=True)])
-        judge.keep(kept, [judge.Measurement("messages", value, expected)])
-    assert (kept["bytes"].value, kept["messages"].value) == (3, 6)
-
-
-def test_a_comparison_that_holds_keeps_how_near_it_came(monkeypatch):
-    monkeypatch.setattr(judge, "MEASURED", kept := [])
-    judge.close(torch.ones(3), torch.ones(3, dtype=torch.float64), torch.ones(3), "y")
-    judge.close(torch.zeros(3), torch.zeros(3, dtype=torch.float64), torch.zeros(3), "y")
-    judge.measured("no number", None, 1)
-    assert [(m.value, m.at_most) for m in kept] == [(0, True), (0, True)]
-    off(torch.ones(3), torch.zeros(3))
-    assert len(kept) == 2, "what failed is told by its message"
-
-
-def off(got: torch.Tensor, want: torch.Tensor, **more) -> str:
-    with pytest.raises(AssertionError) as error:
-        judge.close(got, want.double(), want, "y", **more)
-    return str(error.value)
-
-
-def test_numbers_that_differ_look_different():
-    assert judge.apart(1.5, 1.25) == ("1.5", "1.25")
-    assert judge.apart(0.05, 0.05 + 3e-10) == ("0.05", "0.0500000003")
-    assert judge.apart(1.0 + 2**-50, 1.0) == ("1.000000000000001", "1")
-    assert judge.apart(float("nan"), 1.0) == ("nan", "1")
-
-
-WANT = torch.linspace(-1.7, 1.3, 90).view(2, 9, 5)
-
-
-def changed(place: tuple, by: float) -> torch.Tensor:
-    got = WANT.clone()
-    got[place] += by
-    return got
-
-
-@pytest.mark.parametrize(
-    ("got", "want", "words"),
-    [
-        (4 * WANT, WANT, "all of them are 4 times what is expected: the mean"),
-        (-WANT, WANT, "all of them are -1 times"),
-        (0 * WANT, WANT, "all of them are 0"),
-        (changed((1, 2, 0), torch.nan), WANT, "1 of them are not finite"),
-        (WANT.mT, WANT, "expected shape (2, 9, 5), got (2, 5, 9): the mean"),
-        (changed(numpy.s_[:, 7:], 1), WANT, "; all of these at query 7 … 8 of 9"),
-        (changed(numpy.s_[0, 7:], 1), WANT, "; all of these at batch 0 of 2, query 7 … 8 of 9"),
-        (changed(numpy.s_[:, 1::2], 1), WANT, "; all of these at one query in 2, from 1 on"),
-        (WANT.half().float(), WANT, "each is a number of float16"),
-        (WANT.bfloat16().float(), WANT, "each is a number of bfloat16"),
-        (torch.tensor(36 * 1.37), torch.tensor(1.37), "that is 36 times what is expected"),
-        (torch.tensor(1.37 / 4), torch.tensor(1.37), "that is 0.25 times what is expected"),
-    ],
-)
-def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, want, words):
-    assert words in off(got, want, cause="the mean", dims="batch, query, dim")
-
-
-@pytest.mark.parametrize(
-    ("got", "want", "words"),
-    [
-        (WANT.sin(), WANT, "times what"),
-        (WANT + 1, WANT, "all of these"),
-        (torch.ones(30), torch.linspace(-2, 2, 30), "each is"),
-        (torch.tensor(4.34), torch.tensor(1.37), "times"),
-    ],
-)
-def test_a_message_says_no_more_than_the_values_show(got, want, words):
-    assert words not in off(got, want, dims="batch, query, dim" if got.ndim == 3 else "")
-
-
-def test_the_cause_is_the_first_line():
-    with pytest.raises(judge.Judged) as error:
-        judge.close(WANT * 2, WANT.double(), WANT, "y", cause="the mean")
-    told = mistakes.added("", str(error.value), error.value.cause)
-    assert told.startswith("Check: the mean\ny: 90 of 90 values are off")
-    assert mistakes.without(told) == str(error.value)
-
-
-@pytest.fixture
-def nothing_passes(monkeypatch):
-    monkeypatch.setattr(capstone, "remembered", Progress)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--compare", "nowhere"], "expected --compare reference, a folder or stand-ins, got 'nowhere'"),
-        (["--mesh", "data=2,tensor=2"], "expected mesh.compose to pass"),
-        (["--steps", "0"], "--steps of at least 1, got 0"),
-        (["--mesh", "date=2"], "'date=2'"),
-        (["--mesh", "data=2,tensor=0"], "of 1 or more each, got 'tensor=0'"),
-        (["--replace", "nope"], "ids of exercises, got 'nope'"),
-        (["--stack", "data", "--mesh", "pipe=2"], "expected --mesh data=… alone with --stack data"),
-        (["--nonsense"], "--nonsense"),
-    ],
-)
-def test_train_refuses_in_one_line_before_any_rank_starts(nothing_passes, monkeypatch, capfd, arguments, words):
-    monkeypatch.setattr(capstone, "launch", lambda *_: pytest.fail("a rank was started"))
-    with pytest.raises(SystemExit) as ended:
-        capstone.main(arguments, Console())
-    err = capfd.readouterr().err
-    assert ended.value.code == 2
-    assert words in err
-    assert len(err.strip().splitlines()) == 1, err
-
-
-def test_a_restarted_rank_does_not_say_the_same_again(monkeypatch, capfd):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    with pytest.raises(SystemExit):
-        train.parse(["--steps", "0"])
-    assert not capfd.readouterr().err
-
-
-def test_what_is_unsolved_has_a_stand_in_and_is_told(nothing_passes):
-    cpu = torch.device("cpu")
-    options = capstone.parse([])
-    assert (options.stack, options.mesh) == ("data", {"data": 2})
-    assert capstone.lacking(options) == pieces("data", cpu)
-    told = "own: nothing yet; a stand-in trains for each of these until it passes: flash_attention.tiled_forward"
-    assert told in capstone.of_what(options, capstone.lacking(options))
-    whole = capstone.parse(["--impl", "reference"])
-    assert (whole.stack, whole.mesh) == ("mesh", {"data": 2, "tensor": 2})
-    assert capstone.lacking(whole) == []
-    some = capstone.parse(["--impl", "reference", "--replace", "mesh.route"])
-    assert capstone.lacking(some) == ["mesh.route"]
-
-
-def test_what_a_rank_is_told_is_what_was_asked(nothing_passes):
-    asked = capstone.parse(["--impl", "reference", "--experts", "4", "--fsdp", "--lr", "0.01", "--seed", "7"])
-    told = train.parse(capstone.said(asked, ["mesh.route"]), train.make_parser())
-    assert told.replace == ["mesh.route"]
-    assert {k: v for k, v in vars(asked).items() if k in vars(told)} | {"replace": ["mesh.route"]} == vars(told)
-
-
-def test_without_a_reference_stand_ins_are_compared(nothing_passes, monkeypatch):
-    options = capstone.parse(["--impl", "reference", "--mesh", "data=2,tensor=2", "--compare", "reference"])
-    assert capstone.other(options).mesh == {"data": 2, "tensor": 2}
-    monkeypatch.setattr(train, "folder_of", lambda name: ROOT / "no such")
-    other = capstone.other(options)
-    assert (other.everything, other.stack, other.mesh) == (True, "data", {"data": 4})
-    assert train.parse(capstone.said(other, []), train.make_parser()).mesh == {"data": 4}
-
-
-def test_who_goes_on_sees_the_batches_that_would_have_come():
-    run = SimpleNamespace(options=SimpleNamespace(seed=1, sequences=16, context=128))
-    train.Run._same_data(run, {"losses": []})  # of an earlier kit, which did not keep it
-    train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128}})
-    for name, other in (("seed", 2), ("sequences", 8), ("context", 64)):
-        with pytest.raises(ValueError, match=f"--{name} {other}"):
-            train.Run._same_data(run, {"data": {"seed": 1, "sequences": 16, "context": 128, name: other}})
-
-
-def test_the_flops_of_a_step_are_those_of_its_products():
-    tiny = SIZES["tiny"]
-    assert step_flops(tiny, 16, 128) == 6 * 2048 * (108_544 + 128 * 64 * 2)
-    assert step_flops(tiny, 16, 128, k=2) - step_flops(tiny, 16, 128) == 6 * 2048 * 2 * 3 * 64 * 176
-
-
-def test_a_curve_in_one_line():
-    assert capstone.sparks([3.0, 2.0, 1.0]) == "█▅▁"
-    assert capstone.sparks([1.0, 1.0]) == "▁▁"
-    assert len(capstone.sparks(range(1000), 48)) == 48

@@ -1,0 +1,91 @@
+"""What the judge keeps of a bound, and what its message says of values that differ."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from lab.harness import judge, mistakes
+
+
+def test_of_bounds_the_one_that_came_nearest_is_kept():
+    kept: dict[str, judge.Measurement] = {}
+    for value, expected in ((3, 4), (2, 4), (6, 12)):
+        judge.keep(kept, [judge.Measurement("bytes", value, expected, at_most=True)])
+        judge.keep(kept, [judge.Measurement("messages", value, expected)])
+    assert (kept["bytes"].value, kept["messages"].value) == (3, 6)
+
+
+def test_a_comparison_that_holds_keeps_how_near_it_came(monkeypatch):
+    monkeypatch.setattr(judge, "MEASURED", kept := [])
+    judge.close(torch.ones(3), torch.ones(3, dtype=torch.float64), torch.ones(3), "y")
+    judge.close(torch.zeros(3), torch.zeros(3, dtype=torch.float64), torch.zeros(3), "y")
+    judge.measured("no number", None, 1)
+    assert [(m.value, m.at_most) for m in kept] == [(0, True), (0, True)]
+    off(torch.ones(3), torch.zeros(3))
+    assert len(kept) == 2, "what failed is told by its message"
+
+
+def off(got: torch.Tensor, want: torch.Tensor, **more) -> str:
+    with pytest.raises(AssertionError) as error:
+        judge.close(got, want.double(), want, "y", **more)
+    return str(error.value)
+
+
+def test_numbers_that_differ_look_different():
+    assert judge.apart(1.5, 1.25) == ("1.5", "1.25")
+    assert judge.apart(0.05, 0.05 + 3e-10) == ("0.05", "0.0500000003")
+    assert judge.apart(1.0 + 2**-50, 1.0) == ("1.000000000000001", "1")
+    assert judge.apart(float("nan"), 1.0) == ("nan", "1")
+
+
+WANT = torch.linspace(-1.7, 1.3, 90).view(2, 9, 5)
+
+
+def changed(place: tuple, by: float) -> torch.Tensor:
+    got = WANT.clone()
+    got[place] += by
+    return got
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "words"),
+    [
+        (4 * WANT, WANT, "all of them are 4 times what is expected: the mean"),
+        (-WANT, WANT, "all of them are -1 times"),
+        (0 * WANT, WANT, "all of them are 0"),
+        (changed((1, 2, 0), torch.nan), WANT, "1 of them are not finite"),
+        (WANT.mT, WANT, "expected shape (2, 9, 5), got (2, 5, 9): the mean"),
+        (changed(numpy.s_[:, 7:], 1), WANT, "; all of these at query 7 … 8 of 9"),
+        (changed(numpy.s_[0, 7:], 1), WANT, "; all of these at batch 0 of 2, query 7 … 8 of 9"),
+        (changed(numpy.s_[:, 1::2], 1), WANT, "; all of these at one query in 2, from 1 on"),
+        (WANT.half().float(), WANT, "each is a number of float16"),
+        (WANT.bfloat16().float(), WANT, "each is a number of bfloat16"),
+        (torch.tensor(36 * 1.37), torch.tensor(1.37), "that is 36 times what is expected"),
+        (torch.tensor(1.37 / 4), torch.tensor(1.37), "that is 0.25 times what is expected"),
+    ],
+)
+def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, want, words):
+    assert words in off(got, want, cause="the mean", dims="batch, query, dim")
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "words"),
+    [
+        (WANT.sin(), WANT, "times what"),
+        (WANT + 1, WANT, "all of these"),
+        (torch.ones(30), torch.linspace(-2, 2, 30), "each is"),
+        (torch.tensor(4.34), torch.tensor(1.37), "times"),
+    ],
+)
+def test_a_message_says_no_more_than_the_values_show(got, want, words):
+    assert words not in off(got, want, dims="batch, query, dim" if got.ndim == 3 else "")
+
+
+def test_the_cause_is_the_first_line():
+    with pytest.raises(judge.Judged) as error:
+        judge.close(WANT * 2, WANT.double(), WANT, "y", cause="the mean")
+    told = mistakes.added("", str(error.value), error.value.cause)
+    assert told.startswith("Check: the mean\ny: 90 of 90 values are off")
+    assert mistakes.without(told) == str(error.value)

@@ -1,0 +1,60 @@
+"""Plans that are none, and the published runs that the planner predicts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.planner import published
+from lab.cluster import steps
+from lab.cluster.hardware import cluster
+from lab.cluster.jobs import (
+    MEGATRON_2021,
+    Job,
+    Plan,
+    gpt,
+    unfit,
+)
+from lab.course.assignment import ROOT
+
+
+def test_a_plan_that_is_none_says_why():
+    job = Job(gpt(16, 2048, 16), 64, 1024, cluster("dgx-a100", 64))
+    with pytest.raises(ValueError, match="3 x 1 x 1 is not 64 devices"):
+        steps.programs(job, Plan(3))
+    assert "does not divide heads" in unfit(job, Plan(2, 1, 32))
+    assert "cannot be spread" in unfit(job, Plan(2, 32, 1))
+    assert unfit(replace(job, context=1020), Plan(8, 1, 8)) == "tensor=8 does not divide context=1020"
+    assert not unfit(replace(job, context=1020, recipe=MEGATRON_2021), Plan(8, 1, 8))  # it splits no sequence
+    layers = replace(job, model=gpt(15, 2048, 16))
+    assert not unfit(layers, Plan(16, 4, 1))
+    assert "15 layers cannot be spread over 4" in unfit(replace(layers, recipe=MEGATRON_2021), Plan(16, 4, 1))
+    assert unfit(job, Plan(64, 1, 1, 0)) == "micro_batch is 0, and at least 1"
+    assert unfit(job, Plan(-64, -1, 1)) == "data is -64, and at least 1"
+
+
+def test_table_1_is_predicted_as_the_chapter_says():
+    """Each of the ten runs, with the micro-batch and chunks that the benchmark found."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / "planner.json").read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in kept if row["source"].endswith("table 1")]
+    errors = []
+    for run, row in zip(published(), rows, strict=True):
+        plan = replace(run.plan, micro_batch=row["micro-batch"], chunks=row["chunks"])
+        assert unfit(run.job, plan) == "", row
+        errors.append(100 * (replace(run, plan=plan).predicted() / run.published - 1))
+        assert errors[-1] == pytest.approx(float(row["error"].split()[0]), abs=0.1), row
+    assert statistics.median(map(abs, errors)) < 2.5  # what the best constant reaches
+    assert max(map(abs, errors)) < 14.7
+
+
+def test_the_chapter_shows_what_the_benchmark_wrote():
+    kept = (ROOT / "benchmarks" / "results" / "planner.md").read_text(encoding="utf-8")
+    chapter = (ROOT / "handout" / "planning.md").read_text(encoding="utf-8")
+    rows = [line for line in kept.splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    assert all(row in chapter for row in rows), (
+        "run python -m benchmarks.planner --keep, and put its table into the chapter"
+    )
