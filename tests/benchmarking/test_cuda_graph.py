@@ -32,12 +32,20 @@ def test_a_replay_gives_what_the_step_would(got):
 
 
 @exercise(GRAPH, kind="numerics")
-def test_inputs_of_another_shape_are_refused(got):
-    assert got["refused"] == "ValueError", f"expected ValueError, got {got['refused']}"
+def test_other_inputs_are_refused(got):
+    assert got["refused"] == ["ValueError"] * 3, f"another shape, number and dtype: {got['refused']}, not ValueErrors"
+
+
+@exercise(GRAPH, kind="numerics")
+def test_inputs_on_the_cpu_are_refused(run):
+    told = run(probes.refused_on_the_cpu)
+    assert told == "ValueError", f"an input that is not on a CUDA device: expected ValueError, got {told}"
 
 
 @exercise(GRAPH, kind="property")
 def test_a_replay_runs_no_python_and_launches_no_operator(got):
+    assert got["recorded"] == 2 + 1, f"with warmup=2 the step ran {got['recorded']} times: to capture it is one more"
+    assert got["aside"], "the warm-up ran on the default stream: work there cannot be captured, nor overlap"
     assert got["later"] == got["recorded"], (
         f"the step was called {got['later'] - got['recorded']} times after recording"
     )

@@ -43,7 +43,10 @@ def test_output_is_that_of_attention(check, rng, is_causal, dtype, where):
         (n := rng.integers(260, 300), n + rng.integers(1, 99)),
     ]
     for (queries, keys), dim in zip([*sizes, (n, 40)], [1, 64, 128, rng.choice([20, 33])], strict=True):
-        drawn = draw(rng, queries, keys, batch=2, heads=2, group=2, dim=dim, dtype=dtype, scale=rng.choice([1.0, 20.0]))
+        few = 2 if queries < 99 else 1
+        drawn = draw(
+            rng, queries, keys, batch=few, heads=few, group=2, dim=dim, dtype=dtype, scale=rng.choice([1.0, 20.0])
+        )
         check(drawn, is_causal, LATE, where=where)
 
 
