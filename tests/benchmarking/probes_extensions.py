@@ -109,11 +109,8 @@ def graphed(impl: Any, x: Tensor, weight: Tensor, more: list[Tensor]) -> dict:
     others = [(more[0][:1], weight), (more[0],), (more[0].half(), weight)]
     refused = [raised(lambda o=other: graph(*o)) for other in others]
     expected = [step(m, weight) for m in more]
+    refused.append(raised(lambda: impl.benchmarking.cuda_graph.GraphedStep(torch.neg, torch.ones(2))))
     return {
         "outputs": [o.cpu() for o in outputs], "expected": [e.cpu() for e in expected], "recorded": recorded,
         "later": later, "products": products, "refused": refused, "aside": aside,
     }  # fmt: skip
-
-
-def refused_on_the_cpu(impl: Any) -> str:
-    return raised(lambda: impl.benchmarking.cuda_graph.GraphedStep(torch.neg, torch.ones(2)))

@@ -75,7 +75,7 @@ def why(off: dict[tuple[str, int], float], layers: int, batch: int, context: int
     if both and {*NAMES} - {*SQUARES} <= names and is_ratio(1 / 2):
         return "each multiply-add is two operations: a product of (m, k) and (k, n) is 2·m·k·n"
     if names == {*SQUARES} and context % 2 and any(abs(ratio - 1 + 1 / c) < 1e-9 for c in (context, context**2)):
-        return f"as where {context}, or its square, is halved with rounding, which is odd: multiply first, then halve"
+        return f"as where the context, {context}, or its square, both odd, is halved with rounding: multiply first"
     if names == {*SQUARES} and is_ratio(2):
         return "scores and values are twice as much: causal attention counts half of its matrix"
     if names == {*SQUARES} and is_ratio(1 / context):

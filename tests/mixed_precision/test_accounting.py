@@ -75,7 +75,7 @@ def short_last(name: str, layers: int, segment: int | None) -> str:
     if name != "activations" or not segment or segment > layers or not layers % segment:
         return ""
     lengths = ", ".join(map(str, [segment] * (layers // segment) + [layers % segment]))
-    return f"\nsegments of {lengths} blocks: the last is short, the one before it, of {segment}, keeps more"
+    return f"; segments of {lengths} blocks: the last is short, the one before it, of {segment}, keeps more"
 
 
 @harmless
