@@ -173,14 +173,12 @@ def test_sums_are_accumulated_in_float32(run, rng, expect, dtype):
     got, want = run(probes.attend, q, k, v, False, {}), expect(oracle, q, k, v, False)
     rounded, unavoidable = rounding(got["o"], want["o"], DTYPES[dtype])
     lse_error = (lse_of(got, q).double() - want["lse"]).abs().max().item()
-    lse_is = "lse is right: acc is rounded on the way" if lse_error <= 1e-4 else f"lse is off by {lse_error:.1e}: "
+    lse_is = "lse is right: acc is rounded on the way" if lse_error <= 1e-4 else f"lse is off by {lse_error:.1e}, "
     if lse_error > 1e-4:  # of one key, the sum is 1 in any dtype
         one = [q, k[..., :1, :], v[..., :1, :], False]
         alone = (lse_of(run(probes.attend, *one, {}), q).double() - expect(oracle, *one)["lse"]).abs().max().item()
-        lse_is += f"that of one key by {alone:.1e}, " * (alone > 1e-5)
-        lse_is += (
-            f"so the {'scores are' if alone > 1e-5 else 'running sum is'} rounded to 16 bits: keep both in float32"
-        )
+        which = "running sum is" if alone <= 1e-5 else "scores are"
+        lse_is += f"that of one key by {alone:.1e}, so the {which} rounded to 16 bits: keep both in float32"
     assert rounded <= 1.5 * unavoidable, (
         f"mean error of o is {rounded / unavoidable:.1f} times that of rounding once to {dtype}: {lse_is}"
     )
