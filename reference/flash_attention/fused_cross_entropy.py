@@ -9,8 +9,7 @@ from torch import Tensor
 class FusedCrossEntropy(torch.autograd.Function):
     """Mean cross entropy of softmax(x weightᵀ), without holding all logits at once.
 
-    Process rows in chunks. The logits of a chunk live until its loss and gradients are known. Backward only scales the
-    gradients.
+    Process rows in chunks. Forward may compute the gradients, too.
     Source: Hsu et al. 2024, "Liger Kernel", section 3.2.
     """
 

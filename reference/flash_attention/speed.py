@@ -21,7 +21,7 @@ class _Overlapped(FlashAttention):
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Return softmax(q kᵀ / √dim) v, with gradients, for all inputs that `attention_forward` takes."""
+    """Return softmax(q kᵀ / √dim) v, with gradients; q, k, v: (batch, heads, length, dim)."""
     # On Hopper at dim 64 two programs share a multiprocessor, and one multiplies while the other takes exponentials.
     overlap = architecture() == 90 and 64 < q.shape[-1] <= 128 and q.element_size() == 2
     return (_Overlapped if overlap else FlashAttention).apply(q, k, v, is_causal)  # type: ignore[no-untyped-call, no-any-return]

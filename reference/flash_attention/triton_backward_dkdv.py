@@ -15,9 +15,9 @@ def attention_backward_dkdv(
 
     q, do: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim); lse, delta: (batch, heads, queries),
     float32, contiguous. Lengths, strides, dtypes and grouped heads are those of `attention_forward`. dk and dv have the
-    shapes and dtypes of k and v, are contiguous, and sum over the query heads of their group. The kernel computes the
-    transposed scores k qᵀ directly, so it transposes no tile in registers. It stores nothing of size queries × keys and
-    uses no atomics; two runs give the same bits.
+    shapes and dtypes of k and v, are contiguous, and sum over the query heads of their group. The kernel stores
+    nothing of size queries × keys and uses no atomics; two runs give the same bits. Compute the transposed scores k qᵀ,
+    and no tile needs to be transposed.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 6 to 18.
     """
     batch, heads, queries, dim = q.shape
@@ -54,7 +54,6 @@ def flash_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one key head follow each other: they share q and do in the cache."""
     tiles = tl.cdiv(keys, BLOCK_N)
     j, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h = head // kv_heads, head % kv_heads

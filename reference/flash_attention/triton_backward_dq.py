@@ -54,7 +54,6 @@ def flash_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one head follow each other: they share k and v in the cache."""
     tiles = tl.cdiv(queries, BLOCK_M)
     i, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h = head // heads, head % heads

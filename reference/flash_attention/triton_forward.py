@@ -13,7 +13,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
     """Return (o, lse) of softmax(q kᵀ / √dim) v, in one kernel launch.
 
     q: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim), where heads is a multiple of kv_heads and
-    query head h uses key head h // (heads / kv_heads). Lengths are at least 1, dim is 1 to 256, strides are any. All
+    query head h uses key head h // (heads / kv_heads). Sizes are at least 1, dim is at most 256, strides are any. All
     three are float32, all float16 or all bfloat16. With is_causal, query i sees keys 0 to i. o, (batch, heads, queries,
     dim), is contiguous and has the inputs' dtype. lse, (batch, heads, queries), float32, contiguous, is the natural log
     of Σ_j exp(q_i·k_j / √dim). Accumulate products and sums in float32. Raises ValueError for other shapes or dtypes.
@@ -21,10 +21,11 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
     """
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1:3]
-    if k.shape != (batch, kv_heads, keys, dim) or v.shape != k.shape or heads % kv_heads or not 1 <= dim <= 256:
+    empty = 0 in (*q.shape, *k.shape)
+    if empty or k.shape != (batch, kv_heads, keys, dim) or v.shape != k.shape or heads % kv_heads or dim > 256:
         raise ValueError(
             "expected q (batch, heads, queries, dim ≤ 256) and k, v (batch, kv_heads, keys, dim), heads a multiple of "
-            f"kv_heads, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            f"kv_heads, none of them 0, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         )
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"expected one of float32, float16, bfloat16 for all, got {q.dtype}, {k.dtype}, {v.dtype}")
@@ -59,7 +60,6 @@ def flash_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one head follow each other: they share k and v in the cache."""
     tiles = tl.cdiv(queries, BLOCK_M)
     i, row = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h = row // heads, row % heads

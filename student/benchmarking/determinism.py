@@ -12,7 +12,7 @@ def reproducible(seed: int) -> Iterator[None]:
     deterministic algorithms only (an operator that has none raises RuntimeError). Stop cuDNN from choosing algorithms
     by timing them. Give cuBLAS a fixed workspace (CUBLAS_WORKSPACE_CONFIG=:4096:8, read when its first handle is made).
     At the end, also after an exception, restore all settings and random streams: numbers drawn afterwards do not depend
-    on numbers drawn inside. seed: any int ≥ 0, also beyond the 32 bits that numpy takes.
+    on numbers drawn inside. seed: any int from 0 to 2⁶⁴ − 1, also beyond the 32 bits that numpy takes.
     Source: PyTorch documentation, "Reproducibility".
     """
     raise NotImplementedError(

@@ -25,6 +25,6 @@ def find_straggler(samples: Sequence[float], group: dist.ProcessGroup | None = N
     rank's typical step is the median of its samples, so one slow step does not make a straggler. The straggler is the
     rank with the longest typical step; on a tie, the lowest rank. slowdown divides that by the median of all ranks'
     typical steps. A rank waits for the difference between the straggler's typical step and its own. The median of an
-    even number of values is the mean of the middle two. Use one all-gather of one float64 per rank.
+    even number of values is the mean of the middle two. Use one collective, of at most one float64 per rank.
     """
     raise NotImplementedError("benchmarking.straggler: Return the rank whose steps take longest")

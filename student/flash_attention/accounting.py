@@ -37,7 +37,7 @@ def accounting(
       other reads k and v, writes dk and dv, and reads q, do, lse and delta for each of the ⌈keys / block_n⌉ key tiles.
 
     lse and delta are float32, 4 bytes per query. With is_causal, tensors that are read again for each tile count half.
-    Round down once, at the end. Source: Dao et al. 2022, "FlashAttention", Theorem 2.
+    Source: Dao et al. 2022, "FlashAttention", Theorem 2.
     """
     raise NotImplementedError(
         "flash_attention.accounting: Return the cost of attention over q (batch, heads, queries, dim) and k, v …"

@@ -12,9 +12,9 @@ def attention_backward_dkdv(
 
     q, do: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim); lse, delta: (batch, heads, queries),
     float32, contiguous. Lengths, strides, dtypes and grouped heads are those of `attention_forward`. dk and dv have the
-    shapes and dtypes of k and v, are contiguous, and sum over the query heads of their group. The kernel computes the
-    transposed scores k qᵀ directly, so it transposes no tile in registers. It stores nothing of size queries × keys and
-    uses no atomics; two runs give the same bits.
+    shapes and dtypes of k and v, are contiguous, and sum over the query heads of their group. The kernel stores
+    nothing of size queries × keys and uses no atomics; two runs give the same bits. Compute the transposed scores k qᵀ,
+    and no tile needs to be transposed.
     Source: Dao 2023, "FlashAttention-2", Algorithm 2, lines 6 to 18.
     """
     raise NotImplementedError(
@@ -29,5 +29,4 @@ def flash_backward_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one key head follow each other: they share q and do in the cache."""
     tl.static_assert(False, "flash_attention.triton_backward_dkdv: write this kernel")

@@ -29,5 +29,4 @@ def flash_backward_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one head follow each other: they share k and v in the cache."""
     tl.static_assert(False, "flash_attention.triton_backward_dq: write this kernel")

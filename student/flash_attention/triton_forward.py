@@ -9,7 +9,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) 
     """Return (o, lse) of softmax(q kᵀ / √dim) v, in one kernel launch.
 
     q: (batch, heads, queries, dim); k, v: (batch, kv_heads, keys, dim), where heads is a multiple of kv_heads and
-    query head h uses key head h // (heads / kv_heads). Lengths are at least 1, dim is 1 to 256, strides are any. All
+    query head h uses key head h // (heads / kv_heads). Sizes are at least 1, dim is at most 256, strides are any. All
     three are float32, all float16 or all bfloat16. With is_causal, query i sees keys 0 to i. o, (batch, heads, queries,
     dim), is contiguous and has the inputs' dtype. lse, (batch, heads, queries), float32, contiguous, is the natural log
     of Σ_j exp(q_i·k_j / √dim). Accumulate products and sums in float32. Raises ValueError for other shapes or dtypes.
@@ -26,5 +26,4 @@ def flash_forward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IS_CAUSAL: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Programs of one head follow each other: they share k and v in the cache."""
     tl.static_assert(False, "flash_attention.triton_forward: write this kernel")

@@ -10,7 +10,7 @@ def weighted_sum_backward(x: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor
 
     x: (rows, columns); weight: (columns,); dy: (rows,). Sizes, strides and dtypes are those of `weighted_sum_forward`.
     dx[i, j] = dy[i] · weight[j], (rows, columns), and dweight[j] = Σ_i dy[i] · x[i, j], (columns,), are contiguous and
-    have the dtypes of x and weight. Accumulate sums in float32, without atomics: two runs give the same bits.
+    have the inputs' dtype. Accumulate sums in float32, without atomics: two runs give the same bits.
     """
     raise NotImplementedError(
         "flash_attention.weighted_sum_backward: Return (dx, dweight) of y = x weight, given dy, in one kernel launch"

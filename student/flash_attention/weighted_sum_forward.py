@@ -8,9 +8,9 @@ from torch import Tensor
 def weighted_sum_forward(x: Tensor, weight: Tensor) -> Tensor:
     """Return y[i] = Σ_j weight[j] · x[i, j], in one kernel launch.
 
-    x: (rows, columns), sizes at least 1, any strides. weight: (columns,), any stride. Both are float32, float16 or
-    bfloat16. y, (rows,), is contiguous and has the dtype of x. Accumulate products and sums in float32. Raises
-    ValueError for other shapes.
+    x: (rows, columns), sizes at least 1, any strides. weight: (columns,), any stride. Both are float32 or both are
+    float16. y, (rows,), is contiguous and has their dtype. Accumulate products and sums in float32. Raises ValueError
+    for other shapes.
     """
     raise NotImplementedError(
         "flash_attention.weighted_sum_forward: Return y[i] = Σ_j weight[j] · x[i, j], in one kernel launch"

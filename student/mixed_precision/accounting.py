@@ -37,8 +37,8 @@ def accounting(
     segments of that many blocks (the last may have fewer): only a segment's input is kept, and backward recomputes one
     segment at a time.
 
-    Activations are the storages kept for backward, each counted once, without parameters and without anything that does
-    not depend on the batch. An element takes s bytes (4 or 2), and there are T = batch · context tokens:
+    Activations are the storages kept for backward, each counted once, without parameters and rotary tables. An element
+    takes s bytes (4 or 2), and there are T = batch · context tokens:
 
     - norm: its input in float32, one float32 number per token, the normalised input, and the result (which the products
       after it share);

@@ -9,12 +9,12 @@ from torch import nn
 class Offload:
     """Offload saved activations: `with Offload(layers): loss = model(x)`, then `loss.backward()`.
 
-    Within the block, copy each tensor that one of `layers` saves for backward to host memory (pinned, if there is CUDA)
-    and keep only the copy. Tensors of less than `minimum` bytes, views of the layers' parameters, and tensors saved
-    outside of the layers stay on the device. When backward first needs a tensor of layer i, fetch all tensors of layer
-    i that are not back yet; then start to fetch those of layer i − 1, so that they arrive while layer i computes.
-    Free the device's copy after its use. The host's copy lives exactly as long as the graph, so a second backward can
-    fetch it again. On CUDA, copies run on their own stream.
+    Within the block, copy each tensor that one of `layers` saves for backward to host memory, and keep only the copy.
+    Tensors of less than `minimum` bytes, views of the layers' parameters, and tensors saved outside of the layers stay
+    on the device. When backward first needs a tensor of layer i, fetch all tensors of layer i that are not back yet;
+    then start to fetch those of layer i − 1, so that they arrive while layer i computes. Free the device's copy after
+    its use. The host's copy lives exactly as long as the graph, so a second backward can fetch it again. On CUDA,
+    copies run on their own stream (only those of pinned memory run beside work).
     Source: PyTorch documentation, "Hooks for saved tensors"; Rhu et al. 2016, "vDNN", section 3.
     """
 

@@ -25,7 +25,7 @@ def straggler(impl: Any, samples: PerRank, members: list[int]) -> dict:
     return plain(impl.benchmarking.straggler.find_straggler(samples[rank], group))
 
 
-SOURCES = ("python", "numpy", "torch", "dropout", "shuffle")
+SOURCES = ("python", "numpy", "torch", "dropout", "shuffle", *["cuda"] * torch.cuda.is_available())
 
 
 def drawn(n: int) -> dict:
@@ -38,6 +38,7 @@ def drawn(n: int) -> dict:
         "torch": torch.randn(n),
         "dropout": torch.nn.functional.dropout(torch.ones(4 * n)),
         "shuffle": items + torch.randperm(n).tolist(),
+        "cuda": torch.randn(n, device="cuda").cpu() if "cuda" in SOURCES else None,
     }
 
 
@@ -58,7 +59,9 @@ def around(impl: Any, seed: int, enter: bool, broken: bool) -> dict:
     numpy.random.seed(2)
     torch.manual_seed(3)
     torch.backends.cudnn.benchmark = True
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if not broken:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     torch.use_deterministic_algorithms(True, warn_only=True)
     drawn(5)
     within = None
@@ -89,23 +92,25 @@ def graphed(impl: Any, x: Tensor, weight: Tensor, more: list[Tensor]) -> dict:
     calls = []
 
     def step(x: Tensor, weight: Tensor) -> Tensor:
-        calls.append(1)
+        calls.append(torch.cuda.current_stream() != torch.cuda.default_stream())
         for _ in range(20):
             x = torch.tanh(x @ weight)
         return x
 
     x, weight, more = x.cuda(), weight.cuda(), [m.cuda() for m in more]
-    graph = impl.benchmarking.cuda_graph.GraphedStep(step, x, weight)
-    recorded = len(calls)
+    graph = impl.benchmarking.cuda_graph.GraphedStep(step, x, weight, warmup=2)
+    recorded, aside = len(calls), all(calls)
     outputs = [graph(m, weight) for m in more]
     later = len(calls)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         graph(more[0], weight)
         torch.cuda.synchronize()
     products = sum(e.name in ("aten::mm", "aten::matmul") for e in profile.events())
-    refused = raised(lambda: graph(more[0][:1], weight))
+    others = [(more[0][:1], weight), (more[0],), (more[0].half(), weight)]
+    refused = [raised(lambda o=other: graph(*o)) for other in others]
     expected = [step(m, weight) for m in more]
+    refused.append(raised(lambda: impl.benchmarking.cuda_graph.GraphedStep(torch.neg, torch.ones(2))))
     return {
         "outputs": [o.cpu() for o in outputs], "expected": [e.cpu() for e in expected], "recorded": recorded,
-        "later": later, "products": products, "refused": refused,
+        "later": later, "products": products, "refused": refused, "aside": aside,
     }  # fmt: skip

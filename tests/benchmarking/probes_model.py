@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -33,21 +34,36 @@ class Watched(Transformer):
             "same": torch.equal(tokens, targets),
             "training": self.training,
             "grad": torch.is_grad_enabled(),
+            "kept": sum(p.grad is not None for p in parameters),
             "leftover": sum(p.grad is not None and bool(p.grad.any()) for p in parameters),
             "moved": moved,
         })  # fmt: skip
+        self.given = tokens, targets
         return super().loss(tokens, targets)
 
 
 def watched(
     impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, training: bool
 ) -> dict:
-    """What the model noticed, and the number of samples. training: the mode that the model is handed over in."""
+    """What the model noticed, and the number of samples. training: the mode that the model is handed over in.
+
+    apart: how far it is from a twin that AdamW trained, over all parameters and with its default arguments.
+    """
     model = Watched(Config(**sizes)).train(training)
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters())
     model.watch()
     timing = _benchmarked(impl, model, batch, context, mode, warmup, steps)
     left = sum(p.grad is not None for p in model.parameters())
-    return {"calls": model.calls, "samples": len(timing.samples), "left": left, "training": model.training}
+    for _ in range(warmup + steps if mode == "step" else 0):
+        optimizer.zero_grad()
+        Transformer.loss(twin, *model.given).backward()
+        optimizer.step()
+    both = zip(model.parameters(), twin.parameters(), strict=True)
+    return {
+        "calls": model.calls, "samples": len(timing.samples), "left": left, "training": model.training,
+        "apart": max(float((p - t).abs().max()) for p, t in both),
+    }  # fmt: skip
 
 
 def placed(impl: Any, sizes: dict, batch: int, context: int, mode: str) -> list[list[bool]]:

@@ -58,17 +58,17 @@ class Nvtx(types.ModuleType):
 
 def _told(backend: str) -> Any:
     """Before the implementation is imported: put the package there, or make sure that it is not."""
-    sys.modules["nvtx"] = Nvtx() if backend == "package" else None  # type: ignore[assignment]
+    sys.modules["nvtx"] = Nvtx() if backend in ("package", "both") else None  # type: ignore[assignment]
     return sys.modules["nvtx"]
 
 
-def _events(recorder: Any) -> list[list[str]]:
-    if recorder is not None:
-        return recorder.events
+def _events(backend: str, recorder: Any) -> list[list[str]]:
+    names: list[str] = []
+    events = [] if recorder is None else [*recorder.events]
+    if backend in ("package", "neither"):
+        return events
     from lab.measure.device import current
 
-    names: list[str] = []
-    events = []
     for kind, message, _ in current().ranges:
         if kind == "push":
             names.append(message)
@@ -95,7 +95,7 @@ def play(impl: Any, tree: list, backend: str) -> dict:
     """What was pushed and popped, and how many interruptions got through."""
     recorder = _told(backend)
     caught = _visit(impl.benchmarking.annotate.annotate, tree)
-    return {"events": _events(recorder) if backend != "neither" else [], "caught": caught}
+    return {"events": _events(backend, recorder), "caught": caught}
 
 
 def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
@@ -106,7 +106,7 @@ def decorated(impl: Any, name: str, depth: int, backend: str) -> dict:
     def count_down(n: int) -> int:
         return 0 if n == 0 else 1 + count_down(n - 1)
 
-    return {"value": count_down(depth), "events": _events(recorder)}
+    return {"value": count_down(depth), "events": _events(backend, recorder)}
 
 
 def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
@@ -120,7 +120,7 @@ def profiled(impl: Any, tree: list, names: list[str], backend: str) -> list:
 
 
 def attend(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
-    """o and its gradients; the ranges, and the range in which each product and softmax ran."""
+    """o and its gradients; the ranges, and the range in which each product, scale, mask and softmax ran."""
     recorder = _told("package")
     module = impl.benchmarking.annotate
     q, k, v = (t.requires_grad_() for t in (q, k, v))
@@ -129,7 +129,9 @@ def attend(impl: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> dict:
     class Places(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             operator = func.name().removeprefix("aten::").partition(".")[0]
-            if operator in ("mm", "bmm", "_softmax", "masked_fill"):
+            if operator in ("mul", "div") and not getattr(args[1], "ndim", 0):
+                operator = "scale"
+            if operator in ("mm", "bmm", "scale", "masked_fill", "where", "_softmax"):
                 places.append([operator, " > ".join(recorder.open)])
             return func(*args, **(kwargs or {}))
 

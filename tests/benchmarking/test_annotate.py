@@ -19,7 +19,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_ranges as probes
 
 ANNOTATE = "benchmarking.annotate"
-DEVICE = {"package": "real", "cuda": "simulated", "neither": "real"}
+DEVICE = {"package": "real", "cuda": "simulated", "both": "simulated", "neither": "real"}
 
 
 def draw(rng, depth: int, breaks: float = 0.4) -> list:
@@ -64,6 +64,7 @@ def test_ranges_nest_and_close_also_when_they_are_broken_off(run, rng, backend):
 TOLD = {
     "package": "the nvtx package installed",
     "cuda": "CUDA and no nvtx package (torch.cuda.nvtx)",
+    "both": "CUDA and the nvtx package, which goes first",
     "neither": "neither",
 }
 
@@ -79,14 +80,14 @@ def test_a_decorated_function_may_call_itself(run, rng, backend):
 
 
 @exercise(ANNOTATE, kind="numerics")
-@pytest.mark.parametrize("backend", ["package", "neither"])
+@pytest.mark.parametrize("backend", ["package", "cuda", "neither"])
 def test_the_profiler_sees_the_same_ranges(run, rng, backend):
     tree = draw(rng, 2)
     tree[0][2] = True
     tree = [[f"{name} {i}", [[f"{n} {i} {j}", [], b] for j, (n, _, b) in enumerate(c)], b]
             for i, (name, c, b) in enumerate(tree)]  # fmt: skip
     want = [name for kind, name in expected(tree) if kind == "push"]
-    got = run(probes.profiled, tree, want, backend)
+    got = run(probes.profiled, tree, want, backend, device=DEVICE[backend])
     assert [name for name, _, _ in got] == want, f"the profiler saw {[n for n, _, _ in got]}, the ranges were {want}"
     spans = {name: (start, end) for name, start, end in got}
     for name, children, _ in tree:
@@ -112,8 +113,10 @@ def test_annotated_attention_is_attention(run, rng, is_causal):
     narrow = [t.clone().requires_grad_() for t in (q, k, v)]
     want, plain = attention(*wide, is_causal), attention(*narrow, is_causal)
     empty = got["o"].isnan().all(-1).nonzero()[:, -1]
-    assert not len(empty), f"o of query {int(empty[0])} is NaN: it sees no key, not even its own"
-    close(got["o"], want.detach(), plain.detach(), "o", dims="batch, head, query, dim")
+    what = f"of {queries} queries and {keys} keys"
+    assert not len(empty), f"o of query {int(empty[0])} {what} is NaN: it sees no key, not even its own"
+    mask = "query i sees keys 0 to i, also where there are more of one than of the other" if is_causal else ""
+    close(got["o"], want.detach(), plain.detach(), f"o {what}", dims="batch, head, query, dim", cause=mask)
     want.sum().backward()
     plain.sum().backward()
     for name, gradient, w, n in zip("qkv", got["gradients"], wide, narrow, strict=True):
@@ -130,6 +133,8 @@ def test_each_part_of_attention_is_in_its_range(run, rng, is_causal):
     assert names == ["attention", "scores", "softmax", "values"], f"ranges, in order: {names}"
     products = [place for operator, place in got["places"] if operator in ("mm", "bmm")]
     assert products == ["attention > scores", "attention > values"], f"the two products ran in {products}"
-    for operator, part in (("_softmax", "softmax"), ("masked_fill", "scores")):
+    for operator, part in (
+        ("scale", "scores"), ("masked_fill", "scores"), ("where", "scores"), ("_softmax", "softmax"),
+    ):  # fmt: skip
         places = {place for o, place in got["places"] if o == operator}
         assert places <= {f"attention > {part}"}, f"{operator} ran in {sorted(places)}, it belongs to {part!r}"

@@ -74,6 +74,8 @@ def why(off: dict[tuple[str, int], float], layers: int, batch: int, context: int
         return "only backward is off: it is two products of the same size for each of forward's"
     if both and {*NAMES} - {*SQUARES} <= names and is_ratio(1 / 2):
         return "each multiply-add is two operations: a product of (m, k) and (k, n) is 2·m·k·n"
+    if names == {*SQUARES} and context % 2 and any(abs(ratio - 1 + 1 / c) < 1e-9 for c in (context, context**2)):
+        return f"as where the context, {context}, or its square, both odd, is halved with rounding: multiply first"
     if names == {*SQUARES} and is_ratio(2):
         return "scores and values are twice as much: causal attention counts half of its matrix"
     if names == {*SQUARES} and is_ratio(1 / context):

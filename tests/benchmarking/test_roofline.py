@@ -109,9 +109,15 @@ def test_on_the_ridge_arithmetic_binds(run, rng):
     sizes, batch, context = draw(rng, rng.choice(list(CASES)))
     free = run(probes.roofline, sizes, batch, context, "bfloat16", (1.0, 1.0), replace=[FLOPS])
     name = f"{rng.choice(NAMES)} forward"
-    peaks = (float(free[name]["flops"]), float(free[name]["bytes"]))  # both take one second
-    by = run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])[name]["by"]
-    assert by == "compute", f"{name}: its intensity is the device's to the last bit, and it is bound by {by!r}"
+    f, b = float(free[name]["flops"]), float(free[name]["bytes"])
+    by, above = (  # both take one second; arithmetic takes two
+        run(probes.roofline, sizes, batch, context, "bfloat16", peaks, replace=[FLOPS])[name]["by"]
+        for peaks in ((f, b), (f / 2, b))
+    )
+    assert by == "compute", (
+        f"{name}: its intensity is the device's ridge to the last bit, and it is bound by {by!r}, expected 'compute': "
+        f"{'this tie alone is wrong' if above == 'compute' else f'at twice the ridge by {above!r}, too'}"
+    )
 
 
 @exercise(ROOFLINE, kind="numerics")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from lab.harness.judge import callers, close
@@ -9,7 +11,7 @@ from lab.harness.judge import callers, close
 from . import probes_kernels as probes
 from . import probes_layouts as layouts
 from .causes import wrong_output
-from .oracles import ALLOWED, attention, described, given_to_backward, recomputed, room, tiles
+from .oracles import ALLOWED, LARGEST, attention, described, given_to_backward, recomputed, room, tiles
 
 CAUSAL = "flash_attention.causal"
 FORWARD = ("forward", "overlapped")
@@ -46,14 +48,21 @@ def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=F
     for name, like, factor, dims in RESULTS[kernel]:
         if like:
             assert got[name].dtype == given[like].dtype, f"{name} is {got[name].dtype}, {like} is {given[like].dtype}"
-        assert name != "lse" or got[name].dtype == torch.float32, f"lse is {got[name].dtype}, expected float32"
+        assert like or got[name].dtype == torch.float32, f"{name} is {got[name].dtype}, expected float32"
         close(
             got[name], want[name], yardstick[name], f"{name} of {what}", factor, f"batch, head, {dims}",
             causes.get(name, cause),
         )  # fmt: skip
     callers(got["changed"], [], what)
+    results = " and ".join(n for n, *_ in RESULTS[kernel])
+    assert got["contiguous"], f"{results} of {what}: expected both contiguous, whatever the strides of the inputs"
     if keep:
         tiles(got)
+        least = sum(got[n].numel() for n, *_ in RESULTS[kernel])
+        assert got["elsewhere"] <= 4 * least, (
+            f"kernels store {got['elsewhere']:,} elements beside {results}, which have {least:,}; all scores are "
+            f"{given['q'][..., 0].numel() * given['k'].shape[2]:,}: they stay on the chip"
+        )
     return got
 
 
@@ -68,10 +77,12 @@ def expected(expect, kernel: str, given: dict, is_causal: bool) -> tuple[dict, d
 
 
 def alone(got: dict) -> None:
-    """Assert that one kernel did the work: torch allocates, looks at tensors in another way, and casts."""
+    """Assert that programs of one kernel did the work: torch allocates, looks at tensors in another way, and casts."""
     other = sorted({*got["operators"]} - ALLOWED)
     assert not other, f"torch ran {', '.join(other)} inside the call: allocation, views and casts are its part"
     assert len(got["launches"]) == 1, f"{len(got['launches'])} launches, expected one: {got['launches']}"
+    grid = got["launches"][0][1]
+    assert math.prod(grid) >= 2, f"a grid of {grid} for more than {LARGEST} rows: one program per tile of rows"
 
 
 def twice_the_same(got: dict) -> None:

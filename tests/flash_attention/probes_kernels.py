@@ -135,9 +135,12 @@ class Results(TorchDispatchMode):
         return out
 
 
-def autograd(impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str) -> dict:
+def autograd(
+    impl: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool, needs: str, where: str, *layouts: dict
+) -> dict:
     """o and the gradients that are asked for ("q", "k", "v"), by the autograd function; the kernels it launched."""
-    q, k, v, do = place(where, q, k, v, do)
+    given = dict(zip(("q", "k", "v", "do"), place(where, q, k, v, do), strict=True))
+    q, k, v, do = all_laid(given, *layouts or [{}]).values()
     inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
     with watching() as seen, Results() as results:
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)

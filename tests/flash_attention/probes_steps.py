@@ -133,7 +133,8 @@ def occupancies(impl, cases: list[dict]) -> list:
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
     """Loss and gradients of each case: x, weight, targets, layouts, chunk (None: the default), incoming gradient, how
     often the loss is computed before backward begins, whether backward runs twice, and whether x and weight need a
-    gradient. changed: arguments that were modified, as they are now; again: what a second backward gave."""
+    gradient. changed: arguments that were modified, as they are now; again: what a second backward gave; saved: bytes
+    of what is saved beside the arguments."""
     found = []
     for case in cases:
         laid = all_laid({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
@@ -143,12 +144,14 @@ def fused_losses(impl, cases: list[dict]) -> list[dict]:
         changed = changes(**laid)
         chunk = () if case["chunk"] is None else (case["chunk"],)
         losses = [_fused(impl, *laid.values(), *chunk) for _ in range(case.get("times", 1))]
+        kept = getattr(losses[-1].grad_fn, "saved_tensors", ())
+        saved = sum(t.nbytes for t in kept if all(t is not x for x in laid.values()))
         loss, wanted = losses[-1], {f"d{n}": t for n, t in laid.items() if t.requires_grad}
         given = [torch.full_like(loss, case["dloss"])] * len(losses)
         grads, again = gradients(losses, wanted, given, case["twice"])
         found.append({
             "loss": loss, "dx": None, "dweight": None, **grads, "again": again,
-            "changed": {n: laid[n].detach() for n in changed()},
+            "changed": {n: laid[n].detach() for n in changed()}, "saved": saved,
         })  # fmt: skip
     return found
 

@@ -18,6 +18,7 @@ from lab.harness.judge import close, harmless
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
+from . import probes_layouts as layouts
 from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"
@@ -30,14 +31,16 @@ pytestmark = needs_triton
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_gradients_through_autograd(run, rng, expect, is_causal, where):
-    q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16)
-    got = run(probes.autograd, q, k, v, do, is_causal, "qkv", where, triton=where)
-    o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", "float32"))
-    close(got["o"], o, plain, "o", factor=6, dims="batch, head, query, dim")
-    want, yardstick = (expect(gradients, q, k, v, do, is_causal, dtype) for dtype in ("float64", "float32"))
+    given = rng.choice(["float32", "float16"])
+    q, k, v, do = draw(rng, rng.integers(30, 90), rng.integers(30, 90), group=2, dim=16, dtype=given)
+    lie = {**layouts.draw(rng, q=q, k=k, v=v)[1], "do": "columns first"}
+    got, what = run(probes.autograd, q, k, v, do, is_causal, "qkv", where, lie, triton=where), layouts.told(lie)
+    o, plain = (expect(attention, q, k, v, is_causal, dtype)["o"] for dtype in ("float64", given))
+    close(got["o"], o, plain, f"o, {given}, in memory: {what}", factor=6, dims="batch, head, query, dim")
+    want, yardstick = (expect(gradients, q, k, v, do, is_causal, dtype) for dtype in ("float64", given))
     for name in ("dq", "dk", "dv"):
         close(
-            got[name], want[name], yardstick[name], f"{name} through autograd", factor=8,
+            got[name], want[name], yardstick[name], f"{name} through autograd, {given}, in memory: {what}", factor=8,
             dims=f"batch, head, {'query' if name == 'dq' else 'key'}, dim",
         )  # fmt: skip
 

@@ -71,6 +71,8 @@ def check(run, cases: list[dict], factor: float = 3.0) -> Trace:
         told = _changed(got["changed"], want, case["dloss"])
         callers([told] if told else [], got["again"], what)
         needs = case.get("needs", (True, True))
+        most = case["x"].nbytes + case["weight"].nbytes
+        assert got["saved"] <= most, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {most:,}"
         for name, expected in (("loss", torch.float32), ("dx", dtype), ("dweight", dtype)):
             if name != "loss" and not needs[name == "dweight"]:
                 assert got[name] is None, f"{name} {what}: no gradient was asked for, one came"
@@ -118,6 +120,12 @@ def test_chunks_of_any_size(run, rng):
     check(run, [draw(rng, rows, vocabulary, c) for c in chunks])
     check(run, [draw(rng, 1, vocabulary, c) for c in (1, 7)])
     check(run, [draw(rng, 128 * 2 + rng.integers(1, 99), vocabulary, None)])
+    case = draw(rng, 60, 300, 16, width=8)
+    seen = run(metered, APPLY, [case[name] for name in ("x", "weight", "targets", "chunk")], 2)
+    assert seen["largest_elements"] <= 16 * 300, (
+        f"{seen['largest_op']} made {seen['largest_shape']} for chunks of 16 rows and 300 words: at most `chunk` rows "
+        "of logits exist at a time"
+    )
 
 
 @exercise(FUSED, kind="numerics")

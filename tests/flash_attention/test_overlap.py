@@ -42,16 +42,21 @@ def test_output_is_that_of_attention(check, rng, is_causal, dtype, where):
         (rng.integers(17, 60), rng.integers(17, 60)),
         (n := rng.integers(260, 300), n + rng.integers(1, 99)),
     ]
-    for (queries, keys), dim in zip([*sizes, (n, 40)], [rng.choice([20, 33]), 64, 128, 16], strict=True):
-        drawn = draw(rng, queries, keys, batch=1, heads=1, group=2, dim=dim, dtype=dtype, scale=rng.choice([1.0, 20.0]))
+    for (queries, keys), dim in zip([*sizes, (n, 40)], [1, 64, 128, rng.choice([20, 33])], strict=True):
+        few = 2 if queries < 99 else 1
+        drawn = draw(
+            rng, queries, keys, batch=few, heads=few, group=2, dim=dim, dtype=dtype, scale=rng.choice([1.0, 20.0])
+        )
         check(drawn, is_causal, LATE, where=where)
 
 
 @exercise(OVERLAP, kind="numerics")
 def test_float32_and_wide_heads_are_refused(run):
-    tensors = [[torch.zeros(1, 2, 8, dim, dtype=of)] * 3 for dim, of in ((16, torch.float32), (136, torch.float16))]
-    for told in run(refused, "impl.flash_attention.overlap.attention_forward_overlapped", tensors):
-        assert told == "ValueError", f"float32, or a dim of 136: {told} was raised, expected ValueError"
+    cases = [(16, "float32", "float32"), (16, "float16", "bfloat16"), (136, *["float16"] * 2), (0, *["float16"] * 2)]
+    for dim, of, other in cases:
+        tensors = [torch.zeros(1, 2, 8, dim, dtype=getattr(torch, dtype)) for dtype in (of, of, other)]
+        (told,) = run(refused, "impl.flash_attention.overlap.attention_forward_overlapped", [tensors])
+        assert told == "ValueError", f"dim {dim}, q and k {of}, v {other}: {told} was raised, expected ValueError"
 
 
 @exercise(OVERLAP, kind="property")

@@ -122,9 +122,14 @@ def test_logits_fifty_times_larger(check, rng, dtype):
 def test_thousands_of_keys_are_summed_in_float32(check, rng, expect):
     q, k, v, do = draw(rng, 8, 3000, batch=1, heads=1, dim=16, dtype="float16", scale=1 / 64)
     got = check((q, k, v + 1, do), False, "keep m, l and acc in float32")
-    want = expect(attention, q, k, v + 1, False, "float64")["lse"]
-    error = (got["lse"].double() - want).abs().max().item()
+    want = expect(attention, q, k, v + 1, False, "float64")
+    error = (got["lse"].double() - want["lse"]).abs().max().item()
     assert error <= 1e-4, f"lse is off by {error:.1e} after 3,000 keys: keep the sum in float32"
+    worst = ((got["o"].double() - want["o"]) / want["o"]).abs().max().item()
+    assert worst <= 0.8 * 2**-10, (
+        f"o of 3,000 keys is off by {worst:.2g} of its value; rounded to float16 once it is by {0.5 * 2**-10:.2g}: "
+        "lse is right, so keep acc in float32"
+    )
 
 
 @exercise(FORWARD, kind="numerics")
@@ -133,7 +138,9 @@ def test_wrong_shapes_and_dtypes_are_refused(run, rng, where):
     for shapes, dtypes in (
         ([good, [1, 2, 8, 32], [1, 2, 8, 32]], f32), ([good, good, [1, 2, 9, 16]], f32),
         ([good, [1, 3, 8, 16], [1, 3, 8, 16]], f32), ([good, [2, 2, 8, 16], [2, 2, 8, 16]], f32),
-        ([[1, 1, 8, 264]] * 3, f32), ([good] * 3, ["float32", "float16", "float16"]), ([good] * 3, ["float64"] * 3),
+        ([[1, 1, 8, 264]] * 3, f32), ([[1, 2, 8, 0]] * 3, f32), ([good, *[[1, 2, 0, 16]] * 2], f32),
+        ([good, *[[1, 0, 8, 16]] * 2], f32), ([good] * 3, ["float32", "float16", "float16"]),
+        ([good] * 3, ["float64"] * 3),
     ):  # fmt: skip
         tensors = [torch.zeros(shape, dtype=getattr(torch, of)) for shape, of in zip(shapes, dtypes, strict=True)]
         (raised,) = run(refused, "impl.flash_attention.triton_forward.attention_forward", [tensors])
@@ -150,10 +157,9 @@ def test_no_program_depends_on_another(run, rng, where):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_kernel_does_the_work(check, rng, is_causal):
     drawn = draw(rng, rng.integers(257, 300), rng.integers(257, 300), batch=1, heads=1, group=2, dim=24)
-    got = check(drawn, is_causal, keep=True)
+    got = check(drawn, is_causal, lie=dict.fromkeys("qkv", "columns first"), keep=True)
     measured("kernels launched", len(got["launches"]), 1)
     judged.alone(got)
-    assert got["contiguous"], "o and lse are contiguous"
 
 
 @exercise(FORWARD, kind="property")
@@ -191,10 +197,4 @@ def test_tiles_above_the_diagonal_are_never_read(check, rng, kind):
 @exercise(FORWARD, kind="property")
 def test_scores_are_never_stored(check, rng):
     keys = 2048 + rng.integers(0, 99)
-    q, *_ = drawn = draw(rng, 64, keys, batch=1, heads=1, dim=16, dtype="float16")
-    got = check(drawn, False, keep=True, where="interpret")
-    least = q.numel() + q.shape[2]
-    assert got["elsewhere"] <= 4 * least, (
-        f"kernels store {got['elsewhere']:,} elements beside o and lse, which have {least:,}; all scores are "
-        f"{q.shape[2] * keys:,}: they stay on the chip"
-    )
+    check(draw(rng, 64, keys, batch=1, heads=1, dim=16, dtype="float16"), False, keep=True, where="interpret")

@@ -79,6 +79,7 @@ def test_other_shapes_are_refused(run, rng):
     shapes = [
         [(columns,), (columns,)], [(2, rows, columns), (columns,)], [(rows, columns), (columns + 1,)],
         [(rows, columns), (1,)], [(rows, columns), (columns, 1)], [(rows, columns), ()],
+        [(rows, 0), (0,)], [(0, columns), (columns,)],
     ]  # fmt: skip
     refusals = run(refused, SUM, [[torch.zeros(shape) for shape in case] for case in shapes])
     for (x, weight), got in zip(shapes, refusals, strict=True):
@@ -99,6 +100,7 @@ def test_the_kernel_reads_all_of_x_and_writes_all_of_y(run, rng):
         f"{got['unread'][0]} elements of x and {got['unread'][1]} of weight were never loaded by a kernel"
     )
     assert got["unwritten"] == [0], f"{got['unwritten'][0]} elements of y were never stored by a kernel"
+    assert got["contiguous"], "y is not contiguous"
     assert not got["written_inputs"], f"{got['written_inputs']} elements of x or weight were stored to: they are inputs"
     assert not got["raced"], (
         f"{got['raced']} elements are stored by one program and touched by another: on a GPU they run at the same time"

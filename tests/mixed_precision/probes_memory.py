@@ -86,7 +86,7 @@ def walked(impl: Any, kinds: list[str], x: Tensor, weights: list[Tensor]) -> lis
         for t in tree_leaves(list(values)):
             if isinstance(t, Tensor):
                 kept.append(s := t.untyped_storage())
-                row = {"operation": node.name(), "storage": s.data_ptr(), "size": s.nbytes()}
+                row = {"operation": node.name(), "storage": s.data_ptr(), "size": s.nbytes(), "start": t.data_ptr()}
                 rows.append({**row, "is_parameter": s.data_ptr() in owned})
     return rows
 
@@ -110,7 +110,10 @@ def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
 def norm(
     impl: Any, x: Tensor, weight: Tensor, eps: float | None, dy: Tensor, needs: tuple[bool, bool], layout: str
 ) -> dict:
-    """y, dx, dweight, and what changed of the caller's. eps None: that of the function itself."""
+    """y, dx, dweight, and what changed of the caller's. eps None: that of the function itself.
+
+    given: whether backward itself returned a gradient, of x and of weight.
+    """
     if layout == "transposed":
         x = x.transpose(0, -1).contiguous().transpose(0, -1)
     elif layout == "strided":
@@ -120,7 +123,10 @@ def norm(
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
     grads, again = gradients([y], wanted, [dy])
-    return {"y": y, "dx": None, "dweight": None, **grads, "changed": changed(), "again": again}
+    told = {"y": y, "dx": None, "dweight": None, **grads, "changed": changed(), "again": again}
+    node = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight).grad_fn
+    raw = node.apply(dy) if hasattr(node, "apply") else ()  # what autograd would drop, too
+    return {**told, "given": [g is not None for g in raw]}
 
 
 def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:

@@ -1,6 +1,6 @@
 """The memory of a training step, counted on paper and measured in a run.
 
-What must be true: each of the four counts is within 2 % of what a real step of the real model keeps, for any sizes,
+What must be true: each of the four counts is within 0.1 % of what a real step of the real model keeps, for any sizes,
 both precisions, with and without checkpointing. How it would be faked: a formula that fits one size (the quadratic part
 dominates in some cases and vanishes in others, heads are grouped in some, the vocabulary is large in some); running the
 model and looking (a million layers, and no module can be made).
@@ -16,7 +16,7 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_precision as probes
 
 ACCOUNTING = "mixed_precision.accounting"
-WITHIN = 0.02
+WITHIN = 0.001
 PATIENCE_S = 8.0  # to count a million layers: a formula takes none of it, a model of so many a quarter of an hour
 CASES = {
     "long context": {"batch": (1, 2), "context": (150, 200), "width": 16, "hidden": (20, 40), "vocabulary": (20, 60)},
@@ -64,9 +64,18 @@ def check(run, names, *case) -> None:
         off = got[name] / want[name] - 1
         assert abs(off) <= WITHIN, (
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
-            f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.1%}): "
-            f"{MEANING[name]}{a_parameter(name, got, want, precision)}"
+            f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.2%}): "
+            f"{MEANING[name]}{a_parameter(name, got, want, precision)}{short_last(name, sizes['layers'], segment)}"
         )
+
+
+@harmless
+def short_last(name: str, layers: int, segment: int | None) -> str:
+    """Which segment takes most, where that is not the last."""
+    if name != "activations" or not segment or segment > layers or not layers % segment:
+        return ""
+    lengths = ", ".join(map(str, [segment] * (layers // segment) + [layers % segment]))
+    return f"; segments of {lengths} blocks: the last is short, the one before it, of {segment}, keeps more"
 
 
 @harmless
@@ -117,6 +126,6 @@ def test_a_million_layers_are_counted_without_a_model(run, rng, precision):
         want = one[name] + (many - 1) * (two[name] - one[name])
         measured(f"{name} of {many:,} layers", got[name], want, "bytes")
         assert abs(got[name] / want - 1) <= WITHIN, (
-            f"{name} of {many:,} layers, {precision}: counted {got[name]:,} bytes ({got[name] / want - 1:+.1%}); runs "
+            f"{name} of {many:,} layers, {precision}: counted {got[name]:,} bytes ({got[name] / want - 1:+.2%}); runs "
             f"of one layer and of two keep {one[name]:,} and {two[name]:,}, which makes {want:,}"
         )

@@ -78,6 +78,7 @@ def by_kind(run, parameters, loss, autocast, device) -> str:
 def test_under_autocast_the_table_is_what_a_run_shows(run, rng, autocast, device):
     layers = ["linear", *rng.shuffled(INNER)]  # every kind, after a product
     check(run, layers, "float32", rng.choice(["mse", "cross_entropy"]), autocast, device)
+    check(run, ["embedding", "relu"], rng.choice(["float16", "bfloat16"]), "mse", autocast, device)
     first = [rng.choice(["embedding", "layer_norm", "tanh"]), *rng.shuffled(INNER)[:5]]
     check(run, first, "float32", rng.choice(["mse", "cross_entropy"]), autocast, device)
 

@@ -163,24 +163,24 @@ def test_the_report_is_of_unscaled_numbers_before_clipping(run, rng):
 
 @exercise(STEP, kind="numerics")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_step_with_an_infinity_changes_nothing(run, rng, optimizer):
+def test_a_step_with_an_infinity_or_nan_changes_nothing(run, rng, optimizer):
     drawn, bad = draw(rng, 5), rng.integers(1, 3)
-    drawn["weights"][bad] = 2.0**30  # times the scale: beyond float16
+    drawn["weights"][bad] = {"sgd": 2.0**30, "adamw": float("nan")}[optimizer]  # times the scale: beyond float16
     got = ask(run, drawn, optimizer=optimizer, lr=1e-3)
     assert got["compute"] == ["torch.float16"], (
-        f"the first layer returned {got['compute']}, the model was given in float16: what overflows in it, here the "
-        f"gradients of step {bad}, does not overflow in float32"
+        f"the first layer returned {got['compute']}, the model was given in float16: what overflows in it does not "
+        "overflow in float32"
     )
     stepped, expected = [r["stepped"] for r in got["reports"]], [i != bad for i in range(5)]
     before, after = (torch.cat([m.flatten() for m in got["masters"][i]]) for i in (bad - 1, bad))
     assert torch.equal(before, after), (
-        f"step {bad}, whose gradients are infinite, changed {int((before != after).sum())} of {len(after)} values of "
-        f"the masters, {int(after.isnan().sum())} of them to NaN, and reported stepped={stepped[bad]}"
+        f"step {bad}, whose gradients are infinite or NaN, changed {int((before != after).sum())} of {len(after)} "
+        f"values of the masters, {int(after.isnan().sum())} of them to NaN, and reported stepped={stepped[bad]}"
         + f": optimizer.step() was called all the same, in steps {got['calls']}"
         * (bad in got["calls"])
     )
     assert stepped == expected, (
-        f"the gradients of step {bad} alone are infinite; stepped: {stepped}, expected {expected}"
+        f"the gradients of step {bad} alone are infinite or NaN; stepped: {stepped}, expected {expected}"
     )
     assert set(got["counts"]) <= {4}, f"AdamW counted {got['counts']} steps of 5 of which one was skipped"
     assert all(torch.isfinite(m).all() for m in got["masters"][-1]), "masters are not finite after a skipped step"

@@ -32,7 +32,7 @@ def draw(rng) -> tuple:
          "fused": rng.normal(2 * width)}
         for s in sizes
     ]  # fmt: skip
-    return states, sizes, rng.normal(rows, width), 4 * rows * 32  # larger than x and than a number a row
+    return states, sizes, rng.normal(rows, width), 4 * rows * min(sizes)  # larger than x and than a number a row
 
 
 def same(got: dict, want: dict, how: str = "") -> None:

@@ -51,6 +51,8 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
         assert got[name].dtype == like.dtype, f"{what} is {got[name].dtype}, expected {like.dtype}"
         close(got[name], want[name], plain[name].to(like.dtype), what, cause=WHY[name], rounded_once=True)
     callers(got["changed"], got["again"], f"x {tuple(shape)}, {dtype}")
+    given = [name for name, g, needed in zip(("dx", "dweight"), got["given"], needs, strict=False) if g and not needed]
+    assert not given, f"backward computed {given[0]}, which nobody needs: ctx.needs_input_grad says which to compute"
 
 
 @exercise(NORM, kind="numerics")
