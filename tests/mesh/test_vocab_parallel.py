@@ -54,6 +54,8 @@ def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
             got, gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4, dims="row, column",
             cause="tokens of other ranks, and padding, give no gradient here",
         )  # fmt: skip
+        padding = told[rank]["parameters"]["weight"][max(0, vocabulary - place * rows) :]
+        assert not padding.any(), f"{what}: its rows beyond the vocabulary are {padding.tolist()}, expected zeros"
     return dy, told
 
 
