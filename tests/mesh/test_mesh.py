@@ -234,7 +234,10 @@ def test_a_group_is_made_once(ranks):
             f"rank {rank}: group('model'), group('data', 'data'): raised {got['refused']}, expected ValueError of both"
         )
         forgotten = [names for names, same in zip(axes, got["again"], strict=True) if not same]
-        assert not forgotten, f"rank {rank}: asked a second time, the group along {forgotten[0]} is another"
+        assert not forgotten, (
+            f"rank {rank}: group{tuple(forgotten[0])} and then group{tuple(forgotten[0][::-1])} are two groups, "
+            "expected one: it is made once, and the order of axes does not matter"
+        )
         measured("groups that a rank is put into", got["joined"], len(wide), at_most=True)
         assert got["joined"] <= len(wide), (
             f"rank {rank} of {degrees}: it was put into {got['joined']} groups for {len(axes)} that were asked for, of "
