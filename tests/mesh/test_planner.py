@@ -201,7 +201,9 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
             assert str(leanest) in got[1], f"expected the plan that needs least, {leanest}, named in {got[1]!r}"
             numbers = [f"{x / 1e9:.1f}" for x in (known(small, leanest)[2], room(small))]
             assert all(n in got[1] for n in numbers), f"expected {' and '.join(numbers)} GB named in {got[1]!r}"
-        assert case is not none or "no" in got[1].lower().split(), f"{cause}: expected that there is no plan, got {got[1]!r}"
+        assert case is not none or "no" in got[1].lower().split(), (
+            f"{cause}: expected that there is no plan, got {got[1]!r}"
+        )
 
 
 @exercise(PLANNER, kind="property")
