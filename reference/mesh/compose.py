@@ -58,7 +58,7 @@ def parallelize(model: Transformer, mesh: Mesh, plan: Plan | None = None) -> Par
 
     Raises ValueError, on every rank, if heads, hidden units or experts do not divide, if there are more virtual stages
     than layers, or for several chunks on one stage with fsdp and a tied head. The message is one line: the part that
-    does not fit (experts, heads, layers and stages, chunks and the tied head), its number, and a number that would fit.
+    does not fit (experts, heads, layers and stages, chunks and the tied head), and its number.
     """
     plan = plan or Plan()
     coordinate, degrees = mesh.coordinate(), mesh.sizes
@@ -100,8 +100,8 @@ def train_step(
     micro-batches. Drop gradients of earlier steps first. Afterwards .grad is the gradient of this loss for every
     parameter on every rank. clip: called with `parallel` when gradients are complete, before optimizer.step().
 
-    Returns the mean cross entropy of the whole batch before the step, the same on every rank, read by
-    `lab.dryrun.host`. Raises ValueError if the part does not divide into micro-batches.
+    Returns the mean cross entropy of the whole batch before the step, the same on every rank. Read it by
+    `lab.dryrun.host`: a dry run has none. Raises ValueError if the part does not divide into micro-batches.
     """
     mesh, plan = parallel.mesh, parallel.plan
     if len(tokens) % plan.micro_batches:

@@ -32,8 +32,9 @@ class FSDPAxis(FSDP):
     data × expert. Afterwards gradients are those of the mean over the whole batch: all are divided by data · expert.
     In each backward, the reduce-scatter sums a unit's gradients over `data`. Once per step, this rank's 1/D of them is
     summed over the other axes whose ranks contribute: over `expert` except for experts, because those ranks had other
-    tokens, and over `tensor` for partial parameters. Each unit, and each parameter that stays whole, takes one
-    all-reduce over all of its axes. In this order only 1/D of the bytes crosses the expert axis.
+    tokens, and over `tensor` for partial parameters. Each unit takes one all-reduce over all of these axes, and so does
+    each parameter that stays whole, beside the one over `data`. In this order only 1/D of the bytes crosses the expert
+    axis.
     """
 
     def __init__(

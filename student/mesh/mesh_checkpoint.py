@@ -32,7 +32,7 @@ class MeshCheckpoint:
         If several ranks hold the same numbers, the rank with coordinate 0 along `copies` writes them. State with the
         parameter's shape is split into the same pieces. A single number, such as a step count, is saved once per
         piece. extra: anything else that load() should return and JSON can express, such as the step and a scheduler's
-        state_dict. Files of earlier saves, failed ones too, are removed at the end.
+        state_dict. Files of earlier saves are removed at the end.
 
         On every rank, before anything is written: raises ValueError unless the optimizer has one group (on another mesh
         groups would differ), and TypeError if JSON cannot express extra or a hyperparameter.

@@ -52,7 +52,7 @@ def planner(job: Job, keep: int = 5, tools: Tools = Tools()) -> list[Choice]:
     whose floor is above the price of the last returned plan.
 
     Raises ValueError if keep < 1, and, in one line, if nothing fits. That line names the plan with the least memory, as
-    str(plan) does, its memory and the room in GB; or it says that there is no plan for this job.
+    str(plan) does, its memory and the room in GB, as 1.5; or it says that there is no plan for this job.
     """
     raise NotImplementedError(
         "mesh.planner: Return the `keep` fastest `candidates` that fit in `tools.room`, fastest first"

@@ -26,7 +26,7 @@ def route(
     logits: (tokens, n), any floating dtype, for this rank's tokens (perhaps none). Probabilities p = softmax(logits)
     are float32 (float64 for float64 logits), over all n experts. Gates are the probabilities of the chosen experts, not
     normalised again: with k = 1, a gate that is always 1 would teach the router nothing. Among equal logits, the expert
-    with the lower number comes first, on every device.
+    with the lower number comes first.
 
     The balancing loss covers the whole batch, over the tokens of all ranks, and has the same value on every rank:
     (7) n · Σ_e f_e · P_e. f_e is the share of all tokens · k choices that fall on expert e; it has no gradient. P_e is

@@ -190,6 +190,19 @@ def same(one: list, other: list) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
 
 
+def refusal(what: str, save: Callable[[], None]) -> str:
+    """What save() raises on all ranks where JSON cannot express `what`."""
+    said = raised(save, text=True)
+    try:
+        dist.all_gather_object([None] * dist.get_world_size(), said)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"save() where JSON cannot express {what} raised {said} here, and other ranks went on and wait: make the "
+            f"JSON on every rank, before anything is written or sent ({error})"
+        ) from None
+    return said.partition(":")[0]
+
+
 def refused(impl, layouts: dict, values: dict) -> dict:
     """What loading and saving raise, by name, and whether a failed load left the model alone.
 
@@ -201,8 +214,10 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     told = {"nothing saved": raised(lambda: checkpoint.load(share, optimizer))}
     dist.barrier()
     steps(share, optimizer, [values["saved"]])
-    told["extra"] = raised(lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
-    dist.barrier()
+    told["extra"] = refusal("extra", lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
+    optimizer.param_groups[0]["odd"] = object()
+    told["odd"] = refusal("a hyperparameter", lambda: checkpoint.save(share, optimizer))
+    del optimizer.param_groups[0]["odd"]
     several = torch.optim.AdamW([{"params": [p]} for p in share.shares], **options)
     told["groups, save"] = raised(lambda: checkpoint.save(share, several))
     dist.barrier()

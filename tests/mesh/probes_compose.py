@@ -32,7 +32,7 @@ def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict, m
     mesh, made = mesh or impl.mesh.mesh.Mesh(**degrees), whole(impl, model, state)
     if seen is not None:
         seen(made)
-    return impl.mesh.compose.parallelize(made, mesh, impl.mesh.parallel.Plan(**plan))
+    return impl.mesh.compose.parallelize(made, mesh, impl.mesh.parallel.Plan(**plan) if plan else None)
 
 
 def pieces(parallel, values: list) -> list:
@@ -62,9 +62,13 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
         chunk.register_forward_hook(watch(number))
     optimizer = torch.optim.SGD(own.parameters(), lr=lr)
     losses, gradients = [], []
-    for step, (tokens, targets) in enumerate(batches):
+    place, last = own.mesh.coordinate()["pipe"], own.mesh.size("pipe") - 1
+    for step, batch in enumerate(batches):
+        tokens, targets = (share(t, own.mesh) for t in batch)
+        tokens = tokens if place == 0 else torch.full_like(tokens, -1)  # not to be read here
+        targets = targets if place == last else torch.full_like(targets, -1)
         gates.mark(f"step {step}")
-        losses.append(float(compose.train_step(own, optimizer, share(tokens, own.mesh), share(targets, own.mesh))))
+        losses.append(float(compose.train_step(own, optimizer, tokens, targets)))
         if step == 0:
             gradients = pieces(own, [p.grad for p in own.placements()])
     return {
@@ -150,8 +154,13 @@ def held(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def drawn(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Numbers that torch draws after a model has been parallelized, for each plan."""
-    return [torch.rand(4).tolist() for _ in each(impl, model, degrees, plans)]
+    """Numbers that torch draws after a model has been parallelized, and after rank_seed, for each plan."""
+    told = []
+    for own, plan in zip(each(impl, model, degrees, plans), plans, strict=True):
+        first = torch.rand(4).tolist()
+        torch.manual_seed(impl.mesh.compose.rank_seed(own.mesh, plan["seed"], sequence=plan["sequence"]))
+        told.append([first, torch.rand(4).tolist()])
+    return told
 
 
 def refused(impl, cases: list) -> list:

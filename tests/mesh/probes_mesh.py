@@ -46,12 +46,16 @@ def refused(impl, degrees: list) -> dict:
     mesh = make(*degrees, rank=0)
     return {
         "a rank beyond the world": raised(lambda: make(*degrees, rank=mesh.world)),
-        "Mesh(data=0, rank=0), a degree of 0": raised(lambda: make(data=0, rank=0)),
+        "rank=-1, a rank before the world": raised(lambda: make(*degrees, rank=-1)),
+        "Mesh(data=-1, pipe=-1, rank=0), degrees below 1": raised(lambda: make(data=-1, pipe=-1, rank=0)),
         "coordinate(world), a rank beyond it": raised(lambda: mesh.coordinate(mesh.world)),
+        "coordinate(-1), a rank before it": raised(lambda: mesh.coordinate(-1)),
         "rank(tensor=degree), a place beyond the axis": raised(lambda: mesh.rank(tensor=degrees[3])),
         "rank(data=-1), a place before it": raised(lambda: mesh.rank(data=-1)),
         "rank(model=0), an axis that is not there": raised(lambda: mesh.rank(model=0)),
         "partition('model'), an axis that is not there": raised(lambda: mesh.partition("model")),
+        "partition('data', 'data'), an axis named twice": raised(lambda: mesh.partition("data", "data")),
+        "ranks('model'), an axis that is not there": raised(lambda: mesh.ranks("model")),
         "size('data', 'data'), an axis named twice": raised(lambda: mesh.size("data", "data")),
         "neighbour('model'), an axis that is not there": raised(lambda: mesh.neighbour("model")),
         "group('data') on paper": raised(lambda: mesh.group("data")),
@@ -75,6 +79,7 @@ def groups(impl, degrees: list, axes: list) -> dict:
     before = len(c10d._world.pg_map)
     gates.mark("mesh")
     mesh = impl.mesh.mesh.Mesh(*degrees)
+    made = len(c10d._world.pg_map) - before
     gates.mark("sums")
     again, sums = [], []
     for names in axes:
@@ -89,5 +94,7 @@ def groups(impl, degrees: list, axes: list) -> dict:
         "rank": dist.get_rank(),
         "sums": sums,
         "again": again,
+        "made": made,
         "joined": len(c10d._world.pg_map) - before,
+        "refused": [raised(lambda names=names: mesh.group(*names)) for names in (["model"], ["data", "data"])],
     }

@@ -90,7 +90,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: float) -> dict:
     """Steps of SGD. plan: layers (of each virtual stage), stages, tensor (ranks of a stage), tied, accumulate
     (gradients stay from step to step), members (global ranks of the one pipeline; [] for tensor pipelines that fill the
-    world). batches: [step] -> inputs, targets."""
+    world), perhaps everywhere (all ranks get inputs and targets). batches: [step] -> inputs, targets."""
     rank, stages, tensor = dist.get_rank(), plan["stages"], plan["tensor"]
     pipelines = [plan["members"]] if plan["members"] else [
         [s * tensor + t for s in range(stages)] for t in range(tensor)
@@ -114,15 +114,15 @@ def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: floa
     if plan["tied"] and tied is not None:
         options["tied"] = tied
     parameters = {n: p for chunk in chunks for n, p in chunk.named_parameters()}
-    losses, gradients = [], []
+    everywhere, losses, gradients = plan.get("everywhere", False), [], []
     gates.mark("steps")
     for inputs, targets in batches:
         for p in parameters.values():
             p.grad = p.grad if plan["accumulate"] else None
         like = torch.empty(*inputs[0].shape, state["embedding"].shape[1])
         loss = impl.mesh.execute.execute(
-            actions_of(schedule, stage), chunks, inputs if first else [], targets if last else [], loss_of, like,
-            **options,
+            actions_of(schedule, stage), chunks, inputs if first or everywhere else [],
+            targets if last or everywhere else [], loss_of, like, **options,
         )  # fmt: skip
         losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in parameters.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import astuple, replace
 
+from lab.cluster import jobs
 from lab.cluster.hardware import cluster
 from lab.cluster.jobs import MEGATRON_2021, TODAY, Job, Model, Plan
 from lab.harness.raising import raised
@@ -30,6 +31,11 @@ def drawn(seed: str, job: Job, plan: Plan) -> tuple[float, float, float]:
     return price * (0.5 + 0.5 * parts[4]), price, (0.2 + parts[5]) * 1e9 * huge
 
 
+def unfit(job: Job, plan: Plan) -> str:
+    """Why this is no plan where prices are drawn: the kit's reasons, and one more."""
+    return jobs.unfit(job, plan) or "three of these may not meet" * (plan.zero == 3 and plan.chunks == 2)
+
+
 def _tools(impl, case: dict, priced: list):
     tools = impl.mesh.planner.Tools()
     given = tools.price_s
@@ -42,6 +48,7 @@ def _tools(impl, case: dict, priced: list):
     if case["drawn"]:
         tools = replace(
             tools,
+            unfit=unfit,
             floor_s=lambda job, plan: drawn(case["seed"], job, plan)[0],
             memory=lambda job, plan: drawn(case["seed"], job, plan)[2],
             room=lambda job: case["room"] * job.cluster.device.hbm_bytes,

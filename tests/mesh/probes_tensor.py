@@ -167,6 +167,14 @@ def block(impl, kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
     group = group_of(groups)
     model = Transformer(Config(**sizes))
     model.load_state_dict(state)
+    attention, attended = model.blocks[0].attention, []
+    attend, config = attention.attend, attention.config
+
+    def count(*args) -> torch.Tensor:
+        attended.append(1)
+        return attend(*args)
+
+    attention.attend = count
     part = region(impl, kind, model.blocks[0], group, sequence)
     if sequence:
         world, place = dist.get_world_size(group), dist.get_rank(group)
@@ -183,12 +191,34 @@ def block(impl, kind: str, sizes: dict, state: dict, x: torch.Tensor, dy: torch.
         partial = impl.mesh.tensor_parallel.partial_parameters(part)
         impl.mesh.sequence_parallel.sum_partial_gradients(partial, group)
     gradients = {name: p.grad for name, p in part.named_parameters()}
+    told |= {"attended": len(attended), "whole": kind == "attention" and part.config == config}
     return {**told, "gradients": gradients, "before": before, "norms": shapes}
 
 
-def refused(impl, cases: list) -> list:
+def partial(impl, gradients: list) -> dict:
+    """Sum given gradients, of which this rank has its own; None for none."""
+    own = gradients[dist.get_rank()]
+    parameters = [nn.Parameter(torch.zeros(2) if g is None else torch.zeros_like(g)) for g in own]
+    for p, g in zip(parameters, own, strict=True):
+        p.grad = None if g is None else g.clone()
+    before = [p.grad if p.grad is None else p.grad.data_ptr() for p in parameters]
+    gates.mark("finish")
+    impl.mesh.sequence_parallel.sum_partial_gradients((p for p in parameters), None)
+    after = [p.grad if p.grad is None else p.grad.data_ptr() for p in parameters]
+    return {"gradients": [p.grad for p in parameters], "in_place": before == after}
+
+
+def frozen(impl) -> dict:
+    """[dtype, requires_grad] of each parameter of the parts of a frozen layer in bfloat16."""
+    linear, whole = impl.mesh.parallel_linear, nn.Linear(4, 4, dtype=torch.bfloat16).requires_grad_(False)
+    parts = {"column": linear.ColumnParallelLinear(whole), "row": linear.RowParallelLinear(whole)}
+    named = ((f"{kind}, {name}", p) for kind, part in parts.items() for name, p in part.named_parameters())
+    return {name: [str(p.dtype), p.requires_grad] for name, p in named}
+
+
+def refused(impl, cases: list, text: bool = False) -> list:
     """What each part raises when the ranks do not divide it. case: [kind, sizes]."""
-    return [raised(lambda case=case: of_ones(impl, *case)) for case in cases]
+    return [raised(lambda case=case: of_ones(impl, *case), text) for case in cases]
 
 
 def scatter_refused(impl, lengths: list) -> list:

@@ -94,8 +94,8 @@ def test_what_does_not_divide_is_refused(run):
     good = {"config": {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 6, "vocabulary": 8},
             "work": {"sequences": 8, "context": 4, "micro_batches": 2, "experts": 4}, "stage": 0, "fsdp": False,
             "degrees": {"data": 2, "pipe": 2, "expert": 2, "tensor": 2}}  # fmt: skip
-    wrong = [("pipe", 3), ("tensor", 4), ("expert", 3), ("data", 3), ("sequences", 12), ("experts", 0), ("stage", 2),
-             ("hidden", 7), ("vocabulary", 9), ("layers", 5)]  # fmt: skip
+    wrong = [("pipe", 3), ("tensor", 4), ("experts", 3), ("data", 3), ("sequences", 12), ("experts", 0), ("stage", 2),
+             ("hidden", 7), ("vocabulary", 9), ("layers", 5), ("kv_heads", 1), ("stage", -1)]  # fmt: skip
     cases = [good]
     for name, value in wrong:
         case = {**good, **({name: value} if name == "stage" else {})}

@@ -22,11 +22,12 @@ COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]
 
 
-def draw(rng, world: int) -> list:
+def draw(rng, world: int, dtype: torch.dtype = torch.float32) -> list:
     cases = draw_kinds(rng, world)
     for case in (case for rank in cases for case in rank):
         tokens, width = case["x"].shape
-        case |= {"gates": rng.normal(*case["experts"].shape), "weights": rng.normal(tokens, width + 1)}
+        case |= {"x": case["x"].to(dtype), "gates": rng.normal(*case["experts"].shape)}
+        case |= {"weights": rng.normal(tokens, width + 1)}
     return cases
 
 
@@ -55,7 +56,7 @@ def judged(run, cases: list, groups: list | None = (), members: list = ()) -> li
     for i, kind in enumerate(KINDS):
         for place, r in enumerate(members):
             case, got = cases[r][i], ranks[r][i]
-            want, plain = oracle(case, torch.float64), oracle(case, torch.float32)
+            want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
             for name, cause in CAUSES.items():
                 what = f"rank {place} of {len(members)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
                 close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
@@ -76,31 +77,33 @@ def test_over_a_part_of_the_world_and_alone(run, rng):
 
 
 @exercise(COMBINE, kind="numerics")
-def test_16_bits_are_summed_in_the_wider_dtype(run, rng):
-    """Gates are float32: two results that nearly cancel keep digits that a sum of bfloat16 has lost."""
-    (case,) = draw_tokens(rng, 1, 2, 2, "even", torch.bfloat16)
+@pytest.mark.parametrize(("dtype", "other"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_16_bits_are_summed_in_the_wider_dtype(run, rng, dtype, other):
+    """Of results or gates: two results that nearly cancel keep digits that a sum of bfloat16 has lost."""
+    (case,) = draw_tokens(rng, 1, 2, 2, "even", dtype)
     tokens = 64
-    case["x"] = rng.normal(tokens, 3).bfloat16()
+    case["x"] = rng.normal(tokens, 3).to(dtype)
     case["experts"] = torch.tensor([[0, 1]] * tokens)
-    case |= {"gates": torch.stack([rng.normal(tokens) + 2.0, rng.normal(tokens) * 0.01 - 1.0], 1)}
+    case |= {"gates": torch.stack([rng.normal(tokens) + 2.0, rng.normal(tokens) * 0.01 - 1.0], 1).to(other)}
     case["weights"] = rng.normal(tokens, 4)
     (got,) = run(probes.there_and_back, [[case]], None, replace=NEEDS)
-    assert got["out"].dtype == torch.bfloat16, f"results are bfloat16, and {got['out'].dtype} came back"
+    assert got["out"].dtype == dtype, f"results are {dtype}, and {got['out'].dtype} came back"
     e0, e1 = (torch.cat([case["x"] * (e + 1), case["x"][:, :1] ** 2 + e], 1).double() for e in (0, 1))  # rounded
     want = case["gates"][:, :1].double() * e0 + case["gates"][:, 1:].double() * e1
     close(
-        got["out"], want, want.bfloat16(), "bfloat16 results", factor=1.5,
+        got["out"], want, want.to(dtype), f"{dtype} results, {other} gates", factor=1.5,
         cause="multiply and add in the wider dtype of results and gates, round once",
     )  # fmt: skip
 
 
 @exercise(COMBINE, kind="property")
-def test_only_results_are_sent(run, rng):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_results_are_sent(run, rng, dtype):
     world = rng.integers(2, 3)
-    cases = draw(rng, world)
+    cases = draw(rng, world, dtype)
     for rank, told in enumerate(judged(run, cases)):
         for i, got in enumerate(told):
-            row = 4 * (cases[rank][i]["x"].shape[1] + 1)
+            row = dtype.itemsize * (cases[rank][i]["x"].shape[1] + 1)
             arrived = len(arrivals([c[i] for c in cases], rank)) * row
             for phase, bytes in (("combine", arrived), ("combine's backward", kept(cases[rank][i]) * row)):
                 sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lab.cluster.costs import sent_bytes
-from lab.harness.judge import measured
+from lab.harness.judge import harmless, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
@@ -72,8 +72,28 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     )  # fmt: skip
     what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"
     what += "".join(f", {option}" for option in ("sequence", "fsdp") if plan.get(option))
-    same_as_alone(ranks, want, degrees, what)
+    try:
+        same_as_alone(ranks, want, degrees, what)
+    except AssertionError as error:
+        alone = degrees.get("data", 1) == 1 < degrees.get("expert", 1)
+        because = unsummed(run, rng, expect, degrees, plan, model, ranks) if alone else ""
+        raise AssertionError(f"{error}{because}") from None
     return ranks
+
+
+@harmless
+def unsummed(run, rng, expect, degrees: dict, plan: dict, model: dict, ranks: list) -> str:
+    """Say so if with data = 1 no gradient was sent over expert."""
+    statistics, group = 2 * model["experts"] + 1, list(members(degrees, 0, ("expert",)))
+    rows = [row for row in ranks[0]["sent"]["step 0"] if row["op"] != "recv" and row["group"] == group]
+    if any(row["op"] == "all_reduce" and row["elements"] > statistics for row in rows):
+        return ""
+    try:
+        check(run, rng, expect, {**degrees, "data": 2}, plan, model, steps=1, rows=2)
+        then = "; with data = 2 it is right"
+    except AssertionError:
+        then = ""
+    return f"; with data = 1 no gradient was sent over expert, so none was summed or divided there{then}"
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -263,7 +283,10 @@ def test_two_runs_are_equal_to_the_bit(run, rng, expect):
 def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
     degrees = dict.fromkeys(rng.shuffled(["data", "pipe", "expert"])[:2], 2) | {"tensor": 2}
     plans = [{"seed": seed, "sequence": sequence} for seed in rng.shuffled(range(99))[:2]]
-    both = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
+    told = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
+    for rank, (first, after) in ((rank, drawn) for rank, own in enumerate(told) for drawn in own):
+        assert first == after, f"rank {rank} draws {first} once parallelized, and {after} from rank_seed's seed"
+    both = [[first for first, _ in own] for own in told]
     ranks = [first for first, _ in both]
     for rank, (one, other) in enumerate(both):
         assert one != other, f"rank {rank} draws alike with seeds {plans[0]['seed']} and {plans[1]['seed']} of the plan"
@@ -375,11 +398,12 @@ def test_what_does_not_divide_is_refused_in_one_line(run, rng):
     three = {"sizes": sizes, "experts": 3, "k": 1}
     dense = {"sizes": sizes, "experts": 0, "k": 1}
     odd = {"sizes": {**sizes, "heads": 3, "kv_heads": 3, "width": 12}, "experts": 0, "k": 1}
+    wide = {**dense, "sizes": {**sizes, "hidden": 7}}
     deep = {"schedule": "interleaved", "chunks": sizes["layers"] + 1}
     tied = {**dense, "tied": True}, {"fsdp": True, "schedule": "interleaved", "chunks": 2}
-    cases = [[three, {}], [odd, {}], [dense, deep], [*tied], [dense, {"micro_batches": 3}, 4]]
+    cases = [[three, {}], [odd, {}], [wide, {}], [dense, deep], [*tied], [dense, {"micro_batches": 3}, 4]]
     ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4, replace=NEEDS)
-    expected = [("experts", "3"), ("heads", "3"), ("stage", "layers"), ("chunk", "tied"), ("micro", "3")]
+    expected = [("experts", "3"), ("heads", "3"), ("7",), ("stage", "layers"), ("chunk", "tied"), ("micro", "3")]
     for rank, told in enumerate(ranks):
         for said, words in zip(told, expected, strict=True):
             fine = said.startswith("ValueError: ") and all(word in said for word in words) and "\n" not in said

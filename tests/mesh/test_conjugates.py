@@ -28,10 +28,10 @@ def drawn(rng, world: int) -> list:
     return [rng.normal(*shape) for _ in range(world)]
 
 
-def judged(run, rng, name: str, world: int, groups: list = ()) -> tuple:
+def judged(run, rng, name: str, world: int, groups: list = (), dtype: torch.dtype = torch.float32) -> tuple:
     """Judge the identity in one direction and the sum in the other; return x, and each rank's values and messages."""
-    x = drawn(rng, world)
-    dy = [rng.normal(*t.shape) for t in x]
+    x = [t.to(dtype) for t in drawn(rng, world)]
+    dy = [rng.normal(*t.shape).to(dtype) for t in x]
     parts = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
     ranks = asked(run, probes.conjugate, name, x, dy, [*groups], world=world, parts=parts)
     for rank, _, group in seats(world, groups):
@@ -83,13 +83,16 @@ def test_x_may_be_used_elsewhere_too(run, rng, name):
 @pytest.mark.parametrize("grouped", [False, True])
 def test_one_all_reduce_in_one_direction_and_nothing_in_the_other(run, rng, name, grouped):
     world, groups = draw_groups(rng, 2) if grouped else (3, [])
-    x, ranks = judged(run, rng, name, world, groups)
+    dtype = torch.float16 if grouped else torch.float32
+    x, ranks = judged(run, rng, name, world, groups, dtype)
     one, way = [["all_reduce", x[0].numel()]], "backward" if name == "copy_to" else "forward"
     for rank, _, group in seats(world, groups):
         for part, rows in ranks[rank]["sent"].items():
             told, want = messages(rows), one * part.endswith(way)
             assert told == want, f"{name}, rank {rank}, {part}: sent {told or 'nothing'}, expected {want or 'nothing'}"
             assert all(row["group"] == group for row in rows), f"{name}: rank {rank} sent beyond its group {group}"
+            other = {row["dtype"] for row in rows} - {str(dtype).removeprefix("torch.")}
+            assert not other, f"{name}, rank {rank}, {part}: sent {', '.join(other)}, expected x's own dtype, {dtype}"
 
 
 @exercise(CONJUGATES, kind="property")

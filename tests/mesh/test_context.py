@@ -112,8 +112,9 @@ def test_partial_results_merge_by_their_lse(run, rng):
         parts.append([*pieces[0], *pieces[1]])
         wants.append((s.softmax(1) @ v, s.logsumexp(1)))
     nothing = torch.full((4,), float("-inf"), dtype=torch.float64)
-    parts.append([*wants[0], torch.zeros(4, 3, dtype=torch.float64), nothing])
-    wants.append(wants[0])
+    empty = (torch.zeros(4, 3, dtype=torch.float64), nothing)
+    parts += [[*wants[0], *empty], [*empty, *wants[0]]]
+    wants += [wants[0]] * 2
     for got, want in zip(run(probes.merged, parts), wants, strict=True):
         for name, have, wanted in zip(("o", "lse"), got, want, strict=True):
             close(have, wanted, wanted.float(), f"merged {name}", cause="each weighs e^(its lse − lse of both)")

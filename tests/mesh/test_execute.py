@@ -11,6 +11,7 @@ the end (the kernel tells); one micro-batch, or the sum instead of the mean (gra
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 
@@ -19,6 +20,7 @@ import torch
 
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
+from lab.harness.runner import ProbeFailed
 
 from . import probes_pipeline as probes
 from .carried import asked, does_not_grow
@@ -27,6 +29,10 @@ from .compose import descend
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
 EXECUTE = "mesh.execute"
+EMPTY = (
+    "inputs is empty but on the first rank, and targets but on the last, and with both on every rank nothing hangs (so "
+    "count micro-batches by the actions)"
+)
 KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": one_forward_one_backward}
 
 
@@ -83,9 +89,21 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, tensor
     if tied:
         state["head"] = state["embedding"].clone()
     batches, lr = draw_batches(rng, state, micro_batches), rng.uniform(0.2, 0.5)
-    ranks = asked(
-        run, probes.train, plan, schedule, state, batches, lr, world=world or stages * tensor, parts=["steps"]
-    )  # fmt: skip
+
+    def trained(**more) -> list:
+        return asked(
+            run, probes.train, {**plan, **more}, schedule, state, batches, lr, world=world or stages * tensor,
+            parts=["steps"],
+        )  # fmt: skip
+
+    try:
+        ranks = trained()
+    except ProbeFailed as error:
+        if error.reason == "hung":
+            with contextlib.suppress(ProbeFailed):
+                trained(everywhere=True)
+                error.text = f"{EMPTY}: {error.text}"
+        raise
     want, plain = (whole(plan, state, batches, lr, dtype) for dtype in ("float64", "float32"))
     there = [*members] or [*range(len(ranks))]
     stage_of = {rank: members.index(rank) if members else rank // tensor for rank in there}

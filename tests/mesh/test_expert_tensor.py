@@ -97,6 +97,8 @@ def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng):
             f"rank {rank}, {len(numbers)} experts: sent [forward, backward] {told}, expected {want}: experts share one "
             "entrance and one exit, and weights stay where they are"
         )
+        dtypes = {row["dtype"] for part in BOTH for row in got["sent"][part]}
+        assert dtypes == {"float32"}, f"rank {rank}: sent {', '.join(dtypes)}, expected float32, the dtype of the rows"
 
 
 @exercise(EXPERT_TENSOR, kind="property")

@@ -151,8 +151,9 @@ def test_large_float16_gradients_do_not_overflow(run, rng):
 
 @exercise(FSDP_AXIS, kind="property")
 @pytest.mark.parametrize("degrees", [{"data": 2, "expert": 2}, {"data": 2, "expert": 2, "tensor": 2}], ids=str)
-def test_what_is_sent_over_which_axis(run, rng, expect, degrees):
-    states, ranks = judged(run, rng, expect, degrees, 0, micro_batches := rng.integers(2, 3))
+@pytest.mark.parametrize("small", [0, 10])
+def test_what_is_sent_over_which_axis(run, rng, expect, degrees, small):
+    states, ranks = judged(run, rng, expect, degrees, small, micro_batches := rng.integers(2, 3))
     for rank, got in enumerate(ranks):
         before, after = got["sent"].values()
         data, where = list(members(degrees, rank, ("data",))), f"rank {rank} at {coordinate(degrees, rank)}"
@@ -175,15 +176,17 @@ def test_what_is_sent_over_which_axis(run, rng, expect, degrees):
             f"{where}: {len(early)} all-reduces before finish_gradient_synchronization(), of {early} bytes{because}. "
             f"Expected one of each unit, in it, of the part that the reduce-scatter left"
         )
+        left = [(part, names[0]) for part, names in units] + [(count, name) for name, count in got["whole"]]
         want = sorted(
-            [list(members(degrees, rank, axes_of(names[0])[1:])), part * 4]
-            for part, names in units
-            if len(members(degrees, rank, axes_of(names[0])[1:])) > 1
+            [list(members(degrees, rank, axes_of(name)[1:])), count * 4]
+            for count, name in left
+            if len(members(degrees, rank, axes_of(name)[1:])) > 1
         )
-        found = sorted([row["group"], row["bytes"]] for row in beyond)
+        found = sorted([row["group"], row["bytes"]] for row in beyond if row["group"] != data)
         assert found == want, (
-            f"{where}: all-reduces (group, bytes) {found}, expected {want}: of each unit the part that is left, once a "
-            f"step, over the other axes whose ranks had a share of its gradient"
+            f"{where}, small={small}: all-reduces beyond data (group, bytes) {found}, expected {want}: once a step one "
+            "for the part of each unit that is left, and one for each parameter that stays whole, over all other axes "
+            "whose ranks had a share of its gradient"
         )
 
 

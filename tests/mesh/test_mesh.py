@@ -105,6 +105,14 @@ def of_the_others(degrees: list, axes: list, groups: list) -> str:
     return f"; these are the groups along {' and '.join(others) or 'no axis'}, the axes that were not named"
 
 
+@harmless
+def in_another_order(groups: list, want: list) -> str:
+    """Say so if these are the right groups, or groups of the right ranks, in another order."""
+    if sorted(map(sorted, groups)) != want:
+        return ""
+    return f", {'groups' if sorted(groups) == want else 'ranks of a group'} in another order"
+
+
 def brief(ranks: list[int] | None) -> str:
     """The first few of a group."""
     if ranks is None:
@@ -121,12 +129,15 @@ def test_groups_on_paper(paper):
             assert size == len(want[0]), f"{what}: their size is {len(want[0])}, got {size}"
             wrong = next((pair for pair in itertools.zip_longest(groups, want) if pair[0] != pair[1]), None)
             assert wrong is None, (
-                f"{what}: got {brief(wrong[0])} where {brief(wrong[1])} is expected: a group is all ranks that agree "
-                "in every axis but its own, ascending"
+                f"{what}: got {brief(wrong[0])} where {brief(wrong[1])} is expected{in_another_order(groups, want)}: "
+                "a group is all ranks that agree in every axis but its own; ranks, and first ranks, ascend"
                 f"{of_the_others(case['degrees'], axes, groups)}"
             )
-            assert case["here"] in own, f"{what}: rank {case['here']} was given {own}"
-            assert own in want, f"{what}: {own} is none of them"
+            mine = next(g for g in want if case["here"] in g)
+            assert own == mine, (
+                f"{what}: ranks() of rank {case['here']} is {brief(own)}, expected {brief(mine)}"
+                f"{in_another_order([own], [mine])}"
+            )
 
 
 @exercise(MESH, kind="numerics")
@@ -214,8 +225,19 @@ def test_a_group_is_made_once(ranks):
     degrees, axes, told = ranks
     wide = {tuple(a for a in AXES if a in names and degrees[AXES.index(a)] > 1) for names in axes}
     for rank, got in enumerate(told):
+        axes_made = [axis for axis, n in zip(AXES, degrees, strict=True) if n > 1]
+        assert got["made"] >= len(axes_made), (
+            f"rank {rank} of {degrees}: {got['made']} groups exist when the mesh has been made, expected those of "
+            f"{', '.join(axes_made)}: members alone can ask for them later, and all ranks must make a group"
+        )
+        assert got["refused"] == ["ValueError"] * 2, (
+            f"rank {rank}: group('model'), group('data', 'data'): raised {got['refused']}, expected ValueError of both"
+        )
         forgotten = [names for names, same in zip(axes, got["again"], strict=True) if not same]
-        assert not forgotten, f"rank {rank}: asked a second time, the group along {forgotten[0]} is another"
+        assert not forgotten, (
+            f"rank {rank}: group{tuple(forgotten[0])} and then group{tuple(forgotten[0][::-1])} are two groups, "
+            "expected one: it is made once, and the order of axes does not matter"
+        )
         measured("groups that a rank is put into", got["joined"], len(wide), at_most=True)
         assert got["joined"] <= len(wide), (
             f"rank {rank} of {degrees}: it was put into {got['joined']} groups for {len(axes)} that were asked for, of "

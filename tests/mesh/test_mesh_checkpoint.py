@@ -161,8 +161,8 @@ def test_what_does_not_fit_is_refused(run, rng):
         "fewer experts": {**saved, "experts": 2},
     }  # fmt: skip
     values = {name: draw_values(rng, layout) for name, layout in layouts.items()}
-    want = {"nothing saved": "FileNotFoundError", "extra": "TypeError", "groups, save": "ValueError",
-            "groups, load": "ValueError", "refused saves, files": "[]"}  # fmt: skip
+    want = {"nothing saved": "FileNotFoundError", "extra": "TypeError", "odd": "TypeError",
+            "groups, save": "ValueError", "groups, load": "ValueError", "refused saves, files": "[]"}  # fmt: skip
     for name in layouts.keys() - {"saved"}:
         want |= {name: "ValueError", f"{name}, left alone": "True"}
     for rank, got in enumerate(run(probes.refused, layouts, values, world=2, **ASKED)):

@@ -25,7 +25,10 @@ NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
 @exercise(ATTENTION, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, False), (3, False), (2, True)])
 def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped):
-    block_is_as_whole(run, rng, expect, "attention", size, grouped, needs=NEEDS)
+    _, _, ranks = block_is_as_whole(run, rng, expect, "attention", size, grouped, needs=NEEDS)
+    for rank, got in enumerate(ranks):
+        assert got["attended"], f"rank {rank}: the attention that was given has an `attend` of its own, never called"
+        assert got["whole"], f"rank {rank}: `config` is not that of the whole layer"
 
 
 @exercise(ATTENTION, kind="numerics")
@@ -41,11 +44,13 @@ def test_heads_that_do_not_divide_are_refused(run, rng):
     cases = [
         ["attention", {**like, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
     ]  # fmt: skip
-    for (_, sizes), told in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
+    for (_, sizes), told in zip(cases, run(probes.refused, cases, True, world=3, replace=NEEDS)[0], strict=True):
+        name, _, text = told.partition(":")
         want = "nothing" if sizes["kv_heads"] == 3 else "ValueError"
-        assert told == want, (
-            f"{sizes['heads']} query and {sizes['kv_heads']} key heads on 3 ranks: expected {want}, raised {told}"
-        )
+        what = f"{sizes['heads']} query and {sizes['kv_heads']} key heads on 3 ranks"
+        assert name == want, f"{what}: expected {want}, raised {told}"
+        named = want == "nothing" or all(str(sizes[n]) in text for n in ("heads", "kv_heads"))
+        assert named, f"{what}: expected both numbers in the message, got {text!r}"
 
 
 @exercise(ATTENTION, kind="property")

@@ -85,6 +85,13 @@ def another_part(have: torch.Tensor | None, parts: tuple, place: int) -> int | N
     return alike[0] if alike and place not in alike else None
 
 
+@exercise(LINEAR, kind="numerics")
+def test_parts_keep_dtype_and_whether_they_are_trained(run):
+    for rank, got in enumerate(run(probes.frozen, world=2, replace=NEEDS)):
+        odd = {name: told for name, told in got.items() if told != ["torch.bfloat16", False]}
+        assert not odd, f"rank {rank}: of a frozen layer in bfloat16, (dtype, requires_grad) of parts are {odd}"
+
+
 CAUSES = {
     "column": "outputs are cut, so the weight's dim 0 is; x is whole, and its gradient is summed over ranks",
     "row": "inputs are cut, so the weight's dim 1 is; the bias is added once, after the sum",

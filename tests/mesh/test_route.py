@@ -146,7 +146,7 @@ def test_a_k_that_no_token_can_have_is_refused(run, rng):
 
 @exercise(ROUTE, kind="property")
 def test_statistics_are_all_that_is_sent(run, rng):
-    """Its size does not depend on the number of tokens. Backward may sum over ranks again."""
+    """Its size does not depend on the number of tokens. Backward sends nothing."""
     n, tokens = rng.integers(3, 8), rng.integers(40, 60)
     cases = [[draw(rng, 2, n, t) for t in (tokens, 4 * tokens)] for _ in range(2)]
     for rank, told in enumerate(judge(run, cases, [])):
@@ -155,7 +155,8 @@ def test_statistics_are_all_that_is_sent(run, rng):
             forward, backward = (messages(got["sent"][part]) for part in BOTH)
             one = f"{what}: sent {forward}, expected one all_reduce: join what is summed in one tensor"
             assert len(forward) == 1, one
-            for op, elements in forward + backward:
+            assert not backward, f"{what}: backward sent {backward}; it multiplies this rank's part, and sends nothing"
+            for op, elements in forward:
                 assert op == "all_reduce", f"{what}: {op} of {elements}, expected an all_reduce"
                 measured(f"numbers in an {op}, {n} experts", elements, 2 * n + 1, at_most=True)
                 assert elements <= 2 * n + 1, (

@@ -62,10 +62,11 @@ def test_micro_batches_go_round_in_groups(run, rng):
         p, m, v = case
         want = [[i, c] for first in range(0, m, p) for c in range(v) for i in range(first, first + p)]
         for rank, actions in enumerate(ranks):
-            forward = [[i, c] for kind, i, c in actions if kind == "forward"]
-            place = next((n for n, (x, y) in enumerate(zip(forward, want, strict=False)) if x != y), None)
-            assert place is None, (
-                f"{schedules.title(case)}, rank {rank}: forward {place} is of micro-batch {forward[place][0]}, chunk "
-                f"{forward[place][1]}, expected {want[place][0]}, chunk {want[place][1]}: p micro-batches through a "
-                "chunk, then the same through the next"
-            )
+            for way, wanted in (("forward", want), ("backward", [[i, v - 1 - c] for i, c in want])):
+                did = [[i, c] for kind, i, c in actions if kind == way]
+                place = next((n for n, (x, y) in enumerate(zip(did, wanted, strict=False)) if x != y), None)
+                assert place is None, (
+                    f"{schedules.title(case)}, rank {rank}: {way} {place} is of micro-batch {did[place][0]}, chunk "
+                    f"{did[place][1]}, expected {wanted[place][0]}, chunk {wanted[place][1]}: p micro-batches through "
+                    "a chunk, then the same through the next, backward from the last chunk to the first"
+                )

@@ -128,6 +128,23 @@ def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
 
 
 @exercise(SEQUENCE, kind="property")
+def test_partial_gradients_are_summed_in_place_by_dtype(run, rng):
+    dtypes = (torch.float32, torch.float32, torch.float64)
+    shapes = [[rng.integers(2, 4) for _ in range(n)] for n in (1, 2, 1)]
+    given = [[*(rng.normal(*s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)), None] for _ in range(2)]
+    counts = [torch.Size(s).numel() for s in shapes]
+    want = [["all_reduce", counts[0] + counts[1], "float32"], ["all_reduce", counts[2], "float64"]]
+    for rank, got in enumerate(asked(run, probes.partial, given, world=2, parts=["finish"])):
+        for place, (g, one, other) in enumerate(zip(got["gradients"], *given, strict=True)):
+            right = g is None if one is None else g is not None and torch.equal(g, one + other)
+            total = None if one is None else (one + other).tolist()
+            assert right, f"rank {rank}, gradient {place}: expected {total}, got {g if g is None else g.tolist()}"
+        assert got["in_place"], f"rank {rank}: .grad has become another tensor: sum in place, whoever has it sees it"
+        told = [[row["op"], row["elements"], row["dtype"]] for row in got["sent"]["finish"]]
+        assert told == want, f"rank {rank}: sent {told}, expected {want}: one message per dtype"
+
+
+@exercise(SEQUENCE, kind="property")
 def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, rng, expect):
     size = rng.integers(2, 3)
     _, x, ranks = block_is_as_whole(run, rng, expect, "block", size, sequence=True, needs=NEEDS)

@@ -54,6 +54,8 @@ def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
             got, gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4, dims="row, column",
             cause="tokens of other ranks, and padding, give no gradient here",
         )  # fmt: skip
+        padding = told[rank]["parameters"]["weight"][max(0, vocabulary - place * rows) :]
+        assert not padding.any(), f"{what}: its rows beyond the vocabulary are {padding.tolist()}, expected zeros"
     return dy, told
 
 
@@ -81,6 +83,14 @@ def loss_is_as_whole(run, rng, expect, size: int, missing: int, grouped: bool, h
     parts = torch.cat([logits, padding], -1).chunk(size, -1)
     place = {rank: place for rank, place, _ in seats(world, groups)}
     given = [parts[place[r]] for r in range(world)]
+
+    def counted(loss: torch.Tensor) -> str:
+        for n in range(1, missing + 1):
+            more = whole_loss(torch.cat([logits, padding[..., :n]], -1), targets, scale, "float64")["loss"]
+            if abs(float(loss - more)) < 1e-5 * float(more):
+                return f"{n} of {missing} columns that pad {vocabulary} to {vocabulary + missing} take part"
+        return "maximum, sum and target's logit are those of all columns that count"
+
     told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, world=world, replace=NEEDS)
     for rank, got in enumerate(told):
         what = f"rank {rank}, place {place[rank]} of {size}, logits of about {height:g}"
@@ -88,7 +98,7 @@ def loss_is_as_whole(run, rng, expect, size: int, missing: int, grouped: bool, h
         assert got["loss"].dtype == torch.float32, f"{what}: the loss is {got['loss'].dtype}, expected float32"
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,
-            cause="maximum, sum and target's logit are those of all columns that count",
+            cause=lambda loss=got["loss"]: counted(loss),
         )  # fmt: skip
         full, plainly = (F.pad(t["dlogits"], (0, missing)) for t in (want, plain))
         close(
