@@ -223,6 +223,9 @@ def _judge(
         with grading(len(found), len(found) - len(todo), jobs, spent, err, quiet) as tell:
 
             def record(graded: Any) -> None:
+                if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
+                    problems.append(f"{graded.name}: refused, its earlier attempt counts: {graded.message}")
+                    graded = kept
                 book.record(run_id, graded)
                 tell(graded.name)
 
@@ -237,6 +240,16 @@ def _judge(
         say(f"stopped; {done} of {len(found)} are in the gradebook. Go on with: {how}", err)
         sys.exit(130)
     return problems
+
+
+def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
+    """What an earlier run has of a name whose new archive is refused, if it was graded; a note says that it counts."""
+    base = max((r.id for r in book.runs() if r.id < run_id), default=0)
+    g = book.graded(base).get(refused.name)
+    if g is None or g.status == "refused":
+        return None
+    judged = {s.exercise.id: g.judged.get(s.exercise.id, base) for s in g.scores(book.assignment)}
+    return replace(g, judged=judged, notes=[*g.notes, f"a later attempt was refused, this one counts: {refused.message}"])
 
 
 def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:

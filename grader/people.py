@@ -5,9 +5,11 @@ A group's submission has a row per student.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -16,7 +18,11 @@ from lab.harness.files import write_whole
 from .csv_io import Sheet, csv_text, read_text
 from .errors import Wrong
 
+if TYPE_CHECKING:
+    from .graded import Graded
+
 NAME = "people.csv"
+CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
 COLUMNS = ("submission", "submitted", "student", "login", "id")
 _CLASSROOM = ("student_repository_name", "submission_timestamp", "roster_identifier", "github_username")
 
@@ -43,6 +49,26 @@ def ids_of(folder: Path) -> dict[str, list[str]]:
         for _, row in Sheet(path.read_text(encoding="utf-8-sig")):
             found.setdefault(row["submission"], []).extend(filter(None, (row["login"], row["id"])))
     return found
+
+
+def attempt(name: str) -> tuple[int, str]:
+    """What orders a student's attempts: Canvas numbers the files it is given, a later one higher."""
+    canvas = CANVAS_FILE.fullmatch(name)
+    return int(canvas["file"][:18]) if canvas else 0, name
+
+
+def counting(names: Iterable[str], graded: Mapping[str, Graded]) -> str:
+    """Of a student's attempts the one that counts: the latest that was not refused, else the latest."""
+    return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
+
+
+def superseded(graded: Mapping[str, Graded]) -> set[str]:
+    """The attempts that do not count, of students whom Canvas' files name more than once."""
+    by_student: dict[str, list[str]] = defaultdict(list)
+    for name in graded:
+        if canvas := CANVAS_FILE.fullmatch(name):
+            by_student[canvas["student"]].append(name)
+    return {name for names in by_student.values() for name in names if name != counting(names, graded)}
 
 
 def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:

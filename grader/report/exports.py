@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -156,7 +155,7 @@ def canvas(
     its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
     gets these points times the share of the points that count for the submission, written ones among them. A
     submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
-    several the latest counts. A student without a submission gets an empty cell, which changes nothing.
+    several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
     whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
     """
     ids, table = list(ids), Sheet(roster)
@@ -179,7 +178,7 @@ def canvas(
             "give the assignment points in Canvas, export again"
         )
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in sorted(graded, key=_attempt):
+    for name in graded:
         told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
         for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
@@ -190,32 +189,27 @@ def canvas(
             continue
         keys = [(key, student.get(key, "").casefold()) for key in _IDS]
         names = next((owners[key] for key in keys if key[1] and key in owners), [])
-        for name in names:
-            left_out[name] = f"an earlier one than {names[-1]}"
         cell = ""
         if names:
-            got, counts, _ = standing(graded[names[-1]], assignment, ids)
-            left_out.pop(names[-1], None)
-            if counts:
+            own = people.counting(names, graded)
+            for name in names:
+                left_out[name] = "refused" if graded[name].status == "refused" else "an earlier attempt"
+                left_out[name] += f"; {own} counts"
+            got, counts, _ = standing(graded[own], assignment, ids)
+            left_out.pop(own, None)
+            if graded[own].status == "refused":
+                left_out[own] = "refused, so its cell stays empty"
+            elif counts:
                 cell = str(_number(worth * got / counts))
             else:
-                left_out[names[-1]] = "nothing of it counts, so its cell stays empty"
+                left_out[own] = "nothing of it counts, so its cell stays empty"
         rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
     return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()]
 
 
-_CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
-
-
-def _attempt(name: str) -> tuple[int, str]:
-    """Canvas numbers the files it is given, a later one higher."""
-    canvas = _CANVAS_FILE.fullmatch(name)
-    return int(canvas["file"][:18]) if canvas else 0, name
-
-
 def _owner_keys(name: str) -> list[tuple[str, str]]:
     """What a submission's name may say of whose it is: an id, or as Canvas calls a file."""
-    canvas, whole = _CANVAS_FILE.fullmatch(name), name.casefold()
+    canvas, whole = people.CANVAS_FILE.fullmatch(name), name.casefold()
     return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]
 
 

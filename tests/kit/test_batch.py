@@ -235,7 +235,8 @@ def light(tmp_path, monkeypatch):
         for s in submissions:
             earlier = before[s.name].judged if before else {}
             judged.append((s.name, s.layout, [id for id, run in earlier.items() if run is None]))
-            done(Graded(s.name, str(s.path), results=[result()]))
+            bad = (s.path / "ddp" / "bad.py").exists()
+            done(Graded(s.name, str(s.path), **({"status": "refused"} if bad else {"results": [result()]})))
         yield from ()
 
     monkeypatch.setattr(batch, "grade_all", grade_all)
@@ -262,6 +263,18 @@ def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
         assert len({r.seed for r in book.runs()}) == 1
     run("grade", tmp_path / "late", *TOUR, "--resume")
     assert len(judged) == 4, "nothing was left to do"
+
+
+def test_a_refused_second_attempt_takes_no_grade_away(tmp_path, light):
+    run, judged = light
+    run("grade", tmp_path / "class", *TOUR)
+    (tmp_path / "late" / "ada" / "ddp" / "bad.py").touch()
+    with pytest.raises(AssertionError, match="not graded: ada: refused, its earlier attempt counts"):
+        run("grade", tmp_path / "late" / "ada", *TOUR)
+    ada = latest(tmp_path / "out")["ada"]
+    assert (ada.status, ada.source, set(ada.judged.values())) == ("graded", str(tmp_path / "class" / "ada"), {1})
+    assert "a later attempt was refused, this one counts" in ada.notes[0]
+    assert len(judged) == 3
 
 
 @pytest.mark.parametrize("other", ["--profile core", "--seed 1", "--layout cs336", f"--isolation {OTHER}"])

@@ -210,6 +210,12 @@ def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> 
     assert links == [f"submissions/{name}.html" for name in ("ada", "bob", "cyd", "dan")]
     files = [p.relative_to(tmp_path / "report").as_posix() for p in tmp_path.rglob("*") if p.is_file()]
     assert sorted(files) == ["index.html", *links]
+    one = small_class()
+    again = {f"bob_102_{n}_kit": replace(one.pop(g), name="") for n, g in ((1, "ada"), (2, "bob"), (3, "dan"))}
+    text = visible(class_page(one | again, A, ABOUT, IDS))
+    assert "graded 2 median" in text, "of bob's three attempts one counts"
+    assert text.count("another attempt counts") == 2
+    assert "bob_102_2_kit 25" in text
 
 
 def decided() -> dict[str, Graded]:
@@ -304,11 +310,15 @@ def test_canvas_gets_final_points_by_who_is_who() -> None:
     ]
     assert left_out == [
         "dan: belongs to nobody on the roster",
-        "byronbob_102_9876_shardlings: an earlier one than byronbob_LATE_102_98765_shardlings",
+        "byronbob_102_9876_shardlings: an earlier attempt; byronbob_LATE_102_98765_shardlings counts",
     ]
     score = exports.gradescope(graded["ada"], A, IDS)["score"]
     assert float(rows[2][-1]) / 70 == pytest.approx(score / (35 + worth), abs=1e-5), "one share everywhere"
     assert canvas(graded, text) == (text, left_out), "what it wrote is a roster, too"
+    later = "byronbob_LATE_102_98765_shardlings"
+    text, left_out = canvas(graded | {later: replace(graded[later], status="refused")})
+    assert text.splitlines()[3].endswith(",01,58.0"), "29 of 35, of the earlier one"
+    assert left_out[1] == f"{later}: refused; byronbob_102_9876_shardlings counts"
     mail, left_out = canvas({"bob@uni.edu": graded["cyd"]})
     assert (mail.splitlines()[3][-5:], left_out) == (",70.0", [])
 
@@ -333,11 +343,12 @@ def test_nothing_that_does_not_count_is_lost_in_an_export() -> None:
     excluded = Graded("bob", results=[*passed(IDS[:2]), result(IDS[2], "failed")], decisions=[out])
     nothing = Graded("f00", results=[result(id, "not_run", reason="needs a GPU") for id in IDS])
     refused = replace(small_class()["dan"], name="cyd")
-    for g, score, cell in ((away, 35, "70.0"), (excluded, 35, "70.0"), (refused, 0, "0.0"), (nothing, 0, "")):
+    for g, score, cell in ((away, 35, "70.0"), (excluded, 35, "70.0"), (refused, 0, ""), (nothing, 0, "")):
         assert exports.gradescope(g, A, IDS)["score"] == score, g.name
         text, left_out = canvas({g.name: g}, ROSTER.replace("bob@uni.edu", "bob"))
         assert [r[-1] for r in csv.reader(text.splitlines()) if r[3] == g.name] == [cell]
-        assert left_out == ([] if cell else ["f00: nothing of it counts, so its cell stays empty"])
+        why = "refused" if g is refused else "nothing of it counts"
+        assert left_out == ([] if cell else [f"{g.name}: {why}, so its cell stays empty"])
     assert "25 of the 25 points that count so far" in exports.gradescope(excluded, A, IDS)["output"]
 
 
