@@ -233,6 +233,10 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
             "adjust ada --points 2 --exercise ddp.naive --why x",
             "--points: expected at most 0, what is left of ddp.naive's 10, got 2; leave --exercise out to give a bonus",
         ),
+        (
+            "adjust ada --points -12 --exercise ddp.naive --why x",
+            "--points: expected at least -10, what ada has of ddp.naive, got -12; leave --exercise out to take more",
+        ),
         ("adjust ada --points 1e308 --why x", "--points: expected a number of -10000 to 10000"),
         ("adjust ada --points 2 --why ", "--why: expected a reason, got nothing"),
         ("exclude ada --exercise ddp.nope --why x", "--exercise: expected one that is graded"),
