@@ -96,8 +96,7 @@ def late(
             say(f"{len(strangers)} not in the gradebook, left out: {', '.join(strangers[:5])}", err)
         for name, g in book.graded(run.id).items():
             for x in g.grade(assignment, ids).lates:
-                cost = f"{x.percent:g} % of {', '.join(x.stages)}" if x.percent else "no points"
-                say(f"{name}: {x.days} days late, {x.free} of them free: {cost}")
+                say(f"{name}: {x}")
         write_pages(book, run.id, out_folder, assignment, ids)
 
 
@@ -178,11 +177,13 @@ def people(
     with latest(out_folder, write=False) as (book, run, _):
         there = book.graded(run.id)
     with writing(out_folder):
-        people_csv.write(out_folder, rows)
+        replaced = people_csv.write(out_folder, rows)
     handed_in = {row["submission"] for row in rows}
     for what, names in (
+        ("listed before, with another submission or time; the new row counts", set(replaced)),
+        ("listed without a time, and so never late", {row["submission"] for row in rows if not row["submitted"]}),
         ("listed, but not graded", handed_in - set(there)),
-        ("graded, but not listed", set(there) - handed_in),
+        ("graded, but not listed", set(there) - set(people_csv.ids_of(out_folder))),
     ):
         if names:
             say(f"{len(names)} {what}: {', '.join(sorted(names))}", err)

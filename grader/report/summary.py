@@ -106,11 +106,9 @@ def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
         if (what := _what(d))
     ]
     for late in grade.lates:
-        days = f"{late.days} {'day' if late.days == 1 else 'days'} late{f', {late.free} free' if late.free else ''}"
-        cost = f"{late.percent:g} % of the points of {', '.join(late.stages)}" if late.percent else "no points"
         came = late.submitted.astimezone(late.due.tzinfo)
         why = f"due {late.due:%Y-%m-%d %H:%M %Z}, handed in {came:%Y-%m-%d %H:%M}"
-        told.append((f"{days}: {cost}", why, "the course's policy"))
+        told.append((str(late), why, "the course's policy"))
     return told
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import html
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from grader import people
+from grader import people, policy
 from grader.graded import Graded
 from grader.submissions import Submission, find
 from lab.course.assignment import default
@@ -37,7 +38,8 @@ submission_12:
 """
 CLASSROOM = (
     '"assignment_name","student_repository_name","github_username","roster_identifier","submission_timestamp"\n'
-    '"kit","kit-ada","ada","101","2026-02-15T09:30:00Z"\n'
+    '"kit","kit-ada","ada","101","2026-02-15 09:30:00 UTC"\n'
+    '"kit","kit-bob","bob","102",""\n'
 )
 ROSTER = """Student,ID,SIS User ID,SIS Login ID,Kit (1)
 Points Possible,,,,100
@@ -84,7 +86,10 @@ def out(tmp_path: Path) -> Path:
 def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
     assert "3 students of 2 submissions" in say(out, "people", "{out}/submission_metadata.yml")
     late = say(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
-    assert "submission_11: 1 days late" in late
+    assert "submission_11: 1 day late: costs 10 % of the points of benchmarking" in late
+    (out / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\nfree_days = 1\n")
+    assert "submission_11: 1 day late, 1 free: costs nothing" in say(out, "late", "--policy", "{out}/policy.toml")
+    say(out, "withdraw", "4", "--why", "the first counts")
     assert "submission_12" not in late
     told = say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     assert "1 on the roster have no points in it: Dorothy, Dan" in told
@@ -97,8 +102,28 @@ def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
 
 def test_classrooms_list_is_taken(tmp_path: Path) -> None:
     (tmp_path / "grades.csv").write_text(CLASSROOM)
-    (row,) = people.from_list(tmp_path / "grades.csv")
-    assert list(row.values()) == ["kit-ada", "2026-02-15T09:30:00Z", "101", "ada", "101"]
+    row, missing = people.from_list(tmp_path / "grades.csv")
+    assert list(row.values()) == ["kit-ada", "2026-02-15 09:30:00+00:00", "101", "ada", "101"]
+    people.write(tmp_path, [row, missing])
+    rules = policy.read("due = 2026-02-14T23:59:00-08:00", A)
+    came = [("kit-ada", "", "2026-02-15T09:30:00+00:00")]
+    raw = "submission,submitted\nkit-ada,2026-02-15 01:30:00 -0800\n"
+    assert policy.read_times((tmp_path / people.NAME).read_text(), A, rules) == came
+    assert datetime.fromisoformat(policy.read_times(raw, A, rules)[0][2]) == datetime.fromisoformat(came[0][2])
+
+
+def test_a_second_list_is_added_to_the_first(out: Path) -> None:
+    say(out, "people", "{out}/submission_metadata.yml")
+    later = GRADESCOPE.partition("submission_12")[0].replace("submission_11", "submission_15").replace("Ada", "Dee")
+    (out / "later.yml").write_text(later.replace("ada@", "dee@").replace("101", "109"))
+    told = say(out, "people", "{out}/later.yml")
+    assert "1 listed before, with another submission or time; the new row counts: Bob Byron" in told
+    assert "graded, but not listed" not in told
+    rows = [(row["submission"], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
+    assert rows == [("submission_11", "ada"), ("submission_12", "cyd"), ("submission_15", "dee"), ("submission_15", "bob")]
+    (out / people.NAME).write_text("a,b\n")
+    with refused(people.Wrong, "people.csv: expected columns submission, submitted"):
+        say(out, "people", "{out}/later.yml")
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
 
     told = decide("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
     assert "1 not in the gradebook, left out: zed" in told
-    assert "ada: 4 days late, 2 of them free: 20 % of benchmarking, flash_attention" in told
+    assert "ada: 4 days late, 2 free: costs 20 % of the points of benchmarking, flash_attention" in told
     told = decide("adjust", "ada", "--points", "-2.5", "--why", "copied a table")
     assert "decision 3: ada has 27.5 of 35 points (35 earned -2.5 adjusted −5 late)" in told
     told = decide("exclude", "ada", *("--exercise", "ddp.naive") * 2, "--why", "no network")

@@ -243,7 +243,7 @@ def test_what_people_decided_is_shown_beside_what_tests_said() -> None:
         (text, "ada 35 +1.5 −7.5 29 35"),
         (text, "bob 25 25 25"),
         (page, 'aria-label="1 excluded"'),
-        (text, "3 days late, 1 free: 20 % of the points of"),
+        (text, "3 days late, 1 free: costs 20 % of the points of "),
         (text, "due 2026-02-14 23:59 UTC, handed in 2026-02-17 12:00"),
         (text, "+2.5 points for ddp.naive our typo tess, 2026-02-16 09:00:00 UTC"),
         (text, "ddp.naive excluded his machine broke tess"),
