@@ -249,7 +249,8 @@ def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
     if g is None or g.status == "refused":
         return None
     judged = {s.exercise.id: g.judged.get(s.exercise.id, base) for s in g.scores(book.assignment)}
-    return replace(g, judged=judged, notes=[*g.notes, f"a later attempt was refused, this one counts: {refused.message}"])
+    note = f"a later attempt was refused, this one counts: {refused.message}"
+    return replace(g, judged=judged, notes=[*g.notes, note])
 
 
 def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:

@@ -185,7 +185,8 @@ def read_new(text: str, assignment: Assignment) -> Policy:
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
     """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
-    A row without a time, of who handed nothing in, says nothing. A time without an offset is one of the due date's zone. Raises Wrong with the line at fault.
+    A row without a time, of who handed nothing in, says nothing. A time without an offset is one of the due date's
+    zone. Raises Wrong with the line at fault.
     """
     stages = ("", *(s.name for s in assignment.stages))
     rows, sheet = [], Sheet(text, "--import: ")

@@ -210,6 +210,9 @@ def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> 
     assert links == [f"submissions/{name}.html" for name in ("ada", "bob", "cyd", "dan")]
     files = [p.relative_to(tmp_path / "report").as_posix() for p in tmp_path.rglob("*") if p.is_file()]
     assert sorted(files) == ["index.html", *links]
+    index = write_reports(tmp_path / "other", {"ünal": Graded("ünal")}, A, ABOUT, IDS)
+    (link,) = re.findall(r'<a href="(submissions/ünal-\w+\.html)">', index.read_text())
+    assert (tmp_path / "other" / link).is_file()
     one = small_class()
     again = {f"bob_102_{n}_kit": replace(one.pop(g), name="") for n, g in ((1, "ada"), (2, "bob"), (3, "dan"))}
     text = visible(class_page(one | again, A, ABOUT, IDS))
@@ -364,16 +367,17 @@ def test_five_hundred_submissions_are_quick_and_small() -> None:
 
 
 def test_names_never_share_a_page_or_a_label() -> None:
-    names = ["ada", "Ada", "ADA", "a.da", "a/da", "../../etc/passwd", "", ".", "con", "ada\x00", "ada\u200b", "é",
+    names = ["ada", "Ada", "ADA", "a.da", "a/da", "../../etc/passwd", "", ".", "con", "ada\x00", "ada\u200b", "é", "e\u0301", "ünal",
              "\ud800", "deadbeef", "a" * 300]  # fmt: skip
     names += [page_name(n) for n in names] + [labels([n])[n] for n in names]
     names = list(dict.fromkeys(names))
     pages = [page_name(n) for n in names]
     assert len({p.casefold() for p in pages}) == len(names)
-    assert all(re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,59}", p) for p in pages)
+    assert all(re.fullmatch(r"\w[\w-]{0,59}", p) and len(p.encode()) < 250 for p in pages)
     assert len(set(labels(names).values())) == len(names)
     assert labels([" ada", "ada\n", "ada"])["ada"] == "ada", "a look-alike took the label of the real one"
     assert page_name("Ada L").startswith("ada-l-")
+    assert page_name("Ünalçağla_9002").startswith("ünalçağla_9002-"), "letters of any script stay"
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,6 +7,7 @@ import itertools
 import re
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from typer.testing import CliRunner
@@ -41,7 +42,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def filled(tmp_path: Path) -> Path:
-    recorded(tmp_path, submission("ada", EVIL), submission("bob"), submission(EVIL), profile="core")
+    recorded(tmp_path, submission("ada", EVIL), submission("bob"), submission("ünal"), submission(EVIL), profile="core")
     admit(tmp_path, *(serve.account(login, "staff", "", WORD) for login in ("tess", "zoë")))
     admit(tmp_path, *(serve.account(name, "student", name, WORD) for name in ("ada", "bob")))
     return tmp_path
@@ -141,6 +142,8 @@ def test_staff_open_every_page(app):
     for method, path in addresses(app):
         if method == "GET":
             assert tess.get(path).status_code == 200, path
+    assert f'href="/student/{quote(page_name("ünal"))}"' in tess.page("/")
+    assert "ünal" in tess.page(f"/student/{page_name('ünal')}")
 
 
 def test_a_wrong_password_opens_nothing_and_ten_close_the_door(app):
