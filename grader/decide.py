@@ -64,7 +64,7 @@ def extend(
 
 
 def late(
-    policy: Annotated[Path | None, typer.Option(help="policy.toml: due, free_days, percent_a_day, [stages].")] = None,
+    policy: Annotated[Path | None, typer.Option(help="policy.toml: due, free_days, percent_a_day, \\[stages].")] = None,
     times: Annotated[
         Path | None, typer.Option("--import", help="CSV with columns submission, submitted and perhaps stage.")
     ] = None,
