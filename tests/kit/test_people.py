@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from grader import people, policy
-from grader.graded import Graded
+from grader.gradebook import Gradebook
+from grader.graded import Answer, Graded, Mark
 from grader.submissions import Submission, find
 from lab.course.assignment import default
+from lab.course.questions import default as questions
 
 from .classroom import passed, recorded, refused, result, say
 from .test_submissions import a_zip
 
 A = default()
 IDS = A.profiles["tour"]
+CRITERIA = questions().questions["ddp.timeline"].criteria
 GRADESCOPE = """
 submission_11:
   :submitters:
@@ -76,7 +79,11 @@ def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
 def out(tmp_path: Path) -> Path:
     """A graded class of one group and one student by herself, and Gradescope's list of them."""
     failed = [*passed(IDS[:2]), result(IDS[2], "failed", message="~~~\n| wrong |")]
-    recorded(tmp_path, Graded("submission_11", results=passed(IDS)), Graded("submission_12", results=failed))
+    bare = [*passed(IDS[:2]), result(IDS[2], "failed", reason="unwritten")]
+    recorded(
+        tmp_path, Graded("submission_11", results=passed(IDS)), Graded("submission_12", results=failed),
+        Graded("submission_13", results=bare, answers=[Answer("ddp.timeline", "It overlaps.", "prose")]),
+    )  # fmt: skip
     (tmp_path / "submission_metadata.yml").write_text(GRADESCOPE)
     (tmp_path / "roster.csv").write_text(ROSTER)
     (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\npercent_a_day = 10\n")
@@ -118,7 +125,7 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
     (out / "later.yml").write_text(later.replace("ada@", "dee@").replace("101", "109"))
     told = say(out, "people", "{out}/later.yml")
     assert "1 listed before, with another submission or time; the new row counts: Bob Byron" in told
-    assert "graded, but not listed" not in told
+    assert "1 graded, but not listed: submission_13 wrote" in told
     rows = [(row["submission"][-2:], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
     assert rows == [("11", "ada"), ("12", "cyd"), ("15", "dee"), ("15", "bob")]
     (out / people.NAME).write_text("a,b\n")
@@ -152,3 +159,15 @@ def test_feedback_shows_the_allowed_hints_alone(out: Path, hints: int) -> None:
     assert [hint in page for hint in told] == [i < hints for i in range(3)]
     assert "**25 of 35 points**" in comment
     assert "\n    ~~~\n    | wrong |" in comment, "a message stays a block of code"
+
+
+def test_a_comment_has_the_written_part_and_what_was_not_attempted(out: Path) -> None:
+    first, whole = CRITERIA[0], sum(c.points for c in CRITERIA)
+    with Gradebook(out / "gradebook.sqlite") as book:
+        book.mark([("submission_13", Mark("ddp.timeline", first.name, 0.5, "say | why", "tess", "2026-02-20", ""))])
+    say(out, "feedback", "{out}/back")
+    comment = (out / "back" / "submission_13" / "comment.md").read_text()
+    got = f"0.5 of {first.points:g}, {whole - first.points:g} to be marked"
+    for words in (f"**25 of 35 points**, and {got} of the written part", f"| `ddp.timeline` (written) | {got} |",
+                  f"| `{IDS[2]}` | not attempted |", f"{first.name}, 0.5:\n\n    say | why\n"):  # fmt: skip
+        assert words in comment, comment
