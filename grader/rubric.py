@@ -25,15 +25,16 @@ ANSWER_LIMIT = 10_000  # characters; a cell holds 32,767
 
 
 def export(path: Path, graded: Mapping[str, Graded]) -> int:
-    """Write the sheet of all prose that was handed in; the number of rows."""
+    """Write the sheet of all prose that was handed in, by question; the number of criteria that nobody has marked."""
     shown = labels(graded)
     rows: list[list[str | float]] = []
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         for s in score(graded[name]):
             if s.answer.outcome == "prose":
                 rows += _rows(disarmed(shown[name]), s)
+    rows.sort(key=lambda row: row[1])
     write_whole(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # the mark by which Excel knows UTF-8
-    return len(rows)
+    return sum(row[4] == "" for row in rows)
 
 
 def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
