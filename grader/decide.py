@@ -254,9 +254,13 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
     with latest(folder) as (book, run, ids):
         known([name], book.graded(run.id), "NAME")
         numbers = rulings.rule(book, book.graded(run.id)[name], ids, kind, exercises, value, why, _who(by))
-        g = book.graded(run.id)[name].grade(default(), ids)
+        graded = book.graded(run.id)[name]
+        g = graded.grade(default(), ids)
         parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
         say(f"decision {', '.join(map(str, numbers))}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        for d in graded.decisions:
+            if d.kind == "adjust" and d.exercise in g.excluded and d.exercise in exercises:
+                say(f"the {d.value:+g} points of decision {d.number} do not count: {d.exercise} is excluded", err)
         if g.final > g.possible:
             say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
         write_pages(book, run.id, folder, default(), ids)

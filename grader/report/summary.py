@@ -103,7 +103,7 @@ def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
     told = [
         (one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC")
         for d in graded.decisions
-        if (what := _what(d))
+        if (what := _what(d, grade))
     ]
     for late in grade.lates:
         came = late.submitted.astimezone(late.due.tzinfo)
@@ -112,10 +112,11 @@ def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
     return told
 
 
-def _what(d: Decision) -> str:
+def _what(d: Decision, grade: Grade) -> str:
     """A decision in words; "" for what `lates` tells."""
     if d.kind == "adjust":
-        return f"{float(d.value):+.6g} points{f' for {d.exercise}' if d.exercise else ''}"
+        away = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
+        return f"{float(d.value):+.6g} points{f' for {d.exercise}{away}' if d.exercise else ''}"
     if d.kind == "extend":
         return f"{float(d.value):g} more days"
     return f"{d.exercise} excluded" if d.kind == "exclude" else ""

@@ -196,12 +196,18 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     assert "decision 3: ada has 27.5 of 35 points (35 earned -2.5 adjusted −5 late)" in told
     told = decide("exclude", "ada", *("--exercise", "ddp.naive") * 2, "--why", "no network")
     assert "ada has 17.5 of 25 points" in told
+    assert "do not count" not in told
+    shares.pop()
+    told = decide("adjust", "ada", "--points", "-1", "--exercise", "ddp.naive", "--why", "cheered")
+    assert "the -1 points of decision 5 do not count: ddp.naive is excluded" in told
+    page = (out / "report" / "submissions" / "ada.html").read_text()
+    assert "-1 points for ddp.naive, which is excluded: does not count" in page
     assert "ada has 20 of 25 points" in decide("extend", "ada", "--days", "1", "--why", "was ill")
     decide("withdraw", "3", "--why", "it was hers")
     finals = (1.0, 30 / 35, 27.5 / 35, 17.5 / 25, 20 / 25, 22.5 / 25)
     assert shares == [pytest.approx((share,) * 3, abs=1e-4) for share in finals]
     made = json.loads(say(out, "decisions", "--json"))
-    kinds = ["policy", "submitted", "adjust", "exclude", "extend", "withdraw"]
+    kinds = ["policy", "submitted", "adjust", "exclude", "adjust", "extend", "withdraw"]
     assert [(d["number"], d["kind"], d["by"]) for d in made] == [(n, k, "tess") for n, k in enumerate(kinds, 1)]
     assert "was ill" in say(out, "decisions", "ada")
 
