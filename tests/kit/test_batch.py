@@ -21,6 +21,7 @@ from rich.console import Console
 
 from grader import batch, cli, fingerprint, regrade
 from grader.gradebook import Gradebook, Graded
+from grader.graded import Answer
 from grader.progress import grading
 from grader.sandbox import SandboxError, available
 from grader.schedulers import ClusterError
@@ -200,6 +201,10 @@ def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
         book.record(second, replace(found["ada"], judged=dict.fromkeys(ids[:2], first)))
         left = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
     assert left == {"bob": {"ddp.naive": regrade.BEGUN}}
+    better = replace(ada, answers=[Answer("ddp.ring_bytes", "868 MB", "right", 1.0)])
+    worse = replace(better, results=[result(outcome="failed")], answers=[Answer("ddp.ring_bytes", "1 MB", "wrong")])
+    told = [*regrade.differences({"ada": better, "bob": bob}, {"ada": worse, "bob": bob}, default(), ids)]
+    assert told == ["ada: ddp.naive: 10 of 10 → 0 of 10", "ada: written answers: 1 of 1 → 0 of 1"]
 
 
 @pytest.mark.parametrize(("width", "by_exercise"), [(80, False), (2000, True)])
@@ -305,6 +310,7 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
     run("grade", tmp_path / "class" / "ada", *TOUR, "--layout", "stages")
     told = run("regrade", "ada", "--exercise", "ddp.naive")
     assert "regrading ddp.naive of 1 submission: asked for" in told
+    assert "nobody's points changed" in told
     assert judged == [("ada", "stages", []), ("ada", "stages", ["ddp.naive"])]
     with reading(tmp_path / "out") as book:
         assert [r.layout for r in book.runs()] == ["stages", "stages"]
