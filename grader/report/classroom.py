@@ -77,6 +77,7 @@ class ExerciseStatistics:
     share: float | None  # mean share of the possible points, of those
     not_attempted: int
     not_run: int
+    excluded: int
     missed: str  # the test that most submissions fail
     missed_by: int
 
@@ -127,9 +128,9 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):
-        column = [
-            row.scores[i] for row in rows if row.graded.status == "graded" and s.exercise.id not in row.grade.excluded
-        ]
+        there = [row for row in rows if row.graded.status == "graded"]
+        column = [row.scores[i] for row in there if s.exercise.id not in row.grade.excluded]
+        excluded = len(there) - len(column)
         ran = [c for c in column if c.possible > 0 and c.attempted]
         idle = sum(not c.attempted for c in column)
         share = statistics.fmean(c.earned / c.possible for c in ran) if ran else None
@@ -137,5 +138,5 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
         passed = sum(c.passed for c in ran)
         name = readable(one_line(top[0], 300))
         away = len(column) - len(ran) - idle
-        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, away, name, top[1]))
+        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, away, excluded, name, top[1]))
     return found

@@ -183,7 +183,8 @@ def canvas(
         for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
-    left_out = dict.fromkeys(graded, "belongs to nobody on the roster")
+    nobody = "belongs to nobody on the roster"
+    left_out = {n: nobody + (f" ({', '.join(ids)})" if (ids := (whose or {}).get(n)) else "") for n in graded}
     for student in students:
         if not student["ID"]:  # the row of points possible
             continue
@@ -271,7 +272,7 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
     name = s.exercise.id
     if not s.kinds:
         why = f"Not run: {points(s.exercise.points)} points, neither earned nor lost."
-        return [_entry(f"{name} (not run)", f"{number}", 0.0, 0.0, False, why)]
+        return [_entry(f"{name} (not run)", f"{number}", 0.0, 0.0, None, why)]
     entries = []
     for i, k in enumerate(s.kinds, 1):
         of_kind = [r for r in results if r.exercise == name and r.kind == k.kind]
@@ -279,7 +280,7 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
         word = "inconclusive" if k.inconclusive > 0 else "not run"
         word = word if nothing_ran else "" if s.attempted else "not attempted"
         title = f"{name}: {k.kind}" + (f" ({word})" if word else "")
-        counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
+        counted = None if nothing_ran else k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
         entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
     if of_kind := [r for r in results if r.exercise == name and r.kind == ADVISORY]:
         k = KindScore(ADVISORY, 0.0, passed=sum(r.outcome == "passed" for r in of_kind))
@@ -297,7 +298,7 @@ def _answer(s: written.QuestionScore, number: int) -> dict[str, Any]:
         lines += [f"{m.criterion}: {points(m.points)}. {plain(m.comment, 1000)}".strip() for m in s.marks.values()]
     elif s.answer.given:
         lines.append(f"You answered: {one_line(s.answer.given, 200)}")
-    full = s.possible > 0 and s.earned >= s.possible
+    full = s.earned >= s.possible if s.possible > 0 else None
     return _entry(f"{s.question.id} (written)", f"{number}", s.earned, s.possible, full, "\n".join(lines))
 
 
@@ -330,16 +331,17 @@ def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
     why = plain("\n\n".join(f"{what}: {why}" for what, why in told), OUTPUT_LIMIT)
     found = [_entry(name, "", score, 0.0, score > 0, why) for name, score in scores if score]
     return found + [
-        _entry(f"{id} (excluded)", "", 0.0, 0.0, False, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
+        _entry(f"{id} (excluded)", "", 0.0, 0.0, None, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
     ]
 
 
-def _entry(name: str, number: str, score: float, most: float, passed: bool, output: str) -> dict[str, Any]:
+def _entry(name: str, number: str, score: float, most: float, passed: bool | None, output: str) -> dict[str, Any]:
+    """passed: None for what did not count. It has neither status nor score: by a score, 0 of 0, Gradescope calls it
+    passed.
+    """
+    counted = {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed"}
     return {
-        "score": round(score, 4),
-        "max_score": round(most, 4),
-        # Without a status Gradescope calls 0 of 0 passed; what was not run is never a pass.
-        "status": "passed" if passed else "failed",
+        **(counted if passed is not None else {}),
         "name": name,
         "number": number,
         "output": output,

@@ -279,7 +279,9 @@ def test_what_people_decided_is_exported() -> None:
     results = exports.gradescope(graded["ada"], A, IDS)
     assert results["score"] == 29 == pytest.approx(sum(t["score"] for t in results["tests"]))
     excluded = exports.gradescope(graded["bob"], A, IDS)["tests"][-1]
-    assert (excluded["name"], excluded["max_score"], excluded["status"]) == ("ddp.naive (excluded)", 0.0, "failed")
+    assert (excluded["name"], {"score", "status"} & set(excluded)) == ("ddp.naive (excluded)", set())
+    graded["dan"].decisions = graded["ada"].decisions = graded["cyd"].decisions = graded["bob"].decisions
+    assert "ddp. naive – excluded" in visible(class_page(graded, A, ABOUT, IDS))
 
 
 ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Shardlings (12),Final Score
@@ -367,8 +369,8 @@ def test_five_hundred_submissions_are_quick_and_small() -> None:
 
 
 def test_names_never_share_a_page_or_a_label() -> None:
-    names = ["ada", "Ada", "ADA", "a.da", "a/da", "../../etc/passwd", "", ".", "con", "ada\x00", "ada\u200b", "é", "e\u0301", "ünal",
-             "\ud800", "deadbeef", "a" * 300]  # fmt: skip
+    names = ["ada", "Ada", "ADA", "a.da", "a/da", "../../etc/passwd", "", ".", "con", "ada\x00", "ada\u200b", "é",
+             "e\u0301", "ünal", "\ud800", "deadbeef", "a" * 300]  # fmt: skip
     names += [page_name(n) for n in names] + [labels([n])[n] for n in names]
     names = list(dict.fromkeys(names))
     pages = [page_name(n) for n in names]
@@ -402,10 +404,10 @@ def test_gradescope_adds_up_and_hides_evidence() -> None:
         g.results.append(result(IDS[1], "not_run", "timing", reason="needs a GPU"))
         data = exports.gradescope(g, A, IDS)
         earned, possible, _ = totals(g.scores(A, IDS))
-        assert sum(t["score"] for t in data["tests"]) == pytest.approx(earned, abs=1e-3)
-        assert sum(t["max_score"] for t in data["tests"]) == pytest.approx(possible, abs=1e-3)
+        assert sum(t.get("score", 0) for t in data["tests"]) == pytest.approx(earned, abs=1e-3)
+        assert sum(t.get("max_score", 0) for t in data["tests"]) == pytest.approx(possible, abs=1e-3)
         assert data["score"] == pytest.approx(35 * earned / possible, abs=1e-3)
-        assert {(t["status"] in ("passed", "failed"), t["visibility"]) for t in data["tests"]} == {(True, "visible")}
+        assert {t["visibility"] for t in data["tests"]} == {"visible"}
         assert data["test_output_format"] == data["output_format"] == data["test_name_format"] == "text"
         assert data["stdout_visibility"] == "hidden"
         assert "forged" not in json.dumps(data, allow_nan=False)
@@ -416,9 +418,9 @@ def test_gradescope_never_passes_what_was_not_run_or_did_not_count() -> None:
     results = [result("ddp.naive", "failed"), result("ddp.naive", kind="property"), result("benchmarking.benchmark")]
     g = Graded("ada", results=[*results, result(ROW, "not_run", reason="needs a GPU")])
     tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
-    assert {name: (t["score"], t["max_score"], t["status"]) for name, t in tests.items()} == {
+    assert {name: tuple(t[k] for k in ("score", "max_score", "status") if k in t) for name, t in tests.items()} == {
         "benchmarking.benchmark: numerics": (10.0, 10.0, "passed"),
-        f"{ROW}: numerics (not run)": (0.0, 0.0, "failed"),
+        f"{ROW}: numerics (not run)": (),
         "ddp.naive: numerics": (0.0, 6.6667, "failed"),
         "ddp.naive: property": (0.0, 3.3333, "failed"),
     }
@@ -447,7 +449,7 @@ def test_what_is_inconclusive_is_said_so_everywhere_and_never_passes() -> None:
     tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
     for name, points in (("ddp.naive", f"{naive:.2f}"), (ROW, "15")):
         entry = tests[f"{name}: timing (inconclusive)"]
-        assert (entry["score"], entry["max_score"], entry["status"]) == (0.0, 0.0, "failed")
+        assert {"score", "max_score", "status"} & set(entry) == set()
         assert f"Inconclusive: {points} points, neither earned nor lost." in entry["output"]
         assert f"inconclusive, {why}" in entry["output"]
     whole = class_page({"ada": g}, A, ABOUT, IDS)
