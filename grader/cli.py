@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,8 @@ def grade(
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
     for listed in sorted({s.path.parent / received.METADATA for s in found}):
         if listed.is_file():
-            say(f"{listed} says whose they are and when they came; then take it with: grader people", err)
+            take = f"grader people {shlex.quote(str(listed))} --out {shlex.quote(str(out_folder))}"
+            say(f"whose they are, and when they came; when they are graded, take it with: {take}", err)
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, of_all = layouts.of_class(found, layout, profile)
@@ -224,7 +226,8 @@ def _judge(
 
             def record(graded: Any) -> None:
                 if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
-                    problems.append(f"{graded.name}: refused, its earlier attempt counts: {graded.message}")
+                    why = graded.message.removeprefix(f"{graded.name}: ")
+                    problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
                     graded = kept
                 book.record(run_id, graded)
                 tell(graded.name)
@@ -267,7 +270,7 @@ def _end(problems: list[str], refused: bool = False) -> None:
 
 def _refused(graded: dict[str, Any]) -> list[str]:
     """A line for each submission that could not be unpacked: its name and the reason."""
-    return [f"{name}: {g.message}" for name, g in graded.items() if g.status == "refused"]
+    return [f"{n}: {g.message.removeprefix(f'{n}: ')}" for n, g in graded.items() if g.status == "refused"]
 
 
 def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from lab.course.assignment import default
 from lab.harness.files import write_whole
@@ -19,7 +17,7 @@ from lab.harness.files import write_whole
 from . import people as people_csv
 from . import policy as p
 from . import rulings
-from .console import Out, err, known, latest, out, say, write_pages, writing
+from .console import Out, err, known, latest, say, write_pages, writing
 from .csv_io import read_text
 from .errors import Wrong
 from .report import one_line
@@ -127,14 +125,12 @@ def decisions(
     if as_json:
         print(json.dumps([asdict(d) for d in made], indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("", "when (UTC)", "who", "what", "submission", "exercise", "value", "why"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("", "when (UTC)"))
     for d in made:
         value = d.value if d.kind != "policy" else f"{len(str(d.value))} characters"
-        cells = (d.number, d.made, d.by, d.kind, d.name, d.exercise, value, d.why)
-        table.add_row(*(Text(one_line(str(cell), 300)) for cell in cells))
-    out.print(table)
+        cells = (d.number, f"{d.made} UTC", d.by, d.kind, d.name, d.exercise, value, d.why)
+        say(" · ".join(one_line(str(cell), 300) for cell in cells if cell != ""))
+    if not made:
+        say("no decisions yet")
 
 
 def canvas(
@@ -150,12 +146,11 @@ def canvas(
         raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
+    whose, sheet = people_csv.ids_of(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
-        text, left_out = exports.canvas(
-            _text(roster, "ROSTER"), column, graded, default(), ids, people_csv.ids_of(out_folder)
-        )
+        text, left_out = exports.canvas(sheet, column, graded, default(), ids, whose)
     except Wrong as error:
-        raise Wrong(f"ROSTER: {error}") from None
+        raise Wrong(f"{roster}: {error}") from None
     with writing(out_folder):
         write_whole(out_folder / "canvas.csv", text)
     for line in left_out:

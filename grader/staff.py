@@ -84,8 +84,10 @@ def requests(
             if not answer.strip():
                 raise Wrong("--answer: expected a few words, got nothing")
             book.say(name, exercise, answer, getpass.getuser(), "staff", "closed" if close else "open")
-        for (whose, about), said in book.threads().items():
-            if name in (None, whose):
-                say(f"{said[-1].state}: {whose}: {about or 'the whole submission'}")
-                for m in said:
-                    say(f"  {m.at} {m.by} ({m.role}): {one_line(m.text, 300)}")
+        threads = {of: said for of, said in book.threads().items() if name in (None, of[0])}
+        if not threads:
+            say("no requests yet")
+        for (whose, about), said in threads.items():
+            say(f"{said[-1].state}: {whose}: {about or 'the whole submission'}")
+            for m in said:
+                say(f"  {m.at} {m.by} ({m.role}): {one_line(m.text, 300)}")

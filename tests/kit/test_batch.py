@@ -214,7 +214,7 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     assignment, ids, name = default(), default().profiles["full"], "a-long-name-" * 5
     results = [result(id, test=f"{i % 3}") for i, id in enumerate(ids)]
     results += [result(id, "failed", "property", f"p{i % 3}") for i, id in enumerate(ids)]
-    bad = Graded("zed", status="refused", message="zed.zip: expected a zip archive; zip it anew")
+    bad = Graded("zed", status="refused", message="zed: expected a stage folder; zip it anew")
     graded = {name: Graded(name, results=results), "zed": bad}
     cli._show(graded, assignment, ids)
     table = terminal.file.getvalue()
@@ -225,7 +225,7 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     grade = graded[name].grade(assignment, ids)
     assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
     assert ("naive" in table) == by_exercise
-    assert capsys.readouterr().out == "refused: zed: zed.zip: expected a zip archive; zip it anew\n"
+    assert capsys.readouterr().out == "refused: zed: expected a stage folder; zip it anew\n"
 
 
 TOUR = ("--profile", "tour", "--isolation", ISOLATION)
@@ -253,7 +253,8 @@ def light(tmp_path, monkeypatch):
 
 def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
     run, judged = light
-    run("grade", tmp_path / "class", *TOUR)
+    (listed := tmp_path / "class" / "submission_metadata.yml").touch()
+    assert f"grader people {listed} --out {tmp_path / 'out'}" in run("grade", tmp_path / "class", *TOUR)
     run("adjust", "bob", "--points", "1", "--why", "x")
     told = run("grade", tmp_path / "late", *TOUR)
     assert "1 of the class in" in told

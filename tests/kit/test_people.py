@@ -100,6 +100,10 @@ def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
     assert "submission_12" not in late
     told = say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     assert "1 on the roster have no points in it: Dorothy, Dan" in told
+    (out / "few.csv").write_text(ROSTER.replace("103,cc", "105,cc"))
+    told = say(out, "canvas", "{out}/few.csv", "--column", "Kit (1)")
+    assert "submission_12: belongs to nobody on the roster (cyd@uni.edu, 103)" in told
+    say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     for _ in range(2):
         rows = {row[0]: row[-1] for row in csv.reader((out / "canvas.csv").read_text().splitlines()[2:])}
         share = f"{100 * 25 / 35:.4f}"

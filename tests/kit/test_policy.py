@@ -113,6 +113,7 @@ def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(tmp_path
     assert latest(tmp_path)["ada"].grade(A, IDS).adjusted == 0
 
 
+WHY = f"was ill {'x' * 90}"
 TIMES = "submission,submitted\n"
 
 
@@ -202,14 +203,14 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     assert "the -1 points of decision 5 do not count: ddp.naive is excluded" in told
     page = (out / "report" / "submissions" / "ada.html").read_text()
     assert "-1 points for ddp.naive, which is excluded: does not count" in page
-    assert "ada has 20 of 25 points" in decide("extend", "ada", "--days", "1", "--why", "was ill")
+    assert "ada has 20 of 25 points" in decide("extend", "ada", "--days", "1", "--why", WHY)
     decide("withdraw", "3", "--why", "it was hers")
     finals = (1.0, 30 / 35, 27.5 / 35, 17.5 / 25, 20 / 25, 22.5 / 25)
     assert shares == [pytest.approx((share,) * 3, abs=1e-4) for share in finals]
     made = json.loads(say(out, "decisions", "--json"))
     kinds = ["policy", "submitted", "adjust", "exclude", "adjust", "extend", "withdraw"]
     assert [(d["number"], d["kind"], d["by"]) for d in made] == [(n, k, "tess") for n, k in enumerate(kinds, 1)]
-    assert "was ill" in say(out, "decisions", "ada")
+    assert f"tess · extend · ada · 1.0 · {WHY}" in say(out, "decisions", "ada"), "a line each, whatever it is piped to"
 
 
 def exported(out: Path) -> tuple[float, float, float]:
@@ -254,7 +255,8 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
         ("late --import {out}/times.csv", "--import: expected due dates before times"),
         ("late --policy {out}/policy.toml --import {out}/words", "expected columns submission, submitted"),
         ("canvas {out}/words --column ", "--column: expected the assignment as Canvas heads it"),
-        ("canvas {out}/words --column x", "expected Canvas' export with columns Student and ID"),
+        ("canvas {out}/words --column x", "{out}/words: expected Canvas' export with columns Student and ID"),
+        ("canvas {out}/nowhere --column x", "{out}/nowhere: expected Canvas' gradebook as CSV: No such file"),
         ("report", "--out: expected a folder, or a place for one, got"),
         ("regrade bob", "NAME: expected one that is graded"),
         ("regrade ada --exercise ddp.nope", "--exercise: expected one that is graded"),
@@ -263,7 +265,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 )
 def test_bad_input_gets_one_line_and_decides_nothing(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
-    with refused((Wrong, Wrong, GradebookError), says):
+    with refused((Wrong, Wrong, GradebookError), says.format(out=out)):
         say(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)

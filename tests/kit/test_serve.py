@@ -246,6 +246,7 @@ def test_what_nobody_marked_keeps_its_points_and_its_marker(app, out):
 
 def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
     ada, tess = Client(app, "ada"), Client(app, "tess")
+    assert say(out, "requests") == "no requests yet"
     ada.post("/student/ada", "/student/ada/ask", exercise="ddp.naive", text="The message is wrong.", state="closed")
     assert "open" in tess.page("/requests"), "a student closes nothing"
     told = say(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close")
