@@ -20,6 +20,8 @@ from . import rulings
 from .console import Out, err, known, latest, say, write_pages, writing
 from .csv_io import read_text
 from .errors import Wrong
+from .graded import Graded
+from .policy import EVERYONE
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -40,14 +42,17 @@ def adjust(
 
 
 def exclude(
-    name: Name,
     exercise: Annotated[list[str], typer.Option(help="What is not to count; may be given again.")],
     why: Why,
+    name: Annotated[str | None, typer.Argument(help="A submission, by its name in the gradebook.")] = None,
+    everyone: Annotated[bool, typer.Option("--everyone", help="Of all, also of who is graded later.")] = False,
     by: By = None,
     out_folder: Out = Path("out"),
 ) -> None:
-    """Leave exercises out of a submission's grade: neither earned nor lost."""
-    _decide(out_folder, "exclude", name, list(dict.fromkeys(exercise)), 0.0, why, by)
+    """Leave exercises out of a submission's grade, or out of everyone's: neither earned nor lost."""
+    if everyone == (name is not None):
+        raise Wrong(f"NAME: expected a submission or --everyone, got {'both' if everyone else 'neither'}; give one")
+    _decide(out_folder, "exclude", name or EVERYONE, list(dict.fromkeys(exercise)), 0.0, why, by)
 
 
 def extend(
@@ -121,7 +126,7 @@ def decisions(
         made = book.decisions()
         if name is not None:
             known([name], {*book.graded(run.id), *(d.name for d in made)}, "NAME")
-            made = [d for d in made if d.name == name]
+            made = [d for d in made if d.name in (name, EVERYONE)]
     if as_json:
         print(json.dumps([asdict(d) for d in made], indent=1))
         return
@@ -247,12 +252,17 @@ def rubric_import(
 def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:
     """Write one decision for each exercise, and say what the submission has now."""
     with latest(folder) as (book, run, ids):
-        known([name], book.graded(run.id), "NAME")
-        numbers = rulings.rule(book, book.graded(run.id)[name], ids, kind, exercises, value, why, _who(by))
+        there = {EVERYONE: Graded(EVERYONE)} if name == EVERYONE else book.graded(run.id)
+        known([name], there, "NAME")
+        numbers = ", ".join(map(str, rulings.rule(book, there[name], ids, kind, exercises, value, why, _who(by))))
+        if name == EVERYONE:
+            say(f"decision {numbers}: {', '.join(exercises)} does not count for anyone")
+            write_pages(book, run.id, folder, default(), ids)
+            return
         graded = book.graded(run.id)[name]
         g = graded.grade(default(), ids)
         parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
-        say(f"decision {', '.join(map(str, numbers))}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        say(f"decision {numbers}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
         for d in graded.decisions:
             if d.kind == "adjust" and d.exercise in g.excluded and d.exercise in exercises:
                 say(f"the {d.value:+g} points of decision {d.number} do not count: {d.exercise} is excluded", err)

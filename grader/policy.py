@@ -22,6 +22,7 @@ from .errors import Wrong
 
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # of these the last one counts
+EVERYONE = ""  # the name of a decision for all submissions: of a policy, or of what is excluded for everyone
 _FIRST, _LAST = 1970, 2200
 _YEARS = range(_FIRST, _LAST + 1)
 MOST_POINTS = 10_000.0  # that one adjustment may add or take
@@ -35,7 +36,7 @@ class Decision:
     made: str  # UTC, "2026-01-31 23:59:59"
     by: str
     kind: str  # one of KINDS
-    name: str  # of the submission; "" for a policy
+    name: str  # of the submission; EVERYONE for all
     exercise: str  # or for "submitted" a stage; "" for all of the submission
     value: str | float  # points, days, a time, a policy's text, the number of what is withdrawn
     why: str

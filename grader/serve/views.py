@@ -72,8 +72,8 @@ def student(slug: str) -> Page:
 
 def _student(now: Class, slug: str, wrong: str = "", code: int = 200) -> Page:
     row = row_of(now, slug)
-    made = [d for d in now.decisions if d.name == row.name]
     stands = {d.number for d in row.graded.decisions}
+    made = [d for d in now.decisions if d.name == row.name or d.number in stands]
     exercises = [(s, "excluded" if s.exercise.id in row.grade.excluded else state(s)) for s in now.scores[row.name]]
     return render_template(
         "student.html", row=row, exercises=exercises, made=made, stands=stands, symbols=SYMBOLS, outcomes=OUTCOMES,

@@ -213,6 +213,16 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     assert f"tess · extend · ada · 1.0 · {WHY}" in say(out, "decisions", "ada"), "a line each, whatever it is piped to"
 
 
+def test_what_is_excluded_for_everyone_counts_for_nobody_nor_for_who_comes_later(out: Path) -> None:
+    first = say(out, "exclude", "--everyone", "--exercise", "ddp.naive", "--why", "our mistake")
+    assert "decision 1: ddp.naive does not count for anyone" in first
+    recorded(out, Graded("bob", results=passed(IDS)), base=1)
+    assert [g.grade(A, IDS).possible for g in latest(out).values()] == [25, 25]
+    say(out, "withdraw", "1", "--why", "it was right")
+    assert [g.grade(A, IDS).possible for g in latest(out).values()] == [35, 35]
+    assert "our mistake" in say(out, "decisions", "ada")
+
+
 def exported(out: Path) -> tuple[float, float, float]:
     """The share of its points that ada has, by each export."""
     (row,) = csv.DictReader((out / "grades.csv").read_text().splitlines())
@@ -247,6 +257,8 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
         ("adjust ada --points 1e308 --why x", "--points: expected a number of -10000 to 10000"),
         ("adjust ada --points 2 --why ", "--why: expected a reason, got nothing"),
         ("exclude ada --exercise ddp.nope --why x", "--exercise: expected one that is graded"),
+        ("exclude --exercise ddp.naive --why x", "NAME: expected a submission or --everyone, got neither"),
+        ("exclude ada --everyone --exercise ddp.naive --why x", "NAME: expected a submission or --everyone, got both"),
         ("withdraw 7 --why x", "expected the number of a decision that stands, got 7"),
         ("decisions nobody", "NAME: expected one that is graded, as ada; got 'nobody'"),
         ("late --policy {out}/words", "policy: not TOML"),
