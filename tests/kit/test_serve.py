@@ -324,6 +324,14 @@ def test_accounts_are_added_by_the_command(out):
     done = CliRunner().invoke(commands, [*add, "cyd", "--submission", "bob"], input="a long word\n")
     assert done.exit_code == 0, done.output
     assert Client(serve.create_app(out), "cyd").get("/").location == "/student/bob"
+    (out / "people.csv").write_text("submission,submitted,student,login,id\nada,,Ada,al,1\nada,,Bob,cyd,2\n")
+    done = CliRunner().invoke(commands, ["serve", "--out", str(out), "--add-users", str(out / "people.csv")])
+    (made,) = csv.DictReader(done.stdout.splitlines())
+    assert (made["login"], made["submission"]) == ("al", "ada"), "cyd keeps what cyd had"
+    assert Client(serve.create_app(out), "al", made["password"]).get("/").location == "/student/ada"
+    (out / "words.csv").write_text("words")
+    with refused(Wrong, "--add-users: expected columns login and submission, got "):
+        say(out, "serve", "--add-users", "{out}/words.csv")
     for arguments, typed, words in (
         ("dan --submission dan", WORD, "expected one that is graded"),
         ("dan --role boss", WORD, "expected staff or student"),
