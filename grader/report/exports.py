@@ -184,7 +184,7 @@ def canvas(
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
     nobody = "belongs to nobody on the roster"
-    left_out = {n: nobody + (f" ({', '.join(ids)})" if (ids := (whose or {}).get(n)) else "") for n in graded}
+    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := (whose or {}).get(n)) else "") for n in graded}
     for student in students:
         if not student["ID"]:  # the row of points possible
             continue
