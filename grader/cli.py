@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,8 @@ def grade(
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
     for listed in sorted({s.path.parent / received.METADATA for s in found}):
         if listed.is_file():
-            say(f"{listed} says whose they are and when they came; then take it with: grader people", err)
+            take = f"grader people {shlex.quote(str(listed))} --out {shlex.quote(str(out_folder))}"
+            say(f"whose they are, and when they came; when they are graded, take it with: {take}", err)
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, of_all = layouts.of_class(found, layout, profile)
@@ -223,6 +225,10 @@ def _judge(
         with grading(len(found), len(found) - len(todo), jobs, spent, err, quiet) as tell:
 
             def record(graded: Any) -> None:
+                if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
+                    why = graded.message.removeprefix(f"{graded.name}: ")
+                    problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
+                    graded = kept
                 book.record(run_id, graded)
                 tell(graded.name)
 
@@ -239,6 +245,17 @@ def _judge(
     return problems
 
 
+def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
+    """What an earlier run has of a name whose new archive is refused, if it was graded; a note says that it counts."""
+    base = max((r.id for r in book.runs() if r.id < run_id), default=0)
+    g = book.graded(base).get(refused.name)
+    if g is None or g.status == "refused":
+        return None
+    judged = {s.exercise.id: g.judged.get(s.exercise.id, base) for s in g.scores(book.assignment)}
+    note = f"a later attempt was refused, this one counts: {refused.message}"
+    return replace(g, judged=judged, notes=[*g.notes, note])
+
+
 def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
     """Those of which a run has nothing, or what an earlier one said."""
     return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
@@ -253,7 +270,7 @@ def _end(problems: list[str], refused: bool = False) -> None:
 
 def _refused(graded: dict[str, Any]) -> list[str]:
     """A line for each submission that could not be unpacked: its name and the reason."""
-    return [f"{name}: {g.message}" for name, g in graded.items() if g.status == "refused"]
+    return [f"{n}: {g.message.removeprefix(f'{n}: ')}" for n, g in graded.items() if g.status == "refused"]
 
 
 def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:

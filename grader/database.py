@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import postgres
-from .errors import GradebookError
+from .errors import Busy, GradebookError
 
 APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
 
@@ -168,9 +168,7 @@ def _lock(path: Path) -> int:
     except OSError:
         holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(handle)
-        raise GradebookError(
-            f"{path}: another grader (process {holder}) is using it; wait for it or grade into another file"
-        ) from None
+        raise Busy(f"{path}: another grader (process {holder}) is using it; try again when it has ended") from None
     os.ftruncate(handle, 0)
     os.pwrite(handle, str(os.getpid()).encode(), 0)
     return handle

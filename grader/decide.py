@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from lab.course.assignment import default
 from lab.harness.files import write_whole
@@ -19,9 +17,11 @@ from lab.harness.files import write_whole
 from . import people as people_csv
 from . import policy as p
 from . import rulings
-from .console import Out, err, known, latest, out, say, write_pages, writing
+from .console import Out, err, known, latest, say, write_pages, writing
 from .csv_io import read_text
 from .errors import Wrong
+from .graded import Graded
+from .policy import EVERYONE
 from .report import one_line
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
@@ -42,14 +42,17 @@ def adjust(
 
 
 def exclude(
-    name: Name,
     exercise: Annotated[list[str], typer.Option(help="What is not to count; may be given again.")],
     why: Why,
+    name: Annotated[str | None, typer.Argument(help="A submission, by its name in the gradebook.")] = None,
+    everyone: Annotated[bool, typer.Option("--everyone", help="Of all, also of who is graded later.")] = False,
     by: By = None,
     out_folder: Out = Path("out"),
 ) -> None:
-    """Leave exercises out of a submission's grade: neither earned nor lost."""
-    _decide(out_folder, "exclude", name, list(dict.fromkeys(exercise)), 0.0, why, by)
+    """Leave exercises out of a submission's grade, or out of everyone's: neither earned nor lost."""
+    if everyone == (name is not None):
+        raise Wrong(f"NAME: expected a submission or --everyone, got {'both' if everyone else 'neither'}; give one")
+    _decide(out_folder, "exclude", name or EVERYONE, list(dict.fromkeys(exercise)), 0.0, why, by)
 
 
 def extend(
@@ -64,7 +67,7 @@ def extend(
 
 
 def late(
-    policy: Annotated[Path | None, typer.Option(help="policy.toml: due, free_days, percent_a_day, [stages].")] = None,
+    policy: Annotated[Path | None, typer.Option(help="policy.toml: due, free_days, percent_a_day, \\[stages].")] = None,
     times: Annotated[
         Path | None, typer.Option("--import", help="CSV with columns submission, submitted and perhaps stage.")
     ] = None,
@@ -96,8 +99,7 @@ def late(
             say(f"{len(strangers)} not in the gradebook, left out: {', '.join(strangers[:5])}", err)
         for name, g in book.graded(run.id).items():
             for x in g.grade(assignment, ids).lates:
-                cost = f"{x.percent:g} % of {', '.join(x.stages)}" if x.percent else "no points"
-                say(f"{name}: {x.days} days late, {x.free} of them free: {cost}")
+                say(f"{name}: {x}")
         write_pages(book, run.id, out_folder, assignment, ids)
 
 
@@ -124,18 +126,16 @@ def decisions(
         made = book.decisions()
         if name is not None:
             known([name], {*book.graded(run.id), *(d.name for d in made)}, "NAME")
-            made = [d for d in made if d.name == name]
+            made = [d for d in made if d.name in (name, EVERYONE)]
     if as_json:
         print(json.dumps([asdict(d) for d in made], indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("", "when (UTC)", "who", "what", "submission", "exercise", "value", "why"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("", "when (UTC)"))
     for d in made:
         value = d.value if d.kind != "policy" else f"{len(str(d.value))} characters"
-        cells = (d.number, d.made, d.by, d.kind, d.name, d.exercise, value, d.why)
-        table.add_row(*(Text(one_line(str(cell), 300)) for cell in cells))
-    out.print(table)
+        cells = (d.number, f"{d.made} UTC", d.by, d.kind, d.name, d.exercise, value, d.why)
+        say(" · ".join(one_line(str(cell), 300) for cell in cells if cell != ""))
+    if not made:
+        say("no decisions yet")
 
 
 def canvas(
@@ -151,12 +151,11 @@ def canvas(
         raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
+    whose, sheet = people_csv.ids_of(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
-        text, left_out = exports.canvas(
-            _text(roster, "ROSTER"), column, graded, default(), ids, people_csv.ids_of(out_folder)
-        )
+        text, left_out = exports.canvas(sheet, column, graded, default(), ids, whose)
     except Wrong as error:
-        raise Wrong(f"ROSTER: {error}") from None
+        raise Wrong(f"{roster}: {error}") from None
     with writing(out_folder):
         write_whole(out_folder / "canvas.csv", text)
     for line in left_out:
@@ -178,11 +177,13 @@ def people(
     with latest(out_folder, write=False) as (book, run, _):
         there = book.graded(run.id)
     with writing(out_folder):
-        people_csv.write(out_folder, rows)
+        replaced = people_csv.write(out_folder, rows)
     handed_in = {row["submission"] for row in rows}
     for what, names in (
+        ("listed before, with another submission or time; the new row counts", set(replaced)),
+        ("listed without a time, and so never late", {row["submission"] for row in rows if not row["submitted"]}),
         ("listed, but not graded", handed_in - set(there)),
-        ("graded, but not listed", set(there) - handed_in),
+        ("graded, but not listed", set(there) - set(people_csv.ids_of(out_folder))),
     ):
         if names:
             say(f"{len(names)} {what}: {', '.join(sorted(names))}", err)
@@ -251,11 +252,20 @@ def rubric_import(
 def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:
     """Write one decision for each exercise, and say what the submission has now."""
     with latest(folder) as (book, run, ids):
-        known([name], book.graded(run.id), "NAME")
-        numbers = rulings.rule(book, book.graded(run.id)[name], ids, kind, exercises, value, why, _who(by))
-        g = book.graded(run.id)[name].grade(default(), ids)
+        there = {EVERYONE: Graded(EVERYONE)} if name == EVERYONE else book.graded(run.id)
+        known([name], there, "NAME")
+        numbers = ", ".join(map(str, rulings.rule(book, there[name], ids, kind, exercises, value, why, _who(by))))
+        if name == EVERYONE:
+            say(f"decision {numbers}: {', '.join(exercises)} does not count for anyone")
+            write_pages(book, run.id, folder, default(), ids)
+            return
+        graded = book.graded(run.id)[name]
+        g = graded.grade(default(), ids)
         parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
-        say(f"decision {', '.join(map(str, numbers))}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        say(f"decision {numbers}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        for d in graded.decisions:
+            if d.kind == "adjust" and d.exercise in g.excluded and d.exercise in exercises:
+                say(f"the {d.value:+g} points of decision {d.number} do not count: {d.exercise} is excluded", err)
         if g.final > g.possible:
             say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
         write_pages(book, run.id, folder, default(), ids)

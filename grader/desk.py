@@ -83,9 +83,10 @@ class Desk(Database):
                 marks[text(name)][row[0], row[1]] = Mark(*row)
         for decision in policy.standing(decisions):
             own[decision.name].append(decision)
+        of_all = [d for d in own.pop(policy.EVERYONE, []) if d.kind == "exclude"]
         rules = policy.in_force(decisions, self.assignment)
         return {
-            name: replace(g, marks=list(marks[name].values()), decisions=own[name], policy=rules)
+            name: replace(g, marks=list(marks[name].values()), decisions=[*of_all, *own[name]], policy=rules)
             for name, g in graded.items()
         }
 

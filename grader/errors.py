@@ -7,3 +7,7 @@ class Wrong(ValueError):
 
 class GradebookError(Wrong):
     """The gradebook cannot be used."""
+
+
+class Busy(GradebookError):
+    """Another process writes into the gradebook."""

@@ -5,9 +5,11 @@ A group's submission has a row per student.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -16,7 +18,11 @@ from lab.harness.files import write_whole
 from .csv_io import Sheet, csv_text, read_text
 from .errors import Wrong
 
+if TYPE_CHECKING:
+    from .graded import Graded
+
 NAME = "people.csv"
+CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
 COLUMNS = ("submission", "submitted", "student", "login", "id")
 _CLASSROOM = ("student_repository_name", "submission_timestamp", "roster_identifier", "github_username")
 
@@ -30,19 +36,60 @@ def from_list(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    """Write people.csv into the folder."""
-    write_whole(folder / NAME, csv_text([COLUMNS, *([row[c] for c in COLUMNS] for row in rows)]))
+def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Add the rows to the folder's people.csv; the students whose rows they replace. Raises Wrong."""
+    rows = list(rows)
+    new = {_student(row): row for row in rows}
+    before = _read(folder)
+    kept = [row for row in before if _student(row) not in new]
+    write_whole(folder / NAME, csv_text([COLUMNS, *([row[c] for c in COLUMNS] for row in [*kept, *rows])]))
+    return [row["student"] or row["login"] for row in before if row != new.get(_student(row), row)]
 
 
 def ids_of(folder: Path) -> dict[str, list[str]]:
     """By submission, the logins and ids of its students; nothing where there is no people.csv. Raises Wrong."""
-    path = folder / NAME
     found: dict[str, list[str]] = {}
-    if path.is_file():
-        for _, row in Sheet(path.read_text(encoding="utf-8-sig")):
-            found.setdefault(row["submission"], []).extend(filter(None, (row["login"], row["id"])))
+    for row in _read(folder):
+        found.setdefault(row["submission"], []).extend(filter(None, (row["login"], row["id"])))
     return found
+
+
+def time(text: str) -> str:
+    """A time in ISO's form, where a list has it as 2026-02-13 09:00:00 UTC or with a blank before the offset."""
+    return re.sub(r"\s+(?=[+-]\d\d:?\d\d$)", "", re.sub(r"\s*(UTC|GMT)$", "+00:00", text.strip()))
+
+
+def _read(folder: Path) -> list[dict[str, str]]:
+    if not (path := folder / NAME).is_file():
+        return []
+    sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ")
+    if missing := [c for c in COLUMNS if c not in sheet.headings]:
+        raise Wrong(f"{path}: expected columns {', '.join(COLUMNS)}; {missing[0]!r} is missing; put it back")
+    return [{c: row[c] for c in COLUMNS} for _, row in sheet]
+
+
+def _student(row: Mapping[str, str]) -> str:
+    return (row["login"] or row["id"] or row["student"]).casefold()
+
+
+def attempt(name: str) -> tuple[int, str]:
+    """What orders a student's attempts: Canvas numbers the files it is given, a later one higher."""
+    canvas = CANVAS_FILE.fullmatch(name)
+    return int(canvas["file"][:18]) if canvas else 0, name
+
+
+def counting(names: Iterable[str], graded: Mapping[str, Graded]) -> str:
+    """Of a student's attempts the one that counts: the latest that was not refused, else the latest."""
+    return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
+
+
+def superseded(graded: Mapping[str, Graded]) -> set[str]:
+    """The attempts that do not count, of students whom Canvas' files name more than once."""
+    by_student: dict[str, list[str]] = defaultdict(list)
+    for name in graded:
+        if canvas := CANVAS_FILE.fullmatch(name):
+            by_student[canvas["student"]].append(name)
+    return {name for names in by_student.values() for name in names if name != counting(names, graded)}
 
 
 def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:
@@ -68,5 +115,6 @@ def _classroom(path: Path, text: str) -> Iterable[dict[str, str]]:
         yield _row(submission, submitted, identifier, login, identifier)
 
 
-def _row(*cells: Any) -> dict[str, str]:
-    return dict(zip(COLUMNS, (str(cell or "").strip() for cell in cells), strict=True))
+def _row(submission: Any, submitted: Any, *who: Any) -> dict[str, str]:
+    cells = (str(cell or "").strip() for cell in (submission, time(str(submitted or "")), *who))
+    return dict(zip(COLUMNS, cells, strict=True))

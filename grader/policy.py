@@ -22,6 +22,7 @@ from .errors import Wrong
 
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # of these the last one counts
+EVERYONE = ""  # the name of a decision for all submissions: of a policy, or of what is excluded for everyone
 _FIRST, _LAST = 1970, 2200
 _YEARS = range(_FIRST, _LAST + 1)
 MOST_POINTS = 10_000.0  # that one adjustment may add or take
@@ -35,7 +36,7 @@ class Decision:
     made: str  # UTC, "2026-01-31 23:59:59"
     by: str
     kind: str  # one of KINDS
-    name: str  # of the submission; "" for a policy
+    name: str  # of the submission; EVERYONE for all
     exercise: str  # or for "submitted" a stage; "" for all of the submission
     value: str | float  # points, days, a time, a policy's text, the number of what is withdrawn
     why: str
@@ -60,6 +61,11 @@ class Late:
     days: int  # begun ones, less what was granted
     free: int  # of those, how many cost nothing
     percent: float  # what is lost of these stages' points, at most 100
+
+    def __str__(self) -> str:
+        days = f"{self.days} {'day' if self.days == 1 else 'days'} late{f', {self.free} free' if self.free else ''}"
+        cost = f"{self.percent:g} % of the points of {', '.join(self.stages)}" if self.percent else "nothing"
+        return f"{days}: costs {cost}"
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,8 @@ def read_new(text: str, assignment: Assignment) -> Policy:
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
     """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
-    A time without an offset is one of the due date's zone. Raises Wrong with the line at fault.
+    A row without a time, of who handed nothing in, says nothing. A time without an offset is one of the due date's
+    zone. Raises Wrong with the line at fault.
     """
     stages = ("", *(s.name for s in assignment.stages))
     rows, sheet = [], Sheet(text, "--import: ")
@@ -191,6 +198,8 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
         raise Wrong(f"--import: expected columns submission, submitted and perhaps stage, got {came}")
     for line, row in sheet:
         name, when, stage = row["submission"], row["submitted"], row.get("stage", "")
+        if not when:
+            continue
         if stage not in stages:
             raise Wrong(f"--import: line {line}: expected a stage or nothing, got {stage[:80]!r}")
         try:
@@ -204,7 +213,7 @@ def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[
 
 
 def _time(text: str, policy: Policy) -> datetime:
-    when = datetime.fromisoformat(text)
+    when = datetime.fromisoformat(people.time(text))
     return when if when.tzinfo else when.replace(tzinfo=next(iter(policy.due.values())).tzinfo)
 
 

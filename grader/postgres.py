@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import GradebookError
+from .errors import Busy, GradebookError
 
 try:
     import psycopg
@@ -77,7 +77,7 @@ class Connection:
             lock = "SELECT pg_try_advisory_lock(hashtext(current_schema()), 1397244242)"
             if not self._db.execute(lock).fetchone()[0]:  # type: ignore[index]
                 self._db.close()
-                raise GradebookError("gradebook.address: another grader is using this database; wait for it")
+                raise Busy("gradebook.address: another grader is using this database; try again when it has ended")
         if self._db.execute("SELECT to_regclass('format')").fetchone()[0] is None:  # type: ignore[index]
             if not write:
                 raise GradebookError("gradebook.address: no gradebook in this database yet; `grader grade` makes one")

@@ -9,7 +9,7 @@ from pathlib import Path
 from lab.course.assignment import Assignment
 from lab.course.listing import some
 
-from . import fingerprint
+from . import fingerprint, written
 from .graded import Graded, Run
 from .report import labels
 from .submissions import Submission
@@ -69,13 +69,18 @@ def submissions(
 def differences(
     before: Mapping[str, Graded], after: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]
 ) -> Iterator[str]:
-    """A line for each submission and exercise whose points by tests came out otherwise."""
-    shown = labels(after)
+    """A line for each submission and exercise whose points came out otherwise, and for its written part; or one that
+    says that none did."""
+    shown, changed = labels(after), False
     for name, g in after.items():
-        if name in before:
-            for old, new in zip(before[name].scores(assignment, ids), g.scores(assignment, ids), strict=True):
-                if (old.earned, old.possible) != (new.earned, new.possible):
-                    yield (
-                        f"{shown[name]}: {new.exercise.id}: "
-                        f"{old.earned:.6g} of {old.possible:.6g} → {new.earned:.6g} of {new.possible:.6g}"
-                    )
+        then, now = (
+            {s.exercise.id: (s.earned, s.possible) for s in one.scores(assignment, ids)}
+            | {WRITTEN: written.totals(written.score(one))[:2]}
+            for one in (before.get(name, g), g)
+        )
+        for what in (what for what in now if then[what] != now[what]):
+            changed = True
+            (old, of_old), (new, of_new) = then[what], now[what]
+            yield f"{shown[name]}: {what}: {old:.6g} of {of_old:.6g} → {new:.6g} of {of_new:.6g}"
+    if not changed:
+        yield "nobody's points changed"

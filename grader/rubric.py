@@ -25,15 +25,16 @@ ANSWER_LIMIT = 10_000  # characters; a cell holds 32,767
 
 
 def export(path: Path, graded: Mapping[str, Graded]) -> int:
-    """Write the sheet of all prose that was handed in; the number of rows."""
+    """Write the sheet of all prose that was handed in, by question; the number of criteria that nobody has marked."""
     shown = labels(graded)
     rows: list[list[str | float]] = []
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         for s in score(graded[name]):
             if s.answer.outcome == "prose":
                 rows += _rows(disarmed(shown[name]), s)
+    rows.sort(key=lambda row: row[1])
     write_whole(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # the mark by which Excel knows UTF-8
-    return len(rows)
+    return sum(row[4] == "" for row in rows)
 
 
 def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
@@ -51,11 +52,11 @@ def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, M
 
 
 def taken(
-    rows: Iterable[tuple[int, Mapping[str, str]]], graded: Mapping[str, Graded], by: str, where: str = ""
+    rows: Iterable[tuple[str, Mapping[str, str]]], graded: Mapping[str, Graded], by: str, where: str = ""
 ) -> list[tuple[str, Mark]]:
     """(name of a submission, mark) of each row that has points and says something new.
 
-    rows: (number, cells by heading). Raises Wrong: an unknown name, question or criterion, points that are no
+    rows: (what to call it, cells by heading). Raises Wrong: an unknown name, question or criterion, points that are no
     number from 0 to those possible, a row that is there twice.
     """
     at = now()
@@ -64,8 +65,8 @@ def taken(
     scores = {name: {s.question.id: s for s in score(g) if s.answer.outcome == "prose"} for name, g in graded.items()}
     marks: list[tuple[str, Mark]] = []
     wrong: list[str] = []
-    seen: dict[tuple[str, str, str], int] = {}
-    for number, cells in rows:
+    seen: dict[tuple[str, str, str], str] = {}
+    for row, cells in rows:
         if not cells["points"] and not cells["comment"]:
             continue
         try:
@@ -77,12 +78,12 @@ def taken(
                 raise _expected("question", "one that this submission answered in prose", cells["question"])
             mark = _mark(cells, s, by, at)
         except Wrong as error:
-            wrong.append(f"{where}row {number}: {error}")
+            wrong.append(f"{where}{row}: {error}")
             continue
-        first = seen.setdefault((name, mark.question, mark.criterion), number)
+        first = seen.setdefault((name, mark.question, mark.criterion), row)
         before = s.marks.get(mark.criterion)
-        if first != number:
-            wrong.append(f"{where}row {number}: the same as row {first}; leave one")
+        if first != row:
+            wrong.append(f"{where}{row}: the same as {first}; leave one")
         elif before is None or _said(before) != _said(mark):
             marks.append((name, mark))
     if wrong:
@@ -111,15 +112,15 @@ def _said(mark: Mark) -> tuple[float, str, str]:
     return mark.points, mark.comment, mark.text
 
 
-def _sheet(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(row as a spreadsheet counts, cells by heading), whatever it has made of commas, quotes and line ends."""
+def _sheet(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """("row 2", as a spreadsheet counts, cells by heading), whatever it made of commas, quotes and line ends."""
     text = read_text(
         path, f"{path}: expected a CSV of `grader rubric export`", "expected CSV in UTF-8; save it as that"
     )
     sheet = Sheet(text, f"{path}: not CSV: ")
     if missing := [c for c in READ if c not in sheet.headings]:
         raise Wrong(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
-    yield from enumerate((cells for _, cells in sheet), 2)
+    yield from ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))
 
 
 def _number(text: str) -> float:

@@ -32,7 +32,7 @@ def rule(
         raise Wrong(f"--days: expected a number of 0 to {MOST_DAYS}, got {value:g}")
     if kind == "exclude" and not (exercises and all(exercises)):
         raise Wrong("--exercise: expected what is not to count, got nothing")
-    if kind == "adjust" and exercises[0] and value > 0:
+    if kind == "adjust" and exercises[0]:
         _fits(g, exercises[0], value)
     kept = "" if kind == "exclude" else value
     return book.decide_all([(kind, g.name, e, kept) for e in exercises], reason(why), by)
@@ -54,12 +54,18 @@ def reason(why: str) -> str:
 
 
 def _fits(graded: Graded, exercise: str, value: float) -> None:
-    """Refuse an adjustment that gives an exercise more points than it has."""
+    """Refuse an adjustment that gives an exercise more points than it has, or takes more than it got."""
     (score,) = graded.scores(default(), [exercise])
     by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
-    room = score.exercise.points - score.earned - by_hand
+    got = score.earned + by_hand
+    room = max(0.0, score.exercise.points - got)
     if value > room + 1e-9:
         raise Wrong(
-            f"--points: expected at most {max(0.0, room):.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
+            f"--points: expected at most {room:.6g}, what is left of {exercise}'s {score.exercise.points:g}, "
             f"got {value:g}; leave --exercise out to give a bonus"
+        )
+    if value < 0 and value < -got - 1e-9:
+        raise Wrong(
+            f"--points: expected at least {0.0 - got:.6g}, what {graded.name} has of {exercise}, got {value:g}; "
+            "leave --exercise out to take more"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import secrets
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from .console import Out, Wrong, err, known, latest, say
+from .csv_io import Sheet, csv_text, read_text
 from .report import one_line
 
 
@@ -25,6 +27,10 @@ def serve(
     add_user: Annotated[
         str | None, typer.Option(help="Add this login, or change it, and end; asks a password.")
     ] = None,
+    add_users: Annotated[
+        Path | None,
+        typer.Option(help="Add a student for each row of a CSV with columns login and submission, as people.csv has."),
+    ] = None,
     role: Annotated[str, typer.Option(help="With --add-user: staff or student.")] = "student",
     submission: Annotated[str, typer.Option(help="With --add-user: what the student sees; default: the login.")] = "",
 ) -> None:
@@ -32,7 +38,21 @@ def serve(
     from . import serve as pages
     from .serve.shelf import Shelf
 
-    with latest(out_folder, write=add_user is not None) as (book, run, _):
+    with latest(out_folder, write=bool({add_user, add_users} - {None})) as (book, run, _):
+        if add_users is not None:
+            sheet = Sheet(read_text(add_users, f"--add-users: expected a CSV, {add_users}"), "--add-users: ")
+            if not {"login", "submission"} <= set(sheet.headings):
+                came = ", ".join(sheet.headings)[:200]
+                raise Wrong(f"--add-users: expected columns login and submission, got {came}")
+            made, there = [], book.graded(run.id)
+            for line, row in sheet:
+                known([row["submission"]], there, f"--add-users: line {line}")
+                if book.account(row["login"]) is None:
+                    made.append((row["login"], secrets.token_urlsafe(9), row["submission"]))
+            book.admit(pages.account(login, "student", name, password) for login, password, name in made)
+            say(f"{len(made)} students added; those who had an account keep theirs", err)
+            print(csv_text([("login", "password", "submission"), *made]), end="")
+            return
         if add_user is not None:
             if role not in ("staff", "student"):
                 raise Wrong(f"--role: expected staff or student, got {role!r}")
@@ -84,8 +104,10 @@ def requests(
             if not answer.strip():
                 raise Wrong("--answer: expected a few words, got nothing")
             book.say(name, exercise, answer, getpass.getuser(), "staff", "closed" if close else "open")
-        for (whose, about), said in book.threads().items():
-            if name in (None, whose):
-                say(f"{said[-1].state}: {whose}: {about or 'the whole submission'}")
-                for m in said:
-                    say(f"  {m.at} {m.by} ({m.role}): {one_line(m.text, 300)}")
+        threads = {of: said for of, said in book.threads().items() if name in (None, of[0])}
+        if not threads:
+            say("no requests yet")
+        for (whose, about), said in threads.items():
+            say(f"{said[-1].state}: {whose}: {about or 'the whole submission'}")
+            for m in said:
+                say(f"  {m.at} {m.by} ({m.role}): {one_line(m.text, 300)}")

@@ -166,7 +166,7 @@ def _choose(
     chosen: dict[str, tuple[str, ...]] = {}
     taken: set[tuple[str, ...]] = set()
     named: list[str] = []
-    other: Counter[str] = Counter()
+    other: list[Member] = []
     times = Counter(member.name for member in members)
     for member in members:
         if member.kind == "folder":
@@ -185,14 +185,17 @@ def _choose(
             if len(chosen) > limits.files:
                 raise SubmissionError(f"{member.shown}: expected at most {limits.files} files; hand in only the stages")
             continue
-        other[_sort_of(member.parts)] += 1
+        if member.parts != (*root, "__init__.py"):  # which the students' archive has
+            other.append(member)
     for where in chosen.values():
         if any(where[:i] in taken for i in range(1, len(where))):
             raise SubmissionError(f"{'/'.join(where)}: its folder is also there as a file; zip it anew")
     notes = named[:_MOST_NOTES] + ([f"left out {len(named) - _MOST_NOTES} more"] if len(named) > _MOST_NOTES else [])
     if other:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(other.items(), key=lambda k: (-k[1], k[0]))[:8])
-        notes.append(f"left out {other.total()} files that are no part of a submission: {kinds}")
+        kinds = sorted(Counter(_sort_of(m.parts) for m in other).items(), key=lambda k: (-k[1], k[0]))[:8]
+        which = [m.shown for m in other] if len(other) <= 3 else [f"{count} {kind}" for kind, count in kinds]
+        count = "1 file that is" if len(other) == 1 else f"{len(other)} files that are"
+        notes.append(f"left out {count} no part of a submission: {', '.join(which)}")
     return chosen, notes
 
 

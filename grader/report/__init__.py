@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
+import unicodedata
 from collections.abc import Iterable
 
 # A terminal's escape sequences: CSI ("\x1b[31m"), OSC ("\x1b]0;title\x07"), and the two-character ones.
@@ -66,11 +68,13 @@ def points(value: float) -> str:
 def page_name(name: str) -> str:
     """The file name, less ".html", of a submission's page: names that differ get files that differ.
 
-    That holds where file systems ignore case, too; nobody can choose a name to overwrite another's page.
+    That holds where file systems ignore case, too; nobody can choose a name to overwrite another's page. Letters of
+    any script stay, where the file system has them.
     """
     if _SAFE.fullmatch(name) and not _HASHED.fullmatch(name) and not _DEVICES.fullmatch(name):
         return name
-    slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:48]
+    other = r"[^\w]+" if sys.getfilesystemencoding() == "utf-8" else "[^a-z0-9_]+"
+    slug = re.sub(other, "-", unicodedata.normalize("NFC", name.lower())).strip("-")[:48]
     return f"{slug or 'submission'}-{_digest(name)}"
 
 

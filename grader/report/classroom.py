@@ -11,7 +11,7 @@ from itertools import groupby
 from lab.course.assignment import KINDS, Assignment, Exercise
 from lab.course.scoring import ExerciseScore, score
 
-from .. import written
+from .. import people, written
 from ..graded import Graded
 from ..policy import Grade
 from . import labels, one_line, page_name, plain
@@ -46,6 +46,7 @@ class ClassRow:
     message: str
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
     decisions: list[tuple[str, str, str]]  # (what, why, who and when) of what stands, and of every late day
+    superseded: bool = False  # another attempt of the same student counts: it is in no statistic
 
     @property
     def share(self) -> float | None:
@@ -76,6 +77,7 @@ class ExerciseStatistics:
     share: float | None  # mean share of the possible points, of those
     not_attempted: int
     not_run: int
+    excluded: int
     missed: str  # the test that most submissions fail
     missed_by: int
 
@@ -93,13 +95,14 @@ class ClassSummary:
 def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: list[str]) -> ClassSummary:
     """The class in numbers. Medians and the distribution are over submissions of which something ran."""
     shown = labels(graded)
-    rows = []
+    rows, superseded = [], people.superseded(graded)
     for name, g in graded.items():
         grade = g.grade(assignment, ids)
         row = (shown[name], page_name(name), g, grade, g.scores(assignment, ids), plain(g.message, 1000))
-        rows.append(ClassRow(*row, written.totals(written.score(g)), decisions(g, grade)))
+        rows.append(ClassRow(*row, written.totals(written.score(g)), decisions(g, grade), name in superseded))
     rows.sort(key=lambda r: (r.label.casefold(), r.label))
-    judged = [r for r in rows if r.share is not None]
+    counted = [r for r in rows if not r.superseded]
+    judged = [r for r in counted if r.share is not None]
     shares = [r.share for r in judged if r.share is not None]
     bins = [0] * 10
     for share in shares:
@@ -108,7 +111,7 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
     return ClassSummary(
         rows,
         [s.exercise for s in blank],
-        sorted(_exercise_statistics(rows, blank), key=lambda e: 2.0 if e.share is None else e.share),
+        sorted(_exercise_statistics(counted, blank), key=lambda e: 2.0 if e.share is None else e.share),
         bins,
         statistics.median(shares) if shares else None,
         statistics.median(r.grade.final for r in judged) if judged else None,
@@ -125,9 +128,9 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):
-        column = [
-            row.scores[i] for row in rows if row.graded.status == "graded" and s.exercise.id not in row.grade.excluded
-        ]
+        there = [row for row in rows if row.graded.status == "graded"]
+        column = [row.scores[i] for row in there if s.exercise.id not in row.grade.excluded]
+        excluded = len(there) - len(column)
         ran = [c for c in column if c.possible > 0 and c.attempted]
         idle = sum(not c.attempted for c in column)
         share = statistics.fmean(c.earned / c.possible for c in ran) if ran else None
@@ -135,5 +138,5 @@ def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> li
         passed = sum(c.passed for c in ran)
         name = readable(one_line(top[0], 300))
         away = len(column) - len(ran) - idle
-        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, away, name, top[1]))
+        found.append(ExerciseStatistics(s.exercise, len(ran), passed, share, idle, away, excluded, name, top[1]))
     return found

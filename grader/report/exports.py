@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -156,7 +155,7 @@ def canvas(
     its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
     gets these points times the share of the points that count for the submission, written ones among them. A
     submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
-    several the latest counts. A student without a submission gets an empty cell, which changes nothing.
+    several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
     whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
     """
     ids, table = list(ids), Sheet(roster)
@@ -179,43 +178,39 @@ def canvas(
             "give the assignment points in Canvas, export again"
         )
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in sorted(graded, key=_attempt):
+    for name in graded:
         told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
         for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
-    left_out = dict.fromkeys(graded, "belongs to nobody on the roster")
+    nobody = "belongs to nobody on the roster"
+    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := (whose or {}).get(n)) else "") for n in graded}
     for student in students:
         if not student["ID"]:  # the row of points possible
             continue
         keys = [(key, student.get(key, "").casefold()) for key in _IDS]
         names = next((owners[key] for key in keys if key[1] and key in owners), [])
-        for name in names:
-            left_out[name] = f"an earlier one than {names[-1]}"
         cell = ""
         if names:
-            got, counts, _ = standing(graded[names[-1]], assignment, ids)
-            left_out.pop(names[-1], None)
-            if counts:
+            own = people.counting(names, graded)
+            for name in names:
+                left_out[name] = "refused" if graded[name].status == "refused" else "an earlier attempt"
+                left_out[name] += f"; {own} counts"
+            got, counts, _ = standing(graded[own], assignment, ids)
+            left_out.pop(own, None)
+            if graded[own].status == "refused":
+                left_out[own] = "refused, so its cell stays empty"
+            elif counts:
                 cell = str(_number(worth * got / counts))
             else:
-                left_out[names[-1]] = "nothing of it counts, so its cell stays empty"
+                left_out[own] = "nothing of it counts, so its cell stays empty"
         rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
     return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()]
 
 
-_CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
-
-
-def _attempt(name: str) -> tuple[int, str]:
-    """Canvas numbers the files it is given, a later one higher."""
-    canvas = _CANVAS_FILE.fullmatch(name)
-    return int(canvas["file"][:18]) if canvas else 0, name
-
-
 def _owner_keys(name: str) -> list[tuple[str, str]]:
     """What a submission's name may say of whose it is: an id, or as Canvas calls a file."""
-    canvas, whole = _CANVAS_FILE.fullmatch(name), name.casefold()
+    canvas, whole = people.CANVAS_FILE.fullmatch(name), name.casefold()
     return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]
 
 
@@ -277,7 +272,7 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
     name = s.exercise.id
     if not s.kinds:
         why = f"Not run: {points(s.exercise.points)} points, neither earned nor lost."
-        return [_entry(f"{name} (not run)", f"{number}", 0.0, 0.0, False, why)]
+        return [_entry(f"{name} (not run)", f"{number}", 0.0, 0.0, None, why)]
     entries = []
     for i, k in enumerate(s.kinds, 1):
         of_kind = [r for r in results if r.exercise == name and r.kind == k.kind]
@@ -285,7 +280,7 @@ def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[
         word = "inconclusive" if k.inconclusive > 0 else "not run"
         word = word if nothing_ran else "" if s.attempted else "not attempted"
         title = f"{name}: {k.kind}" + (f" ({word})" if word else "")
-        counted = k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
+        counted = None if nothing_ran else k.passed > 0 and not k.failed and (k.earned > 0 or k.points == 0)
         entries.append(_entry(title, f"{number}.{i}", k.earned, k.points - k.not_run, counted, _output(s, k, of_kind)))
     if of_kind := [r for r in results if r.exercise == name and r.kind == ADVISORY]:
         k = KindScore(ADVISORY, 0.0, passed=sum(r.outcome == "passed" for r in of_kind))
@@ -303,7 +298,7 @@ def _answer(s: written.QuestionScore, number: int) -> dict[str, Any]:
         lines += [f"{m.criterion}: {points(m.points)}. {plain(m.comment, 1000)}".strip() for m in s.marks.values()]
     elif s.answer.given:
         lines.append(f"You answered: {one_line(s.answer.given, 200)}")
-    full = s.possible > 0 and s.earned >= s.possible
+    full = s.earned >= s.possible if s.possible > 0 else None
     return _entry(f"{s.question.id} (written)", f"{number}", s.earned, s.possible, full, "\n".join(lines))
 
 
@@ -336,16 +331,17 @@ def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
     why = plain("\n\n".join(f"{what}: {why}" for what, why in told), OUTPUT_LIMIT)
     found = [_entry(name, "", score, 0.0, score > 0, why) for name, score in scores if score]
     return found + [
-        _entry(f"{id} (excluded)", "", 0.0, 0.0, False, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
+        _entry(f"{id} (excluded)", "", 0.0, 0.0, None, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
     ]
 
 
-def _entry(name: str, number: str, score: float, most: float, passed: bool, output: str) -> dict[str, Any]:
+def _entry(name: str, number: str, score: float, most: float, passed: bool | None, output: str) -> dict[str, Any]:
+    """passed: None for what did not count. It has neither status nor score: by a score, 0 of 0, Gradescope calls it
+    passed.
+    """
+    counted = {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed"}
     return {
-        "score": round(score, 4),
-        "max_score": round(most, 4),
-        # Without a status Gradescope calls 0 of 0 passed; what was not run is never a pass.
-        "status": "passed" if passed else "failed",
+        **(counted if passed is not None else {}),
         "name": name,
         "number": number,
         "output": output,

@@ -8,6 +8,7 @@ from pathlib import Path
 from lab.course.assignment import Assignment
 from lab.harness.files import write_whole
 
+from .. import written
 from ..graded import Graded, Run
 from . import page_name, plain, points
 from .html import submission_page
@@ -25,22 +26,37 @@ def write(folder: Path, graded: Graded, assignment: Assignment, run: Run, ids: I
 
 
 def comment(graded: Graded, assignment: Assignment, ids: Iterable[str], hints: int) -> str:
-    """Points per exercise, then each failed exercise with its first failure and so many hints."""
+    """Points, each failed exercise with its first failure and so many hints, and what was said of the written part."""
     if graded.status == "refused":
         return f"**Not graded**: the submission could not be unpacked.\n\n{_quoted(graded.message)}\n"
     grade = graded.grade(assignment, ids)
     parts = [f"**{points(grade.final)} of {points(grade.possible)} points**"]
     rows = ["| exercise | points |", "|---|---|"]
     for s in grade.scores:
-        got = f"{points(s.earned)} of {points(s.possible)}" if s.possible else "not run"
+        tried = f"{points(s.earned)} of {points(s.possible)}" if s.attempted else "not attempted"
+        got = tried if s.possible else "not run"
         rows.append(f"| `{s.exercise.id}` | {got} |")
+    questions = written.score(graded)
+    for q in questions:
+        rows.append(f"| `{q.question.id}` (written) | {_points(q.earned, q.possible, q.unmarked)} |")
     parts.append("\n".join(rows))
+    if questions:
+        parts[0] += f", and {_points(*written.totals(questions))} of the written part"
     parts += [f"{what}:\n\n{_quoted(why)}" for what, why, _ in decisions(graded, grade)]
     for e in exercise_views(grade.scores, graded.results, _LIMITS):
         if e.failures:
             parts += [f"### `{e.exercise.id}`", _quoted(e.failures[0].message)]
             parts += [f"Hint {i}: {hint}" for i, hint in enumerate(e.exercise.hints[:hints], 1)]
+    for q in questions:
+        if said := [m for m in q.marks.values() if m.comment]:
+            parts += [f"### `{q.question.id}` (written)"]
+            parts += [f"{m.criterion}, {points(m.points)}:\n\n{_quoted(m.comment)}" for m in said]
     return "\n\n".join(parts) + "\n"
+
+
+def _points(earned: float, possible: float, unmarked: float) -> str:
+    marked = f"{points(earned)} of {points(possible)}" if possible else ""
+    return ", ".join(filter(None, (marked, f"{points(unmarked)} to be marked" if unmarked else "")))
 
 
 def _quoted(text: str) -> str:

@@ -103,21 +103,20 @@ def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
     told = [
         (one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC")
         for d in graded.decisions
-        if (what := _what(d))
+        if (what := _what(d, grade))
     ]
     for late in grade.lates:
-        days = f"{late.days} {'day' if late.days == 1 else 'days'} late{f', {late.free} free' if late.free else ''}"
-        cost = f"{late.percent:g} % of the points of {', '.join(late.stages)}" if late.percent else "no points"
         came = late.submitted.astimezone(late.due.tzinfo)
         why = f"due {late.due:%Y-%m-%d %H:%M %Z}, handed in {came:%Y-%m-%d %H:%M}"
-        told.append((f"{days}: {cost}", why, "the course's policy"))
+        told.append((str(late), why, "the course's policy"))
     return told
 
 
-def _what(d: Decision) -> str:
+def _what(d: Decision, grade: Grade) -> str:
     """A decision in words; "" for what `lates` tells."""
     if d.kind == "adjust":
-        return f"{float(d.value):+.6g} points{f' for {d.exercise}' if d.exercise else ''}"
+        away = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
+        return f"{float(d.value):+.6g} points{f' for {d.exercise}{away}' if d.exercise else ''}"
     if d.kind == "extend":
         return f"{float(d.value):g} more days"
     return f"{d.exercise} excluded" if d.kind == "exclude" else ""

@@ -125,14 +125,14 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         def page(error: Exception) -> tuple[str, int]:
             if "_login_user" not in g:  # it was the gradebook that could not be asked who this is
                 g._login_user = manager.anonymous_user()
-            says = str(getattr(error, "description", error))
-            return render_template("error.html", says=says), code
+            text = str(getattr(error, "description", "")) or says(error)
+            return render_template("error.html", says=text), code
 
         return page
 
     for kind, code in {Wrong: 400, CSRFError: 400, 403: 403, 404: 404, GradebookError: 503}.items():
         app.register_error_handler(kind, told(code))  # type: ignore[arg-type]
-    from .views import pages
+    from .views import pages, says
 
     app.register_blueprint(pages)
     return app

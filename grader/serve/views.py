@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +26,7 @@ from lab.course.assignment import default
 from lab.course.questions import default as questions
 
 from .. import rubric, rulings
-from ..console import Wrong
-from ..gradebook import GradebookError
+from ..errors import Busy, GradebookError, Wrong
 from ..report import html, labels, plain, points
 from ..report.summary import SYMBOLS, state
 from ..written import OUTCOMES, QuestionScore
@@ -37,6 +35,12 @@ from .shelf import Class, Row, Shelf, digest
 pages = Blueprint("pages", __name__)
 Page = str | tuple[str, int] | Any
 STALE = "somebody else has changed this since you opened it: look at what is there now, then save again"
+
+
+def says(error: Exception) -> str:
+    """An error as a page says it: without a command's options, and without what a busy gradebook's path is."""
+    busy = isinstance(error, Busy)
+    return "the grader is at work; try again in a minute" if busy else str(error).removeprefix("--")
 
 
 def shelf() -> Shelf:
@@ -68,8 +72,8 @@ def student(slug: str) -> Page:
 
 def _student(now: Class, slug: str, wrong: str = "", code: int = 200) -> Page:
     row = row_of(now, slug)
-    made = [d for d in now.decisions if d.name == row.name]
     stands = {d.number for d in row.graded.decisions}
+    made = [d for d in now.decisions if d.name == row.name or d.number in stands]
     exercises = [(s, "excluded" if s.exercise.id in row.grade.excluded else state(s)) for s in now.scores[row.name]]
     return render_template(
         "student.html", row=row, exercises=exercises, made=made, stands=stands, symbols=SYMBOLS, outcomes=OUTCOMES,
@@ -101,7 +105,7 @@ def saving(page: Callable[..., Page]) -> Callable[[Callable[..., Page]], Callabl
                 return write(**where)
             except Wrong as error:
                 code = 503 if isinstance(error, GradebookError) else 400
-                return page(shelf().now(), **where, wrong=str(error), code=code)
+                return page(shelf().now(), **where, wrong=says(error), code=code)
 
         return view
 
@@ -115,7 +119,7 @@ def decide(slug: str) -> Page:
     try:
         value = float(form.get("value") or 0)
     except ValueError:
-        value = math.nan
+        raise Wrong(f"points or days: expected a number, got {form['value'][:40]!r}") from None
     with shelf().writing() as (book, now):
         row = row_of(now, slug)
         if form.get("version") != row.version:
@@ -209,7 +213,7 @@ def mark(question: str, slug: str) -> Page:
             for c in s.question.criteria
         ]  # fmt: skip
         cells = [cell for cell in cells if not _as_shown(cell, s)]
-        book.mark(rubric.taken(enumerate(cells, 1), {row.name: row.graded}, _me()))
+        book.mark(rubric.taken([(cell["criterion"], cell) for cell in cells], {row.name: row.graded}, _me()))
     following = next(_others(shelf().now(), question, slug), None)
     return redirect(
         url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark"), 303

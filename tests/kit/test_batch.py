@@ -21,6 +21,7 @@ from rich.console import Console
 
 from grader import batch, cli, fingerprint, regrade
 from grader.gradebook import Gradebook, Graded
+from grader.graded import Answer
 from grader.progress import grading
 from grader.sandbox import SandboxError, available
 from grader.schedulers import ClusterError
@@ -200,6 +201,10 @@ def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
         book.record(second, replace(found["ada"], judged=dict.fromkeys(ids[:2], first)))
         left = regrade.affected([replace(r, assignment=now) for r in book.runs()], book.graded(second), ids)
     assert left == {"bob": {"ddp.naive": regrade.BEGUN}}
+    better = replace(ada, answers=[Answer("ddp.ring_bytes", "868 MB", "right", 1.0)])
+    worse = replace(better, results=[result(outcome="failed")], answers=[Answer("ddp.ring_bytes", "1 MB", "wrong")])
+    told = [*regrade.differences({"ada": better, "bob": bob}, {"ada": worse, "bob": bob}, default(), ids)]
+    assert told == ["ada: ddp.naive: 10 of 10 → 0 of 10", "ada: written answers: 1 of 1 → 0 of 1"]
 
 
 @pytest.mark.parametrize(("width", "by_exercise"), [(80, False), (2000, True)])
@@ -209,7 +214,7 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     assignment, ids, name = default(), default().profiles["full"], "a-long-name-" * 5
     results = [result(id, test=f"{i % 3}") for i, id in enumerate(ids)]
     results += [result(id, "failed", "property", f"p{i % 3}") for i, id in enumerate(ids)]
-    bad = Graded("zed", status="refused", message="zed.zip: expected a zip archive; zip it anew")
+    bad = Graded("zed", status="refused", message="zed: expected a stage folder; zip it anew")
     graded = {name: Graded(name, results=results), "zed": bad}
     cli._show(graded, assignment, ids)
     table = terminal.file.getvalue()
@@ -220,7 +225,7 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     grade = graded[name].grade(assignment, ids)
     assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
     assert ("naive" in table) == by_exercise
-    assert capsys.readouterr().out == "refused: zed: zed.zip: expected a zip archive; zip it anew\n"
+    assert capsys.readouterr().out == "refused: zed: expected a stage folder; zip it anew\n"
 
 
 TOUR = ("--profile", "tour", "--isolation", ISOLATION)
@@ -235,7 +240,8 @@ def light(tmp_path, monkeypatch):
         for s in submissions:
             earlier = before[s.name].judged if before else {}
             judged.append((s.name, s.layout, [id for id, run in earlier.items() if run is None]))
-            done(Graded(s.name, str(s.path), results=[result()]))
+            bad = (s.path / "ddp" / "bad.py").exists()
+            done(Graded(s.name, str(s.path), **({"status": "refused"} if bad else {"results": [result()]})))
         yield from ()
 
     monkeypatch.setattr(batch, "grade_all", grade_all)
@@ -247,7 +253,8 @@ def light(tmp_path, monkeypatch):
 
 def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
     run, judged = light
-    run("grade", tmp_path / "class", *TOUR)
+    (listed := tmp_path / "class" / "submission_metadata.yml").touch()
+    assert f"grader people {listed} --out {tmp_path / 'out'}" in run("grade", tmp_path / "class", *TOUR)
     run("adjust", "bob", "--points", "1", "--why", "x")
     told = run("grade", tmp_path / "late", *TOUR)
     assert "1 of the class in" in told
@@ -262,6 +269,18 @@ def test_one_more_joins_the_class_and_empties_no_export(tmp_path, light):
         assert len({r.seed for r in book.runs()}) == 1
     run("grade", tmp_path / "late", *TOUR, "--resume")
     assert len(judged) == 4, "nothing was left to do"
+
+
+def test_a_refused_second_attempt_takes_no_grade_away(tmp_path, light):
+    run, judged = light
+    run("grade", tmp_path / "class", *TOUR)
+    (tmp_path / "late" / "ada" / "ddp" / "bad.py").touch()
+    with pytest.raises(AssertionError, match="not graded: ada: refused, its earlier attempt counts"):
+        run("grade", tmp_path / "late" / "ada", *TOUR)
+    ada = latest(tmp_path / "out")["ada"]
+    assert (ada.status, ada.source, set(ada.judged.values())) == ("graded", str(tmp_path / "class" / "ada"), {1})
+    assert "a later attempt was refused, this one counts" in ada.notes[0]
+    assert len(judged) == 3
 
 
 @pytest.mark.parametrize("other", ["--profile core", "--seed 1", "--layout cs336", f"--isolation {OTHER}"])
@@ -292,6 +311,7 @@ def test_a_regrade_of_what_is_asked_for_unpacks_as_it_was_graded(tmp_path, light
     run("grade", tmp_path / "class" / "ada", *TOUR, "--layout", "stages")
     told = run("regrade", "ada", "--exercise", "ddp.naive")
     assert "regrading ddp.naive of 1 submission: asked for" in told
+    assert "nobody's points changed" in told
     assert judged == [("ada", "stages", []), ("ada", "stages", ["ddp.naive"])]
     with reading(tmp_path / "out") as book:
         assert [r.layout for r in book.runs()] == ["stages", "stages"]

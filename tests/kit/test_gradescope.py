@@ -67,15 +67,15 @@ def assert_valid(results: dict) -> None:
     assert (results["stdout_visibility"], results["test_output_format"]) == ("hidden", "text")
     assert results["tests"]
     for test in results["tests"]:
-        assert 0 <= test["score"] <= test["max_score"]
-        assert test["status"] in ("passed", "failed")
+        assert 0 <= test.get("score", 0) <= test.get("max_score", 0)
+        assert test.get("status") in (("passed", "failed") if "score" in test else (None,))
         assert {type(test["name"]), type(test["output"])} == {str}
     assert {results["visibility"], *(test["visibility"] for test in results["tests"])} <= VISIBILITY
     assert results["score"] >= earned(results) - 1e-3, "a share of all points is never less than the points"
 
 
 def earned(results: dict) -> float:
-    return sum(t["score"] for t in results["tests"])
+    return sum(t.get("score", 0) for t in results["tests"])
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "uid"])

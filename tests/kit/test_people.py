@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import csv
 import html
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from grader import people
-from grader.graded import Graded
+from grader import people, policy
+from grader.gradebook import Gradebook
+from grader.graded import Answer, Graded, Mark
 from grader.submissions import Submission, find
 from lab.course.assignment import default
+from lab.course.questions import default as questions
 
 from .classroom import passed, recorded, refused, result, say
 from .test_submissions import a_zip
 
 A = default()
 IDS = A.profiles["tour"]
+CRITERIA = questions().questions["ddp.timeline"].criteria
 GRADESCOPE = """
 submission_11:
   :submitters:
@@ -37,7 +41,8 @@ submission_12:
 """
 CLASSROOM = (
     '"assignment_name","student_repository_name","github_username","roster_identifier","submission_timestamp"\n'
-    '"kit","kit-ada","ada","101","2026-02-15T09:30:00Z"\n'
+    '"kit","kit-ada","ada","101","2026-02-15 09:30:00 UTC"\n'
+    '"kit","kit-bob","bob","102",""\n'
 )
 ROSTER = """Student,ID,SIS User ID,SIS Login ID,Kit (1)
 Points Possible,,,,100
@@ -74,7 +79,11 @@ def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
 def out(tmp_path: Path) -> Path:
     """A graded class of one group and one student by herself, and Gradescope's list of them."""
     failed = [*passed(IDS[:2]), result(IDS[2], "failed", message="~~~\n| wrong |")]
-    recorded(tmp_path, Graded("submission_11", results=passed(IDS)), Graded("submission_12", results=failed))
+    bare = [*passed(IDS[:2]), result(IDS[2], "failed", reason="unwritten")]
+    recorded(
+        tmp_path, Graded("submission_11", results=passed(IDS)), Graded("submission_12", results=failed),
+        Graded("submission_13", results=bare, answers=[Answer("ddp.timeline", "It overlaps.", "prose")]),
+    )  # fmt: skip
     (tmp_path / "submission_metadata.yml").write_text(GRADESCOPE)
     (tmp_path / "roster.csv").write_text(ROSTER)
     (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\npercent_a_day = 10\n")
@@ -84,10 +93,17 @@ def out(tmp_path: Path) -> Path:
 def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
     assert "3 students of 2 submissions" in say(out, "people", "{out}/submission_metadata.yml")
     late = say(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
-    assert "submission_11: 1 days late" in late
+    assert "submission_11: 1 day late: costs 10 % of the points of benchmarking" in late
+    (out / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\nfree_days = 1\n")
+    assert "submission_11: 1 day late, 1 free: costs nothing" in say(out, "late", "--policy", "{out}/policy.toml")
+    say(out, "withdraw", "4", "--why", "the first counts")
     assert "submission_12" not in late
     told = say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     assert "1 on the roster have no points in it: Dorothy, Dan" in told
+    (out / "few.csv").write_text(ROSTER.replace("103,cc", "105,cc"))
+    told = say(out, "canvas", "{out}/few.csv", "--column", "Kit (1)")
+    assert "submission_12: belongs to nobody on the roster (cyd@uni.edu, 103)" in told
+    say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     for _ in range(2):
         rows = {row[0]: row[-1] for row in csv.reader((out / "canvas.csv").read_text().splitlines()[2:])}
         share = f"{100 * 25 / 35:.4f}"
@@ -97,8 +113,28 @@ def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
 
 def test_classrooms_list_is_taken(tmp_path: Path) -> None:
     (tmp_path / "grades.csv").write_text(CLASSROOM)
-    (row,) = people.from_list(tmp_path / "grades.csv")
-    assert list(row.values()) == ["kit-ada", "2026-02-15T09:30:00Z", "101", "ada", "101"]
+    row, missing = people.from_list(tmp_path / "grades.csv")
+    assert list(row.values()) == ["kit-ada", "2026-02-15 09:30:00+00:00", "101", "ada", "101"]
+    people.write(tmp_path, [row, missing])
+    rules = policy.read("due = 2026-02-14T23:59:00-08:00", A)
+    came = [("kit-ada", "", "2026-02-15T09:30:00+00:00")]
+    raw = "submission,submitted\nkit-ada,2026-02-15 01:30:00 -0800\n"
+    assert policy.read_times((tmp_path / people.NAME).read_text(), A, rules) == came
+    assert datetime.fromisoformat(policy.read_times(raw, A, rules)[0][2]) == datetime.fromisoformat(came[0][2])
+
+
+def test_a_second_list_is_added_to_the_first(out: Path) -> None:
+    say(out, "people", "{out}/submission_metadata.yml")
+    later = GRADESCOPE.partition("submission_12")[0].replace("submission_11", "submission_15").replace("Ada", "Dee")
+    (out / "later.yml").write_text(later.replace("ada@", "dee@").replace("101", "109"))
+    told = say(out, "people", "{out}/later.yml")
+    assert "1 listed before, with another submission or time; the new row counts: Bob Byron" in told
+    assert "1 graded, but not listed: submission_13 wrote" in told
+    rows = [(row["submission"][-2:], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
+    assert rows == [("11", "ada"), ("12", "cyd"), ("15", "dee"), ("15", "bob")]
+    (out / people.NAME).write_text("a,b\n")
+    with refused(people.Wrong, "people.csv: expected columns submission, submitted"):
+        say(out, "people", "{out}/later.yml")
 
 
 @pytest.mark.parametrize(
@@ -127,3 +163,15 @@ def test_feedback_shows_the_allowed_hints_alone(out: Path, hints: int) -> None:
     assert [hint in page for hint in told] == [i < hints for i in range(3)]
     assert "**25 of 35 points**" in comment
     assert "\n    ~~~\n    | wrong |" in comment, "a message stays a block of code"
+
+
+def test_a_comment_has_the_written_part_and_what_was_not_attempted(out: Path) -> None:
+    first, whole = CRITERIA[0], sum(c.points for c in CRITERIA)
+    with Gradebook(out / "gradebook.sqlite") as book:
+        book.mark([("submission_13", Mark("ddp.timeline", first.name, 0.5, "say | why", "tess", "2026-02-20", ""))])
+    say(out, "feedback", "{out}/back")
+    comment = (out / "back" / "submission_13" / "comment.md").read_text()
+    got = f"0.5 of {first.points:g}, {whole - first.points:g} to be marked"
+    for words in (f"**25 of 35 points**, and {got} of the written part", f"| `ddp.timeline` (written) | {got} |",
+                  f"| `{IDS[2]}` | not attempted |", f"{first.name}, 0.5:\n\n    say | why\n"):  # fmt: skip
+        assert words in comment, comment

@@ -113,6 +113,7 @@ def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(tmp_path
     assert latest(tmp_path)["ada"].grade(A, IDS).adjusted == 0
 
 
+WHY = f"was ill {'x' * 90}"
 TIMES = "submission,submitted\n"
 
 
@@ -191,19 +192,35 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
 
     told = decide("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
     assert "1 not in the gradebook, left out: zed" in told
-    assert "ada: 4 days late, 2 of them free: 20 % of benchmarking, flash_attention" in told
+    assert "ada: 4 days late, 2 free: costs 20 % of the points of benchmarking, flash_attention" in told
     told = decide("adjust", "ada", "--points", "-2.5", "--why", "copied a table")
     assert "decision 3: ada has 27.5 of 35 points (35 earned -2.5 adjusted −5 late)" in told
     told = decide("exclude", "ada", *("--exercise", "ddp.naive") * 2, "--why", "no network")
     assert "ada has 17.5 of 25 points" in told
-    assert "ada has 20 of 25 points" in decide("extend", "ada", "--days", "1", "--why", "was ill")
+    assert "do not count" not in told
+    shares.pop()
+    told = decide("adjust", "ada", "--points", "-1", "--exercise", "ddp.naive", "--why", "cheered")
+    assert "the -1 points of decision 5 do not count: ddp.naive is excluded" in told
+    page = (out / "report" / "submissions" / "ada.html").read_text()
+    assert "-1 points for ddp.naive, which is excluded: does not count" in page
+    assert "ada has 20 of 25 points" in decide("extend", "ada", "--days", "1", "--why", WHY)
     decide("withdraw", "3", "--why", "it was hers")
     finals = (1.0, 30 / 35, 27.5 / 35, 17.5 / 25, 20 / 25, 22.5 / 25)
     assert shares == [pytest.approx((share,) * 3, abs=1e-4) for share in finals]
     made = json.loads(say(out, "decisions", "--json"))
-    kinds = ["policy", "submitted", "adjust", "exclude", "extend", "withdraw"]
+    kinds = ["policy", "submitted", "adjust", "exclude", "adjust", "extend", "withdraw"]
     assert [(d["number"], d["kind"], d["by"]) for d in made] == [(n, k, "tess") for n, k in enumerate(kinds, 1)]
-    assert "was ill" in say(out, "decisions", "ada")
+    assert f"tess · extend · ada · 1.0 · {WHY}" in say(out, "decisions", "ada"), "a line each, whatever it is piped to"
+
+
+def test_what_is_excluded_for_everyone_counts_for_nobody_nor_for_who_comes_later(out: Path) -> None:
+    first = say(out, "exclude", "--everyone", "--exercise", "ddp.naive", "--why", "our mistake")
+    assert "decision 1: ddp.naive does not count for anyone" in first
+    recorded(out, Graded("bob", results=passed(IDS)), base=1)
+    assert [g.grade(A, IDS).possible for g in latest(out).values()] == [25, 25]
+    say(out, "withdraw", "1", "--why", "it was right")
+    assert [g.grade(A, IDS).possible for g in latest(out).values()] == [35, 35]
+    assert "our mistake" in say(out, "decisions", "ada")
 
 
 def exported(out: Path) -> tuple[float, float, float]:
@@ -233,9 +250,15 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
             "adjust ada --points 2 --exercise ddp.naive --why x",
             "--points: expected at most 0, what is left of ddp.naive's 10, got 2; leave --exercise out to give a bonus",
         ),
+        (
+            "adjust ada --points -12 --exercise ddp.naive --why x",
+            "--points: expected at least -10, what ada has of ddp.naive, got -12; leave --exercise out to take more",
+        ),
         ("adjust ada --points 1e308 --why x", "--points: expected a number of -10000 to 10000"),
         ("adjust ada --points 2 --why ", "--why: expected a reason, got nothing"),
         ("exclude ada --exercise ddp.nope --why x", "--exercise: expected one that is graded"),
+        ("exclude --exercise ddp.naive --why x", "NAME: expected a submission or --everyone, got neither"),
+        ("exclude ada --everyone --exercise ddp.naive --why x", "NAME: expected a submission or --everyone, got both"),
         ("withdraw 7 --why x", "expected the number of a decision that stands, got 7"),
         ("decisions nobody", "NAME: expected one that is graded, as ada; got 'nobody'"),
         ("late --policy {out}/words", "policy: not TOML"),
@@ -244,7 +267,8 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
         ("late --import {out}/times.csv", "--import: expected due dates before times"),
         ("late --policy {out}/policy.toml --import {out}/words", "expected columns submission, submitted"),
         ("canvas {out}/words --column ", "--column: expected the assignment as Canvas heads it"),
-        ("canvas {out}/words --column x", "expected Canvas' export with columns Student and ID"),
+        ("canvas {out}/words --column x", "{out}/words: expected Canvas' export with columns Student and ID"),
+        ("canvas {out}/nowhere --column x", "{out}/nowhere: expected Canvas' gradebook as CSV: No such file"),
         ("report", "--out: expected a folder, or a place for one, got"),
         ("regrade bob", "NAME: expected one that is graded"),
         ("regrade ada --exercise ddp.nope", "--exercise: expected one that is graded"),
@@ -253,7 +277,7 @@ def test_the_same_import_twice_is_recognised(out: Path) -> None:
 )
 def test_bad_input_gets_one_line_and_decides_nothing(out: Path, command: str, says: str) -> None:
     (out / "grades.csv").mkdir()
-    with refused((Wrong, Wrong, GradebookError), says):
+    with refused((Wrong, Wrong, GradebookError), says.format(out=out)):
         say(out, *command.split(" "))
     with reading(out) as book:
         assert (book.decisions(), len(book.runs())) == ([], 1)

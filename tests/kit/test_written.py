@@ -322,9 +322,9 @@ def test_every_export_says_the_same_points_and_what_is_written_changes_none_of_t
     told = exports.as_json(ABOUT, {"ada": g}, default(), ids)["submissions"]["ada"]
     assert [told["written"][k] for k in ("earned", "possible", "unmarked")] == [4, 8, 1]
     results = exports.gradescope(g, default(), ids)
-    assert sum(t["score"] for t in results["tests"] if t["name"].endswith("(written)")) == 4
+    assert sum(t.get("score", 0) for t in results["tests"] if t["name"].endswith("(written)")) == 4
     got, counts, worth = exports.standing(g, default(), ids)
-    assert got == pytest.approx(told["earned"] + 4) == sum(t["score"] for t in results["tests"])
+    assert got == pytest.approx(told["earned"] + 4) == sum(t.get("score", 0) for t in results["tests"])
     assert results["score"] == pytest.approx(got / counts * worth)
 
 
@@ -406,6 +406,13 @@ def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earl
     assert "An earlier text was marked." in submission_page(g, default(), ABOUT, list(default().profiles["tour"]))
 
 
+def test_a_sheet_is_sorted_by_question(tmp_path):
+    answers = [Answer(id, "Because.", "prose") for id in ("zero.choose", "ddp.timeline")]
+    recorded(tmp_path, *(replace(graded(name), answers=answers) for name in ("ada", "bob")))
+    asked = list(dict.fromkeys((row["question"], row["name"]) for row in sheet(tmp_path)))
+    assert asked == [(q, name) for q in ("ddp.timeline", "zero.choose") for name in ("ada", "bob")]
+
+
 def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
     rows = sheet(out)
     rows[0] |= {"name": "=cmd|bob", "points": "0,5"}  # the apostrophe swallowed, a comma for the point
@@ -465,6 +472,8 @@ def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
     rows[3] |= {"points": "1", "comment": "<b>seen</b>"}
     code, told = said(grader_main, "rubric", "import", write(marks, rows), *own, "--by", "eve")
     assert (code, told[:13]) == (0, "1 marks taken")
+    second = out / "second.csv"
+    assert said(grader_main, "rubric", "export", second, *own) == (0, f"wrote {second}: 5 criteria to mark\n")
     assert "&lt;b&gt;seen" in (out / "report" / "submissions" / "ada.html").read_text()
     rows[3]["points"] = "7"
     code, told = said(grader_main, "rubric", "import", write(marks, rows), *own)
