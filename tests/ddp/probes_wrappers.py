@@ -206,7 +206,9 @@ def left_by_error(impl, width: int, plan: list, states: PerRank, batch: PerRank)
         ((wrapped(x, order) - y) ** 2).mean().backward()
         raise ZeroDivisionError
     gates.mark("backward")
-    ((wrapped(x, order) - y) ** 2).mean().backward()
+    with noted("in the first backward after two nested no_sync(); the one before, inside the outer one and after the "
+               "inner one had ended, was to accumulate alone"):  # fmt: skip
+        ((wrapped(x, order) - y) ** 2).mean().backward()
     gates.mark("finish")
     wrapped.finish_gradient_synchronization()
     return {}
