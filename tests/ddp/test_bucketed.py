@@ -298,8 +298,8 @@ def test_a_second_backward_is_refused(run, rng, bucket):
     options = {"bucket_bytes": 4 * 40} if bucket == "full" else {}
     for rank, got in enumerate(run(probes.twice, "bucketed", values, options, world=2, replace=NEEDS)):
         assert got == "RuntimeError", (
-            f"rank {rank}: a second backward before finish_gradient_synchronization(), without no_sync(), raised {got}, "
-            f"expected RuntimeError: it adds to gradients whose bucket is {bucket}, and already divided"
+            f"rank {rank}: a second backward before finish_gradient_synchronization(), without no_sync(), raised "
+            f"{got}, expected RuntimeError: it adds to gradients that are divided already (their bucket is {bucket})"
         )
 
 

@@ -25,7 +25,7 @@ EQUATIONS = {
     "LARS": "v ← m v + lr λ (g + β w), with λ = η ‖w‖ / (‖g‖ + β ‖w‖)",
     "LAMB": "u = m̂ / (√v̂ + ε) + λ w, w ← w − lr ‖w‖ / ‖u‖ u",
 }
-OUTSIDE = "v ← m v + λ (g + β w), w ← w − lr v gives exactly that: with lr inside v, earlier gradients keep the lr they had"
+OUTSIDE = "v ← m v + λ (g + β w), w ← w − lr v gives exactly that: inside v, lr stays with the gradients of its step"
 DEFAULTS = {
     "LARS": {"momentum": 0.9, "weight_decay": 0.0, "trust": 0.001, "exclude_1d": False},
     "LAMB": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "exclude_1d": False},
@@ -67,7 +67,8 @@ def oracle(
 
 
 def draw(rng, steps: int = 4, dtype: torch.dtype = torch.float32) -> tuple[list, list]:
-    """A matrix, a vector, a number and a stack of matrices, and gradients; one has none in the first step, one in the last."""
+    """A matrix, a vector, a number, a stack of matrices, and gradients; one has none in the first step, one in the
+    last."""
     shapes = [(rng.integers(2, 5), rng.integers(2, 5)), (rng.integers(2, 6),), (), (2, 3, rng.integers(1, 3))]
     weights = [rng.normal(*shape, dtype=dtype) * 10 ** rng.uniform(-1, 1) for shape in shapes]
     gradients: list = [[rng.normal(*s, dtype=dtype) * 10 ** rng.uniform(-1, 1) for s in shapes] for _ in range(steps)]
@@ -246,7 +247,8 @@ def test_state_is_what_the_equations_need_and_a_run_goes_on_from_it(run, rng, ki
     whole, resumed = (run(probes.steps, kind, weights, [], options, gradients, at) for at in (-1, 2))
     elements = sum(w.numel() for w in weights)
     assert tensors * elements <= whole["state"] <= tensors * elements + len(weights) * (kind == "LAMB"), (
-        f"{kind}: {whole['state']} numbers of state for {elements} weights, expected {tensors} a weight{', and t' * (kind == 'LAMB')}"
+        f"{kind}: {whole['state']} numbers of state for {elements} weights, expected {tensors} a weight"
+        + ", and t" * (kind == "LAMB")
     )
     for i, (a, b) in enumerate(zip(whole["weights"][-1], resumed["weights"][-1], strict=True)):
         assert torch.equal(a, b), (
