@@ -130,7 +130,7 @@ def trains_as_one(
                 "gradient that says it is done, its layer's input does"
             )
         assert kind == "prefetch" or got["most"] <= 2, (  # which may fetch in vain, where the order changes
-            f"{who}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when it is done"
+            f"{who}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when done"
         )
         for moment in ("start", "state"):
             assert sorted(got[moment]) == sorted(want["state"]), (
