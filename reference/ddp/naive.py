@@ -33,9 +33,9 @@ class NaiveDDP(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Replace each gradient by its mean over the group. Call it after backward, before the optimizer's step.
 
-        It issues one all-reduce for each parameter whose .grad is not None, in the order of `module.parameters()`, with
-        the gradient's size and dtype. A parameter that received no gradient (on all ranks) sends nothing and keeps
-        None. A tied parameter counts as one parameter.
+        It issues one all-reduce for each parameter whose .grad is not None, with the gradient's size and dtype. A
+        parameter that received no gradient (on all ranks) sends nothing and keeps None. A tied parameter counts as one
+        parameter.
         """
         world = dist.get_world_size(self.group)
         for parameter in self.module.parameters():

@@ -14,8 +14,8 @@ from .zero1 import ShardedOptimizer
 class SplitOptimizer(torch.optim.Optimizer):
     """`optimizer_cls` with its state sharded evenly over the ranks of `group`, whatever sizes the tensors have.
 
-    Use it like `ShardedOptimizer`. Each tensor of n elements is split into W pieces of at most ⌈n/W⌉ elements, and the
-    pieces are assigned to ranks as `ShardedOptimizer` assigns whole tensors. `optimizer_cls` must be elementwise: the
+    Use it like `ShardedOptimizer`. Each tensor of n elements is split into pieces, such as W of at most ⌈n/W⌉ elements,
+    which are assigned to ranks as `ShardedOptimizer` assigns whole tensors. `optimizer_cls` must be elementwise: the
     update of a number depends only on that number, its gradient and its state. Then the step equals that of
     `optimizer_cls` bit for bit; with fused implementations, whose vectors start at other offsets in a piece, to within
     1 ulp per step. `param_groups` have the whole tensors, and no gradient is kept. `state` and state_dict() are by

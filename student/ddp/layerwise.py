@@ -16,8 +16,8 @@ class LARS(torch.optim.Optimizer):
     with γ = lr, m = momentum, β = weight_decay, η = trust; v starts at 0. λ, η included, is 1 where ‖w‖ or ‖g‖ is 0.
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has λ = 1 and β = 0.
 
-    Compute norms in float32, and norms of float64 tensors in float64. Leave a parameter without gradient alone. Every
-    hyperparameter may differ between parameter groups, and schedulers may change it between steps. The state is v
+    Compute norms in float32, and norms of float64 tensors in float64. Leave a parameter without gradient alone.
+    Hyperparameters may differ between parameter groups, and schedulers may change lr between steps. The state is v
     alone. Nothing is read back to the host, and nothing is sent: gradients are equal on all ranks.
     Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks", arXiv 1708.03888,
     algorithm 1.
@@ -50,9 +50,9 @@ class LAMB(torch.optim.Optimizer):
     With exclude_1d, a parameter of fewer than two dimensions (a bias, a gain) has the ratio 1 and λ = 0.
 
     Norms, m, v and u are in float32, or in float64 for float64 parameters: in float16, the square of a gradient of 300
-    overflows, and the square of 10⁻⁴ vanishes. Leave a parameter without gradient alone. Every hyperparameter may
-    differ between parameter groups, and schedulers may change it between steps. The state is m, v and t. Nothing is
-    read back to the host, and nothing is sent.
+    overflows, and the square of 10⁻⁴ vanishes. Leave a parameter without gradient alone. Hyperparameters may differ
+    between parameter groups, and schedulers may change lr between steps. The state is m, v and t. Nothing is read back
+    to the host, and nothing is sent.
     Source: You et al. 2019, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv
     1904.00962, algorithm 2 with φ(z) = z.
     """

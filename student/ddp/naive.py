@@ -29,8 +29,8 @@ class NaiveDDP(nn.Module):
     def finish_gradient_synchronization(self) -> None:
         """Replace each gradient by its mean over the group. Call it after backward, before the optimizer's step.
 
-        It issues one all-reduce for each parameter whose .grad is not None, in the order of `module.parameters()`, with
-        the gradient's size and dtype. A parameter that received no gradient (on all ranks) sends nothing and keeps
-        None. A tied parameter counts as one parameter.
+        It issues one all-reduce for each parameter whose .grad is not None, with the gradient's size and dtype. A
+        parameter that received no gradient (on all ranks) sends nothing and keeps None. A tied parameter counts as one
+        parameter.
         """
         raise NotImplementedError("ddp.naive: Replace each gradient by its mean over the group")

@@ -12,9 +12,9 @@ from torch import nn
 class Checkpoint:
     """A folder with the training state as it was last saved: parameters, buffers, optimizer.
 
-    Tensors are in safetensors files, everything else is JSON, and nothing is pickled. `index.json` names the files of
-    the checkpoint. It is replaced atomically (os.replace) once all of them are on the disk, so a process that is killed
-    while saving, at any moment, leaves the previous checkpoint intact. All ranks of `group` (default: the world) call
+    Tensors are in safetensors files, everything else is JSON, and nothing is pickled. An index names the files of the
+    checkpoint. It is replaced atomically (os.replace) once all of them are written, so a process that is killed while
+    saving, at any moment, leaves the previous checkpoint intact. All ranks of `group` (default: the world) call
     save and load together, on a folder that all of them see.
     """
 

@@ -14,8 +14,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Use it in place of `optimizer_cls(params, **kwargs)`. All ranks construct it together, with equal parameters, and
     call step() together, with equal gradients. Each tensor has one owner, and only the owner holds the tensor's state.
-    Assign the tensors of a parameter group largest first, each to the rank with the fewest elements so far (on a tie,
-    the lower rank). Count frozen tensors separately from tensors that require gradients.
+    Assign the tensors of a parameter group largest first, each to the rank with the fewest elements so far. Count
+    frozen tensors separately from tensors that require gradients.
 
     `param_groups` hold the tensors of all ranks, as those of `optimizer_cls` do, so zero_grad() clears every gradient
     and a scheduler reaches every hyperparameter. `state` has this rank's tensors only, and no gradient is kept. The
@@ -45,9 +45,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter. Call `closure` once, with gradients enabled, and return its result.
 
-        A rank updates its own tensors, and then receives those of the other ranks. Large tensors are sent in place.
-        Small tensors are packed into one message per owner and dtype. No rank waits before all broadcasts have been
-        started. With S bytes of parameters that require gradients, a rank sends S/W on average, to W − 1 others.
+        A rank updates its own tensors, and then receives those of the other ranks. Start all broadcasts before you
+        wait for any, or pack tensors into one message per owner and dtype. With S bytes of parameters that require
+        gradients, a rank sends S/W on average, to W − 1 others.
         """
         raise NotImplementedError("zero.zero1: Update every parameter")
 

@@ -70,6 +70,8 @@ def survives_fp16(run, rng, kind):
             "fits in fp16: divide before the sum, not after"
         )
         close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6)
+        dtypes = {row["dtype"] for row in got["rows"] if row["op"] in SUMS}
+        assert dtypes == {"float16"}, f"rank {rank}: a float16 gradient was sent as {dtypes}, expected its own dtype"
 
 
 def keeps_nothing(run, rng, kind, options=None):

@@ -116,6 +116,11 @@ def test_in_each_step_everyone_sends_to_another(run, rng):
             f"{want}: in step i to the one i places to the right, so that nobody is sent to twice at a time; or all to "
             "the left"
         )
+        sources = [r["peer"] for r in ranks[rank][0]["rows"] if r["op"] == "recv"]
+        assert sources == peers[::-1], (
+            f"rank {place} of group {members} (global {rank}): sent to global ranks {peers} in this order, and "
+            f"received from {sources}, expected {peers[::-1]}: from i places to the left, if it sends i to the right"
+        )
         ways.add(peers == want)
     assert len(ways) == 1, f"group {members}: some ranks took steps to the right, others to the left"
 

@@ -247,17 +247,25 @@ def test_replicated_gradients_send_nothing_and_pieces_one_number(run, rng):
 
 @exercise(CLIP, kind="property")
 def test_nothing_is_read_back_to_the_host(run, rng):
-    (got,) = run(probes.clip, [{"gradients": draw(rng), "max_norm": 0.1}])
-    assert not got["reads"], (
-        f"the host waits for the device ({', '.join(got['reads'])}). Keep the norm a tensor, and choose the "
-        "factor by torch.where and clamp, not by if"
-    )
+    for got in whole_and_pieces(run, rng):
+        assert not got["reads"], (
+            f"the host waits for the device ({', '.join(got['reads'])}). Keep the norm a tensor, and choose the "
+            "factor by torch.where and clamp, not by if"
+        )
 
 
 @exercise(CLIP, kind="property")
 def test_gradients_are_scaled_where_they_lie(run, rng):
-    (got,) = run(probes.clip, [{"gradients": [*draw(rng), None], "max_norm": 0.1}])
-    assert got["in_place"], "a gradient is a new tensor: the wrapper's buffer, of which it was a view, is left behind"
+    for got in whole_and_pieces(run, rng):
+        assert got["in_place"], (
+            "a gradient is a new tensor: the wrapper's buffer, of which it was a view, is left behind"
+        )
+
+
+def whole_and_pieces(run, rng) -> list:
+    """What came of whole gradients alone, and of some beside pieces."""
+    cases = [{"gradients": [*draw(rng), None], "sharded": s, "max_norm": 0.1} for s in (None, draw(rng))]
+    return run(probes.clip_sharded, [cases], [], world=1)[0]
 
 
 def targets(rng, ignore_index: int, micro_batches: int) -> list:

@@ -44,9 +44,10 @@ def solved(small: float, big: float, small_batch: int, big_batch: int) -> list[f
 
 
 def draw(rng, world: int, steps: int = 4) -> list:
-    """[rank][step][parameter]: a common part and noise, one parameter of four without gradient."""
+    """[rank][step][parameter]: a common part and noise, one parameter of four without gradient, another in float64."""
     shapes = [(rng.integers(1, 5), rng.integers(1, 5)), (rng.integers(1, 5),), ()]
     common = [rng.normal(*shape) for shape in shapes]
+    common[1] = common[1].double()
     return [
         [[*(c + rng.normal(*c.shape) * rng.uniform(0.2, 1) for c in common), None] for _ in range(steps)]
         for _ in range(world)

@@ -110,13 +110,15 @@ def grows_by_a_share(run, rng, kind, needs=()) -> None:
     little = run.trace(probes.large, kind, [8] * 12, seed, 2, world=world, replace=[*needs])
     copy = 4 * sum(sizes)
     for rank, (trace, small) in enumerate(zip(traces, little, strict=True)):
-        for i, tensor in enumerate(want):
-            assert torch.equal(trace.values[i], tensor), (
+        for i, tensor in enumerate(want["digests"]):
+            assert torch.equal(trace.values["digests"][i], tensor), (
                 f"rank {rank} of {world}: tensor {i} of {sizes[i]:,} elements is not the unsharded optimizer's after 2 "
                 "steps of AdamW"
             )
         needs_bytes = int((1 + probes.BALLAST) * copy) + 3 * copy // world
-        what = "what others own of the state, or another copy of parameters or gradients,"
+        what = "after zero_grad(), what others own of the state, or another copy of parameters or gradients,"
+        if alive := trace.values["alive"]:
+            what = f"after zero_grad(), gradients ({alive} of {len(sizes)} are alive: is a piece's .grad still a view?)"
         never_holds(trace, small, what, copy, needs_bytes)
 
 

@@ -119,11 +119,19 @@ def trains_as_one(
     for rank, got in enumerate(ranks):
         who = f"rank {rank} of {world}"
         for i, (forward, backward) in enumerate(got["held"]):
-            assert not forward, f"{who}, backward {i}: {forward} units are whole after forward: free them by then"
-            most = 2 if kind == "prefetch" else 0  # one layer may have been fetched in vain
-            assert backward <= most, (
-                f"{who}, backward {i}: {backward} units are whole after it, expected {most} at most"
+            assert not forward, (
+                f"{who}, backward {i}: {len(forward)} units are whole, or attributes of their modules, after forward: "
+                "free and hide them by then"
             )
+            most = 2 if kind == "prefetch" else 0  # one layer may have been fetched in vain
+            assert len(backward) <= most, (
+                f"{who}, backward {i}: {len(backward)} units are whole, or attributes of their modules, after it, "
+                f"expected {most} at most; {backward.count('frozen')} of them are frozen: what is frozen gets no "
+                "gradient that says it is done, its layer's input does"
+            )
+        assert kind == "prefetch" or got["most"] <= 2, (  # which may fetch in vain, where the order changes
+            f"{who}: {got['most']} layers are whole while a block computes, expected 2 at most: free each when done"
+        )
         for moment in ("start", "state"):
             assert sorted(got[moment]) == sorted(want["state"]), (
                 f"{who}: full_state() has {sorted(got[moment])}, expected {sorted(want['state'])}"
@@ -250,6 +258,12 @@ def averages_its_group(run, rng, kind, options=None):
     ranks = run(probes_fsdp.gradients, kind, options or {}, values, groups, world=5, replace=NEEDS[kind])
     for group in groups:
         mean_of(ranks, group, [values[r] for r in group], 10, f"group {group}: use the group that you were given")
+        for rank in group:
+            for what, starts in ((n, s) for n, s in ranks[rank].items() if n.endswith("start")):
+                assert {*starts.values()} == {group[0]}, (
+                    f"rank {rank} of group {group}, layer {what.split()[0]}: parameters and buffers are those of ranks "
+                    f"{starts}, expected all of rank {group[0]}, the first of the group"
+                )
 
 
 def survives_fp16(run, rng, kind, options=None):
@@ -277,25 +291,27 @@ def mean_of(ranks, group, values, factor, cause, half=False):
         close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
 
 
-def parts(plan, world, small=0) -> tuple[list, int, int]:
-    """(layer, n) of each layer that is cut, in forward's order; elements of what stays whole; elements of all."""
+def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
+    """(layer, n) of each layer that is cut, in forward's order; elements of what stays whole; elements of all.
+
+    blocks: they alone are layers.
+    """
     m = Net(plan)
     layers = [("embedding", m.embedding), *((i, b) for i, b in enumerate(m.blocks)), ("norm", m.norm), ("head", m.head)]
     sizes = [(name, sum(p.numel() for p in layer.parameters())) for name, layer in layers]
-    cut = [(name, -(-size // world)) for name, size in sizes if size >= small]
-    return cut, sum(size for _, size in sizes if size < small), sum(size for _, size in sizes)
+    sizes = [(name, size) for name, size in sizes if size >= small and (not blocks or isinstance(name, int))]
+    every = sum(p.numel() for p in m.parameters())
+    return [(name, -(-size // world)) for name, size in sizes], every - sum(size for _, size in sizes), every
 
 
-def messages(plan, world, small=0, micro=1, backward_dtype="float32", dtype="float32") -> Counter:
+def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype="float32") -> Counter:
     """What a step sends: (op, phase, elements, dtype)."""
-    cut, _, _ = parts(plan, world, small)
-    want: Counter = Counter()
+    cut, whole, _ = parts(plan, world, small, blocks)
+    want = Counter({("all_reduce", "finish", 1, "float32"): whole})
     for _, n in cut:
-        want["all_gather", "forward", n, dtype] += micro
-        want["all_gather", "backward", n, dtype] += micro
-        want["reduce_scatter", "backward", n, backward_dtype] += micro
-    for p in Net(plan).norm.parameters() if small else ():
-        want["all_reduce", "finish", 1, "float32"] += p.numel()
+        want["all_gather", "forward", n, dtype] += 1
+        want["all_gather", "backward", n, dtype] += 1
+        want["reduce_scatter", "backward", n, backward_dtype] += 1
     return want
 
 

@@ -66,8 +66,10 @@ class Net(nn.Module):
         if plan.get("frozen"):
             self.blocks[1].requires_grad_(False)
             self.blocks[0].up.requires_grad_(False)
+        self.shift = nn.Parameter(torch.zeros(width))  # of no layer
         self.register_buffer("scale", torch.ones(width))
-        self.held: list[list[int]] = []  # of each backward: units that are whole before it, and after it
+        self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
+        self.held: list[list[list[str]]] = []  # of each backward: units that are whole before it, and after it
 
     def finish_gradient_synchronization(self) -> None:
         """As wrappers have it; a net that is whole has nothing to finish."""
@@ -82,7 +84,8 @@ class Net(nn.Module):
 
     def forward(self, tokens: torch.Tensor, order: list) -> torch.Tensor:
         x = self.embedding(tokens)
-        x = _forward(x * self.scale.to(x.dtype), self.at, "embedded")
+        x = x * self.scale.to(x.dtype) + (self.shift + self.passing).to(x.dtype)
+        x = _forward(x, self.at, "embedded")
         for i in order:
             block = self.blocks[i]
             x = (checkpoint(block, x, gain=0.5, use_reentrant=False) if self.checkpoint else block(x, gain=0.5))["y"]
@@ -96,8 +99,9 @@ def loss(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
-    """The sharded model of this kind. Dtypes are given by name."""
-    options = {k: DTYPES[v] if isinstance(v, str) else v for k, v in options.items()}
+    """The sharded model of this kind. Dtypes are given by name, and "blocks" as layers."""
+    named = {**DTYPES, "blocks": [*getattr(m, "blocks", ())]}
+    options = {k: named[v] if isinstance(v, str) else v for k, v in options.items()}
     name = {"gather": "FSDP", "prefetch": "FSDPPrefetch", "mixed": "FSDPMixed"}[kind]
     return getattr(getattr(impl.zero, f"fsdp_{kind}"), name)(m, **options)
 
@@ -118,12 +122,14 @@ def train(
     rank = dist.get_rank()
     m = Net(plan)
     m.load_state_dict(states[rank])
+    m.passing.fill_(rank not in [ranks[0] for ranks in groups or [[0]]])
     group = group_of(rank, groups)
     if kind == "zero2":
         wrapped, stepper = m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **group))
     else:
         wrapped = wrap(impl, kind, m, **options, **group)
         stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
+    most = count_layers(wrapped, m)
     start = plain_state(wrapped)
     dtypes, losses, evaluated, left = [], [], [], []
     for number, step in enumerate(batches[rank]):
@@ -142,14 +148,15 @@ def train(
             evaluated.append(wrapped(step[0][0], step[0][2]).float())
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
-            "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held}  # fmt: skip
+            "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held,
+            "most": max(most, default=0)}  # fmt: skip
 
 
 def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
     """Forward and backward of one micro-batch of `of`; its loss."""
     m.begin(at)
     gates.mark(f"{at} forward")
-    out = loss(wrapped(tokens, order), targets)
+    out = loss(wrapped(tokens, order=order), targets)
     held = [whole(wrapped)]
     gates.mark(f"{at} backward")
     (out / of).backward()
@@ -157,9 +164,31 @@ def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch
     return float(out.detach())
 
 
-def whole(wrapped: Any) -> int:
-    """How many units of a sharded model hold all of their parameters now."""
-    return sum(unit.full.untyped_storage().nbytes() > 0 for unit in getattr(wrapped, "units", ()))
+def whole(wrapped: Any) -> list[str]:
+    """Units of a sharded model that hold all of their parameters now, or show them: "trained" or "frozen"."""
+    return [
+        "trained" if unit.shard.requires_grad else "frozen" for unit in getattr(wrapped, "units", ())
+        if unit.full.untyped_storage().nbytes() or any(n in vars(m) for places in unit.places for m, n in places)
+    ]  # fmt: skip
+
+
+def count_layers(wrapped: Any, m: Net) -> list[int]:
+    """How many layers of a sharded model are whole whenever a block computes, forward or backward; filled later."""
+    counts: list[int] = []
+
+    def count(*_: Any) -> None:
+        layers = reversed([*getattr(wrapped, "units_of", {}).items()])
+        owners = {unit: layer for layer, units in layers for unit in units}  # what is tied is the first one's
+        counts.append(len({layer for unit, layer in owners.items() if unit.full.untyped_storage().nbytes()}))
+
+    def computes(_: nn.Module, x: tuple) -> None:
+        count()
+        if x[0].requires_grad:
+            x[0].register_hook(count)
+
+    for block in m.blocks:
+        block.down.register_forward_pre_hook(computes)
+    return counts
 
 
 def plain_state(wrapped: Any) -> dict:
@@ -167,9 +196,10 @@ def plain_state(wrapped: Any) -> dict:
 
 
 class Dot(nn.Module):
-    def __init__(self, value: torch.Tensor):
+    def __init__(self, value: torch.Tensor, start: int = 0):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros_like(value))
+        self.weight = nn.Parameter(torch.full_like(value, start))
+        self.register_buffer("place", torch.tensor(float(start)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.weight * x).sum()
@@ -181,13 +211,14 @@ def gradients(impl, kind: str, options: dict, values: PerRank, groups: list) -> 
     group = group_of(rank, groups)
     told = {}
     for name, small in (("cut", 0), ("whole", 1 << 20)) if kind != "mixed" else (("cut", None),):
-        m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank]))  # masters are float32
+        m = nn.Sequential(Dot(values[rank].float() if kind == "mixed" else values[rank], rank))  # masters are float32
         given = options if small is None else {**options, "small": small}
         wrapped = wrap(impl, kind, m, **given, **group)
         wrapped(values[rank]).backward()
         wrapped.finish_gradient_synchronization()
         (parameter,) = wrapped.parameters()
         told[name] = parameter.grad
+        told[f"{name} start"] = {n: int(t.flatten()[0]) for n, t in wrapped.full_state().items()}
     return told
 
 
@@ -207,7 +238,7 @@ class Keywords(nn.Module):
     def forward(self, x: torch.Tensor, pair: tuple, *, named: dict) -> torch.Tensor:
         given = (x, *pair, *named["some"])
         self.seen += [str(t.dtype).removeprefix("torch.") for t in given]
-        return self.layer(sum(given))
+        return self.layer(x)
 
 
 def cast_arguments(impl, dtype: str) -> list[str]:
@@ -298,7 +329,8 @@ def held2(impl, plan: dict, tokens: torch.Tensor) -> dict:
 def half(impl, values: PerRank, dropped: PerRank) -> dict:
     """ZeRO2 on given float16 gradients, by one step of plain SGD with rate 1; others are dropped before."""
     m = Dot(values[dist.get_rank()])
-    zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=1.0)
+    zero = impl.zero.zero2.ZeRO2(m, torch.optim.SGD, lr=0.5)
+    torch.optim.lr_scheduler.LambdaLR(zero.optimizer, lambda _: 2.0)
     if dropped[dist.get_rank()].any():
         m(dropped[dist.get_rank()]).backward()
         zero.zero_grad()

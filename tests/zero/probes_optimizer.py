@@ -173,8 +173,9 @@ def moved_bytes(ps: list, first: list) -> int:
     return sum(p.nbytes for p, storage in zip(ps, first, strict=True) if storage() is None)
 
 
-def large(impl, kind: str, sizes: list, seed: int, steps: int) -> list[torch.Tensor]:
-    """Steps of AdamW on tensors of these sizes, each step with gradients of its own; `digest` of each tensor.
+def large(impl, kind: str, sizes: list, seed: int, steps: int) -> dict:
+    """Steps of AdamW on tensors of these sizes, each step with gradients of its own; `digest` of each tensor, and how
+    many storages of gradients outlive zero_grad().
 
     The process is as large at the end, when the gradients are gone, as in a step that keeps a share of the state.
     """
@@ -184,10 +185,12 @@ def large(impl, kind: str, sizes: list, seed: int, steps: int) -> list[torch.Ten
     for _ in range(steps):
         for p in ps:
             p.grad = torch.rand(p.shape, generator=draw)
+        gradients = [weakref.ref(p.grad.untyped_storage()) for p in ps]
         o.step()
         o.zero_grad()
     weigh(int(BALLAST * sum(p.nbytes for p in ps)))
-    return [digest(p.detach()) for p in ps]
+    alive = sum(storage() is not None for storage in gradients)
+    return {"digests": [digest(p.detach()) for p in ps], "alive": alive}
 
 
 def digest(x: torch.Tensor) -> torch.Tensor:

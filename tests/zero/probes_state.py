@@ -267,11 +267,13 @@ def full_disk(impl, width, state, batches, gathered: bool) -> dict:
 
 def refusals(impl, width) -> dict:
     """What loading from nowhere raises, and loading into another model, and whether that was left alone."""
-    m, o, _ = start(impl, width, "AdamW", OPTIONS, None)
+    m, o, scheduler = start(impl, width, "AdamW", OPTIONS, None)
     saved = checkpoint(impl, shared_folder(), None)
+    steps(m, o, scheduler, [torch.ones(2, width)])  # moments, and another rate
     told = {"nothing saved": raised(lambda: saved.load(m, o))}
     saved.save(m, o)
-    first, last = Model(width), Model(width)
+    first, last, more = Model(width), Model(width), Model(width)
+    more.register_buffer("more", torch.zeros(2))
     first.frozen = nn.Parameter(torch.randn(width + 1), requires_grad=False)
     last.layers[-1].bias = nn.Parameter(torch.randn(width + 1))
     others = {
@@ -279,12 +281,14 @@ def refusals(impl, width) -> dict:
         "width": Model(width + 1),
         "shape, the first": first,
         "shape, the last": last,
+        "buffer": more,
     }
     for name, other in others.items():
-        before = {n: t.clone() for n, t in other.state_dict().items()}
         o = optimizer(impl, "zero1", groups_of(other, OPTIONS), "AdamW", OPTIONS)
+        before = everything(other, o)
         told[f"another {name}"] = raised(lambda m=other, o=o: saved.load(m, o))
-        left = all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
+        after = everything(other, o)
+        left = after.keys() == before.keys() and all(torch.equal(t, before[n]) for n, t in after.items())
         told[f"another {name} left alone"] = str(left)
     o = optimizer(impl, "zero1", m.parameters(), "AdamW", OPTIONS)
     with torch.no_grad():

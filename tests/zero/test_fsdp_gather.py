@@ -70,15 +70,19 @@ def test_layers_within_layers_are_refused(run, rng):
 
 
 @exercise(GATHER, kind="property")
-def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
+@pytest.mark.parametrize("layers", ["a small one", "all", "blocks"])
+def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
     plan, world = draw_plan(rng, checkpoint=rng.choice([False, True])), rng.integers(2, 3)
-    ranks = steps_of(run, rng, "gather", plan, natural(plan, 2), world, {"small": 20})
+    small, blocks = 20 if layers == "a small one" else 2 * plan["width"], layers == "blocks"  # the norm has 2 · width
+    options = {"small": small, **({"layers": "blocks"} if blocks else {})}
+    ranks = steps_of(run, rng, "gather", plan, natural(plan, 2), world, options)
     oracles.sends_exactly(
-        ranks, messages(plan, world, 20),
+        ranks, messages(plan, world, small, blocks),
         "each layer is gathered in forward, gathered again and reduce-scattered in backward, in parts of a W-th; what "
-        "is small is all-reduced in finish_gradient_synchronization()", plan, world, 20,
+        f"has fewer than {small} elements or is in no layer ({layers} given) is all-reduced in "
+        "finish_gradient_synchronization()", plan, world, small,
     )  # fmt: skip
-    cut, whole, _ = parts(plan, world, 20)
+    cut, whole, _ = parts(plan, world, small, blocks)
     before = {name: i + 1 for i, (name, _) in enumerate(cut)}  # layers that are needed by then
     for rank, got in enumerate(ranks):
         for step, seen in enumerate(got["seen"]):
@@ -91,7 +95,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng):
         want = sum(n for _, n in cut) + whole
         assert got["elements"] == want, (
             f"rank {rank} of {world}: parameters() has {got['elements']} elements, expected {want}: a W-th of each "
-            "layer, padded, and what is small"
+            "layer, padded, and what is small or in no layer"
         )
         rows = sends(row for step in got["seen"] for row in step["no_grad"])
         expected = Counter(("all_gather", "no_grad", n, "float32") for _ in got["seen"] for _, n in cut)

@@ -45,9 +45,11 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 def test_every_argument_is_cast(run, rng):
     dtype = rng.choice(["float16", "bfloat16"])
     (got,) = run(probes_fsdp.cast_arguments, dtype, world=1, replace=NEEDS["mixed"])
-    assert got == [dtype] * 4 + ["int64"], (
-        f"arguments by place, in a tuple (two), in a list of a keyword argument, and one of int64 there, arrived as "
-        f"{', '.join(got)}; expected {dtype} four times, and int64 as it was"
+    names, want = ["x", "pair[0]", "pair[1]", "named['some'][0]", "named['some'][1]"], [dtype] * 4 + ["int64"]
+    off = [f"{name} as {g}, expected {w}" for name, g, w in zip(names, got, want, strict=True) if g != w]
+    assert not off, (
+        f"called as model(x, pair, named=named), a module got {'; '.join(off)}: cast each float32 tensor, by place, by "
+        "name (**kwargs) or in a container; the last is int64, and stays"
     )
 
 

@@ -79,7 +79,7 @@ def test_groups_that_are_added_in_training_and_a_group_of_some_ranks(run, rng):
     plan = draw_plan(rng, count=9, only=[0, 2, 3])
     first, *rest = draw_groups(rng, plan)
     plan["groups"] = [first]
-    plan["steps"][1]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
+    plan["steps"][0]["add"], plan["steps"][3]["add"] = rest[:1], rest[1:]
     steps_as_the_whole(run, plan, "split", 4, NEEDS)
 
 

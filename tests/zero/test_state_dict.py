@@ -92,12 +92,14 @@ def test_what_does_not_fit_is_refused(run, rng):
             "another model": "ValueError", "another width": "ValueError", "other groups": "ValueError",
             "another shape, the first": "ValueError", "another shape, the first left alone": "True",
             "another shape, the last": "ValueError", "another shape, the last left alone": "True",
+            "another buffer": "ValueError", "another buffer left alone": "True",
             "other groups left alone": "True"}  # fmt: skip
     for case, expected in want.items():
         how = "whether model and optimizer are as they were" if case.endswith("alone") else "what load raises"
         why = {
             "nothing saved": "say that there is no index",
             "another model": "compare the names of tensors with those that were saved",
+            "another buffer": "compare the names of buffers, too",
             "another width": "compare the shapes of tensors with those that were saved",
             "other groups": "compare which parameters each group has",
         }.get(case, "compare names and shapes before anything is overwritten")

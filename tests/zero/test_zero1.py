@@ -163,8 +163,8 @@ def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
 @exercise(ZERO1, kind="property")
 def test_shares_stay_fair_when_groups_are_added(run, rng):
     plan = lopsided(rng, 3)
-    order = rng.shuffled(range(len(plan["values"])))
-    plan["groups"] = [{"params": [i], "lr": 0.1} for i in order]
+    large = rng.shuffled(range(0, len(plan["values"]), 3))  # two small ones follow each
+    plan["groups"] = [{"params": some, "lr": 0.1} for i in large for some in ([i, i + 1], [i + 2])]
     fair_share(run, plan, 3)
 
 

@@ -22,6 +22,10 @@ from . import probes_fsdp
 from .oracles_fsdp import BLOCK, draw_numbers, draw_plan, natural, steps_of, told, trains_as_one
 
 ZERO2 = "zero.zero2"
+CAUSES = [
+    "divide before the sum: the mean fits in float16, the sum does not",
+    "zero_grad() after backward drops what is under way, too",
+]
 
 
 @exercise(ZERO2, kind="numerics")
@@ -39,7 +43,14 @@ def test_layers_that_rest_are_not_moved(run, rng, expect):
     plan = draw_plan(rng)
     every = list(range(3))
     orders = [[every], [rng.shuffled(every)[:2]], [[2, 2, 1], every], [rng.shuffled(every)[:1]]]
-    trains_as_one(run, rng, expect, "zero2", plan, orders, 2, "adamw")
+    for rank, got in enumerate(trains_as_one(run, rng, expect, "zero2", plan, orders, 2, "adamw")):
+        for number, step in enumerate(got["seen"]):
+            gathered = sum(r["op"] == "all_gather" for r in step["rows"])
+            used = {block for order in orders[number] for block in order}
+            assert gathered == 5 + 4 * len(used), (
+                f"rank {rank}, step {number}: {gathered} parameters were all-gathered, expected {5 + 4 * len(used)}: "
+                f"those that changed, 5 outside of blocks and 4 in each of blocks {used}"
+            )
 
 
 @exercise(ZERO2, kind="numerics")
@@ -68,12 +79,14 @@ def test_large_fp16_gradients_do_not_overflow(run, rng):
     values = [rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000 for _ in range(world)]
     want = torch.stack(values).double().mean(0)
     nothing, dropped = [0 * v for v in values], [-v / 2 for v in values]
-    for before, cause in [
-        (nothing, "divide before the sum: the mean fits in float16, the sum does not"),
-        (dropped, "zero_grad() after backward drops what is under way, too"),
-    ]:
+    for before, cause in zip((nothing, dropped), CAUSES, strict=True):
         for rank, got in enumerate(run(probes_fsdp.half, values, before, world=world)):
             what = f"rank {rank}, weight after one step of rate 1"
+            still = want + torch.stack(before).double().mean(0)
+            assert cause == CAUSES[0] or not torch.allclose(got["mean"].double(), still, 1e-2), (
+                f"{what}: it is exactly what comes out when the gradient of a backward before zero_grad() is still "
+                f"added, {got['mean'][0, 0]:.0f} instead of {want[0, 0]:.0f}: {cause}"
+            )
             close(got["mean"], want, want.half(), what, factor=6, cause=cause)
 
 
