@@ -1,4 +1,4 @@
-"""Builds examples/submissions/ from the reference: `python -m examples.build`. Run it when the reference changes.
+"""Builds examples/submissions/ from the reference: `python -m examples.build`; `make grade` does it first.
 
 Honest ones come as students send them; hostile ones each try one trick in one file, and hold honest code in another.
 """
@@ -147,7 +147,7 @@ def expected() -> dict[str, dict]:
 
 
 def build(folder: Path = HERE / "submissions") -> None:
-    """Write every submission and expected.json anew."""
+    """Write every submission anew."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, files in {**honest(), **hostile()}.items():
         for file, text in files.items():
@@ -160,7 +160,6 @@ def build(folder: Path = HERE / "submissions") -> None:
     (folder / "complete.zip").write_bytes(_zip(_as_students_zip(solutions)))
     (folder / "data-parallel-only.tar.gz").write_bytes(_tar({f"ddp/{n}": solutions[f"ddp/{n}"] for n in ("naive.py",)}))
     (folder / "not-an-archive.zip").write_bytes(b"PK but nothing of the kind\n")
-    (HERE / "expected.json").write_text(json.dumps(expected(), indent=1) + "\n", encoding="utf-8")
 
 
 def _as_students_zip(files: dict[str, str]) -> dict[str, bytes]:
@@ -199,3 +198,4 @@ def _tar(files: dict[str, str]) -> bytes:
 
 if __name__ == "__main__":
     build()
+    (HERE / "expected.json").write_text(json.dumps(expected(), indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Grades examples/submissions/: `python -m examples.grade --out out`. Without a sandbox, the honest ones alone."""
+"""Builds and grades examples/submissions/: `python -m examples.grade --out out`; without a sandbox, no hostile ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 from grader.sandbox import available
 
-from .build import PROFILE
+from .build import PROFILE, build
 
 HERE = Path(__file__).parent
 
 
 def main() -> int:
     """Returns grader's exit code, but 0 where it refused a submission."""
+    build()
     expected = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
     paths = sorted((HERE / "submissions").iterdir())
     why = available()["bubblewrap"]

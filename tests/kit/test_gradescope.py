@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.build import PROFILE
+from examples.build import PROFILE, build
 from grader import batch
 from grader.graded import Graded
 from grader.gradescope import archive, harness
@@ -41,7 +41,8 @@ def autograder(tmp_path, monkeypatch):
     root = tmp_path / "autograder"
     with zipfile.ZipFile(tmp_path / "autograder.zip") as packed:
         packed.extractall(root / "source")
-    shutil.copytree(ROOT / "examples" / "submissions" / EXAMPLE, root / "submission" / "student")
+    build(tmp_path / "examples")
+    shutil.copytree(tmp_path / "examples" / EXAMPLE, root / "submission" / "student")
     (root / "submission" / "lab").mkdir()  # the whole repository was handed in
     (root / "submission_metadata.json").write_text(json.dumps(METADATA))
     (root / "run_autograder").write_bytes((root / "source" / "run_autograder").read_bytes())

@@ -1,7 +1,0 @@
-import os
-
-while True:
-    try:
-        os.fork()
-    except OSError:
-        pass
