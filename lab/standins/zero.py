@@ -102,6 +102,8 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
                 layer.register_forward_hook(self._after)
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
+            for unit in self.units:
+                unit.in_backward = False  # of a frozen one nothing says that backward has passed
             return self.module(*args, **kwargs)
 
         def finish_gradient_synchronization(self) -> None:
