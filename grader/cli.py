@@ -246,7 +246,7 @@ def _judge(
 
 
 def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
-    """What an earlier run has of a name whose new archive is refused, if it was graded; a note says that it counts."""
+    """Return the earlier grade of a student whose new archive is refused, with a note that it counts; None if none."""
     base = max((r.id for r in book.runs() if r.id < run_id), default=0)
     g = book.graded(base).get(refused.name)
     if g is None or g.status == "refused":

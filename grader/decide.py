@@ -145,7 +145,7 @@ def canvas(
 ) -> None:
     """Write canvas.csv, to be imported into Canvas' gradebook."""
     from . import written
-    from .report import exports
+    from .report.canvas import canvas as column_of
 
     if not column.strip():
         raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
@@ -153,7 +153,7 @@ def canvas(
         graded = book.graded(run.id)
     whose, sheet = people_csv.ids_of(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
-        text, left_out = exports.canvas(sheet, column, graded, default(), ids, whose)
+        text, left_out = column_of(sheet, column, graded, default(), ids, whose)
     except Wrong as error:
         raise Wrong(f"{roster}: {error}") from None
     with writing(out_folder):

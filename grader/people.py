@@ -37,7 +37,7 @@ def from_list(path: Path) -> list[dict[str, str]]:
 
 
 def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Add the rows to the folder's people.csv; the students whose rows they replace. Raises Wrong."""
+    """Add the rows to the folder's people.csv. Return the students whose rows they replace. Raises Wrong."""
     rows = list(rows)
     new = {_student(row): row for row in rows}
     before = _read(folder)
@@ -55,7 +55,7 @@ def ids_of(folder: Path) -> dict[str, list[str]]:
 
 
 def time(text: str) -> str:
-    """A time in ISO's form, where a list has it as 2026-02-13 09:00:00 UTC or with a blank before the offset."""
+    """Return a time in ISO form. Lists also write 2026-02-13 09:00:00 UTC, or a blank before the offset."""
     return re.sub(r"\s+(?=[+-]\d\d:?\d\d$)", "", re.sub(r"\s*(UTC|GMT)$", "+00:00", text.strip()))
 
 
@@ -73,18 +73,18 @@ def _student(row: Mapping[str, str]) -> str:
 
 
 def attempt(name: str) -> tuple[int, str]:
-    """What orders a student's attempts: Canvas numbers the files it is given, a later one higher."""
+    """Return the sort key of a student's attempts: Canvas gives a later file a higher number."""
     canvas = CANVAS_FILE.fullmatch(name)
     return int(canvas["file"][:18]) if canvas else 0, name
 
 
 def counting(names: Iterable[str], graded: Mapping[str, Graded]) -> str:
-    """Of a student's attempts the one that counts: the latest that was not refused, else the latest."""
+    """Return the attempt of a student that counts: the latest that was not refused, else the latest."""
     return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
 
 
 def superseded(graded: Mapping[str, Graded]) -> set[str]:
-    """The attempts that do not count, of students whom Canvas' files name more than once."""
+    """Return the attempts that do not count, of students with several files of Canvas."""
     by_student: dict[str, list[str]] = defaultdict(list)
     for name in graded:
         if canvas := CANVAS_FILE.fullmatch(name):

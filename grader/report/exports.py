@@ -5,11 +5,9 @@ Everything from a submission is plain text here too; cells that a spreadsheet wo
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,18 +19,15 @@ from lab.harness.files import write_whole
 from .. import people, written
 from ..cs336 import ADVISORY
 from ..csv_io import Sheet, csv_text, disarmed
-from ..errors import Wrong
 from ..graded import Graded, Run
 from ..policy import Grade
 from . import labels, one_line, page_name, plain, points
-from .summary import REASONS, decisions, readable
+from .canvas import canvas
+from .summary import REASONS, decisions, number, readable, standing
 
 MESSAGE_LIMIT = 4000  # characters of one message
 OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
-POSSIBLE = "Points Possible"  # in the column Student: the row that says what each column is worth
-_IDS = ("SIS Login ID", "SIS User ID", "ID")
 _SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "final")
-CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 
 
 def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
@@ -75,22 +70,6 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
     }
 
 
-def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:
-    """(points, points that count for this submission, points of the profile), code and written part together.
-
-    Points that were not run, are excluded, or that nobody has marked yet do not count. All points of a refused
-    submission do, except those of excluded exercises.
-    """
-    scores = graded.scores(assignment, ids)
-    grade = graded.grade(assignment, [s.exercise.id for s in scores])
-    earned, possible, unmarked = written.totals(written.score(graded))
-    of_code = grade.possible
-    if graded.status == "refused":
-        of_code = math.fsum(s.exercise.points for s in grade.scores)
-    worth = math.fsum(s.exercise.points for s in scores) + possible + unmarked
-    return grade.final + earned, of_code + possible, worth
-
-
 def evidence(graded: Graded) -> str:
     """Flags as text for instructors' eyes; "" if there are none."""
     return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
@@ -112,7 +91,7 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
         g = graded[name]
         grade = g.grade(assignment, ids)
         of = {s.exercise.id: _cell(s) for s in grade.scores}
-        numbers = [*_numbers(grade, _SUMS).values(), *map(_number, written.totals(written.score(g)))]
+        numbers = [*_numbers(grade, _SUMS).values(), *map(number, written.totals(written.score(g)))]
         cells = [of.get(id, "excluded") for id in exercises]
         message = disarmed(one_line(g.message, 500))
         rows.append([disarmed(shown[name]), g.status, *numbers, *cells, len(g.flags), message])
@@ -122,7 +101,7 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
 def _cell(s: ExerciseScore) -> float | str:
     if not s.attempted:
         return "not attempted"
-    return _number(s.earned) if s.possible > 0 else ""
+    return number(s.earned) if s.possible > 0 else ""
 
 
 def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
@@ -139,79 +118,6 @@ def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids:
         "run": about,
         "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()},
     }
-
-
-def canvas(
-    roster: str,
-    column: str,
-    graded: Mapping[str, Graded],
-    assignment: Assignment,
-    ids: Iterable[str],
-    whose: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[str, list[str]]:
-    """(CSV to import into Canvas, a line for each submission that is left out).
-
-    roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
-    its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
-    gets these points times the share of the points that count for the submission, written ones among them. A
-    submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
-    several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
-    whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
-    """
-    ids, table = list(ids), Sheet(roster)
-    who = [name for name in CANVAS if name in table.headings]
-    if not {"Student", "ID"} <= set(who):
-        came = ", ".join(table.headings)[:200] or "nothing"
-        raise Wrong(f"expected Canvas' export with columns Student and ID, got {came}")
-    if column not in table.headings:
-        near = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
-        raise Wrong(f"expected a column {column!r}, got {', '.join(near)}; create the assignment, export again")
-    students = [student for _, student in table]
-    of_column = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
-    try:
-        worth = float(of_column[column])
-    except ValueError:
-        worth = math.nan
-    if not 0 < worth < math.inf:
-        raise Wrong(
-            f"expected the points of {column!r} in the row {POSSIBLE}, got {of_column[column]!r}; "
-            "give the assignment points in Canvas, export again"
-        )
-    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in graded:
-        told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
-        for key in dict.fromkeys([*_owner_keys(name), *told]):
-            owners[key].append(name)
-    rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
-    nobody = "belongs to nobody on the roster"
-    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := (whose or {}).get(n)) else "") for n in graded}
-    for student in students:
-        if not student["ID"]:  # the row of points possible
-            continue
-        keys = [(key, student.get(key, "").casefold()) for key in _IDS]
-        names = next((owners[key] for key in keys if key[1] and key in owners), [])
-        cell = ""
-        if names:
-            own = people.counting(names, graded)
-            for name in names:
-                left_out[name] = "refused" if graded[name].status == "refused" else "an earlier attempt"
-                left_out[name] += f"; {own} counts"
-            got, counts, _ = standing(graded[own], assignment, ids)
-            left_out.pop(own, None)
-            if graded[own].status == "refused":
-                left_out[own] = "refused, so its cell stays empty"
-            elif counts:
-                cell = str(_number(worth * got / counts))
-            else:
-                left_out[own] = "nothing of it counts, so its cell stays empty"
-        rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
-    return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()]
-
-
-def _owner_keys(name: str) -> list[tuple[str, str]]:
-    """What a submission's name may say of whose it is: an id, or as Canvas calls a file."""
-    canvas, whole = people.CANVAS_FILE.fullmatch(name), name.casefold()
-    return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]
 
 
 def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, Any]:
@@ -244,7 +150,7 @@ def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, 
 def _written(g: Graded) -> dict[str, Any]:
     scores, sums = written.score(g), ("earned", "possible", "unmarked")
     return {
-        **dict(zip(sums, map(_number, written.totals(scores)), strict=True)),
+        **dict(zip(sums, map(number, written.totals(scores)), strict=True)),
         "questions": {
             s.question.id: {
                 **_numbers(s, sums),
@@ -349,12 +255,8 @@ def _entry(name: str, number: str, score: float, most: float, passed: bool | Non
     }
 
 
-def _number(value: float) -> float:
-    return round(float(value), 4)
-
-
 def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
-    return {name: _number(getattr(of, name)) for name in names}
+    return {name: number(getattr(of, name)) for name in names}
 
 
 def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:

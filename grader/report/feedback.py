@@ -26,7 +26,7 @@ def write(folder: Path, graded: Graded, assignment: Assignment, run: Run, ids: I
 
 
 def comment(graded: Graded, assignment: Assignment, ids: Iterable[str], hints: int) -> str:
-    """Points, each failed exercise with its first failure and so many hints, and what was said of the written part."""
+    """Write the points, the first failure of each failed exercise with its hints, and the marks of the written part."""
     if graded.status == "refused":
         return f"**Not graded**: the submission could not be unpacked.\n\n{_quoted(graded.message)}\n"
     grade = graded.grade(assignment, ids)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.course.assignment import KINDS, Exercise
+from lab.course.assignment import KINDS, Assignment, Exercise
 from lab.course.scoring import ExerciseScore, Result, of_function
 
+from .. import written
 from ..graded import Graded
 from ..policy import Decision, Grade
 from . import one_line, plain
@@ -195,3 +197,23 @@ def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
         }
         for test, cases in found.items()
     ]
+
+
+def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:
+    """(points, points that count for this submission, points of the profile), code and written part together.
+
+    Points that were not run, are excluded, or that nobody has marked yet do not count. All points of a refused
+    submission do, except those of excluded exercises.
+    """
+    scores = graded.scores(assignment, ids)
+    grade = graded.grade(assignment, [s.exercise.id for s in scores])
+    earned, possible, unmarked = written.totals(written.score(graded))
+    of_code = grade.possible
+    if graded.status == "refused":
+        of_code = math.fsum(s.exercise.points for s in grade.scores)
+    worth = math.fsum(s.exercise.points for s in scores) + possible + unmarked
+    return grade.final + earned, of_code + possible, worth
+
+
+def number(value: float) -> float:
+    return round(float(value), 4)

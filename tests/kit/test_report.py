@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -22,7 +20,7 @@ from lab.course.assignment import default
 from lab.course.questions import default as questions
 from lab.course.scoring import Result, totals
 
-from .classroom import ABOUT, passed, refused, result
+from .classroom import ABOUT, passed, result
 
 A = default()
 IDS = list(A.profiles["tour"])
@@ -284,79 +282,6 @@ def test_what_people_decided_is_exported() -> None:
     assert "ddp. naive – excluded" in visible(class_page(graded, A, ABOUT, IDS))
 
 
-ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Shardlings (12),Final Score
-"    Points Possible",,,,,10,70,(read only)
-"Lovelace, Ada",101,u1,ada,01,9,,90
-"Byron, Bob",102,u2,bob@uni.edu,01,,,
-"=HYPERLINK(1)",103,u3,cyd,"+01",,,
-"Student, Test",104,,f00,01,,,
-"""
-
-
-def canvas(graded: dict[str, Graded], roster: str = ROSTER, column: str = "Shardlings (12)") -> tuple[str, list[str]]:
-    return exports.canvas(roster, column, graded, A, IDS)
-
-
-def test_canvas_gets_final_points_by_who_is_who() -> None:
-    graded = decided()
-    graded["byronbob_LATE_102_98765_shardlings"] = graded.pop("bob")
-    graded["byronbob_102_9876_shardlings"] = replace(graded["ada"], name="byronbob_102_9876_shardlings")
-    graded["ada"].answers = [Answer("ddp.ring_bytes", "1 MB", "right", 1.0)]
-    worth = questions().questions["ddp.ring_bytes"].points
-    text, left_out = canvas(graded, "\ufeff" + ROSTER)
-    rows = list(csv.reader(text.splitlines()))
-    assert rows == [
-        ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Shardlings (12)"],
-        ["Points Possible", "", "", "", "", "70"],
-        ["Lovelace, Ada", "101", "u1", "ada", "01", str(round(70 * (29 + worth) / (35 + worth), 4))],
-        ["Byron, Bob", "102", "u2", "bob@uni.edu", "01", "70.0"],  # 25 of the 25 that count: 10 are excluded
-        ["'=HYPERLINK(1)", "103", "u3", "cyd", "'+01", "70.0"],
-        ["Student, Test", "104", "", "f00", "01", ""],
-    ]
-    assert left_out == [
-        "dan: belongs to nobody on the roster",
-        "byronbob_102_9876_shardlings: an earlier attempt; byronbob_LATE_102_98765_shardlings counts",
-    ]
-    score = exports.gradescope(graded["ada"], A, IDS)["score"]
-    assert float(rows[2][-1]) / 70 == pytest.approx(score / (35 + worth), abs=1e-5), "one share everywhere"
-    assert canvas(graded, text) == (text, left_out), "what it wrote is a roster, too"
-    later = "byronbob_LATE_102_98765_shardlings"
-    text, left_out = canvas(graded | {later: replace(graded[later], status="refused")})
-    assert text.splitlines()[3].endswith(",01,58.0"), "29 of 35, of the earlier one"
-    assert left_out[1] == f"{later}: refused; byronbob_102_9876_shardlings counts"
-    mail, left_out = canvas({"bob@uni.edu": graded["cyd"]})
-    assert (mail.splitlines()[3][-5:], left_out) == (",70.0", [])
-
-
-@pytest.mark.parametrize(
-    ("roster", "column", "says"),
-    [
-        ('Student,ID,x\n"' + "x" * 200_000, "x", "line 2: expected CSV, is a quote left open"),
-        (ROSTER, "Shardling (12)", "expected a column 'Shardling (12)', got Shardlings (12), Quiz"),
-        (ROSTER, "Final Score", "expected the points of 'Final Score' in the row Points Possible, got "),
-        ("name,points\nada,1\n", "x", "expected Canvas' export with columns Student and ID, got name, points"),
-    ],
-)
-def test_what_is_no_roster_gets_one_line(roster: str, column: str, says: str) -> None:
-    with refused(ValueError, says):
-        canvas({}, roster, column)
-
-
-def test_nothing_that_does_not_count_is_lost_in_an_export() -> None:
-    away = Graded("ada", results=[*passed(IDS[:2]), result(IDS[2], "not_run", reason="needs a GPU")])
-    out = Decision(1, "2026-02-16 09:00:00", "tess", "exclude", "bob", IDS[2], "", "his machine broke")
-    excluded = Graded("bob", results=[*passed(IDS[:2]), result(IDS[2], "failed")], decisions=[out])
-    nothing = Graded("f00", results=[result(id, "not_run", reason="needs a GPU") for id in IDS])
-    refused = replace(small_class()["dan"], name="cyd")
-    for g, score, cell in ((away, 35, "70.0"), (excluded, 35, "70.0"), (refused, 0, ""), (nothing, 0, "")):
-        assert exports.gradescope(g, A, IDS)["score"] == score, g.name
-        text, left_out = canvas({g.name: g}, ROSTER.replace("bob@uni.edu", "bob"))
-        assert [r[-1] for r in csv.reader(text.splitlines()) if r[3] == g.name] == [cell]
-        why = "refused" if g is refused else "nothing of it counts"
-        assert left_out == ([] if cell else [f"{g.name}: {why}, so its cell stays empty"])
-    assert "25 of the 25 points that count so far" in exports.gradescope(excluded, A, IDS)["output"]
-
-
 def test_five_hundred_submissions_are_quick_and_small() -> None:
     """Of the whole assignment: a cell a stage, not one an exercise, or a browser takes seconds."""
     ids = list(A.profiles["full"])
@@ -396,101 +321,3 @@ def test_plain_text_is_short_encodable_and_final(text: str, limit: int) -> None:
 def test_plain_text_counts_what_it_cut() -> None:
     assert plain("x" * 10_000_000, 100) == "x" * 60 + "… (9999940 more characters)"
     assert plain("\x1b[1;31mred\x1b[0m\r\nnext", 100) == "red\nnext"
-
-
-def test_gradescope_adds_up_and_hides_evidence() -> None:
-    for g in (g for g in small_class().values() if g.status == "graded"):
-        g.results.append(result(IDS[2], kind="property"))
-        g.results.append(result(IDS[1], "not_run", "timing", reason="needs a GPU"))
-        data = exports.gradescope(g, A, IDS)
-        earned, possible, _ = totals(g.scores(A, IDS))
-        assert sum(t.get("score", 0) for t in data["tests"]) == pytest.approx(earned, abs=1e-3)
-        assert sum(t.get("max_score", 0) for t in data["tests"]) == pytest.approx(possible, abs=1e-3)
-        assert data["score"] == pytest.approx(35 * earned / possible, abs=1e-3)
-        assert {t["visibility"] for t in data["tests"]} == {"visible"}
-        assert data["test_output_format"] == data["output_format"] == data["test_name_format"] == "text"
-        assert data["stdout_visibility"] == "hidden"
-        assert "forged" not in json.dumps(data, allow_nan=False)
-    assert exports.evidence(small_class()["bob"]) == "FLAG forged results: found results.json"
-
-
-def test_gradescope_never_passes_what_was_not_run_or_did_not_count() -> None:
-    results = [result("ddp.naive", "failed"), result("ddp.naive", kind="property"), result("benchmarking.benchmark")]
-    g = Graded("ada", results=[*results, result(ROW, "not_run", reason="needs a GPU")])
-    tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
-    assert {name: tuple(t[k] for k in ("score", "max_score", "status") if k in t) for name, t in tests.items()} == {
-        "benchmarking.benchmark: numerics": (10.0, 10.0, "passed"),
-        f"{ROW}: numerics (not run)": (),
-        "ddp.naive: numerics": (0.0, 6.6667, "failed"),
-        "ddp.naive: property": (0.0, 3.3333, "failed"),
-    }
-    assert "counts only once all numerics" in tests["ddp.naive: property"]["output"]
-    assert "needs a GPU" in tests[f"{ROW}: numerics (not run)"]["output"]
-
-
-def test_what_is_inconclusive_is_said_so_everywhere_and_never_passes() -> None:
-    why = "a beside b: 1.02 times (0.90 to 1.20, 192 pairs), asked for 1.10 times"
-    g = Graded("ada", results=[
-        *passed(["ddp.naive", "benchmarking.benchmark"]),
-        result("ddp.naive", "inconclusive", "timing", "overlap", reason=why),
-        result(ROW, "inconclusive", "timing", "fast", reason=why),
-        result("benchmarking.benchmark", "not_run", "timing", "t", reason="needs a GPU"),
-    ])  # fmt: skip
-    naive = 10 * 10 / 70
-    page = submission_page(g, A, ABOUT, IDS)
-    text = visible(page)
-    assert f"not run ({naive + 15:.2f} inconclusive)" in text
-    assert "Inconclusive Timed, but the machine was too restless to tell. No points lost" in text
-    assert f"overlap: {why}" in text
-    assert page.count('class="mark inconclusive"') == 3, "the exercise that was timed alone, and two tests"
-    one = exports.as_json(ABOUT, {"ada": g}, A, IDS)["submissions"]["ada"]
-    assert one["inconclusive"] == table({"ada": g})["ada"]["inconclusive"] == pytest.approx(naive + 15, abs=1e-3)
-    assert one["exercises"]["benchmarking.benchmark"]["inconclusive"] == 0
-    tests = {t["name"]: t for t in exports.gradescope(g, A, IDS)["tests"]}
-    for name, points in (("ddp.naive", f"{naive:.2f}"), (ROW, "15")):
-        entry = tests[f"{name}: timing (inconclusive)"]
-        assert {"score", "max_score", "status"} & set(entry) == set()
-        assert f"Inconclusive: {points} points, neither earned nor lost." in entry["output"]
-        assert f"inconclusive, {why}" in entry["output"]
-    whole = class_page({"ada": g}, A, ABOUT, IDS)
-    assert any("?</span>" in part.partition("</td>")[0] for part in whole.split('class="marks"')[1:])
-    assert f"{naive + 15:.2f} of it inconclusive" in visible(whole)
-
-
-@pytest.mark.parametrize(
-    "start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "＝1", "\u200b=1", "\x1b[0m=1"]
-)
-def test_no_cell_is_a_formula(start: str) -> None:
-    graded = {start: Graded(start, status="refused", message=start), "ok": Graded("ok")}
-    rows = exports.csv_rows(graded, A, IDS)
-    texts = [cell for row in rows for cell in row if isinstance(cell, str)]
-    assert not [t for t in texts if t.lstrip().startswith(("=", "+", "-", "@", "＝", "\t", "\r"))]
-    assert all(isinstance(cell, (int, float)) for row in rows[1:] for cell in row[2:9])
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
-def test_exports_survive_hostile_text(tmp_path: Path, text: str) -> None:
-    g = hostile(text)
-    graded = {g.name: g, "ada": small_class()["ada"]}
-    exports.write_csv(tmp_path / "grades.csv", graded, A, IDS)
-    assert len((tmp_path / "grades.csv").read_text().splitlines()) == 3
-    for data in (exports.gradescope(g, A, IDS), exports.as_json(ABOUT, graded, A, IDS)):
-        written = json.dumps(data, ensure_ascii=False, allow_nan=False)
-        assert len(written.encode("utf-8")) < 400_000
-        assert not re.search("[\x1b\x00\u202e]|\\\\u0000|\\\\u001b", written)
-
-
-def test_json_and_csv_hold_everything_but_the_seed() -> None:
-    data = exports.as_json(ABOUT, small_class(), A, IDS)
-    assert ABOUT.seed not in json.dumps(data)
-    assert "manifest" not in data["run"]
-    bob = data["submissions"]["bob"]
-    assert (bob["status"], bob["earned"], bob["possible"], bob["not_run"]) == ("graded", 25.0, 35.0, 0.0)
-    assert bob["flags"] == [{"kind": "forged results", "detail": "found results.json"}]
-    (test,) = bob["exercises"]["ddp.naive"]["tests"]
-    assert (test["outcome"], test["message"]) == ("failed", "wrong")
-    assert data["submissions"]["dan"]["message"] == "a bomb"
-    rows = [(r["submission"], r["status"], r["earned"], r["ddp.naive"]) for r in table(small_class()).values()]
-    assert rows == [
-        ("ada", "graded", 35, 10), ("bob", "graded", 25, 0), ("cyd", "graded", 25, ""), ("dan", "refused", 0, ""),
-    ]  # fmt: skip

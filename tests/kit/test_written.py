@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,22 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from grader import answer_key, batch, rubric, written
-from grader.cli import main as grader_main
-from grader.gradebook import Gradebook
-from grader.graded import Answer, Graded, Mark
-from grader.report import exports
-from grader.report.html import submission_page
+from grader import answer_key, batch, written
+from grader.graded import Answer, Graded
 from grader.submissions import Submission
 from lab.commands import answers
-from lab.commands.cli import main as lab_main
 from lab.course import questions
 from lab.course.assignment import ROOT, AssignmentError, default
 from lab.course.units import UnitError, in_base
-from lab.harness.runner import ExecutorLost
 from lab.model.transformer import SIZES, Transformer
 
-from .classroom import ABOUT, latest, recorded, refused, result
+from .classroom import refused
 
 REAL = (ROOT / "questions.toml").read_text(encoding="utf-8")
 KNOWN = questions.default().questions
@@ -280,225 +271,3 @@ def test_grading_a_submission_judges_its_answers(tmp_path):
 
 
 # ---- points, pages, exports ----
-
-
-def graded(name: str = "ada", text: str = "Because it is so.", **more) -> Graded:
-    given = [Answer("ddp.ring_bytes", "868 MB", "right", 1.0), Answer("zero.step_bytes", "1 MB", "near", 0.5)]
-    given += [Answer("ddp.timeline", text, "prose"), Answer("ddp.overhead", "", "missing")]
-    return Graded(name, results=[result()], answers=given, **more)
-
-
-def marks(points: float = 1.0, comment: str = "fine", text: str = "Because it is so.") -> list[Mark]:
-    return [
-        Mark("ddp.timeline", c.name, points, comment, "bob", "2026-01-31 23:59:59", written.text_id(text))
-        for c in KNOWN["ddp.timeline"].criteria
-    ]
-
-
-def test_prose_counts_once_it_is_marked_and_what_was_not_written_at_once():
-    assert written.totals(written.score(graded())) == (1 + 1, 1 + 2 + 3, 3)
-    assert written.totals(written.score(graded(marks=marks(0.5)[:2]))) == (3, 8, 1)
-    assert written.totals(written.score(graded(marks=marks(9)))) == (5, 9, 0)  # no more than is possible
-
-
-def test_what_could_not_be_measured_is_neither_earned_nor_lost(tmp_path, monkeypatch):
-    def lost(id):
-        raise ExecutorLost("the zygote did not start\nand more")
-
-    monkeypatch.setattr(answer_key, "truth", lost)
-    (tmp_path / "answers.toml").write_text("[zero.devices]\nvalue = 6\n")
-    (a,), _ = written.judge(tmp_path, ["zero.devices"])
-    assert (a.outcome, a.message) == ("unjudged", "the zygote did not start")
-    assert written.totals(written.score(Graded("ada", answers=[a]))) == (0, 0, 1)
-
-
-def test_every_export_says_the_same_points_and_what_is_written_changes_none_of_the_code():
-    ids = list(default().profiles["tour"])
-    g, without = graded(marks=marks()[:2]), replace(graded(), answers=[])
-    assert g.scores(default(), ids) == without.scores(default(), ids)
-    head, row, other = (exports.csv_rows({"ada": x}, default(), ids)[n] for x, n in ((g, 0), (g, 1), (without, 1)))
-    differ = {c: a for c, a, b in zip(head, row, other, strict=True) if a != b}
-    assert differ == {"written": 4, "written_possible": 8, "written_unmarked": 1}
-    told = exports.as_json(ABOUT, {"ada": g}, default(), ids)["submissions"]["ada"]
-    assert [told["written"][k] for k in ("earned", "possible", "unmarked")] == [4, 8, 1]
-    results = exports.gradescope(g, default(), ids)
-    assert sum(t.get("score", 0) for t in results["tests"] if t["name"].endswith("(written)")) == 4
-    got, counts, worth = exports.standing(g, default(), ids)
-    assert got == pytest.approx(told["earned"] + 4) == sum(t.get("score", 0) for t in results["tests"])
-    assert results["score"] == pytest.approx(got / counts * worth)
-
-
-@pytest.mark.parametrize("letter", ["<", "\U0001f600"])
-def test_a_page_full_of_prose_stays_small(letter):
-    text = letter * 20_000
-    comments = [Mark(q.id, c.name, 1, text, "bob", "", "") for q in PROSE for c in q.criteria]
-    g = Graded("ada", answers=[Answer(q.id, text, "prose") for q in PROSE], marks=comments)
-    assert len(submission_page(g, default(), ABOUT, list(default().exercises)).encode()) <= 300_000
-
-
-# ---- the sheet ----
-
-
-@pytest.fixture
-def out(tmp_path):
-    """A folder as `grader grade` writes it, with two who wrote and one who did not."""
-    nothing = replace(graded("cyd"), answers=[Answer("ddp.timeline", "", "missing")])
-    recorded(tmp_path, graded("ada"), graded("=cmd|bob"), nothing)
-    return tmp_path
-
-
-def sheet(out: Path) -> list[dict[str, str]]:
-    rubric.export(out / "marks.csv", latest(out))
-    with (out / "marks.csv").open(encoding="utf-8-sig", newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def write(path: Path, rows: list[dict[str, str]], delimiter: str = ",") -> Path:
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0], delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def take(out: Path, rows: list[dict[str, str]], by: str = "eve", delimiter: str = ",") -> int:
-    with Gradebook(out / "gradebook.sqlite") as book:
-        new = rubric.read(write(out / "back.csv", rows, delimiter), book.graded(book.latest_run().id), by)
-        book.mark(new)
-    return len(new)
-
-
-def test_half_a_sheet_is_taken_and_kept_when_graded_again(out):
-    rows = sheet(out)
-    assert [(r["name"], r["criterion"]) for r in rows] == [
-        (name, c.name) for name in ("'=cmd|bob", "ada") for c in KNOWN["ddp.timeline"].criteria
-    ]
-    assert rows[0]["answer"] == "Because it is so."
-    rows[0] |= {"points": "0.5", "comment": "=SUM(A1)"}
-    rows[3] |= {"points": "1", "comment": "'tis good"}
-    assert take(out, rows) == 2
-    assert take(out, sheet(out)) == 0, "what was exported says nothing new"
-    recorded(out, graded("ada"), graded("=cmd|bob"))
-    found = latest(out)
-    (mark,) = found["=cmd|bob"].marks
-    assert (mark.points, mark.comment, mark.by, len(mark.at)) == (0.5, "=SUM(A1)", "eve", 19)
-    assert found["ada"].marks[0].comment == "'tis good"
-    assert written.totals(written.score(found["ada"]))[2] == 2
-    again = sheet(out)
-    assert again[0]["comment"] == "'=SUM(A1)"
-    assert again[0]["marked"].startswith("by eve, ")
-    assert not any(v.startswith(("=", "+", "-", "@")) for row in again for v in row.values())
-
-
-def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earlier_text_says_so(out):
-    rows = sheet(out)
-    for points, by in (("0", "eve"), ("1", "fay")):
-        rows[3]["points"] = points
-        assert take(out, rows, by) == 1
-    (mark,) = latest(out)["ada"].marks
-    assert (mark.points, mark.by) == (1, "fay")
-    with sqlite3.connect(out / "gradebook.sqlite") as db:
-        assert db.execute('SELECT points, "by" FROM rubric').fetchall() == [(0, "eve"), (1, "fay")]
-    recorded(out, graded("ada", "I thought again."))
-    g = latest(out)["ada"]
-    assert written.totals(written.score(g))[0] == 3
-    assert "the text has changed since" in sheet(out)[0]["marked"]
-    assert "An earlier text was marked." in submission_page(g, default(), ABOUT, list(default().profiles["tour"]))
-
-
-def test_a_sheet_is_sorted_by_question(tmp_path):
-    answers = [Answer(id, "Because.", "prose") for id in ("zero.choose", "ddp.timeline")]
-    recorded(tmp_path, *(replace(graded(name), answers=answers) for name in ("ada", "bob")))
-    asked = list(dict.fromkeys((row["question"], row["name"]) for row in sheet(tmp_path)))
-    assert asked == [(q, name) for q in ("ddp.timeline", "zero.choose") for name in ("ada", "bob")]
-
-
-def test_what_spreadsheets_do_to_a_sheet_does_no_harm(out):
-    rows = sheet(out)
-    rows[0] |= {"name": "=cmd|bob", "points": "0,5"}  # the apostrophe swallowed, a comma for the point
-    rows[4]["points"] = " 1 "
-    assert take(out, list(reversed(rows)), delimiter=";") == 2
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"name": "mallory", "points": "1"}, "row 2: name: expected one of the latest run, as exported, got 'mallory'"),
-        ({"question": "ddp.overhead", "points": "1"}, "row 2: question: expected one that this submission answered"),
-        (
-            {"criterion": "beauty", "points": "1"},
-            "row 2: criterion: expected one of pictures, hidden, links, got 'beauty'",
-        ),
-        ({"points": "1.5"}, "row 2: points: expected 0 to 1, got '1.5'"),
-        ({"points": "-1"}, "got '-1'"),
-        ({"points": "nan"}, "got 'nan'"),
-        ({"points": "good"}, "got 'good'"),
-        ({"comment": "well done"}, "row 2: points: expected a number beside the comment"),
-        ({"name": "ada", "criterion": "hidden", "points": "1"}, "row 6: the same as row 2; leave one"),
-    ],
-)
-def test_one_bad_row_and_nothing_is_taken(out, row, words):
-    rows = sheet(out)
-    for other in rows[1:]:
-        other["points"] = "1"
-    rows[0] |= row
-    with refused(rubric.Wrong, words):
-        take(out, rows)
-    assert not any(g.marks for g in latest(out).values())
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "'name' is missing"),
-        (b"name,points\nada,1\n", "'question' is missing"),
-        (b"\xff\xfen\x00a\x00", "expected CSV in UTF-8"),
-        (b'name,question,criterion,points possible,points,comment\n"ada', "not CSV"),
-        (None, "expected a CSV of `grader rubric export`"),
-    ],
-)
-def test_a_file_that_is_no_sheet_is_one_line(out, content, words):
-    if content is not None:
-        (out / "bad.csv").write_bytes(content)
-    with refused(rubric.Wrong, words):
-        rubric.read(out / "bad.csv", latest(out), "eve")
-
-
-def test_the_command_line_takes_a_sheet_and_writes_the_pages_again(out, said):
-    marks, own = out / "marks.csv", ("--out", out)
-    assert said(grader_main, "rubric", "export", marks, *own) == (0, f"wrote {marks}: 6 criteria to mark\n")
-    assert said(grader_main, "rubric", "export", marks, *own)[0] == 2, "a sheet that somebody fills in was overwritten"
-    rows = sheet(out)
-    rows[3] |= {"points": "1", "comment": "<b>seen</b>"}
-    code, told = said(grader_main, "rubric", "import", write(marks, rows), *own, "--by", "eve")
-    assert (code, told[:13]) == (0, "1 marks taken")
-    second = out / "second.csv"
-    assert said(grader_main, "rubric", "export", second, *own) == (0, f"wrote {second}: 5 criteria to mark\n")
-    assert "&lt;b&gt;seen" in (out / "report" / "submissions" / "ada.html").read_text()
-    rows[3]["points"] = "7"
-    code, told = said(grader_main, "rubric", "import", write(marks, rows), *own)
-    assert (code, told) == (2, f"grader: {marks}: row 5: points: expected 0 to 1, got '7'\n")
-    code, told = said(grader_main, "rubric", "import", marks, "--out", out / "nowhere")
-    assert (code, told.count("\n")) == (2, 1)
-    assert not (out / "nowhere").exists()
-
-
-def test_lab_answers_tells_the_form_and_never_whether_it_is_right(tmp_path, said):
-    table = '[{}]\nvalue = {}\nunit = "{}"\n'
-    right = table.format("ddp.ring_bytes", 868, "MB")
-
-    def of_file(toml):
-        handed_in(tmp_path, toml, "## ddp.timeline\nThree words here.\n")
-        return said(lab_main, "answers", tmp_path)
-
-    code, told = of_file(right + table.format("ddp.flat_gain", 1e9, "s") + table.format("zero.step_bytes", 3, "s"))
-    assert code == 1
-    assert "✓ ddp.ring_bytes" in told
-    assert "? ddp.flat_gain" in told
-    assert "✗ zero.step_bytes" in told
-    assert "3 words" in told
-    code, wrong = of_file(right.replace("868", "999"))
-    assert code == 0
-    assert wrong == of_file(right)[1].replace("868", "999")
-    assert of_file("[ddp\n")[1].count("not TOML") == 1
-    assert said(lab_main, "answers", tmp_path / "nowhere")[0] == 2

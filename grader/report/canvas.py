@@ -1,0 +1,94 @@
+"""Points to Canvas: a column for its gradebook, by who is who on the roster."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from lab.course.assignment import Assignment
+
+from .. import people
+from ..csv_io import Sheet, csv_text, disarmed
+from ..errors import Wrong
+from ..graded import Graded
+from . import one_line
+from .summary import number, standing
+
+CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
+POSSIBLE = "Points Possible"  # in the column Student: the row that says what each column is worth
+_IDS = ("SIS Login ID", "SIS User ID", "ID")
+
+
+def canvas(
+    roster: str,
+    column: str,
+    graded: Mapping[str, Graded],
+    assignment: Assignment,
+    ids: Iterable[str],
+    whose: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[str, list[str]]:
+    """(CSV to import into Canvas, a line for each submission that is left out).
+
+    roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
+    its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
+    gets these points times the share of the points that count for the submission, written ones among them. A
+    submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
+    several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
+    whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
+    """
+    ids, table = list(ids), Sheet(roster)
+    who = [name for name in CANVAS if name in table.headings]
+    if not {"Student", "ID"} <= set(who):
+        came = ", ".join(table.headings)[:200] or "nothing"
+        raise Wrong(f"expected Canvas' export with columns Student and ID, got {came}")
+    if column not in table.headings:
+        near = difflib.get_close_matches(column, table.headings, 3, 0.3) or ["none like it"]
+        raise Wrong(f"expected a column {column!r}, got {', '.join(near)}; create the assignment, export again")
+    students = [student for _, student in table]
+    of_column = next((s for s in students if s["Student"] == POSSIBLE), dict.fromkeys(table.headings, ""))
+    try:
+        worth = float(of_column[column])
+    except ValueError:
+        worth = math.nan
+    if not 0 < worth < math.inf:
+        raise Wrong(
+            f"expected the points of {column!r} in the row {POSSIBLE}, got {of_column[column]!r}; "
+            "give the assignment points in Canvas, export again"
+        )
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in graded:
+        told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
+        for key in dict.fromkeys([*_owner_keys(name), *told]):
+            owners[key].append(name)
+    rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
+    nobody = "belongs to nobody on the roster"
+    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := (whose or {}).get(n)) else "") for n in graded}
+    for student in students:
+        if not student["ID"]:  # the row of points possible
+            continue
+        keys = [(key, student.get(key, "").casefold()) for key in _IDS]
+        names = next((owners[key] for key in keys if key[1] and key in owners), [])
+        cell = ""
+        if names:
+            own = people.counting(names, graded)
+            for name in names:
+                left_out[name] = "refused" if graded[name].status == "refused" else "an earlier attempt"
+                left_out[name] += f"; {own} counts"
+            got, counts, _ = standing(graded[own], assignment, ids)
+            left_out.pop(own, None)
+            if graded[own].status == "refused":
+                left_out[own] = "refused, so its cell stays empty"
+            elif counts:
+                cell = str(number(worth * got / counts))
+            else:
+                left_out[own] = "nothing of it counts, so its cell stays empty"
+        rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
+    return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()]
+
+
+def _owner_keys(name: str) -> list[tuple[str, str]]:
+    """What a submission's name may say of whose it is: an id, or as Canvas calls a file."""
+    canvas, whole = people.CANVAS_FILE.fullmatch(name), name.casefold()
+    return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]
