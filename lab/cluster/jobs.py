@@ -174,7 +174,7 @@ def unfit(job: Job, plan: Plan) -> str:
     if plan.chunks > 1 and (plan.pipe == 1 or plan.micro_batches(job) % plan.pipe):
         return f"{plan.chunks} chunks need a pipeline and micro-batches in groups of pipe={plan.pipe}"
     if plan.recompute not in RECOMPUTE:
-        return f"recompute {plan.recompute} is none of {', '.join(RECOMPUTE)}"
+        return f"recompute is {plan.recompute}, expected one of {', '.join(RECOMPUTE)}"
     if plan.zero not in range(4) or (plan.zero and plan.data == 1):
         return f"ZeRO {plan.zero} with data={plan.data}"
     return ""

@@ -64,8 +64,9 @@ class Layers:
         return [*events, self._product((s, d, s), phase, "values", batch=heads)]
 
     def light(self) -> list[Event]:
-        """What selective recomputation does again: the core of attention, or where that is fused and keeps no scores,
-        both norms and the feed-forward's activation (Megatron-Core's `layernorm` and `mlp_act`)."""
+        """Return what selective recomputation computes again. Without fused attention it is the core of attention.
+        Fused attention keeps no scores: then it is both norms and the activation (Megatron-Core's `layernorm` and
+        `mlp_act`)."""
         if not self.recipe.fused_attention:
             return self.core("recompute")
         return [_again(event) for event in (self._norm(), self._norm(), self._activation())]

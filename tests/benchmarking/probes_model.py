@@ -45,7 +45,7 @@ class Watched(Transformer):
 def watched(
     impl: Any, sizes: dict, batch: int, context: int, mode: str, warmup: int, steps: int, training: bool
 ) -> dict:
-    """What the model noticed, and the number of samples. training: the mode that the model is handed over in.
+    """Return what the model noticed, and the number of samples. training: the mode that the model is handed over in.
 
     apart: how far it is from a twin that AdamW trained, over all parameters and with its default arguments.
     """

@@ -85,7 +85,7 @@ def laid_otherwise(impl, kind: str, values: PerRank) -> list:
 
 
 def twice(impl, kind: str, values: PerRank, options: dict) -> str:
-    """What two backwards before one synchronization raise, with nothing said of it."""
+    """Return the error of two backwards before one synchronization, without no_sync()."""
     m = Given(values[dist.get_rank()], 0)
     m.unused = nn.Parameter(torch.zeros(2))  # its bucket does not fill up
     wrapped = wrap(impl, kind, m, **options)

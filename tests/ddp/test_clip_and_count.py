@@ -263,7 +263,7 @@ def test_gradients_are_scaled_where_they_lie(run, rng):
 
 
 def whole_and_pieces(run, rng) -> list:
-    """What came of whole gradients alone, and of some beside pieces."""
+    """Clip whole gradients alone, and some beside pieces of others."""
     cases = [{"gradients": [*draw(rng), None], "sharded": s, "max_norm": 0.1} for s in (None, draw(rng))]
     return run(probes.clip_sharded, [cases], [], world=1)[0]
 

@@ -191,7 +191,7 @@ def same(one: list, other: list) -> bool:
 
 
 def refusal(what: str, save: Callable[[], None]) -> str:
-    """What save() raises on all ranks where JSON cannot express `what`."""
+    """Return the error that save() raises on all ranks where JSON cannot express `what`."""
     said = raised(save, text=True)
     try:
         dist.all_gather_object([None] * dist.get_world_size(), said)
