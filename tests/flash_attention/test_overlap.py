@@ -73,7 +73,7 @@ def test_exponentials_run_beside_a_product(run, check, rng, is_causal):
     ran = check(drawn, is_causal, LATE, where="interpret")["sources"]
     got = run(probes.overlapped, is_causal, "bfloat16", triton="native", replace=[judged.CAUSAL])
     what = f"for sm_90, bfloat16, dim 128{', causal' * is_causal}, tiles of {got['tile']}, {got['warps']} warps"
-    measured(f"exponentials covered {what}", got["covered"], 0.9, "times")
+    measured(f"share of exponentials{', causal' * is_causal}, without a wgmma", 1 - got["covered"], 0.1, at_most=True)
     assert ran == [got["source"]], f"{what}: the interpreter ran another kernel than the one that compiles"
     assert got["spilled"] == 0, f"{what}: {got['spilled']} bytes spill: p and alpha take registers from step to step"
     assert got["covered"] >= 0.9, (
