@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,30 @@ class Part:
     factor: float  # of PREMUL_SUM
     splits: list[int]  # elements for each rank of the group, of an all_to_all
     expected: list[int]  # elements from each
+
+    def tensor(self) -> torch.Tensor | None:
+        """The payload, which nobody changes, as a tensor; None where it holds several dtypes."""
+        if len({dtype for dtype, _ in self.segments}) != 1:
+            return None
+        dtype = self.segments[0][0]
+        return torch.frombuffer(self.payload, dtype=dtype) if self.payload else torch.zeros(0, dtype=dtype)
+
+
+def handed_in(rank: int, members: tuple[int, ...], header: dict[str, Any], payload: bytearray) -> Part:
+    """What a frame says that this rank hands in, now. Raises Refused."""
+    segments = [(dtype_named(dtype), count(n)) for dtype, n in header["segments"]]
+    row = Row(
+        number=int(header["number"]), op=header["op"], bytes=sum(dtype.itemsize * n for dtype, n in segments),
+        elements=sum(n for _, n in segments), dtype=str(segments[0][0]).removeprefix("torch.") if segments else "",
+        group=list(members), phase="", rank=rank, issued_s=time.perf_counter(), peer=int(header["peer"]),
+        tag=int(header.get("tag", 0)),
+    )  # fmt: skip
+    part = Part(
+        rank, row, payload, segments, str(header.get("reduce", "")), float(header.get("factor", 1)),
+        [count(n) for n in header.get("splits", ())], [count(n) for n in header.get("expected", ())],
+    )  # fmt: skip
+    check(part, len(members))
+    return part
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,3 +54,37 @@ class Rank:
         if number >= len(self.rows):
             raise Refused(f"to wait for operation {number} of {len(self.rows)}")
         return number
+
+    def flush(self) -> bool:
+        """Send what its socket takes. Return whether it now takes all and did not before, or the other way round."""
+        was_full = self.is_full
+        try:
+            while self.outbox:
+                sent = self.socket.send(self.outbox[0])
+                self.outbox[0] = self.outbox[0][sent:]
+                if not self.outbox[0]:
+                    self.outbox.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()
+        self.is_full = bool(self.outbox)
+        return self.is_full != was_full
+
+    def held_until(self, row: Row, hold: Sequence[tuple[str, str]]) -> str:
+        """The gate that must be asked before this operation is answered; "" where nothing is kept back."""
+        for first, last in hold:
+            asked = {gate.name: gate.issued for gate in self.gates}
+            if first in asked and asked[first] <= row.number and last not in asked:
+                return last
+        return ""
+
+
+def connected(number: int) -> tuple[Rank, socket.socket]:
+    """A rank as the switch sees it, and the end of its connection that the rank itself gets."""
+    mine, theirs = socket.socketpair()
+    for end in (mine, theirs):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+    mine.setblocking(False)
+    return Rank(number, mine, frames.Reader(mine)), theirs

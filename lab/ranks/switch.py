@@ -15,19 +15,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import selectors
-import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from ..cluster.costs import Link
 from . import frames, reports
 from .ledger import MESSAGES, Row
-from .parts import Part, Refused, check, count, dtype_named, results
-from .rank_status import Gate, Rank
+from .parts import Part, Refused, handed_in, results
+from .rank_status import Gate, Rank, connected
 
 _LONGEST_S = 0.05  # between looks at what else is to be done
 _FRAMES = 32  # of one rank in a row, before the others have their turn
@@ -53,17 +50,8 @@ class Switch:
         self.mismatch = ""  # where ranks first issued different things
         self.refused = ""  # what no rank of ours sends
         self.stood_still: list[tuple[int, Row]] = []  # ranks that waited for an answer that was kept back
-        self.ranks: list[Rank] = []
-        self.ends: list[socket.socket] = []
+        self.ranks, self.ends = zip(*map(connected, range(world)), strict=True)
         self._selector = selectors.SelectSelector()  # its time limits are exact to microseconds
-        for number in range(world):
-            mine, theirs = socket.socketpair()
-            for end in (mine, theirs):
-                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                    end.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-            mine.setblocking(False)
-            self.ranks.append(Rank(number, mine, frames.Reader(mine)))
-            self.ends.append(theirs)
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
         self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # messages that wait for their other end
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap of what the link delivers, and when
@@ -117,12 +105,10 @@ class Switch:
     def _hear(self, rank: Rank) -> None:
         """Take what this rank has sent; a rank that sends what ours never do is not heard again."""
         try:
-            left = _FRAMES
-            for header, payload in rank.reader.frames(_FRAMES):
+            for heard, (header, payload) in enumerate(rank.reader.frames(_FRAMES), 1):
                 self._take(rank, header, payload)
-                left -= 1
-            if not left:
-                self._unheard.append(rank)
+                if heard == _FRAMES:
+                    self._unheard.append(rank)
         except EOFError:
             self._lose(rank)
         except (frames.Malformed, Refused, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -136,7 +122,7 @@ class Switch:
         elif what == "poll":
             number = rank.issued(header)
             rank.polls[number] = rank.polls.get(number, 0) + 1
-            if rank.polls[number] == 2 and self._held_until(rank, rank.rows[number]):
+            if rank.polls[number] == 2 and rank.held_until(rank.rows[number], self.hold):
                 self._stood_still(rank, number)
         elif what == "wait":
             number = rank.issued(header)
@@ -177,22 +163,14 @@ class Switch:
     def _issue(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:
         op, name, peer = header["op"], header["group"], int(header["peer"])
         members = rank.groups[name]
-        segments = [(dtype_named(dtype), count(n)) for dtype, n in header["segments"]]
-        size = sum(dtype.itemsize * n for dtype, n in segments)
         if int(header["number"]) != len(rank.rows) or (peer >= 0 and peer not in members):
             raise Refused(f"operation {header['number']} of {len(rank.rows)}, with rank {peer}")
-        row = Row(
-            number=len(rank.rows), op=op, bytes=size, elements=sum(n for _, n in segments),
-            dtype=str(segments[0][0]).removeprefix("torch.") if segments else "", group=list(members), phase="",
-            rank=rank.number, issued_s=time.perf_counter(), peer=peer, tag=int(header.get("tag", 0)),
-        )  # fmt: skip
-        part = Part(
-            rank.number, row, payload, segments, str(header.get("reduce", "")), float(header.get("factor", 1)),
-            [count(n) for n in header.get("splits", ())], [count(n) for n in header.get("expected", ())],
-        )  # fmt: skip
-        check(part, len(members))
+        part = handed_in(rank.number, members, header, payload)
+        row = part.row
         rank.rows.append(row)
-        rank.payloads.append(self._kept_payload(part))
+        keeps = len(payload) <= self._room
+        self._room -= len(payload) * keeps
+        rank.payloads.append(part.tensor() if keeps else None)
         rank.waits.clear()
         rank.polls.clear()
         gone = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
@@ -202,14 +180,6 @@ class Switch:
             self._message(name, part)
         else:
             self._collective((name, members), part)
-
-    def _kept_payload(self, part: Part) -> torch.Tensor | None:
-        """The payload, which nobody changes, for tests to look at; None where it is too large, or of several dtypes."""
-        if len({dtype for dtype, _ in part.segments}) != 1 or len(part.payload) > self._room:
-            return None
-        self._room -= len(part.payload)
-        dtype = part.segments[0][0]
-        return torch.frombuffer(part.payload, dtype=dtype) if part.payload else torch.zeros(0, dtype=dtype)
 
     # ---- matching ----
 
@@ -301,7 +271,7 @@ class Switch:
 
     def _answer(self, part: Part, payload: Any, peer: int = -1, error: str = "") -> None:
         rank, row = self.ranks[part.rank], part.row
-        if until := self._held_until(rank, row):
+        if until := rank.held_until(row, self.hold):
             self._kept[rank.number, until].append(lambda: self._answer(part, payload, peer, error))
             return
         row.done_s = time.perf_counter()
@@ -324,19 +294,9 @@ class Switch:
 
     def _flush(self, rank: Rank) -> None:
         """Send what the rank takes; the rest when it takes more."""
-        try:
-            while rank.outbox:
-                count = rank.socket.send(rank.outbox[0])
-                rank.outbox[0] = rank.outbox[0][count:]
-                if not rank.outbox[0]:
-                    rank.outbox.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            rank.outbox.clear()
-        if bool(rank.outbox) != rank.is_full and rank.socket in self._selector.get_map():
-            rank.is_full = bool(rank.outbox)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.is_full else 0)
+        changed = rank.flush()
+        if changed and rank.socket in self._selector.get_map():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.outbox else 0)
             self._selector.modify(rank.socket, events, rank)
 
     # ---- gates ----
@@ -347,14 +307,6 @@ class Switch:
         self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
         for answer in self._kept.pop((rank.number, name), ()):
             answer()
-
-    def _held_until(self, rank: Rank, row: Row) -> str:
-        """The gate that must be asked first; "" where nothing is kept back."""
-        for first, last in self.hold:
-            asked = {gate.name: gate.issued for gate in rank.gates}
-            if first in asked and asked[first] <= row.number and last not in asked:
-                return last
-        return ""
 
     def _is_stuck(self) -> bool:
         """Whether no rank will send anything more. Answers that were kept back are given first, and that is noted."""
