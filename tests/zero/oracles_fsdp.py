@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 
 from lab.harness import gated
-from lab.harness.judge import close, measured, never_holds
+from lab.harness.judge import close, never_holds
 from lab.ranks import gates
 
 from ..ddp.chains import called
 from . import probes_fsdp
+from .messages_fsdp import parts
 from .probes_fsdp import DTYPES, Net
 
 NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gather": [], "zero2": []}  # by kind
@@ -289,100 +288,6 @@ def mean_of(ranks, group, values, factor, cause, half=False):
         *((f"whole, rank {r}", ranks[r]["whole"]) for r in group if "whole" in ranks[r]),
     ]:
         close(got.flatten(), want, yardstick, f"gradient, {what}", factor=factor, cause=cause)
-
-
-def parts(plan, world, small=0, blocks=False) -> tuple[list, int, int]:
-    """(layer, n) of each layer that is cut, in forward's order; elements of what stays whole; elements of all.
-
-    blocks: they alone are layers.
-    """
-    m = Net(plan)
-    layers = [("embedding", m.embedding), *((i, b) for i, b in enumerate(m.blocks)), ("norm", m.norm), ("head", m.head)]
-    sizes = [(name, sum(p.numel() for p in layer.parameters())) for name, layer in layers]
-    sizes = [(name, size) for name, size in sizes if size >= small and (not blocks or isinstance(name, int))]
-    every = sum(p.numel() for p in m.parameters())
-    return [(name, -(-size // world)) for name, size in sizes], every - sum(size for _, size in sizes), every
-
-
-def messages(plan, world, small=0, blocks=False, backward_dtype="float32", dtype="float32") -> Counter:
-    """What a step sends: (op, phase, elements, dtype)."""
-    cut, whole, _ = parts(plan, world, small, blocks)
-    want = Counter({("all_reduce", "finish", 1, "float32"): whole})
-    for _, n in cut:
-        want["all_gather", "forward", n, dtype] += 1
-        want["all_gather", "backward", n, dtype] += 1
-        want["reduce_scatter", "backward", n, backward_dtype] += 1
-    return want
-
-
-def sends(rows) -> Counter:
-    """What was sent. All-reduces count by elements: what is small may travel in one message, or in several."""
-    found: Counter = Counter()
-    for r in rows:
-        if r["op"] == "all_reduce":
-            found[r["op"], r["phase"], 1, r["dtype"]] += r["elements"]
-        else:
-            found[r["op"], r["phase"], r["elements"], r["dtype"]] += 1
-    return found
-
-
-def told(counter, names=None) -> str:
-    """How often each was sent. names: of layers, by n."""
-    names = names or {}
-    return ", ".join(
-        f"all_reduce of {times} elements in all {' '.join(map(str, (phase, *dtype)))}"
-        if (op, n) == ("all_reduce", 1)
-        else f"{times} x {op}{f' of {names[n]}' if n in names else ''} {' '.join(map(str, (phase, n, *dtype)))}"
-        for (op, phase, n, *dtype), times in sorted(counter.items(), key=str)
-    )
-
-
-def sends_exactly(ranks, want, cause, plan, world, small=0):
-    """Assert that each rank sends that in every step; what is small stays whole."""
-    names: dict[int, str] = {}
-    for name, n in parts(plan, world, small)[0]:
-        name = f"block {name}" if isinstance(name, int) else name
-        names[n] = f"{names[n]} or {name}" if n in names else name
-    for rank, got in enumerate(ranks):
-        for step, what in enumerate(got["seen"]):
-            found = sends(what["rows"])
-            measured("messages of a rank in a step", found.total(), want.total())
-            more, gone = found - want, want - found
-            dtypes = _dtypes(more, gone)
-            assert not dtypes, f"rank {rank}, step {step}: {dtypes}: cast before it is sent"
-            assert found == want, (
-                f"rank {rank}, step {step}: {told(more, names) or 'nothing'} too much, "
-                f"{told(gone, names) or 'nothing'} missing (elements a rank): "
-                f"{_sent_otherwise(more, gone, want, names, plan) or cause}"
-            )
-
-
-def _dtypes(more, gone) -> str:
-    """What travels in another dtype, where that is all that is wrong."""
-    if Counter(key[:3] for key in more.elements()) != Counter(key[:3] for key in gone.elements()):
-        return ""
-    asked = {key[:3]: key[3] for key in gone}
-    kinds = sorted({(op, phase, dtype, asked[op, phase, n]) for op, phase, n, dtype in more})
-    return ", ".join(f"each {op} in {phase} travels as {dtype}, expected {other}" for op, phase, dtype, other in kinds)
-
-
-def _sent_otherwise(more, gone, want, names, plan) -> str:
-    """What it may be that sends this too much, and not that; "" if unknown."""
-    by_op = {op: {key[:3] for key in more if key[0] == op} for op in ("all_gather", "reduce_scatter", "all_reduce")}
-    gathers = {key for key in want if key[:2] == ("all_gather", "backward")}
-    if not more and {*gone} == gathers and all(gone[key] == want[key] for key in gathers):
-        return "no layer is gathered again in backward: free it after its forward, backward fills the same storage anew"
-    if plan.get("checkpoint") and not gone and {*more} <= {k for k in gathers if "block" in names.get(k[2], "")}:
-        return (
-            "a block under checkpoint runs its forward again in backward, and backward uses the weights next: do not "
-            "free them in between"
-        )
-    if by_op["all_reduce"] and {key[0] for key in gone} == {"reduce_scatter"}:
-        return "gradients are all-reduced, which sends everyone all of them: a reduce-scatter is half of it"
-    if by_op["all_reduce"] and not by_op["all_gather"] and {key[0] for key in gone} == {"all_gather", "reduce_scatter"}:
-        layers = ", ".join(sorted({names.get(key[2], "?") for key in gone}))
-        return f"{layers} is not cut: each layer of `small` elements or more is, whatever it computes"
-    return ""
 
 
 def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:

@@ -18,7 +18,8 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import draw_plan, messages, natural, parts, sends, steps_of, told, trains_as_one
+from .messages_fsdp import messages, parts, sends, sends_exactly, told
+from .oracles_fsdp import draw_plan, natural, steps_of, trains_as_one
 
 GATHER = "zero.fsdp_gather"
 
@@ -76,7 +77,7 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
     small, blocks = 20 if layers == "a small one" else 2 * plan["width"], layers == "blocks"  # the norm has 2 · width
     options = {"small": small, **({"layers": "blocks"} if blocks else {})}
     ranks = steps_of(run, rng, "gather", plan, natural(plan, 2), world, options)
-    oracles.sends_exactly(
+    sends_exactly(
         ranks, messages(plan, world, small, blocks),
         "each layer is gathered in forward, gathered again and reduce-scattered in backward, in parts of a W-th; what "
         f"has fewer than {small} elements or is in no layer ({layers} given) is all-reduced in "

@@ -18,7 +18,8 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import BLOCK, NEEDS, draw_plan, messages, natural, steps_of, trains_as_one
+from .messages_fsdp import messages, sends_exactly
+from .oracles_fsdp import BLOCK, NEEDS, draw_plan, natural, steps_of, trains_as_one
 from .probes_fsdp import DTYPES
 
 MIXED = "zero.fsdp_mixed"
@@ -65,7 +66,7 @@ def test_messages_have_the_dtypes_that_were_asked_for(run, rng, dtype, reduce):
     options = {"compute_dtype": dtype} | ({"reduce_dtype": reduce} if reduce else {})
     rough = "bfloat16" if "bfloat16" in (dtype, reduce) else dtype
     ranks = steps_of(run, rng, "mixed", plan, natural(plan, 2), world, options, reduced=rough)
-    oracles.sends_exactly(
+    sends_exactly(
         ranks, messages(plan, world, dtype=dtype, backward_dtype=reduce or dtype),
         "cast the shard before it is gathered, and the gradient before it is scattered; every layer is cut",
         plan, world,

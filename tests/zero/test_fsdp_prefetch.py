@@ -18,7 +18,8 @@ import pytest
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
-from .oracles_fsdp import BLOCK, draw_plan, messages, natural, parts, steps_of, trains_as_one
+from .messages_fsdp import messages, parts, sends_exactly
+from .oracles_fsdp import BLOCK, draw_plan, natural, steps_of, trains_as_one
 
 PREFETCH = "zero.fsdp_prefetch"
 
@@ -122,7 +123,7 @@ def test_one_layer_is_on_its_way_while_another_computes(run, rng):
 def test_nothing_more_is_sent(run, rng, checkpoint):
     plan = draw_plan(rng, checkpoint=checkpoint)
     ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), 2, {"small": 20})
-    oracles.sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none", plan, 2, 20)
+    sends_exactly(ranks, messages(plan, 2, 20), "fetching ahead moves gathers, and adds none", plan, 2, 20)
 
 
 @exercise(PREFETCH, kind="property")

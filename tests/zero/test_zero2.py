@@ -19,7 +19,8 @@ from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
 from . import probes_fsdp
-from .oracles_fsdp import BLOCK, draw_numbers, draw_plan, natural, steps_of, told, trains_as_one
+from .messages_fsdp import told
+from .oracles_fsdp import BLOCK, draw_numbers, draw_plan, natural, steps_of, trains_as_one
 
 ZERO2 = "zero.zero2"
 CAUSES = [
