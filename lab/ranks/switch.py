@@ -50,7 +50,8 @@ class Switch:
         self.mismatch = ""  # where ranks first issued different things
         self.refused = ""  # what no rank of ours sends
         self.stood_still: list[tuple[int, Row]] = []  # ranks that waited for an answer that was kept back
-        self.ranks, self.ends = zip(*map(connected, range(world)), strict=True)
+        pairs = [connected(number) for number in range(world)]  # none, where a probe has no ranks
+        self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
         self._selector = selectors.SelectSelector()  # its time limits are exact to microseconds
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
         self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # messages that wait for their other end
