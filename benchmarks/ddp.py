@@ -21,7 +21,7 @@ from lab.harness.runner import Executor, Runner
 
 from .probes_ddp import VARIANTS, steps
 from .results import write
-from .side_by_side import network, parser, slowest, took
+from .side_by_side import network, over, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, 32 tokens a rank, SGD; medians of interleaved steps, of each the slowest rank. "
@@ -74,7 +74,7 @@ def measure(ranks: int, link: Link | None, rounds: int) -> list[dict]:
     """A row a variant."""
     runner = Runner(Executor(ROOT / "reference"))
     try:
-        said = runner.run(steps, rounds, world=ranks, link=link, timeout=1800.0)
+        said = runner.run(steps, rounds, world=ranks, timeout=1800.0, **over(link))
     finally:
         runner.close()
     times = slowest([s["times"] for s in said])

@@ -17,7 +17,7 @@ from lab.harness.runner import Executor, Runner
 
 from .probes_mesh import VARIANTS, bytes_of, same, seconds
 from .results import write
-from .side_by_side import most, network, parser, slowest, took
+from .side_by_side import most, network, over, parser, slowest, took
 
 NOTE = (
     "A transformer of 20 M parameters, AdamW in float32, sequences of 64 tokens: data, one a rank, sharded; tensor, "
@@ -54,7 +54,7 @@ def measure(axis: str, ranks: int, link: Link | None, rounds: int, held: dict[st
             losses = runner.run(same, axis, ranks, 3, world=ranks, timeout=600.0)[0]
             for a, b in zip(*losses.values(), strict=True):
                 assert abs(a - b) <= 1e-4 * abs(b), f"{axis}: losses differ: {losses}"
-        times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, link=link, timeout=1800.0))
+        times = slowest(runner.run(seconds, axis, ranks, rounds, world=ranks, timeout=1800.0, **over(link)))
         for name in VARIANTS if not held else ():
             held[name] = most(runner.run(bytes_of, axis, ranks, name, world=ranks, timeout=600.0))
     finally:

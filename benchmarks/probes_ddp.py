@@ -21,6 +21,7 @@ VARIANTS = {
     "bucketed, 5 MiB": lambda impl, m: impl.ddp.bucketed.BucketedDDP(m, 5 * MIB),
     "torch, 25 MiB": lambda impl, m: nn.parallel.DistributedDataParallel(m),
     "torch, 5 MiB": lambda impl, m: nn.parallel.DistributedDataParallel(m, bucket_cap_mb=5),
+    "torch, 25 MiB, views": lambda impl, m: nn.parallel.DistributedDataParallel(m, gradient_as_bucket_view=True),
     "torch, 5 MiB, views": lambda impl, m: nn.parallel.DistributedDataParallel(
         m, bucket_cap_mb=5, gradient_as_bucket_view=True
     ),

@@ -118,6 +118,11 @@ def _link(text: str) -> Link:
     return Link(alpha_s, bytes_per_s)
 
 
+def over(link: Link | None) -> dict[str, Any]:
+    """What a run is told: the link, which the switch is; or Gloo itself, past the switch."""
+    return {"link": link} if link else {"network": "gloo"}
+
+
 def network(link: Link | None) -> str:
     """A link in words."""
     return f"link, {1e3 * link.alpha_s:g} ms, {link.bytes_per_s / 1e6:g} MB/s" if link else "plain Gloo"
