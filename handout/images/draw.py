@@ -13,10 +13,20 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
-from handout.images import benchmarking, ddp, flash_attention, journey, mesh, mixed_precision, planning, zero  # noqa: E402
+from handout.images import (  # noqa: E402
+    benchmarking,
+    ddp,
+    flash_attention,
+    journey,
+    mesh,
+    mesh_costs,
+    mixed_precision,
+    planning,
+    zero,
+)  # fmt: skip
 from handout.images.moving import MOVING  # noqa: E402
 
-CHAPTERS = (journey, benchmarking, mixed_precision, flash_attention, ddp, zero, mesh, planning)
+CHAPTERS = (journey, benchmarking, mixed_precision, flash_attention, ddp, zero, mesh, mesh_costs, planning)
 PICTURES = tuple(draw for chapter in CHAPTERS for draw in chapter.PICTURES)
 
 if __name__ == "__main__":
