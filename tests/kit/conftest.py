@@ -11,6 +11,8 @@ import pytest
 from lab.harness.runner import Executor, Runner
 from lab.measure import device
 
+from .boxes import boxed, kit  # noqa: F401 - fixtures
+
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:

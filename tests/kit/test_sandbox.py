@@ -5,78 +5,20 @@ Spies run without a box, too: one that finds nothing there would prove nothing h
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from grader import sandbox
-from grader.sandbox import Limits, Sandbox, SandboxError, available, choose, fallback
+from grader.sandbox import Sandbox, SandboxError, choose
 
-KIT = Path(__file__).resolve().parents[2]
-SECRET = "the-expected-value-41.97"
-
-
-@pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kit with everything an instructor has lying around; every hidden file holds SECRET."""
-    root = tmp_path_factory.mktemp("kit")
-    for name in ("lab/__init__.py", "tests/__init__.py", "tests/ddp/__init__.py", "tests/ddp/probes.py",
-                 "tests/ddp/probes_more.py"):  # fmt: skip
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("WHERE = __file__\n")
-    for name in HIDDEN:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(SECRET)
-    for student in ("alice", "bob"):
-        (root / "work" / student / "ddp").mkdir(parents=True)
-        (root / "work" / student / "ddp" / "naive.py").write_text(SECRET if student == "bob" else "MINE = 1\n")
-    (root / "work" / "alice" / "leak.py").symlink_to(root / "gradebook.sqlite")
-    return root
-
-
-HIDDEN = [
-    "tests/ddp/test_ddp.py", "tests/kit/__init__.py", "tests/conftest.py", "reference/ddp/naive.py",
-    "grader/judge.py", "examples/expected.json", "gradebook.sqlite", "assignment.toml", ".git/config",
-    "student/ddp/naive.py",
-]  # fmt: skip
-
+from .boxes import HIDDEN, KIT, SECRET, box, in_a_box, started
 
 BOTH = pytest.mark.parametrize("isolation", ["bubblewrap", "process"])
-
-
-def box(kit: Path, isolation: str = "bubblewrap", student: str = "alice", python: str = sys.executable, **limits: int):
-    if isolation != "uid" and (reason := available()[isolation]):
-        pytest.skip(reason)
-    return Sandbox(isolation, kit / "work" / student, kit, Limits(**limits), python=python)
-
-
-def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A process in the box, and the first line that it printed."""
-    process = box.popen(["-c", "import json, os, sys, time\n" + code, *arguments], {})
-    assert process.stdout is not None
-    return process, process.stdout.readline().decode() or pytest.fail(box.stderr(process))
-
-
-def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int):
-    """What `code` prints as JSON, run as a student's would be."""
-    with box(kit, isolation, **limits) as opened:
-        process = opened.popen(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
-        out, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, opened.stderr(process)
-        return json.loads(out)
-
-
-@pytest.fixture
-def boxed(kit: Path):
-    return lambda code, **more: in_a_box(kit, code, **more)
 
 
 SPY_FILES = """
@@ -290,183 +232,12 @@ def test_inherited_descriptors_are_invisible(boxed, tmp_path: Path) -> None:
         os.close(fd)
 
 
-BOMB = """
-count = 0
-try:
-    while count < 3000:
-        if os.fork() == 0: time.sleep(100)
-        count += 1
-except OSError: pass
-print(json.dumps(count)); sys.stdout.flush(); time.sleep(100)
-"""
-DAEMON = """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0: time.sleep(100)
-    os._exit(0)
-time.sleep(.2); print(7); sys.stdout.flush(); time.sleep(100)
-"""
-
-
-def members(marker: str) -> list[int]:
-    """Pids of this machine with `marker` in their command line."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
-
-
-def gone(marker: str, within_s: float = 5.0) -> bool:
-    """Who was killed may take a moment to be gone, on busy cores."""
-    deadline = time.monotonic() + within_s
-    while members(marker) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not members(marker)
-
-
-@pytest.mark.parametrize("wrapped", ["fork bomb", "setsid"])
-def test_kill_ends_everything(kit: Path, wrapped: str) -> None:
-    marker, bomb = f"marker-{time.monotonic_ns()}", wrapped == "fork bomb"
-    with box(kit, processes=100) as opened:
-        process, said = started(opened, BOMB if bomb else DAEMON, marker)
-        count = int(said)
-        assert 80 <= count <= 100 if bomb else count == 7
-        assert len(members(marker)) >= (count if bomb else 2)
-        opened.kill(process)
-        assert members(marker) == []
-        assert leftovers() == []
-
-
-def leftovers(grader: int | None = None) -> list[str]:
-    """Control groups that a grader (this process, by default) has not removed; others may be grading beside us."""
-    pattern = f"**/shardlings-*-{grader or os.getpid()}-*"
-    return [str(p) for p in Path("/sys/fs/cgroup").glob(pattern)] if os.path.isdir("/sys/fs/cgroup") else []
-
-
-def test_an_enormous_allocation_fails_inside_only(boxed) -> None:
-    take = "try: x = bytearray(10 << 30); print('\"got it\"')\nexcept MemoryError: print('\"no\"')"
-    assert boxed(take) == "no"
-
-
-TOGETHER = """
-pids = []
-for _ in range(4):
-    pids.append(os.fork())
-    if not pids[-1]:
-        x = bytearray(b'x') * (150 << 20); time.sleep(1); os._exit(0)
-print(json.dumps([os.waitpid(p, 0)[1] for p in pids]))
-"""
-
-
-def test_the_memory_of_all_processes_together_is_bounded(kit: Path) -> None:
-    with box(kit, memory_bytes=300 << 20) as opened:
-        _, said = started(opened, TOGETHER)
-        if any("memory" in n for n in opened.notes):
-            assert os.geteuid() != 0 or not os.access("/sys/fs/cgroup/memory", os.W_OK)
-            pytest.skip(f"no memory cgroup can be written here: {opened.notes}")
-        assert signal.SIGKILL in json.loads(said), "600 MiB fitted into 300"
-
-
-FILL = """
-def fill(folder):
-    total = 0
-    try:
-        for i in range(99):
-            with open(f'{folder}/{i}', 'wb', 0) as f: total += f.write(bytes(8 << 20))
-    except OSError: pass
-    return total >> 20
-print(json.dumps([fill('/tmp'), fill('/dev/shm')]))
-"""
-
-
-def test_a_disk_bomb_meets_the_bound_of_its_tmpfs(boxed) -> None:
-    assert max(boxed(FILL, tmp_bytes=32 << 20)) <= 32
-
-
-def test_one_file_and_the_open_files_are_bounded(boxed) -> None:
-    names = ["RLIMIT_DATA", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CPU", "RLIMIT_CORE"]
-    got = boxed(f"import resource\nprint(json.dumps([resource.getrlimit(getattr(resource, n)) for n in {names}]))")
-    mine = Limits()
-    want = [mine.process_bytes, mine.processes, mine.file_bytes, mine.open_files, mine.cpu_s, 0]
-    assert got == [[w, w] for w in want] or os.geteuid() != 0
-
-
-def test_boxes_at_the_same_time_have_different_users(kit: Path) -> None:
-    with box(kit) as opened:
-        if os.geteuid() != 0:
-            pytest.skip("only root changes users")
-        uids = {int(started(opened, "print(os.getuid(), flush=True); time.sleep(60)")[1]) for _ in range(2)}
-        assert len(uids) == 2
-        assert min(uids) >= 50_000
-
-
-def test_a_grader_that_is_killed_leaves_nothing(kit: Path) -> None:
-    if reason := available()["bubblewrap"]:
-        pytest.skip(reason)
-    marker = f"marker-{time.monotonic_ns()}"
-    code = f"""
-import sys, time
-from pathlib import Path
-from grader.sandbox import Sandbox
-box = Sandbox("bubblewrap", Path({str(kit)!r}) / "work/alice", Path({str(kit)!r}))
-process = box.popen(["-c", "import os, time; os.fork(); print(1, flush=True); time.sleep(100)", {marker!r}], {{}})
-process.stdout.readline(); print(box._root, flush=True); time.sleep(100)
-"""
-    grader = subprocess.Popen([sys.executable, "-c", code], cwd=KIT, stdout=subprocess.PIPE, text=True)
-    assert grader.stdout is not None
-    root = Path(grader.stdout.readline().strip())
-    assert len(members(marker)) >= 2
-    assert root.is_dir()
-    grader.kill()
-    grader.wait()
-    assert gone(marker)
-    with box(kit):  # sweeps
-        assert leftovers(grader.pid) == []
-        assert not root.exists()
-
-
 def test_standard_error_is_kept_and_bounded(kit: Path) -> None:
     with box(kit, "process") as opened:
         process = opened.popen(["-c", "import sys; sys.stderr.write('x' * 300_000 + 'the end')"], {})
         process.wait(timeout=30)
         assert opened.stderr(process).endswith("the end")
         assert len(opened.stderr(process)) == 1 << 16
-
-
-def of_another_user() -> str:
-    """An interpreter: one under a private home is out of an unprivileged user's reach."""
-    for python in (sys.executable, "/usr/bin/python3"):
-        if not fallback.why_not_uid(python):
-            return python
-    return pytest.skip(fallback.why_not_uid(sys.executable))
-
-
-@pytest.mark.parametrize("isolation", ["uid", "process"])
-def test_the_weaker_boxes_run_and_end(kit: Path, isolation: str) -> None:
-    python = of_another_user() if isolation == "uid" else sys.executable
-    marker = f"marker-{time.monotonic_ns()}"
-    code = "import lab; os.fork(); print(os.getuid(), os.getcwd(), flush=True); time.sleep(100)"
-    with box(kit, isolation, python=python) as opened:
-        process, said = started(opened, code, marker)
-        uid, folder = said.split()
-        assert (int(uid) != os.getuid()) == (isolation == "uid")
-        assert sorted(p.name for p in Path(opened.kit_path).iterdir()) == ["impl", "lab", "tests"]
-        opened.kill(process)
-        assert gone(marker)
-        assert not Path(folder).exists()
-
-
-def test_uid_isolation_ends_daemons_and_keeps_other_boxes_out(kit: Path) -> None:
-    python, marker = of_another_user(), f"marker-{time.monotonic_ns()}"
-    with box(kit, "uid", "bob", python) as bob:
-        with box(kit, "uid", "alice", python) as alice:
-            theirs = bob.submission_path + "/ddp/naive.py"
-            assert (
-                started(alice, f"try: print(open({theirs!r}).read())\nexcept OSError as e: print(e.errno)")[1] == "13\n"
-            )
-        process, said = started(bob, DAEMON, marker)
-        assert said == "7\n"
-        assert len(members(marker)) >= 2
-        bob.kill(process)
-        assert members(marker) == []
-        assert leftovers() == []
 
 
 def test_it_fails_closed(monkeypatch: pytest.MonkeyPatch, kit: Path) -> None:

@@ -1,0 +1,69 @@
+"""A kit with everything an instructor has lying around, and boxes in which a submission's code runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grader.sandbox import Limits, Sandbox, available
+
+KIT = Path(__file__).resolve().parents[2]
+
+
+SECRET = "the-expected-value-41.97"
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kit with everything an instructor has lying around; every hidden file holds SECRET."""
+    root = tmp_path_factory.mktemp("kit")
+    for name in ("lab/__init__.py", "tests/__init__.py", "tests/ddp/__init__.py", "tests/ddp/probes.py",
+                 "tests/ddp/probes_more.py"):  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("WHERE = __file__\n")
+    for name in HIDDEN:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(SECRET)
+    for student in ("alice", "bob"):
+        (root / "work" / student / "ddp").mkdir(parents=True)
+        (root / "work" / student / "ddp" / "naive.py").write_text(SECRET if student == "bob" else "MINE = 1\n")
+    (root / "work" / "alice" / "leak.py").symlink_to(root / "gradebook.sqlite")
+    return root
+
+
+HIDDEN = [
+    "tests/ddp/test_ddp.py", "tests/kit/__init__.py", "tests/conftest.py", "reference/ddp/naive.py",
+    "grader/judge.py", "examples/expected.json", "gradebook.sqlite", "assignment.toml", ".git/config",
+    "student/ddp/naive.py",
+]  # fmt: skip
+
+
+def box(kit: Path, isolation: str = "bubblewrap", student: str = "alice", python: str = sys.executable, **limits: int):
+    if isolation != "uid" and (reason := available()[isolation]):
+        pytest.skip(reason)
+    return Sandbox(isolation, kit / "work" / student, kit, Limits(**limits), python=python)
+
+
+def started(box: Sandbox, code: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A process in the box, and the first line that it printed."""
+    process = box.popen(["-c", "import json, os, sys, time\n" + code, *arguments], {})
+    assert process.stdout is not None
+    return process, process.stdout.readline().decode() or pytest.fail(box.stderr(process))
+
+
+def in_a_box(kit: Path, code: str, isolation: str = "bubblewrap", **limits: int):
+    """What `code` prints as JSON, run as a student's would be."""
+    with box(kit, isolation, **limits) as opened:
+        process = opened.popen(["-c", "import json, os, sys, time\n" + code], {"GIVEN": "yes"})
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, opened.stderr(process)
+        return json.loads(out)
+
+
+@pytest.fixture
+def boxed(kit: Path):
+    return lambda code, **more: in_a_box(kit, code, **more)
