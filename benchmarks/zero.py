@@ -23,10 +23,10 @@ NOTE = (
     "forward, backward and optimizer, 32 tokens a rank. Medians of interleaved steps, of each the slowest rank. torch: "
     "ZeroRedundancyOptimizer, with views once it has moved the parameters into buckets; fully_shard of each block. "
     "peak, kept: MiB held at most in a step and after it, on the rank that has most; sent: MiB a rank, the mean. "
-    "Goals: zero1 at most 1.00 of torch's best, split at most 1.05 of zero1, zero2 at most 0.95 of fully_shard. On Gloo "
-    "each message costs: zero1 sends large tensors as they lie (44 here), torch with views one buffer an owner, into "
-    "which it has moved the parameters; alone, on 2 ranks, 63 and 48 ms. split cuts each tensor into a piece a rank, so "
-    "it sends as many times more."
+    "Goals: zero1 at most 1.00 of torch's best, split at most 1.05 of zero1, zero2 at most 0.95 of fully_shard. "
+    "On Gloo each message costs: zero1 sends large tensors as they lie (44 here), torch with views one buffer an "
+    "owner, into which it has moved the parameters; alone, on 2 ranks, 63 and 48 ms. split cuts each tensor into a "
+    "piece a rank, so it sends as many times more."
 )
 
 
