@@ -15,9 +15,6 @@ from .compose import (
     same_as_alone,
 )
 
-COMPOSE = "mesh.compose"
-
-
 NEEDS = [
     "mesh.mesh", "mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel",
     "mesh.sequence_parallel", "mesh.schedule_gpipe", "mesh.schedule_1f1b", "mesh.schedule_interleaved", "mesh.execute",

@@ -13,20 +13,36 @@ a placement that tells norms and checkpoints of other copies than there are.
 from __future__ import annotations
 
 import itertools
+import math
+from collections import defaultdict
 
 import pytest
+import torch
 
+from lab.cluster.costs import sent_bytes
+from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_compose as probes
+from .carried import bytes_sent
 from .compose import (
     AXES,
+    bare,
     compare,
+    coordinate,
     draw_model,
     draw_run,
+    draw_state,
+    dropped_out,
+    members,
+    same_as_alone,
 )
-from .compose_check import COMPOSE, NEEDS, check, model_for
-from .shares import ALL
+from .compose_check import NEEDS, check, model_for
+from .costs import listed
+from .probes_placed import part_of
+from .shares import ALL, share_of, too_many, why_not
+
+COMPOSE = "mesh.compose"
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -105,8 +121,196 @@ def test_clipping_comes_between_gradients_and_step(run, rng, expect):
         compare(got["gradients"], want["gradients"], degrees, rank, "what clip is given: gradient")
 
 
+@exercise(COMPOSE, kind="property")
+def test_no_rank_holds_more_than_its_share(run, rng, replaced):
+    """Of a model with experts on all axes; what FSDP shards is padded by less than one number a unit and rank."""
+    model = model_for(rng, ALL)
+    state, plans = bare(model).state_dict(), [{}, {"fsdp": True, "small": 0}]
+    keep_wholes = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]
+    hoarding = replaced(keep_wholes)  # stand-ins do
+    tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
+    for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
+        for told, shards in zip(got, (1, 2), strict=True):
+            live, share = told["bytes"], share_of(model, state, coordinate(ALL, rank))
+            numbers, units = sum(share.values()), sum(n > 0 for n in share.values())
+            most = 4 * (numbers if shards == 1 else numbers // shards + units) + tables
+            most += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
+            measured(f"bytes held by a rank of 16, data sharded over {shards}", live, most, "bytes", at_most=True)
+            assert live <= most, (
+                f"rank {rank} at {coordinate(ALL, rank)}{', data sharded' * (shards > 1)}: {live} bytes are held when "
+                f"the model has been parallelized, expected at most {most}{too_many(told, share, shards)}"
+            )
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize(
+    ("degrees", "fsdp"),
+    [({"data": 2, "tensor": 2}, False), ({"pipe": 2, "tensor": 2}, False), ({"data": 2, "expert": 2}, False),
+     ({"data": 2, "pipe": 2}, True), ({"data": 2, "expert": 2, "tensor": 2}, True), (ALL, False)],
+    ids=str,
+)  # fmt: skip
+def test_bytes_along_each_axis_are_those_of_the_accounting(run, rng, expect, replaced, degrees, fsdp):
+    """Per step. Beside these bytes, ranks send only the loss over data × pipe × expert: 4 bytes."""
+    experts, micro_batches = 4 if "expert" in degrees else 0, 2
+    sizes = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 8, "vocabulary": 16, "context": 4}
+    model = {"sizes": sizes, "experts": experts, "k": experts or 1, "tied": False}
+    plan = {"micro_batches": micro_batches, "fsdp": fsdp, "small": 0}
+    rows = 8 // micro_batches // degrees.get("data", 1) // degrees.get("expert", 1)
+    ranks = check(run, rng, expect, degrees, plan, model, steps=1, rows=rows)
+    work = {"sequences": 8, "context": 4, "micro_batches": micro_batches, "experts": experts, "k": model["k"]}
+    for rank, got in enumerate(ranks):
+        case = {
+            "config": sizes, "work": work, "degrees": dict.fromkeys(AXES, 1) | degrees, "fsdp": fsdp,
+            "stage": coordinate(degrees, rank)["pipe"],
+        }  # fmt: skip
+        cost, want = listed(case), defaultdict(float)
+        for axis in (*AXES, "data×expert"):
+            want[members(degrees, rank, tuple(axis.split("×")))] += cost[axis]
+        want[members(degrees, rank, ("data", "pipe", "expert"))] += sent_bytes(
+            "all_reduce", 4, len(members(degrees, rank, ("data", "pipe", "expert")))
+        )
+        found: defaultdict = defaultdict(float)
+        for row in got["sent"]["step 0"]:
+            if row["op"] != "recv" and len(row["group"]) > 1:
+                found[tuple(row["group"])] += bytes_sent([row])
+        for group in want.keys() | found.keys():
+            axes = [axis for axis in AXES if len({coordinate(degrees, r)[axis] for r in group}) > 1]
+            assert abs(want[group] - found[group]) < 0.5 or replaced(NEEDS), (  # a stand-in sends more than it must
+                f"rank {rank} at {coordinate(degrees, rank)}: {found[group]:,.0f} bytes over {group} "
+                f"({' × '.join(axes)}), the accounting says {want[group]:,.0f}"
+            )
+
+
+@exercise(COMPOSE, kind="property")
+def test_two_runs_are_equal_to_the_bit(run, rng, expect):
+    degrees, plan = {rng.choice(["data", "expert"]): 2, "tensor": 2}, {"micro_batches": 2, "sequence": True}
+    model = model_for(rng, degrees)
+    state, batches, _ = draw_run(rng, expect, model, degrees, plan, 2)
+    one, two = (run(probes.trained, model, state, degrees, plan, batches, 0.1, world=4, replace=NEEDS) for _ in "12")
+    for rank, (a, b) in enumerate(zip(one, two, strict=True)):
+        assert a["losses"] == b["losses"], f"rank {rank}: losses {a['losses']}, then {b['losses']}"
+        for (name, _, _, first), (_, _, _, second) in zip(a["parameters"], b["parameters"], strict=True):
+            assert torch.equal(first, second), f"rank {rank}: {name} differs between two runs"
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize("sequence", [False, True])
+def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
+    degrees = dict.fromkeys(rng.shuffled(["data", "pipe", "expert"])[:2], 2) | {"tensor": 2}
+    plans = [{"seed": seed, "sequence": sequence} for seed in rng.shuffled(range(99))[:2]]
+    told = run(probes.drawn, model_for(rng, degrees), degrees, plans, world=8, replace=NEEDS)
+    for rank, (first, after) in ((rank, drawn) for rank, own in enumerate(told) for drawn in own):
+        assert first == after, f"rank {rank} draws {first} once parallelized, and {after} from rank_seed's seed"
+    both = [[first for first, _ in own] for own in told]
+    ranks = [first for first, _ in both]
+    for rank, (one, other) in enumerate(both):
+        assert one != other, f"rank {rank} draws alike with seeds {plans[0]['seed']} and {plans[1]['seed']} of the plan"
+    for a, b in itertools.combinations(range(8), 2):
+        here, there = coordinate(degrees, a), coordinate(degrees, b)
+        alike = not sequence and {**here, "tensor": 0} == {**there, "tensor": 0}
+        every = "; so do all 8 ranks" if all(each == ranks[0] for each in ranks) else ""
+        assert (ranks[a] == ranks[b]) == alike, (
+            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}{every}: "
+            f"{'they hold the same activations' if alike else 'they hold other activations'}"
+        )
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize("sequence", [False, True])
+def test_dropout_on_a_whole_mesh(run, rng, sequence):
+    """Losses and gradients are those of one process with the ranks' dropout masks."""
+    degrees = {"data": 2, "pipe": 2, "tensor": 2}
+    plan = {"micro_batches": 2, "dropout": 0.5, "sequence": sequence}
+    model = draw_model(rng, 2, 3)
+    state = draw_state(rng, model)
+    batches = [[rng.tokens(8, model["sizes"]["context"], vocabulary=10) for _ in range(2)] for _ in range(2)]
+    ranks = run(probes.trained, model, state, degrees, plan, batches, 0.1, world=8, replace=NEEDS)
+    masks = [got["masks"] for got in ranks]
+    for rank, own in enumerate(masks):
+        sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
+        assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
+        assert not all(bool(kept.all()) for kept in own), (
+            f"rank {rank}: with dropout of 0.5 nothing was dropped{why_not(ranks[rank]['dropouts'])}"
+        )
+        assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
+            f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
+        )
+        for other in members(degrees, rank, ("tensor",)) if not sequence else ():
+            assert all(torch.equal(a, b) for a, b in zip(own, masks[other], strict=True)), (
+                f"ranks {rank} and {other} hold the same activations, and do not drop the same"
+            )
+    same_as_alone(ranks, dropped_out(model, state, batches, degrees, plan, masks, 0.1), degrees, "dropout 0.5")
+
+
 @exercise(COMPOSE, kind="numerics")
 def test_capacity_on_a_whole_mesh(run, rng, expect):
     """Each rank's tokens have a limit of their own, on each tensor rank too. The residual passes dropped tokens on."""
     plan = {"micro_batches": 2, "balance": 0.1, "sequence": True}
     check(run, rng, expect, ALL, plan, {**draw_model(rng, 2, 2, experts=4), "factor": 0.5}, steps=2, rows=2)
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+def test_what_runs_is_the_schedule_of_the_plan(run, rng, expect, replaced, schedule, chunks):
+    degrees, plan = {"pipe": 2}, {"micro_batches": 4, "schedule": schedule, "chunks": chunks}
+    model = draw_model(rng, layers=2 * chunks)
+    state, batches, want = draw_run(rng, expect, model, degrees, plan, 1)
+    traces = run.trace(probes.trained, model, state, degrees, plan, batches, 0.1, True, world=2, replace=NEEDS)
+    same_as_alone([trace.values for trace in traces], want, degrees, schedule)
+    for rank, trace in enumerate(traces):
+        ran, planned = [gate.name for gate in trace.gates[1:]], trace.values["planned"]
+        assert ran == planned or replaced(["mesh.execute"]), (
+            f"rank {rank}: {schedule} says {planned}, and what ran (by chunk) was {ran}"
+        )
+
+
+@exercise(COMPOSE, kind="property")
+@pytest.mark.parametrize(("degrees", "experts"), [(ALL, 2), ({"data": 2, "tensor": 2}, 0)], ids=["mixture", "dense"])
+def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
+    """Norms and checkpoints rely on placements: exactly the ranks along the named axes hold the same numbers."""
+    model = {**draw_model(rng, 2, 2, experts=experts), "tied": True}
+    plans = [{}, {"fsdp": True, "small": 0}, {"fsdp": True}]  # the last: all is small
+    shapes = {name: t.shape for name, t in bare(model).state_dict().items() if name != "head.weight"}
+    everyones = run(probes.placed, model, degrees, plans, world=math.prod(degrees.values()), replace=NEEDS)
+    for number, plan in enumerate(plans):
+        holders, found = defaultdict(set), []
+        for rank, got in enumerate(everyones):
+            assert got[number]["config"] == model["sizes"], f"rank {rank}: config {got[number]['config']}"
+            for name, dim, start, count, copies in got[number]["pieces"]:
+                place = coordinate(degrees, rank)["tensor"]
+                cuts = zip(part_of(name, torch.empty(shapes[name]), place, 2).shape, shapes[name], strict=True)
+                cut = next((d for d, (part, whole) in enumerate(cuts) if part != whole), None)
+                assert dim == cut, f"{plan}, rank {rank}: tensor has cut {name} along {cut}, placements() says {dim}"
+                key = name, place if cut is not None else 0, start, count
+                holders[key].add(rank)
+                found.append((rank, key, copies))
+        for rank, key, copies in found:
+            said = set(members(degrees, rank, tuple(copies)))
+            assert said == holders[key], (
+                f"{plan}, rank {rank}: {key[0]} from {key[2]} is said to be on ranks {sorted(said)}, along {copies}, "
+                f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
+            )
+            sharded = "data" not in copies
+            reason = "a layer of fewer numbers than plan.small stays whole, and each has" if sharded else "small is 0"
+            reason = reason if plan.get("fsdp") else "fsdp is off"
+            assert sharded == (plan.get("small") == 0) or replaced(NEEDS), (
+                f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded: {reason}"
+            )
+
+
+@exercise(COMPOSE, kind="property")
+def test_what_does_not_divide_is_refused_in_one_line(run, rng):
+    sizes = draw_model(rng, 2)["sizes"]
+    three = {"sizes": sizes, "experts": 3, "k": 1}
+    dense = {"sizes": sizes, "experts": 0, "k": 1}
+    odd = {"sizes": {**sizes, "heads": 3, "kv_heads": 3, "width": 12}, "experts": 0, "k": 1}
+    wide = {**dense, "sizes": {**sizes, "hidden": 7}}
+    deep = {"schedule": "interleaved", "chunks": sizes["layers"] + 1}
+    tied = {**dense, "tied": True}, {"fsdp": True, "schedule": "interleaved", "chunks": 2}
+    cases = [[three, {}], [odd, {}], [wide, {}], [dense, deep], [*tied], [dense, {"micro_batches": 3}, 4]]
+    ranks = run(probes.refused, [{"expert": 2, "tensor": 2}, *cases], world=4, replace=NEEDS)
+    expected = [("experts", "3"), ("heads", "3"), ("7",), ("stage", "layers"), ("chunk", "tied"), ("micro", "3")]
+    for rank, told in enumerate(ranks):
+        for said, words in zip(told, expected, strict=True):
+            fine = said.startswith("ValueError: ") and all(word in said for word in words) and "\n" not in said
+            assert fine, f"rank {rank}: {said}; expected a ValueError of one line that has {' and '.join(words)}"
