@@ -6,7 +6,7 @@ Nobody is on the page who did not ask for it, and then under a name of their own
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,8 @@ def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
     return {id: min(several) for id, several in found.items() if several}
 
 
-def entries(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> list[dict[str, Any]]:
+def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> list[dict[str, Any]]:
     """Gradescope's "leaderboard": there students choose names of their own, and the course whether it is shown."""
-    ids = list(ids)
     earned, _, _ = totals(graded.scores(assignment, ids))
     measured = sorted(ratios(graded, ids).items())
     return [
@@ -92,7 +91,6 @@ def write(
     if strangers := sorted(set(names) - set(graded)):
         raise Wrong(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
     board = rows(graded, names, assignment, ids)
-    timed = sorted({id for row in board for id in row.ratios})
-    title = "Leaderboard"
-    write_whole(path, _render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed))
+    values = {"rows": board, "timed": sorted({id for row in board for id in row.ratios})}
+    write_whole(path, _render("leaderboard.html", title="Leaderboard", assignment=assignment, run=run, **values))
     return path

@@ -188,15 +188,12 @@ def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
         found[r.test].append(r)
     return [
         {
-            "name": readable(test),
-            "kind": cases[0].kind,
-            "state": of_function([r.outcome for r in cases]),
-            "cases": len(cases),
-            "seconds": sum(r.seconds for r in cases),
+            "name": readable(test), "kind": cases[0].kind, "state": of_function([r.outcome for r in cases]),
+            "cases": len(cases), "seconds": sum(r.seconds for r in cases),
             "instrumented": any(r.instrumented for r in cases),
         }
         for test, cases in found.items()
-    ]
+    ]  # fmt: skip
 
 
 def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:
