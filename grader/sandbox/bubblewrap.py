@@ -159,9 +159,8 @@ def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[
     packages = tuple(Path(p) for p in search if Path(p).name in ("site-packages", "dist-packages") and Path(p).is_dir())
     for root in roots:
         if root in (Path("/"), Path.home()):
-            raise SandboxError(
-                f"expected {python} in a folder of its own, its prefix is {root}; use a virtual environment"
-            )
+            what = f"expected {python} in a folder of its own, its prefix is {root}"
+            raise SandboxError(f"{what}; use a virtual environment")
     links = []
     link = Path(python).absolute()
     while link.is_symlink():
@@ -180,10 +179,8 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
     }
     system = [Path(p) for p in _SYSTEM if Path(p).is_dir()]
     for path in system:
-        if path.is_symlink():
-            mounts[path] = ["--symlink", os.readlink(path), str(path)]
-        else:
-            mounts[path] = ["--ro-bind", str(path), str(path)]
+        how = ["--symlink", os.readlink(path)] if path.is_symlink() else ["--ro-bind", str(path)]
+        mounts[path] = [*how, str(path)]
     outside = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
     for path in (*roots, *outside, *(Path(p) for p in _MORE if Path(p).exists())):
         mounts.setdefault(path, ["--ro-bind", str(path), str(path)])
