@@ -8,17 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flask import (
-    Blueprint,
-    Response,
-    abort,
-    current_app,
-    redirect,
-    render_template,
-    request,
-    send_from_directory,
-    url_for,
-)  # fmt: skip
+import flask
+from flask import Blueprint, Response, abort, current_app, redirect, render_template, request, url_for
 from flask_login import current_user
 from markupsafe import Markup
 
@@ -215,9 +206,8 @@ def mark(question: str, slug: str) -> Page:
         cells = [cell for cell in cells if not _as_shown(cell, s)]
         book.mark(rubric.taken([(cell["criterion"], cell) for cell in cells], {row.name: row.graded}, _me()))
     following = next(_others(shelf().now(), question, slug), None)
-    return redirect(
-        url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark"), 303
-    )
+    there = url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark")
+    return redirect(there, 303)
 
 
 def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
@@ -253,4 +243,4 @@ def asset(file: str) -> Response:
     """Style and sorting that the reports have, too."""
     if file not in ("style.css", "sort.js"):
         abort(404)
-    return send_from_directory(Path(html.__file__).parent / "templates", file)
+    return flask.send_from_directory(Path(html.__file__).parent / "templates", file)
