@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,7 +25,7 @@ from lab.course.scoring import Result
 from lab.solution.framing import FORGED
 
 from . import cs336
-from .graded import Flag, Graded
+from .graded import AllGraded, Flag, Graded
 from .sandbox.cgroups import owner_tag, sweep
 from .submissions import Submission, SubmissionError, hash_of, unpack
 
@@ -43,12 +43,9 @@ class Settings:
 
 
 def grade_all(
-    submissions: Sequence[Submission],
-    settings: Settings,
-    jobs: int,
-    done: Callable[[Graded], None],
-    before: Mapping[str, Graded] | None = None,
-) -> Iterator[tuple[Submission, str]]:
+    submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None],
+    before: AllGraded | None = None,
+) -> Iterator[tuple[Submission, str]]:  # fmt: skip
     """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged.
 
     before: by name, what was graded earlier; of it only what `judged` marks is judged again. A worker that dies takes
@@ -73,12 +70,9 @@ def grade_all(
 
 
 def _in_turn(
-    submissions: Sequence[Submission],
-    settings: Settings,
-    jobs: int,
-    done: Callable[[Graded], None],
-    before: Mapping[str, Graded],
-) -> Iterator[tuple[Exception, Submission]]:
+    submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None],
+    before: AllGraded,
+) -> Iterator[tuple[Exception, Submission]]:  # fmt: skip
     """Judge `jobs` at a time; yields (what was raised, submission). No worker holds one that it has not begun."""
     waiting = list(reversed(submissions))
     running: dict[concurrent.futures.Future[Graded], Submission] = {}
@@ -88,9 +82,8 @@ def _in_turn(
             broken = False
             try:
                 while waiting and len(running) < jobs:
-                    next_one = waiting[-1]
-                    running[pool.submit(grade_one, next_one, settings, before.get(next_one.name))] = next_one
-                    waiting.pop()
+                    submission = waiting[-1]
+                    running[pool.submit(grade_one, submission, settings, before.get(submission.name))] = waiting.pop()
                 ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             except BrokenProcessPool:  # an idle worker died
                 broken, ended = True, set()
@@ -197,9 +190,7 @@ def _flags(results: list, edition: str = "") -> Iterator[Flag]:
             kind = "forged answer"
         elif not kind and r.outcome == "failed" and r.public == "passed" and r.reason != "hung":
             kind = "fits the public inputs only"
-        if edition and kind != "forged answer":
-            continue
-        if kind and (kind, r.exercise) not in told:
+        if kind and (kind, r.exercise) not in told and (kind == "forged answer" or not edition):
             told.add((kind, r.exercise))
             yield Flag(kind, f"{r.id}: {r.message}")
 

@@ -71,10 +71,9 @@ class Database:
             raise GradebookError(f"{self.path}: an empty file; `grader grade` makes a gradebook")
         if not new and version != self._newest and not write:  # by one that has the lock as long as it takes
             Database(self.path, self._schema, self._newest, self._upgrades).close()
-        for pragma in (
-            ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON") if write else ("query_only = ON",)
-        ):
-            self._ask(f"PRAGMA {pragma}")
+        settings = "journal_mode = WAL, synchronous = FULL, foreign_keys = ON" if write else "query_only = ON"
+        for setting in settings.split(", "):
+            self._ask(f"PRAGMA {setting}")
         if not write:
             return
         if new:
@@ -114,7 +113,6 @@ class Database:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's complaints as one clear line."""
         try:
             yield
         except sqlite3.Error as error:
@@ -138,12 +136,10 @@ def exact(name: str) -> str | bytes:
 
 
 def text(stored: str | bytes) -> str:
-    """A name as `exact` stored it."""
     return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
 
 
 def texts(row: Iterable[Any]) -> list[Any]:
-    """A row in which names are as they were before `exact`."""
     return [text(cell) if isinstance(cell, bytes) else cell for cell in row]
 
 

@@ -35,8 +35,6 @@ def now() -> str:
 
 
 class Desk(Database):
-    """The half of a gradebook that people write."""
-
     assignment: Assignment
 
     def changes(self) -> tuple[int, int]:
@@ -106,7 +104,6 @@ class Desk(Database):
         return found if found and found.password else None
 
     def admit(self, accounts: Iterable[Account]) -> None:
-        """Add accounts, or change those of the same logins."""
         with self._transaction():
             for a in accounts:
                 self._insert("account", (a.login, a.role, exact(a.name), a.password))

@@ -176,9 +176,9 @@ class Gradebook(Desk):
     def _carry_over(self, base: int, run: int, ids: Iterable[str], again: Mapping[str, Collection[str]]) -> None:
         """Copy the submissions of a run, and note from which one each exercise's results are."""
         earlier: dict[int, dict[str, int | None]] = defaultdict(dict)
-        joined = "JOIN submission o ON o.id = c.submission AND o.run = ?"
+        carried = "SELECT c.submission, c.exercise, c.run FROM carried c"
         for key, exercise, judged in self._ask(
-            f"SELECT c.submission, c.exercise, c.run FROM carried c {joined}", (base,)
+            f"{carried} JOIN submission o ON o.id = submission AND o.run = ?", (base,)
         ):
             earlier[key][exercise] = judged
         for old, name in self._ask("SELECT id, name FROM submission WHERE run = ?", (base,)):

@@ -76,14 +76,9 @@ def _with(secret: Result, public: Result) -> Result:
 
 
 def run_tests(
-    runner: Runner,
-    ids: Collection[str],
-    seed: str,
-    cache: Path,
-    only: Container[str] | None = None,
-    first_failure: bool = False,
-    more: Iterable[Path] = (),
-) -> list[Result]:
+    runner: Runner, ids: Collection[str], seed: str, cache: Path, only: Container[str] | None = None,
+    first_failure: bool = False, more: Iterable[Path] = (),
+) -> list[Result]:  # fmt: skip
     """One pytest session in this process. Raises KitError if pytest itself fails.
 
     only: these test ids alone. more: folders of further tests of these exercises; they come first.

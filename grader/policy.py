@@ -53,8 +53,6 @@ class Policy:
 
 @dataclass(frozen=True)
 class Late:
-    """How late one due date was met."""
-
     due: datetime
     submitted: datetime
     stages: tuple[str, ...]
@@ -89,7 +87,6 @@ class Grade:
 
     @property
     def plain(self) -> bool:
-        """Whether tests alone decided it."""
         return not self.adjusted and not self.late and not self.excluded
 
 
@@ -166,9 +163,8 @@ def read(text: str, assignment: Assignment) -> Policy:
     due = {**({"": data["due"]} if "due" in data else {}), **own}
     for stage, when in due.items():
         if not isinstance(when, datetime) or when.tzinfo is None:
-            raise Wrong(
-                f"policy: {stage or 'due'}: expected a time with its offset, as 2026-02-14T23:59:00-08:00, got {when}"
-            )
+            expected = "a time with its offset, as 2026-02-14T23:59:00-08:00"
+            raise Wrong(f"policy: {stage or 'due'}: expected {expected}, got {when}")
     if not due:
         raise Wrong("policy: expected due, or due dates under [stages], got neither")
     return Policy(due, int(_number(data, "free_days", 365, int)), _number(data, "percent_a_day", 100, (int, float)))

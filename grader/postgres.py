@@ -68,21 +68,21 @@ class Connection:
         self._db.close()
 
     def _open(self, schema: str, newest: int, write: bool) -> None:
-        if self._db.execute("SELECT current_schema()").fetchone()[0] is None:
+        if self._db.execute("SELECT current_schema()").fetchone()[0] is None:  # type: ignore[index]
             self._db.close()
             raise GradebookError("gradebook.address: expected a schema that exists; run CREATE SCHEMA in the database")
         if write:
             lock = "SELECT pg_try_advisory_lock(hashtext(current_schema()), 1397244242)"
-            if not self._db.execute(lock).fetchone()[0]:
+            if not self._db.execute(lock).fetchone()[0]:  # type: ignore[index]
                 self._db.close()
                 raise Busy("gradebook.address: another grader is using this database; try again when it has ended")
-        if self._db.execute("SELECT to_regclass('format')").fetchone()[0] is None:
+        if self._db.execute("SELECT to_regclass('format')").fetchone()[0] is None:  # type: ignore[index]
             if not write:
                 raise GradebookError("gradebook.address: no gradebook in this database yet; `grader grade` makes one")
             for old, new in _TYPES:
                 schema = re.sub(old, new, schema, flags=re.DOTALL)
             self._db.execute(f"BEGIN; {schema} {_GUARD} INSERT INTO format VALUES ({newest}); COMMIT")  # type: ignore[arg-type]
-        (version,) = self._db.execute("SELECT number FROM format").fetchone()
+        (version,) = self._db.execute("SELECT number FROM format").fetchone()  # type: ignore[misc]
         if version != newest:
             raise GradebookError(f"gradebook.address: gradebook of format {version}, this grader reads format {newest}")
         if not write:

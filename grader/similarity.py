@@ -38,8 +38,6 @@ _SELF = re.compile(r"\b(?:self|cls)\b")
 
 @dataclass(frozen=True)
 class Version:
-    """One file as one party has it."""
-
     label: str  # of the kit, which solution: "reference", or a variant's name
     text: str
     grams: numpy.ndarray  # hashes beyond the stub's, sorted, each once
@@ -47,8 +45,6 @@ class Version:
 
 @dataclass
 class Party:
-    """Whose files are compared."""
-
     name: str
     kind: str  # "class", "kit" or "earlier"
     files: dict[str, list[Version]] = field(default_factory=dict)

@@ -29,7 +29,6 @@ class Cutter:
         self.hidden: set[str] = set()  # private names that were left out
 
     def code(self) -> str:
-        """The stub."""
         body, cut_last = self.block(self.module.body, "", 0)
         footer = () if cut_last else self.module.footer
         return self.module.with_changes(body=body, footer=footer).code
@@ -180,10 +179,8 @@ def _is_private(name: str) -> bool:
 
 def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, assignment: Assignment) -> str:
     """What stands for a solution: its exercise's id and what the docstring says is to be done."""
-    call, task = (
-        "raise NotImplementedError(",
-        _SENTENCE.split(" ".join((doc or "").split("\n\n")[0].split()))[0],
-    )
+    first = " ".join((doc or "").split("\n\n")[0].split())
+    call, task = "raise NotImplementedError(", _SENTENCE.split(first)[0]
     if kernel:  # raise cannot be compiled
         call, task = "tl.static_assert(False, ", "write this kernel"
     if " " not in task:  # none, or an argument's name: "params: as for torch's"

@@ -12,7 +12,7 @@ from lab.course.assignment import Assignment
 from .. import people
 from ..csv_io import Sheet, csv_text, disarmed
 from ..errors import Wrong
-from ..graded import Graded
+from ..graded import AllGraded
 from . import one_line
 from .summary import number, standing
 
@@ -22,7 +22,7 @@ _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
 
 def canvas(
-    roster: str, column: str, graded: Mapping[str, Graded], assignment: Assignment, ids: Collection[str],
+    roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
     whose: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[str, list[str]]:  # fmt: skip
     """(CSV to import into Canvas, a line for each submission that is left out).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,7 +12,7 @@ from lab.course.assignment import KINDS, Assignment, Exercise
 from lab.course.scoring import ExerciseScore, score
 
 from .. import people, written
-from ..graded import Graded
+from ..graded import AllGraded, Graded
 from ..policy import Grade
 from . import labels, one_line, page_name, plain
 from .summary import SYMBOLS, decisions, readable, state
@@ -36,8 +36,6 @@ class StageCell:
 
 @dataclass
 class ClassRow:
-    """One submission in the class table."""
-
     label: str
     page: str
     graded: Graded
@@ -69,8 +67,6 @@ class ClassRow:
 
 @dataclass
 class ExerciseStatistics:
-    """How a class did on one exercise."""
-
     exercise: Exercise
     ran: int  # submissions that tried it
     passed: int
@@ -92,7 +88,7 @@ class ClassSummary:
     median_final: float | None
 
 
-def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]) -> ClassSummary:
+def class_summary(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> ClassSummary:
     """The class in numbers. Medians and the distribution are over submissions of which something ran."""
     shown = labels(graded)
     rows, superseded = [], people.superseded(graded)

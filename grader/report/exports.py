@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lab.harness.files import write_whole
 from .. import people, written
 from ..cs336 import ADVISORY
 from ..csv_io import Sheet, csv_text, disarmed
-from ..graded import Graded, Run
+from ..graded import AllGraded, Graded, Run
 from ..policy import Grade
 from . import labels, one_line, page_name, plain, points
 from .canvas import canvas
@@ -66,7 +66,7 @@ def evidence(graded: Graded) -> str:
     return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
 
 
-def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]) -> list[list[str | float]]:
+def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> list[list[str | float]]:
     """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell, one whose stub
     is untouched the words "not attempted".
 
@@ -89,12 +89,11 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Collecti
     return rows
 
 
-def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]) -> None:
-    """Write csv_rows as UTF-8, at once."""
+def write_csv(path: str | Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     write_whole(Path(path), csv_text(csv_rows(graded, assignment, ids)))
 
 
-def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
+def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
     """Everything of a run but its secret seed: {"run": {...}, "submissions": {shown name: {...}}}."""
     about = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
     shown = labels(graded)
@@ -203,10 +202,9 @@ def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
     told = [(what, why) for what, why, _ in decisions(graded, grade)]
     scores = [(f"adjusted: {grade.adjusted:+.6g}", grade.adjusted), (f"late: −{points(grade.late)}", -grade.late)]
     why = plain("\n\n".join(f"{what}: {why}" for what, why in told), OUTPUT_LIMIT)
+    away = [(f"{id} (excluded)", plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()]
     found = [_entry(name, "", score, 0.0, score > 0, why) for name, score in scores if score]
-    return found + [
-        _entry(f"{id} (excluded)", "", 0.0, 0.0, None, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
-    ]
+    return found + [_entry(name, "", 0.0, 0.0, None, why) for name, why in away]
 
 
 def _entry(name: str, number: str, score: float, most: float, passed: bool | None, output: str) -> dict[str, Any]:
@@ -223,7 +221,7 @@ def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
     return {name: number(getattr(of, name)) for name in names}
 
 
-def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]) -> None:
+def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     """grades.csv, gradescope/<name>.json for each submission, and canvas.csv anew where `grader canvas` wrote one."""
     write_csv(folder / "grades.csv", graded, assignment, ids)
     for name, one in graded.items():

@@ -18,7 +18,6 @@ _LIMITS = Limits(1500, 0, 1, tests=False)
 
 
 def write(folder: Path, graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int) -> None:
-    """Write <folder>/<name>/report.html and comment.md."""
     own = folder / page_name(graded.name)
     own.mkdir(parents=True)
     write_whole(own / "report.html", submission_page(graded, assignment, run, ids, hints))

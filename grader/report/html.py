@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lab.course.assignment import ASKS, Assignment
 from lab.harness.files import write_whole
 
 from .. import cs336, written
-from ..graded import Graded, Run
+from ..graded import AllGraded, Graded, Run
 from . import labels, one_line, page_name, plain, points
 from .classroom import class_summary
 from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views
@@ -49,14 +49,14 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Colle
     return page
 
 
-def class_page(graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Collection[str]) -> str:
+def class_page(graded: AllGraded, assignment: Assignment, run: Run, ids: Collection[str]) -> str:
     """The instructor's page: distribution, hardest exercises, every submission, evidence, refusals."""
     summary = class_summary(graded, assignment, ids)
     return _render("index.html", title=assignment.title, assignment=assignment, run=run, summary=summary)
 
 
 def write_reports(
-    folder: str | Path, graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Collection[str]
+    folder: str | Path, graded: AllGraded, assignment: Assignment, run: Run, ids: Collection[str]
 ) -> Path:
     """Write index.html and submissions/<page_name>.html below folder; returns the path of index.html."""
     for g in graded.values():

@@ -17,7 +17,7 @@ from lab.harness.files import write_whole
 
 from ..csv_io import Sheet, read_text
 from ..errors import Wrong
-from ..graded import Graded, Run
+from ..graded import AllGraded, Graded, Run
 from . import labels, one_line
 from .html import _render
 
@@ -26,8 +26,6 @@ _RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.harness.compare.Compa
 
 @dataclass
 class Row:
-    """One submission on the page."""
-
     place: int
     name: str
     earned: float
@@ -70,7 +68,7 @@ def read_names(path: Path) -> dict[str, str]:
     return names
 
 
-def rows(graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
+def rows(graded: AllGraded, names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
     """Those of `names` that were graded, most points first; equal points share a place."""
     shown = labels(one_line(names[n], 60) for n in graded if n in names)
     found = []
@@ -85,9 +83,8 @@ def rows(graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Ass
 
 
 def write(
-    path: Path, graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
+    path: Path, graded: AllGraded, names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
 ) -> Path:
-    """Write the page. Raises Wrong for a submission that is not in the run."""
     if strangers := sorted(set(names) - set(graded)):
         raise Wrong(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
     board = rows(graded, names, assignment, ids)

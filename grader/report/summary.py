@@ -75,8 +75,6 @@ class Failure:
 
 @dataclass
 class ExerciseView:
-    """One exercise on a submission's page."""
-
     exercise: Exercise
     score: ExerciseScore
     state: str
@@ -93,7 +91,6 @@ class ExerciseView:
 
 
 def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], limits: Limits) -> list[ExerciseView]:
-    """What a page shows of each exercise, in the handout's order."""
     of: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         of[r.exercise].append(r)
@@ -182,7 +179,6 @@ def _failures(results: Iterable[Result], limits: Limits) -> list[Failure]:
 
 
 def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """Each test function with all its cases."""
     found: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         found[r.test].append(r)
