@@ -52,9 +52,9 @@ def grade_on(
     lanes = []
     for track, ids in _tracks(cluster, settings.ids).items():
         folder = _private(cluster.folder / track)
-        lanes.append(Lane([
-            Task(s, replace(settings, ids=ids), _private(folder / "results") / f"{s.name}.json") for s in submissions
-        ], start(cluster, track, folder, jobs), folder / "jobs.json"))  # fmt: skip
+        results, of_track = _private(folder / "results"), replace(settings, ids=ids)
+        tasks = [Task(s, of_track, results / f"{s.name}.json") for s in submissions]
+        lanes.append(Lane(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
     ended: dict[Submission, list[Answer]] = defaultdict(list)
     lost = False
     try:

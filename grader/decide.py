@@ -71,7 +71,7 @@ def late(
     assignment = default()
     with latest(out_folder) as (book, run, ids):
         text = read_text(policy, f"--policy: expected a text file, {policy}") if policy else ""
-        rules = p.read_new(text, assignment) if policy else p.in_force(book.decisions(), assignment)
+        rules = p.read(text, assignment, new=True) if policy else p.in_force(book.decisions(), assignment)
         if times and rules is None:
             raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
         given = read_text(times, f"--import: expected a text file, {times}") if times else ""

@@ -39,7 +39,7 @@ class Desk(Database):
 
     def changes(self) -> tuple[int, int]:
         """How often results, and what people wrote, have changed."""
-        ((results, decided),) = self._ask("SELECT results, decided FROM change")
+        results, decided = self._ask("SELECT results, decided FROM change")[0]
         return results, decided
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:

@@ -97,13 +97,12 @@ def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:
         listed = yaml.safe_load(text)
         for submission, about in listed.items():
             for student in about[":submitters"]:
-                yield _row(submission, about.get(":created_at", ""), *(student.get(f":{k}") for k in _SUBMITTER))
+                yield _row(
+                    submission, about.get(":created_at", ""), *(student.get(f":{k}") for k in ("name", "email", "sid"))
+                )
     except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         why = str(error).splitlines()[0][:120]
         raise Wrong(f"{path}: expected Gradescope's list with :submitters of each submission: {why}") from None
-
-
-_SUBMITTER = ("name", "email", "sid")
 
 
 def _classroom(path: Path, text: str) -> Iterable[dict[str, str]]:

@@ -62,7 +62,8 @@ class Cutter:
         if isinstance(node, cst.SimpleStatementLine):
             return self.line(node, scope)
         new = self.compound(node, scope, depth)
-        return None if _is_empty(new.body) and not getattr(new, "orelse", None) else new
+        empty = isinstance(new.body, cst.IndentedBlock) and not new.body.body
+        return None if empty and not getattr(new, "orelse", None) else new
 
     def function(self, node: cst.FunctionDef, scope: str, depth: int) -> cst.FunctionDef | None:
         name = scope + node.name.value
@@ -217,7 +218,3 @@ def _is_ellipsis(body: cst.BaseSuite) -> bool:
     small = last.body[0] if isinstance(last, cst.SimpleStatementLine) else last
     alone = len(body.body) == 1 or (len(body.body) == 2 and _is_string(body.body[0]))
     return alone and isinstance(small, cst.Expr) and isinstance(small.value, cst.Ellipsis)
-
-
-def _is_empty(body: Any) -> bool:
-    return isinstance(body, cst.IndentedBlock) and not body.body

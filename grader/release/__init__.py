@@ -51,9 +51,8 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
 
     profile: of another than "full" the archive has these exercises alone; ids: of these no more than these.
     """
-    found = {name: (ROOT / name).read_bytes() for name in _WHOLE if _there(name)}
+    found = read(ROOT / name for name in (*_WHOLE, *(f"student/{name}" for name in AT_THE_ROOT)))
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
-    found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
     found |= read(p for p in below("lab"))
     found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _NOT_THEIRS)
     found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
@@ -115,10 +114,6 @@ def _stubs() -> dict[str, str]:
     return stubs.generate(ROOT / "reference", default())
 
 
-def _there(name: str) -> bool:
-    return (ROOT / name).is_file()
-
-
 def below(folder: str) -> Iterable[Path]:
     """The kit's files below a folder; no caches, nothing hidden."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
@@ -126,15 +121,14 @@ def below(folder: str) -> Iterable[Path]:
 
 
 def read(paths: Iterable[Path]) -> dict[str, bytes]:
-    return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in sorted(paths)}
+    return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in sorted(paths) if p.is_file()}
 
 
 def _pictures(name: str, data: bytes) -> Iterable[Path]:
     if name.endswith(".md"):
         for target in re.findall(r"!\[[^\]]*\]\(([^)#]+)\)", data.decode()):
-            path = (ROOT / name).parent / target
-            if not target.startswith("http") and path.is_file():
-                yield path.resolve()
+            if not target.startswith("http"):
+                yield (ROOT / name).parent.joinpath(target).resolve()
 
 
 def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> dict[str, bytes]:

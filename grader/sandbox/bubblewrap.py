@@ -71,7 +71,9 @@ class Box:
     ):  # fmt: skip
         self.identity = Identity() if os.geteuid() == 0 else None
         if self.identity is None:  # older kernels count all processes of the user, ours among them
-            limits = _with_those_running(limits)
+            about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
+            tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
+            limits = replace(limits, processes=limits.processes + tasks)
         self.group = ControlGroup(limits, notes)
         user = self.identity.uid if self.identity else os.getuid()
         env = {k: v for k, v in os.environ.items() if k in _PASSED} | env
@@ -211,12 +213,6 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
 def devices() -> list[Path]:
     """The nodes of this machine's GPUs, without which a box sees none; what a job was given of them is in _PASSED."""
     return sorted(Path("/dev").glob("nvidia*"))
-
-
-def _with_those_running(limits: Limits) -> Limits:
-    about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
-    tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
-    return replace(limits, processes=limits.processes + tasks)
 
 
 def _file(content: str | bytes) -> int:
