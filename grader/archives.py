@@ -54,8 +54,7 @@ class Member:
 
     @property
     def shown(self) -> str:
-        """The name for a message, on one line whatever it holds."""
-        return repr(self.name)[1:-1][:120]
+        return _shown(self.name)
 
 
 Entry = tuple[str, str, int, Callable[[], bytes]]  # name, kind, size as its header claims, how to read it
@@ -103,7 +102,12 @@ class Source(ABC):
             raise
         except _BROKEN as error:
             why = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-            raise SubmissionError(f"{repr(name)[1:-1][:120]}: cannot be read ({why}); pack it anew") from None
+            raise SubmissionError(f"{_shown(name)}: cannot be read ({why}); pack it anew") from None
+
+
+def _shown(name: str) -> str:
+    """A name for a message, on one line whatever it holds."""
+    return repr(name)[1:-1][:120]
 
 
 def open_source(path: Path, limits: UnpackLimits) -> Source:
@@ -176,10 +180,8 @@ class _Zip(Source):
         end = tail.rfind(b"PK\5\6")
         if end < 0 or len(tail) < end + 22:
             raise SubmissionError(f"{self.path.name}: expected a zip archive, it is not one or is cut off; zip it anew")
-        if (
-            int.from_bytes(tail[end + 12 : end + 16], "little") > _MEMBERS * 400
-            or b"PK\6\7" in tail[max(0, end - 20) : end]
-        ):
+        size, zip64 = int.from_bytes(tail[end + 12 : end + 16], "little"), b"PK\6\7" in tail[max(0, end - 20) : end]
+        if size > _MEMBERS * 400 or zip64:
             raise SubmissionError(f"{self.path.name}: expected at most {_MEMBERS} members; hand in only the stages")
 
 
@@ -189,8 +191,7 @@ class _Tar(Source):
             stream = _Budget(gzip.GzipFile(fileobj=packed), self.path, self.limits)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for info in archive:
-                    kind = "folder" if info.isdir() else _tar_kind(info)
-                    yield info.name, kind, info.size, functools.partial(self._read, archive, info)
+                    yield info.name, _tar_kind(info), info.size, functools.partial(self._read, archive, info)
                     archive.members = []  # type: ignore[attr-defined]  # the module would keep every one in memory
 
     def _read(self, archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
@@ -238,5 +239,5 @@ def _kind_of(mode: int) -> str:
 def _tar_kind(info: tarfile.TarInfo) -> str:
     if info.issparse():
         return "a sparse file"
-    other = "file" if info.isreg() else "a device, pipe or socket"
-    return {tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link"}.get(info.type, other)
+    named = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "a symbolic link", tarfile.LNKTYPE: "a hard link"}
+    return named.get(info.type, "file" if info.isreg() else "a device, pipe or socket")

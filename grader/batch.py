@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,7 +27,7 @@ from lab.course.scoring import Result
 from lab.solution.framing import FORGED
 
 from . import cs336
-from .graded import Flag, Graded
+from .graded import AllGraded, Flag, Graded
 from .sandbox.cgroups import owner_tag, sweep
 from .submissions import Submission, SubmissionError, hash_of, unpack
 
@@ -43,71 +45,47 @@ class Settings:
 
 
 def grade_all(
-    submissions: Sequence[Submission],
-    settings: Settings,
-    jobs: int,
-    done: Callable[[Graded], None],
-    before: Mapping[str, Graded] | None = None,
-) -> Iterator[tuple[Submission, str]]:
+    submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None],
+    before: AllGraded | None = None,
+) -> Iterator[tuple[Submission, str]]:  # fmt: skip
     """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged.
 
-    before: by name, what was graded earlier; of it only what `judged` marks is judged again. A worker that dies takes
-    no other submission with it: those that were in its hands are tried once more, each alone. `cluster.grade_on` does
-    the same by a cluster's jobs.
+    before: by name, what was graded earlier; of it only what `judged` marks is judged again. Each worker has a pool of
+    its own, so one that dies takes no other submission with it; its own is tried once more, alone. `cluster.grade_on`
+    does the same by a cluster's jobs.
     """
     before = before or {}
+    waiting, suspects, died = deque(submissions), deque[Submission](), set[Submission]()
+    idle, running = [_pool() for _ in range(jobs)], dict[Future[Graded], tuple[Submission, ProcessPoolExecutor]]()
     sweep()
     try:
-        suspects: list[Submission] = []
-        for why, submission in _in_turn(submissions, settings, jobs, done, before):
-            if isinstance(why, BrokenProcessPool):
-                suspects.append(submission)
-            else:
-                yield submission, f"{type(why).__name__}: {why}"
-        for suspect in suspects:
-            for why, submission in _in_turn([suspect], settings, 1, done, before):
-                died = isinstance(why, BrokenProcessPool)
-                yield submission, "what judged it died, twice; is there memory enough?" if died else str(why)
-    finally:
-        sweep()
-
-
-def _in_turn(
-    submissions: Sequence[Submission],
-    settings: Settings,
-    jobs: int,
-    done: Callable[[Graded], None],
-    before: Mapping[str, Graded],
-) -> Iterator[tuple[Exception, Submission]]:
-    """Judge `jobs` at a time; yields (what was raised, submission). No worker holds one that it has not begun."""
-    waiting = list(reversed(submissions))
-    running: dict[concurrent.futures.Future[Graded], Submission] = {}
-    pool = _pool(jobs)
-    try:
-        while waiting or running:
-            broken = False
-            try:
-                while waiting and len(running) < jobs:
-                    next_one = waiting[-1]
-                    running[pool.submit(grade_one, next_one, settings, before.get(next_one.name))] = next_one
-                    waiting.pop()
-                ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            except BrokenProcessPool:  # an idle worker died
-                broken, ended = True, set()
-            for future in ended:
-                submission = running.pop(future)
+        while waiting or running or suspects:
+            if not waiting and not running:
+                waiting.append(suspects.popleft())
+            while waiting and idle:
+                submission, pool = waiting[0], idle.pop()
+                try:
+                    future = pool.submit(grade_one, submission, settings, before.get(submission.name))
+                    running[future] = waiting.popleft(), pool
+                except BrokenProcessPool:  # it died idle
+                    idle.append(_pool())
+            for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                submission, pool = running.pop(future)
+                idle.append(_pool() if isinstance(future.exception(), BrokenProcessPool) else pool)
                 try:
                     done(future.result())
+                except BrokenProcessPool:
+                    if submission in died:
+                        yield submission, "what judged it died, twice; is there memory enough?"
+                    else:
+                        died.add(submission)
+                        suspects.append(submission)
                 except Exception as error:  # one that cannot be judged must not stop the others
-                    broken |= isinstance(error, BrokenProcessPool)
-                    yield error, submission
-            if broken:
-                yield from ((BrokenProcessPool("a worker died"), s) for s in running.values())
-                running.clear()
-                _stop(pool)
-                pool = _pool(jobs)
+                    yield submission, f"{type(error).__name__}: {error}"
     finally:
-        _stop(pool)
+        for pool in (*idle, *(pool for _, pool in running.values())):
+            _stop(pool)
+        sweep()
 
 
 def grade_one(submission: Submission, settings: Settings, before: Graded | None = None) -> Graded:
@@ -197,9 +175,7 @@ def _flags(results: list, edition: str = "") -> Iterator[Flag]:
             kind = "forged answer"
         elif not kind and r.outcome == "failed" and r.public == "passed" and r.reason != "hung":
             kind = "fits the public inputs only"
-        if edition and kind != "forged answer":
-            continue
-        if kind and (kind, r.exercise) not in told:
+        if kind and (kind, r.exercise) not in told and (kind == "forged answer" or not edition):
             told.add((kind, r.exercise))
             yield Flag(kind, f"{r.id}: {r.message}")
 
@@ -230,9 +206,8 @@ def seconds_left(spent: Sequence[float], todo: int, jobs: int) -> float | None:
     return statistics.fmean(spent) * todo / min(jobs, todo) if spent and todo else None
 
 
-def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=settle, initargs=(os.getpid(),))
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), settle, (os.getpid(),))
 
 
 def settle(grader: int) -> None:
@@ -244,7 +219,7 @@ def settle(grader: int) -> None:
         os._exit(1)
 
 
-def _stop(pool: concurrent.futures.ProcessPoolExecutor) -> None:
+def _stop(pool: ProcessPoolExecutor) -> None:
     """Stop at once: a worker in the middle of a submission has recorded nothing of it."""
     workers = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)

@@ -90,9 +90,9 @@ def grade(
         if resume:
             if latest is None:
                 raise Wrong(f"--resume: {out_folder} holds no run to go on with; leave --resume out")
-            run_id = latest.id
             if latest.assignment != fingerprint.whole():
                 raise Wrong("--resume: the assignment or its tests changed since that run; first say: grader regrade")
+            run_id = latest.id
         else:
             base, again = latest.id if latest else None, {s.name: ids for s in found}
             run_id = _begin(book, of_all, seed=seed, profile=profile, isolation=chosen, base=base, again=again)
@@ -104,12 +104,11 @@ def grade(
                 say("the assignment or its tests changed since; judge them again with: grader regrade", err)
         how = "the same command and --resume"
         problems = _judge(book, run_id, chosen, found, todo, jobs, how, quiet=as_json, nodes=nodes)
-        written = write_pages(book, run_id, out_folder, assignment, ids)
+        written = write_pages(book, out_folder)
         if as_json:
             from .report.exports import as_json as plain
 
-            run = next(r for r in book.runs() if r.id == run_id)
-            print(json.dumps(plain(run, book.graded(run_id), assignment, ids), indent=1))
+            print(json.dumps(plain(book.runs()[-1], book.graded(run_id), assignment, ids), indent=1))
         else:
             _show(book.graded(run_id), assignment, ids)
             say(f"report: {written}")
@@ -117,13 +116,10 @@ def grade(
 
 
 @app.command()
-def report(
-    out_folder: Out = Path("out"),
-) -> None:
+def report(out_folder: Out = Path("out")) -> None:
     """Write the pages and exports again from the gradebook."""
-    assignment = default()
-    with latest(out_folder, write=False) as (book, run, ids):
-        say(f"report: {write_pages(book, run.id, out_folder, assignment, ids)}")
+    with latest(out_folder, write=False) as (book, _, _):
+        say(f"report: {write_pages(book, out_folder)}")
 
 
 @app.command()
@@ -153,9 +149,8 @@ def regrade(
             return
         todo, gone = r.submissions(before, why, run.layout)
         if gone:
-            raise Wrong(
-                f"{gone[0]}: expected it at {before[gone[0]].source}, it is gone; put it back, or grade it anew"
-            )
+            where = before[gone[0]].source
+            raise Wrong(f"{gone[0]}: expected it at {where}, it is gone; put it back, or grade it anew")
         for line in r.plan(why):
             say(f"regrading {line}")
         begun = {reason for reasons in why.values() for reason in reasons.values()} == {r.BEGUN}
@@ -166,7 +161,7 @@ def regrade(
         problems = _judge(book, run_id, choose(run.isolation), todo, todo, jobs, "grader regrade", again=True)
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
-        say(f"report: {write_pages(book, run_id, out_folder, assignment, ids)}")
+        say(f"report: {write_pages(book, out_folder)}")
         refused = [line for line in _refused(book.graded(run_id)) if line.partition(":")[0] in why]
         for line in refused:
             say(f"refused: {line}")
@@ -187,9 +182,8 @@ def _begin(book: Any, layout: str, **how: Any) -> int:
     """Start a run by the assignment and the kit as they are now; how: what else `Gradebook.start_run` takes."""
     from . import batch, fingerprint
 
-    now, rests_on = fingerprint.whole(), fingerprint.manifest(layout)
-    kit = {"versions": batch.versions(), "commit": batch.commit()}
-    return int(book.start_run(assignment=now, manifest=rests_on, **kit, **how))
+    rests_on = {"assignment": fingerprint.whole(), "manifest": fingerprint.manifest(layout)}
+    return int(book.start_run(versions=batch.versions(), commit=batch.commit(), **rests_on, **how))
 
 
 def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
@@ -262,7 +256,6 @@ def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
 
 
 def _end(problems: list[str], refused: bool = False) -> None:
-    """End with exit status 1 if a submission was refused or could not be judged."""
     for problem in problems:
         say(f"not graded: {problem}", err, "red")
     sys.exit(1 if problems or refused else 0)
@@ -275,12 +268,11 @@ def _refused(graded: dict[str, Any]) -> list[str]:
 
 def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:
     """Points by submission: a column per exercise where the terminal is wide enough, else per stage."""
-    by_exercise = {id.replace(".", ".\n"): [id] for id in ids}
-    by_stage: dict[str, list[str]] = {}
-    for id in ids:
-        by_stage.setdefault(assignment.exercises[id].stage, []).append(id)
-    table = _table(graded, assignment, ids, by_exercise)
+    table = _table(graded, assignment, ids, {id.replace(".", ".\n"): [id] for id in ids})
     if out.measure(table, options=out.options.update(width=10_000)).maximum > out.width:
+        by_stage: dict[str, list[str]] = {}
+        for id in ids:
+            by_stage.setdefault(assignment.exercises[id].stage, []).append(id)
         short = {_heading(stage, assignment, of): of for stage, of in by_stage.items()}
         table = _table(graded, assignment, ids, short)
     out.print(table)

@@ -28,7 +28,7 @@ from lab.harness.files import write_whole
 
 from .batch import Settings, grade_one, settle
 from .graded import Graded
-from .schedulers import Cluster, Scheduler, alive, start
+from .schedulers import Cluster, Local, Slurm, alive, start
 from .submissions import Submission
 
 TRIES = 3  # jobs for one result
@@ -37,8 +37,6 @@ NOT_AGAIN = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # ended by what it was giv
 
 @dataclass(frozen=True)
 class Task:
-    """All that a job is told."""
-
     submission: Submission
     settings: Settings
     result: Path  # where its answer goes; its name tells tasks apart
@@ -54,9 +52,9 @@ def grade_on(
     lanes = []
     for track, ids in _tracks(cluster, settings.ids).items():
         folder = _private(cluster.folder / track)
-        lanes.append(Lane([
-            Task(s, replace(settings, ids=ids), _private(folder / "results") / f"{s.name}.json") for s in submissions
-        ], start(cluster, track, folder, jobs), folder / "jobs.json"))  # fmt: skip
+        results, of_track = _private(folder / "results"), replace(settings, ids=ids)
+        tasks = [Task(s, of_track, results / f"{s.name}.json") for s in submissions]
+        lanes.append(Lane(tasks, start(cluster, track, folder, jobs), folder / "jobs.json"))
     ended: dict[Submission, list[Answer]] = defaultdict(list)
     lost = False
     try:
@@ -112,7 +110,7 @@ def _joined(parts: list[Answer]) -> Answer:
 class Lane:
     """The tasks of one track: waiting, in a job, or answered."""
 
-    def __init__(self, tasks: list[Task], scheduler: Scheduler, memory: Path):
+    def __init__(self, tasks: list[Task], scheduler: Slurm | Local, memory: Path):
         self.scheduler, self.memory = scheduler, memory
         self.jobs: dict[Task, str] = {}
         self.gone: dict[Task, float] = {}  # since when its job is seen to be gone
@@ -246,6 +244,5 @@ def _remembered(path: Path) -> dict[str, str]:
 
 
 def _private(folder: Path) -> Path:
-    """A folder for us alone: the secret seed is in it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # for us alone: the secret seed is in it
     return folder

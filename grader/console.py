@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from lab.course.assignment import Assignment
+from lab.course.assignment import Assignment, default
 
 from .errors import Wrong
 from .report import one_line
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 err = Console(stderr=True)
 out = Console()
+COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 Paths = Annotated[list[Path], typer.Argument(help="Submissions: folders, .zip, .tar.gz, or a folder of those.")]
 Profile = Annotated[str, typer.Option(help="Which exercises count: a profile of assignment.toml.")]
 Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")]
@@ -68,18 +70,17 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def ids_of(assignment: Assignment, profile: str) -> tuple[str, ...]:
-    """The exercises of a profile."""
     if profile not in assignment.profiles:
         raise Wrong(f"--profile: expected one of {', '.join(assignment.profiles)}, got {profile!r}")
     return assignment.profiles[profile]
 
 
-def write_pages(book: Gradebook, run_id: int, folder: Path, assignment: Assignment, ids: tuple[str, ...]) -> Path:
-    """Write the pages, a results.json per submission and the CSV files; return the class page."""
+def write_pages(book: Gradebook, folder: Path) -> Path:
+    """Write the pages of the latest run, a results.json per submission and the CSV files; return the class page."""
     from .report import exports, html
 
-    run = next(r for r in book.runs() if r.id == run_id)
-    graded = book.graded(run_id)
+    run, assignment = book.runs()[-1], default()
+    graded, ids = book.graded(run.id), assignment.profiles[run.profile]
     if waiting := sum(None in g.judged.values() for g in graded.values()):
         say(f"{waiting} are shown as they were: they wait to be judged again; say: grader regrade", err)
     with writing(folder):

@@ -43,7 +43,7 @@ class Database:
         try:
             with self._errors():
                 self._db = sqlite3.connect(self.path, timeout=10, isolation_level=None)
-                self._check(write)
+            self._check(write)
         except GradebookError:
             self.close()
             raise
@@ -57,10 +57,9 @@ class Database:
 
     def _check(self, write: bool) -> None:
         """Refuse what is not a gradebook of a known format, before anything is written to it; upgrade an older one."""
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        empty = not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        new = empty and (application, version) == (0, 0)
+        asked = ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+        version, application, tables = (self._ask(sql)[0][0] for sql in asked)
+        new = (version, application, tables) == (0, 0, 0)
         if not new and application != APPLICATION:
             raise GradebookError(f"{self.path}: not a gradebook but another SQLite file; give another path")
         if not new and version != self._newest and version not in self._upgrades:
@@ -70,50 +69,50 @@ class Database:
             )
         if new and not write:
             raise GradebookError(f"{self.path}: an empty file; `grader grade` makes a gradebook")
-        if not new and version != self._newest and not write:
-            self._upgrade_for_a_reader()
+        if not new and version != self._newest and not write:  # by one that has the lock as long as it takes
+            Database(self.path, self._schema, self._newest, self._upgrades).close()
+        settings = "journal_mode = WAL, synchronous = FULL, foreign_keys = ON" if write else "query_only = ON"
+        for setting in settings.split(", "):
+            self._ask(f"PRAGMA {setting}")
         if not write:
-            self._db.execute("PRAGMA query_only = ON")
             return
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
         if new:
             self._make([self._schema, f"PRAGMA application_id = {APPLICATION};"])
         elif version != self._newest:
             self._make([self._upgrades[v] for v in range(version, self._newest)])
 
-    def _upgrade_for_a_reader(self) -> None:
-        """What only reads has no lock: take it for as long as the upgrade lasts."""
-        Database(self.path, self._schema, self._newest, self._upgrades).close()
-
     def _make(self, scripts: list[str]) -> None:
         """Run them and raise the format, whole or not at all."""
         with self._transaction():
             for statement in _statements("".join(scripts) + f"PRAGMA user_version = {self._newest};"):
-                self._db.execute(statement)
+                self._ask(statement)
 
     @contextlib.contextmanager
     def _transaction(self, kind: str = "IMMEDIATE", of: str = "decided") -> Iterator[None]:
         """of: what one that writes changes, "results" or "decided"; readers see by its count when to look again."""
-        self._db.execute(f"BEGIN {kind}")
+        self._ask(f"BEGIN {kind}")
         try:
             yield
             if kind == "IMMEDIATE":
-                self._db.execute(f"UPDATE change SET {of} = {of} + 1")
-            self._db.execute("COMMIT")
+                self._ask(f"UPDATE change SET {of} = {of} + 1")
+            self._ask("COMMIT")
         except BaseException:  # Ctrl-C too: nothing half-written stays
             if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
-                self._db.execute("ROLLBACK")
+                self._ask("ROLLBACK")
             raise
 
-    def _insert(self, table: str, row: tuple[Any, ...]) -> int:
-        """Add a row; its number."""
-        return int(self._db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row).lastrowid or 0)
+    def _insert(self, table: str, row: tuple[Any, ...]) -> Any:
+        """Add a row; its first cell, which is the number where that was None."""
+        return self._ask(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))}) RETURNING *", row)[0][0]
+
+    def _ask(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement; its rows. Raises GradebookError."""
+        with self._errors():
+            cursor = self._db.execute(sql, values)
+            return cursor.fetchall() if cursor.description else []
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's complaints as one clear line."""
         try:
             yield
         except sqlite3.Error as error:
@@ -137,12 +136,10 @@ def exact(name: str) -> str | bytes:
 
 
 def text(stored: str | bytes) -> str:
-    """A name as `exact` stored it."""
     return stored.decode("utf-8", "surrogatepass") if isinstance(stored, bytes) else stored
 
 
 def texts(row: Iterable[Any]) -> list[Any]:
-    """A row in which names are as they were before `exact`."""
     return [text(cell) if isinstance(cell, bytes) else cell for cell in row]
 
 

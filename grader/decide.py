@@ -30,13 +30,10 @@ By = Annotated[str | None, typer.Option(help="Who decides; default: your login n
 
 
 def adjust(
-    name: Name,
-    points: Annotated[float, typer.Option(help="How many to add, or with a minus to take.")],
-    why: Why,
+    name: Name, points: Annotated[float, typer.Option(help="How many to add, or with a minus to take.")], why: Why,
     exercise: Annotated[str, typer.Option(help="Of this exercise; default: of the submission, late or not.")] = "",
-    by: By = None,
-    out_folder: Out = Path("out"),
-) -> None:
+    by: By = None, out_folder: Out = Path("out"),
+) -> None:  # fmt: skip
     """Add points by hand, beside what tests said; it survives every regrade."""
     _decide(out_folder, "adjust", name, [exercise], points, why, by)
 
@@ -46,9 +43,8 @@ def exclude(
     why: Why,
     name: Annotated[str | None, typer.Argument(help="A submission, by its name in the gradebook.")] = None,
     everyone: Annotated[bool, typer.Option("--everyone", help="Of all, also of who is graded later.")] = False,
-    by: By = None,
-    out_folder: Out = Path("out"),
-) -> None:
+    by: By = None, out_folder: Out = Path("out"),
+) -> None:  # fmt: skip
     """Leave exercises out of a submission's grade, or out of everyone's: neither earned nor lost."""
     if everyone == (name is not None):
         raise Wrong(f"NAME: expected a submission or --everyone, got {'both' if everyone else 'neither'}; give one")
@@ -58,10 +54,8 @@ def exclude(
 def extend(
     name: Name,
     days: Annotated[float, typer.Option(min=0, max=365, help="Added to every due date of this submission.")],
-    why: Why,
-    by: By = None,
-    out_folder: Out = Path("out"),
-) -> None:
+    why: Why, by: By = None, out_folder: Out = Path("out"),
+) -> None:  # fmt: skip
     """Grant a submission more days before it is late."""
     _decide(out_folder, "extend", name, [""], days, why, by)
 
@@ -71,27 +65,26 @@ def late(
     times: Annotated[
         Path | None, typer.Option("--import", help="CSV with columns submission, submitted and perhaps stage.")
     ] = None,
-    by: By = None,
-    out_folder: Out = Path("out"),
-) -> None:
+    by: By = None, out_folder: Out = Path("out"),
+) -> None:  # fmt: skip
     """Take a policy for late work and the times of submission; say who was late, and what it costs."""
     assignment = default()
     with latest(out_folder) as (book, run, ids):
-        text = _text(policy, "--policy") if policy else ""
-        rules = p.read_new(text, assignment) if policy else p.in_force(book.decisions(), assignment)
+        text = read_text(policy, f"--policy: expected a text file, {policy}") if policy else ""
+        rules = p.read(text, assignment, new=True) if policy else p.in_force(book.decisions(), assignment)
         if times and rules is None:
             raise Wrong("--import: expected due dates before times; give --policy policy.toml too")
-        rows = p.read_times(_text(times, "--import"), assignment, rules) if times and rules else []
+        given = read_text(times, f"--import: expected a text file, {times}") if times else ""
+        rows = p.read_times(given, assignment, rules) if times and rules else []
         there = book.graded(run.id)
-        taken = [("submitted", name, stage, when) for name, stage, when in rows if name in there]
+        listed = [("submitted", name, stage, when) for name, stage, when in rows if name in there]
         stand = {(d.kind, d.name, d.exercise, d.value) for d in p.standing(book.decisions())}
-        if again := [row for row in taken if row in stand]:
-            taken = [row for row in taken if row not in stand]
-            say(f"{len(again)} of {len(rows)} times are in the gradebook already, and stay as they are", err)
+        taken = [row for row in listed if row not in stand]
+        if again := len(listed) - len(taken):
+            say(f"{again} of {len(rows)} times are in the gradebook already, and stay as they are", err)
         if policy and ("policy", "", "", text) in stand:
             say(f"{policy} is in the gradebook already, and stays as it is", err)
-            policy = None
-        if policy:
+        elif policy:
             book.decide("policy", "", "", text, policy.name, _who(by))
         if times and taken:
             book.decide_all(taken, times.name, _who(by))
@@ -100,20 +93,18 @@ def late(
         for name, g in book.graded(run.id).items():
             for x in g.grade(assignment, ids).lates:
                 say(f"{name}: {x}")
-        write_pages(book, run.id, out_folder, assignment, ids)
+        write_pages(book, out_folder)
 
 
 def withdraw(
     number: Annotated[int, typer.Argument(help="A decision, by its number in `grader decisions`.")],
-    why: Why,
-    by: By = None,
-    out_folder: Out = Path("out"),
-) -> None:
+    why: Why, by: By = None, out_folder: Out = Path("out"),
+) -> None:  # fmt: skip
     """Take a decision back; both stay in the gradebook."""
-    with latest(out_folder) as (book, run, ids):
+    with latest(out_folder) as (book, _, _):
         rulings.withdraw(book, number, why, _who(by))
         say(f"withdrawn: {number}")
-        write_pages(book, run.id, out_folder, default(), ids)
+        write_pages(book, out_folder)
 
 
 def decisions(
@@ -162,8 +153,7 @@ def canvas(
         say(f"{line}; it is not in canvas.csv", err)
     if missing := [row[0] for row in csv.reader(text.splitlines()) if not row[-1]]:
         say(f"{len(missing)} on the roster have no points in it: {'; '.join(missing)}", err)
-    unmarked = sum(written.totals(written.score(g))[2] for g in graded.values())
-    if unmarked:
+    if unmarked := sum(written.totals(written.score(g))[2] for g in graded.values()):
         say(f"{unmarked:g} points of prose are not marked yet, and count nothing in it", err)
     say(f"wrote {out_folder / 'canvas.csv'}: each submission's share of what counts for it, in points of the column")
 
@@ -213,10 +203,7 @@ Sheet = Annotated[Path, typer.Argument(help="The CSV: a row a criterion of each 
 
 
 @rubric.command("export")
-def rubric_export(
-    sheet: Sheet,
-    out_folder: Out = Path("out"),
-) -> None:
+def rubric_export(sheet: Sheet, out_folder: Out = Path("out")) -> None:
     """Write a sheet to mark: fill in points and comments, and import it."""
     from . import rubric
 
@@ -232,20 +219,16 @@ def rubric_export(
 
 
 @rubric.command("import")
-def rubric_import(
-    sheet: Sheet,
-    out_folder: Out = Path("out"),
-    by: By = None,
-) -> None:
+def rubric_import(sheet: Sheet, out_folder: Out = Path("out"), by: By = None) -> None:
     """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
     from . import rubric
 
     if not any((out_folder / f"gradebook.{kind}").exists() for kind in ("sqlite", "address")):
         raise Wrong(f"{out_folder}: no gradebook here yet; `grader grade` makes one")
-    with latest(out_folder) as (book, run, ids):
+    with latest(out_folder) as (book, run, _):
         marks = rubric.read(sheet, book.graded(run.id), _who(by))
         book.mark(marks)
-        written = write_pages(book, run.id, out_folder, default(), ids)
+        written = write_pages(book, out_folder)
     say(f"{len(marks)} marks taken; report: {written}")
 
 
@@ -257,7 +240,7 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
         numbers = ", ".join(map(str, rulings.rule(book, there[name], ids, kind, exercises, value, why, _who(by))))
         if name == EVERYONE:
             say(f"decision {numbers}: {', '.join(exercises)} does not count for anyone")
-            write_pages(book, run.id, folder, default(), ids)
+            write_pages(book, folder)
             return
         graded = book.graded(run.id)[name]
         g = graded.grade(default(), ids)
@@ -268,11 +251,7 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
                 say(f"the {d.value:+g} points of decision {d.number} do not count: {d.exercise} is excluded", err)
         if g.final > g.possible:
             say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
-        write_pages(book, run.id, folder, default(), ids)
-
-
-def _text(path: Path, option: str) -> str:
-    return read_text(path, f"{option}: expected a text file, {path}")
+        write_pages(book, folder)
 
 
 def _who(by: str | None) -> str:

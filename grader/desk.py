@@ -35,19 +35,16 @@ def now() -> str:
 
 
 class Desk(Database):
-    """The half of a gradebook that people write."""
-
     assignment: Assignment
 
     def changes(self) -> tuple[int, int]:
         """How often results, and what people wrote, have changed."""
-        with self._errors():
-            results, decided = self._db.execute("SELECT results, decided FROM change").fetchone()
+        results, decided = self._ask("SELECT results, decided FROM change")[0]
         return results, decided
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
         """Write down what people gave, (name of a submission, mark): all of it or nothing."""
-        with self._errors(), self._transaction():
+        with self._transaction():
             for name, m in marks:
                 says = (m.question, m.criterion, m.points, plain(m.comment, TEXT_LIMIT), plain(m.by, 200))
                 self._insert("rubric", (exact(name), *says, m.at, m.text))
@@ -59,7 +56,7 @@ class Desk(Database):
     def decide_all(self, rows: Iterable[tuple[str, str, str, str | float]], why: str, by: str) -> list[int]:
         """Add decisions (kind, name, exercise, value) made for one reason: all of them or none."""
         made, told = now(), plain(why, TEXT_LIMIT)
-        with self._errors(), self._transaction():
+        with self._transaction():
             return [
                 self._insert("decision", (None, made, one_line(by, 200), kind, exact(name), exercise, value, told))
                 for kind, name, exercise, value in rows
@@ -67,20 +64,16 @@ class Desk(Database):
 
     def decisions(self) -> list[Decision]:
         """Every decision ever made, withdrawn ones too, oldest first."""
-        with self._errors():
-            rows = self._db.execute("SELECT * FROM decision ORDER BY number").fetchall()
-        return [Decision(*texts(row)) for row in rows]
+        return [Decision(*texts(row)) for row in self._ask("SELECT * FROM decision ORDER BY number")]
 
     def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
         """The same submissions with the marks and decisions that stand now."""
         marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
         own: dict[str, list[Decision]] = defaultdict(list)
-        with self._errors():
-            decisions = self.decisions()
-            for name, *row in self._db.execute(
-                'SELECT name, question, criterion, points, comment, "by", at, text FROM rubric ORDER BY rowid'
-            ):
-                marks[text(name)][row[0], row[1]] = Mark(*row)
+        decisions = self.decisions()
+        columns = 'name, question, criterion, points, comment, "by", at, text'
+        for name, *row in self._ask(f"SELECT {columns} FROM rubric ORDER BY rowid"):
+            marks[text(name)][row[0], row[1]] = Mark(*row)
         for decision in policy.standing(decisions):
             own[decision.name].append(decision)
         of_all = [d for d in own.pop(policy.EVERYONE, []) if d.kind == "exclude"]
@@ -92,29 +85,25 @@ class Desk(Database):
 
     def say(self, name: str, exercise: str, words: str, by: str, role: str, state: str = "open") -> None:
         """Add a message to the thread about an exercise of a submission ("": about the whole), and its state."""
-        with self._errors(), self._transaction():
+        with self._transaction():
             row = (None, exact(name), exercise, one_line(by, 200), role, now(), plain(words, TEXT_LIMIT), state)
             self._insert("message", row)
 
     def threads(self) -> dict[tuple[str, str], list[Message]]:
         """(submission, exercise) → its messages, oldest first; the state of the last one is the thread's."""
         found: dict[tuple[str, str], list[Message]] = defaultdict(list)
-        with self._errors():
-            for _, name, *row in self._db.execute("SELECT * FROM message ORDER BY number"):
-                found[text(name), row[0]].append(Message(text(name), *row))
+        for _, name, *row in self._ask("SELECT * FROM message ORDER BY number"):
+            found[text(name), row[0]].append(Message(text(name), *row))
         return dict(found)
 
     def account(self, login: str) -> Account | None:
         """The account with this login, or None if it is unknown or closed. The latest row counts."""
-        with self._errors():
-            rows = self._db.execute(
-                "SELECT login, role, name, password FROM account WHERE login = ? ORDER BY rowid", (login,)
-            ).fetchall()
+        columns = "login, role, name, password"
+        rows = self._ask(f"SELECT {columns} FROM account WHERE login = ? ORDER BY rowid", (login,))
         found = Account(*texts(rows[-1])) if rows else None
         return found if found and found.password else None
 
     def admit(self, accounts: Iterable[Account]) -> None:
-        """Add accounts, or change those of the same logins."""
-        with self._errors(), self._transaction():
+        with self._transaction():
             for a in accounts:
                 self._insert("account", (a.login, a.role, exact(a.name), a.password))

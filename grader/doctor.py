@@ -32,7 +32,6 @@ _NAMESPACES = {"user": ["--user", "--map-root-user"], "PID": ["--pid", "--fork"]
 
 
 def examine() -> Iterator[Finding]:
-    """All that a grader needs."""
     yield from isolation()
     yield from kernel()
     yield from doctor.software()
@@ -56,23 +55,19 @@ def isolation() -> Iterator[Finding]:
 
 
 def kernel() -> Iterator[Finding]:
-    """What the boxes are made of."""
     if sys.platform != "linux":
         yield Finding("kernel", platform.system(), "boxes need Linux: grade in a virtual machine or a container")
         return
     yield Finding("kernel", f"Linux {platform.release()}")
     for name, options in _NAMESPACES.items():
         yield _namespace(name, options)
-    filtered = Path("/proc/sys/kernel/seccomp/actions_avail").exists()
-    known = bool(seccomp.program())
+    filtered, known = Path("/proc/sys/kernel/seccomp/actions_avail").exists(), bool(seccomp.program())
+    there = "there" if filtered else "not there"
     do = "" if filtered and known else "boxes work without a system-call filter; nested namespaces are not refused"
-    yield Finding("seccomp", ("there" if filtered else "not there") + ("" if known else f", {_UNKNOWN}"), do)
+    yield Finding("seccomp", there if known else f"{there}, system calls of {platform.machine()} not known", do)
     abi = _landlock()
     yield Finding("Landlock", f"ABI {abi}" if abi > 0 else "not there", "")
     yield _cgroups()
-
-
-_UNKNOWN = f"system calls of {platform.machine()} not known"
 
 
 def _namespace(name: str, options: list[str]) -> Finding:
@@ -92,20 +87,15 @@ def _namespace(name: str, options: list[str]) -> Finding:
 
 
 def _setting(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+    return Path(path).read_text().strip() if Path(path).is_file() else ""
 
 
 def _landlock() -> int:
-    """Its ABI; 0 where the kernel has none, or has it switched off."""
-    asked = ctypes.CDLL(None).syscall(_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
-    return max(0, int(asked))
+    """Its ABI; 0 or less where the kernel has none, or has it switched off."""
+    return int(ctypes.CDLL(None).syscall(_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
 def _cgroups() -> Finding:
-    """Check which limits can apply to a whole box."""
     kinds = {"v2" if kind == "cgroup2" else "v1" for kind, _, _ in cgroups.hierarchies()}
     versions, lacking = " and ".join(sorted(kinds)) or "none", " and ".join(cgroups.lacking())
     if not lacking:

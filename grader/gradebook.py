@@ -92,53 +92,42 @@ class Gradebook(Desk):
         self.close()
 
     def start_run(
-        self,
-        *,
-        seed: str,
-        profile: str,
-        isolation: str,
-        assignment: str,
-        versions: dict[str, str] | None = None,
-        commit: str = "",
-        manifest: dict[str, Any] | None = None,
-        base: int | None = None,
+        self, *, seed: str, profile: str, isolation: str, assignment: str, versions: dict[str, str] | None = None,
+        commit: str = "", manifest: dict[str, Any] | None = None, base: int | None = None,
         again: Mapping[str, Collection[str]] | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Begin a run and return its id.
 
         base: an earlier run, whose submissions this one takes over as they are; again: by name, the exercises of
         which no more than that is to stand.
         """
-        started = now()
         told = (json.dumps(versions or {}), commit, json.dumps(manifest or {}))
-        with self._errors(), self._transaction(of="results"):
-            run = self._insert("run", (None, seed, profile, isolation, assignment, started, *told))
+        with self._transaction(of="results"):
+            run = self._insert("run", (None, seed, profile, isolation, assignment, now(), *told))
             if base is not None:
                 self._carry_over(base, run, self.assignment.profiles.get(profile, ()), again or {})
-        return run
+        return int(run)
 
     def latest_run(self) -> Run | None:
         return next(reversed(self.runs()), None)
 
     def runs(self) -> list[Run]:
         """All runs, oldest first."""
-        with self._errors():
-            rows = self._db.execute("SELECT * FROM run ORDER BY id").fetchall()
+        rows = self._ask("SELECT * FROM run ORDER BY id")
         return [Run(*[*row[:6], json.loads(row[6]), row[7], json.loads(row[8])]) for row in rows]
 
     def record(self, run: int, graded: Graded) -> None:
         """Write a submission, whole or not at all; one of that name in this run is replaced."""
-        with self._errors(), self._transaction(of="results"):
-            found = self._db.execute("SELECT profile FROM run WHERE id = ?", (run,)).fetchone()
-            if found is None:
+        with self._transaction(of="results"):
+            found = self._ask("SELECT profile FROM run WHERE id = ?", (run,))
+            if not found:
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
-            earned = totals(graded.scores(self.assignment, self.assignment.profiles.get(found[0])))
+            earned = totals(graded.scores(self.assignment, self.assignment.profiles.get(found[0][0])))
             name = exact(graded.name)
-            self._db.execute("DELETE FROM submission WHERE run = ? AND name = ?", (run, name))
+            self._ask("DELETE FROM submission WHERE run = ? AND name = ?", (run, name))
             notes = json.dumps([plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]])
             came = (exact(graded.source), graded.hash, graded.status, plain(graded.message, TEXT_LIMIT))
-            row = (run, name, *came)
-            key = self._insert("submission", (None, *row, _finite(graded.seconds), notes, *earned))
+            key = self._insert("submission", (None, run, name, *came, _finite(graded.seconds), notes, *earned))
             for result in graded.results:
                 self._insert("result", (key, *_result_row(result)))
             for flag in graded.flags:
@@ -151,12 +140,12 @@ class Gradebook(Desk):
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
         """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
-        with self._errors(), self._transaction(of="results"):
-            keys = {text(n): k for k, n in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (run,))}
+        with self._transaction(of="results"):
+            keys = {text(n): k for k, n in self._ask("SELECT id, name FROM submission WHERE run = ?", (run,))}
             if strangers := sorted(set(details) - set(keys)):
                 raise GradebookError(f"{self.path}: no submission {strangers[0]!r} in run {run}; grade it first")
             for key in keys.values():
-                self._db.execute("DELETE FROM flag WHERE submission = ? AND kind = ?", (key, kind))
+                self._ask("DELETE FROM flag WHERE submission = ? AND kind = ?", (key, kind))
             for name, several in details.items():
                 for detail in several:
                     self._insert("flag", (keys[name], kind, plain(detail, TEXT_LIMIT)))
@@ -167,15 +156,15 @@ class Gradebook(Desk):
 
         def rows(table: str, columns: str) -> dict[int, list[list[Any]]]:
             of: dict[int, list[list[Any]]] = defaultdict(list)
-            for key, *row in self._db.execute(f"SELECT submission, {columns} FROM {table} {of_run}", (run,)):
+            for key, *row in self._ask(f"SELECT submission, {columns} FROM {table} {of_run}", (run,)):
                 of[key].append(row)
             return of
 
-        with self._errors(), self._transaction("DEFERRED"):  # one moment, while another process may be grading
+        with self._transaction("DEFERRED"):  # one moment, while another process may be grading
             results, judged = rows("result", _RESULT), rows("carried", "exercise, run")
             flags, answers = rows("flag", _FLAG), rows("answer", _ANSWER)
             columns, found = "id, name, source, hash, status, message, seconds, notes", []
-            for key, *row in self._db.execute(f"SELECT {columns} FROM submission WHERE run = ?", (run,)):
+            for key, *row in self._ask(f"SELECT {columns} FROM submission WHERE run = ?", (run,)):
                 g = Graded(*[*texts(row[:-1]), json.loads(row[-1])])
                 g.judged = dict(judged[key])
                 g.results = [Result(*[*row[:-1], bool(row[-1])]) for row in results[key]]  # instrumented
@@ -187,17 +176,17 @@ class Gradebook(Desk):
     def _carry_over(self, base: int, run: int, ids: Iterable[str], again: Mapping[str, Collection[str]]) -> None:
         """Copy the submissions of a run, and note from which one each exercise's results are."""
         earlier: dict[int, dict[str, int | None]] = defaultdict(dict)
-        joined = "JOIN submission o ON o.id = c.submission AND o.run = ?"
-        for key, exercise, judged in self._db.execute(
-            f"SELECT c.submission, c.exercise, c.run FROM carried c {joined}", (base,)
+        carried = "SELECT c.submission, c.exercise, c.run FROM carried c"
+        for key, exercise, judged in self._ask(
+            f"{carried} JOIN submission o ON o.id = submission AND o.run = ?", (base,)
         ):
             earlier[key][exercise] = judged
-        for old, name in self._db.execute("SELECT id, name FROM submission WHERE run = ?", (base,)).fetchall():
+        for old, name in self._ask("SELECT id, name FROM submission WHERE run = ?", (base,)):
             columns = f"INSERT INTO submission (run, {_SUBMISSION}) SELECT {run}, {_SUBMISSION} FROM submission"
-            (new,) = self._db.execute(f"{columns} WHERE id = ? RETURNING id", (old,)).fetchone()
+            ((new,),) = self._ask(f"{columns} WHERE id = ? RETURNING id", (old,))
             for table, kept in (("result", _RESULT), ("flag", _FLAG), ("answer", _ANSWER)):
                 sql = f"INSERT INTO {table} SELECT {new}, {kept} FROM {table} WHERE submission = ? ORDER BY rowid"
-                self._db.execute(sql, (old,))
+                self._ask(sql, (old,))
             stale = again.get(text(name), ())
             for id in ids:
                 self._insert("carried", (new, id, None if id in stale else earlier[old].get(id, base)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -133,4 +133,5 @@ class Graded:
             raise ValueError(f"expected a submission as graded, got {text[:80]!r}: {error}") from None
 
 
+AllGraded = Mapping[str, Graded]  # by name
 _OF_THE_GRADEBOOK = ("marks", "judged", "decisions", "policy")

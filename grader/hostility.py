@@ -89,9 +89,8 @@ class Outcome:
         flags = "flagged" if self.flags else "-"
         beside = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
         told = "; ".join(self.wrong) or self.not_run or self.evidence
-        return (
-            f"{state:7} {self.attack.name:36} {self.earned:4.2f} {flags:7} {beside} {self.seconds:5.1f} s  {told[:200]}"
-        )
+        what = f"{state:7} {self.attack.name:36} {self.earned:4.2f} {flags:7}"
+        return f"{what} {beside} {self.seconds:5.1f} s  {told[:200]}"
 
     def plain(self) -> dict[str, Any]:
         must = self.attack
@@ -109,9 +108,8 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
     honestly: of those that are none.
     """
     attacks, wanted, names = honest() if honestly else read(), set(wanted), set(names)
-    for option, asked, known in (
-        ("--technique", wanted, {a.technique for a in attacks}), ("--name", names, {a.name for a in attacks})
-    ):  # fmt: skip
+    by_technique = ("--technique", wanted, {a.technique for a in attacks})
+    for option, asked, known in (by_technique, ("--name", names, {a.name for a in attacks})):
         if strange := sorted(asked - set(known)):
             near = difflib.get_close_matches(strange[0], known, 5, 0.0)
             raise HostileError(f"{option}: expected one that there is, such as {', '.join(near)}; got {strange[0]!r}")
@@ -192,15 +190,12 @@ def _outcome(
     told = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
     evidence = next((line for text in told for line in text.splitlines() if line), "")
     flags, whole = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
-    left = [*left, *left_too]
     lost = frozenset(r.test.rpartition("::")[2] for r in graded.results if r.outcome != "passed")
-    return Outcome(
-        attack, earned / whole, lost, flags, evidence, hurt, left, graded.seconds, undecided=undecided / whole
-    )
+    share, spent = earned / whole, graded.seconds
+    return Outcome(attack, share, lost, flags, evidence, hurt, [*left, *left_too], spent, undecided=undecided / whole)
 
 
 def _hurt(beside: Graded) -> str:
-    """What happened to a neighbour; "" when it is unharmed."""
     own, whole, _ = totals(beside.scores(default(), (NEIGHBOUR,)))
     if not whole or abs(own - whole) > 1e-6:
         return f"earned {own:g} of {whole:g}: {beside.message}{_failure(beside)}"
@@ -208,25 +203,22 @@ def _hurt(beside: Graded) -> str:
 
 
 def _failure(graded: Graded) -> str:
-    """What the first test that failed said."""
     return next((f"{r.test}: {r.reason}: {r.message}" for r in graded.results if r.outcome == "failed"), "")
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    wrong, open_, away = (
-        sum(map(bool, kind)) for kind in zip(*((o.wrong, o.attack.open, o.not_run) for o in outcomes), strict=True)
-    )
+    wrong, away = sum(bool(o.wrong) for o in outcomes), sum(bool(o.not_run) for o in outcomes)
     seen = {o.attack.technique for o in outcomes}
     what = f"attacks in {len(seen)} techniques" if seen != {HONEST} else "honest submissions"
-    return f"{len(outcomes)} {what}: {wrong} not as they must be, {open_} open, {away} not run"
+    still_open = sum(bool(o.attack.open) for o in outcomes)
+    return f"{len(outcomes)} {what}: {wrong} not as they must be, {still_open} open, {away} not run"
 
 
 @contextlib.contextmanager
 def _workers(jobs: int, scratch: Path) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     scratch.mkdir()
-    pool = concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_settle, initargs=(scratch,)
-    )
+    spawn = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, spawn, initializer=_settle, initargs=(scratch,))
     try:
         yield pool
     finally:

@@ -25,8 +25,6 @@ _PACKAGES = ("cs336_systems", "cs336_basics", "cs336-basics")
 
 @dataclass(frozen=True)
 class Root:
-    """Where in a submission the work lies."""
-
     parts: tuple[str, ...]
     fork: bool
     notes: tuple[str, ...] = ()
@@ -49,23 +47,22 @@ def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
     adapters = "/".join(cs336.ADAPTERS)
     if layout == "stages":
         if ours is None and len(forks) > 1:
-            raise SubmissionError(_several(name, forks))
+            raise _several(name, forks)
         if ours is None:
             apart = "; it is a CS336 fork: grade forks by themselves" if fork is not None else ""
             raise SubmissionError(nothing_found(name, sorted({m.parts[0] for m in members if m.parts})) + apart)
         told = f"{adapters} is there, too: graded by its stage folders, and not as a CS336 fork"
         return Root(ours, False, (told,) if fork is not None else ())
     if len(forks) > 1:
-        raise SubmissionError(_several(name, forks))
+        raise _several(name, forks)
     if fork is None:
         raise SubmissionError(f"{name}: expected a CS336 fork, it has no {adapters}")
     return Root(fork, True)
 
 
-def _several(name: str, forks: Sequence[tuple[str, ...]]) -> str:
-    """The line for a folder of forks where one was expected."""
-    inside = _some(["/".join(root) for root in forks])
-    return f"{name}: expected one CS336 fork, got a folder of {len(forks)} ({inside}); run grader grade …/{name}"
+def _several(name: str, forks: Sequence[tuple[str, ...]]) -> SubmissionError:
+    got = f"a folder of {len(forks)} ({_some(['/'.join(root) for root in forks])})"
+    return SubmissionError(f"{name}: expected one CS336 fork, got {got}; run grader grade …/{name}")
 
 
 def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
@@ -119,14 +116,13 @@ def is_one(path: Path) -> tuple[bool, str]:
     others = [child.name for child in inside if child.name not in parts and _looks_like_one(child)]
     if not others:
         return bool(parts) or any(child.name in stages() and child.is_dir() for child in inside), ""
-    one = len(parts) > len(others)
     if not parts:
-        return one, ""
+        return False, ""
     few, many = _some(parts), _some(others)
-    if one:
-        return one, f"{path}: taken as one submission for its {few}; to grade {many} in it, name that"
-    doubt = f"{path}: taken as a folder of submissions, {many} among them, though it has {few} as one submission has"
-    return one, doubt
+    if len(parts) > len(others):
+        return True, f"{path}: taken as one submission for its {few}; to grade {many} in it, name that"
+    taken = f"{path}: taken as a folder of submissions, {many} among them"
+    return False, f"{taken}, though it has {few} as one submission has"
 
 
 def ignored(name: str) -> bool:
@@ -138,7 +134,6 @@ def is_archive(path: Path) -> bool:
 
 
 def nothing_found(name: str, entries: Iterable[str]) -> str:
-    """The line for what holds no stage folder."""
     listed = [repr(e)[1:-1][:40] for e in entries]
     found = ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "") if listed else "nothing"
     return f"{name}: expected a folder with one of {', '.join(stages())}; found: {found}; hand in the stage folders"

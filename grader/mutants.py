@@ -67,7 +67,6 @@ def read(kind: str, stage: str) -> list[Edited]:
 
 
 def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
-    """One table. Raises MutantError."""
     if exercise is None:
         raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
     wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "drop", "edits"})
@@ -137,13 +136,9 @@ def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
 
 
 def check(
-    stages: Iterable[str],
-    progress: Any,
-    sample: bool = False,
-    thorough: bool = False,
-    seed: str = "public",
+    stages: Iterable[str], progress: Any, sample: bool = False, thorough: bool = False, seed: str = "public",
     only: Sequence[str] = (),
-) -> dict[str, dict]:
+) -> dict[str, dict]:  # fmt: skip
     """Points of reference and stubs, and what became of mutants and variants, by stage; `only` these exercises'.
 
     sample: one mutant and variant a stage, and no reference, which `pytest tests --impl reference` runs.
@@ -151,14 +146,16 @@ def check(
     asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in asked.items() if ids]
     found = {(k, s): [e for e in read(k, s) if e.exercise in asked[s]] for k in ("mutant", "variant") for s in stages}
-    picked = {(k, s): _pick(edits, sample, s) for (k, s), edits in found.items()}
+    if sample:
+        found = {(k, s): random.Random(s).sample(edits, min(1, len(edits))) for (k, s), edits in found.items()}
     outcome = {}
-    with _bench(progress, sum(map(len, picked.values())) + (1 if sample else 2) * len(stages), seed, thorough) as bench:
+    with _bench(progress, sum(map(len, found.values())) + (1 if sample else 2) * len(stages), seed, thorough) as bench:
         for stage in stages:
             bench.tell(description=stage)
-            outcome[stage] = bench.stage(asked[stage], picked["mutant", stage], picked["variant", stage])
+            outcome[stage] = bench.stage(asked[stage], found["mutant", stage], found["variant", stage])
             if not sample:
-                outcome[stage] |= bench.reference(asked[stage])
+                earned, possible = bench.points(ROOT / "reference", asked[stage])
+                outcome[stage] |= {"reference": earned, "possible": possible}
     return outcome
 
 
@@ -182,7 +179,6 @@ def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> di
 
 
 def survivors(mutants: Sequence[Edited], progress: Any, seed: str = mistakes.PUBLIC) -> list[Edited]:
-    """Return the mutants that no test of their exercise fails."""
     with _bench(progress, len(mutants), seed) as bench:
         return [m for m in mutants if not bench.failed(m)]
 
@@ -201,17 +197,8 @@ def _bench(progress: Any, total: int, seed: str = mistakes.PUBLIC, thorough: boo
 
 
 def fine(o: dict) -> bool:
-    """Whether a stage's outcome is what it should be."""
-    return (
-        o.get("reference") == o.get("possible")
-        and not o["stub"]
-        and not o["mutants"]["survived"]
-        and not o["variants"]["failed"]
-    )
-
-
-def _pick(all_of_them: list[Edited], sample: bool, stage: str) -> list[Edited]:
-    return random.Random(stage).sample(all_of_them, min(1, len(all_of_them))) if sample else all_of_them
+    wrong = o["stub"] or o["mutants"]["survived"] or o["variants"]["failed"]
+    return not wrong and o.get("reference") == o.get("possible")
 
 
 class _Bench:
@@ -251,15 +238,10 @@ class _Bench:
                 seen = tests.setdefault(result.id, [])
                 if result.outcome == "failed" and result.reason == "assertion" and result.kind != "timing":
                     words, numbers = mistakes.fingerprint(mistakes.without(result.message))
-                    alike = next((e for e in seen if e[:2] == [words, numbers]), None)
-                    if alike:
-                        alike[2].append(mutant.name)
-                    else:
-                        seen.append([words, numbers, [mutant.name]])
+                    if not (alike := [e for e in seen if e[:2] == [words, numbers]]):
+                        seen += (alike := [[words, numbers, []]])
+                    alike[0][2].append(mutant.name)
         return {"when": {m.name: m.why for m in mutants}, "tests": tests}
-
-    def reference(self, ids: list[str]) -> dict[str, float]:
-        return dict(zip(("reference", "possible"), self.points(ROOT / "reference", ids), strict=True))
 
     def points(self, impl: Path, ids: list[str]) -> tuple[float, float]:
         self.tell(advance=1)
@@ -288,20 +270,14 @@ class _Bench:
         if mutant.name in recorded and recorded[mutant.name] not in said:
             return f"{mutant.name}: its message does not name it: grader mutants --record --exercise {mutant.exercise}"
         if self.thorough:
-            known = default().exercises
-            others = [e for e in default().of_stage(known[mutant.exercise].stage) if e.id != mutant.exercise]
-            unrelated = [e.id for e in others if mutant.exercise not in e.needs]
-            hurt = (
-                [r.exercise for r in self.results(self.folder / mutant.name, unrelated) if r.outcome == "failed"]
-                if unrelated
-                else []
-            )
-            if hurt:
-                return f"{mutant.name}: also costs {', '.join(sorted(set(hurt)))}"
+            all_of_stage = default().of_stage(default().exercises[mutant.exercise].stage)
+            unrelated = [e.id for e in all_of_stage if mutant.exercise not in (e.id, *e.needs)]
+            results = self.results(self.folder / mutant.name, unrelated) if unrelated else []
+            if hurt := {r.exercise for r in results if r.outcome == "failed"}:
+                return f"{mutant.name}: also costs {', '.join(sorted(hurt))}"
         return ""
 
     def fails(self, variant: Edited) -> str:
-        """Why it did not pass, or ""."""
         try:
             bad = self.failed(variant)
         except MutantError as error:

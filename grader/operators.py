@@ -13,15 +13,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lab.course.assignment import ROOT, default
 
 from .mutants import Edited
 
-_BOUNDS: dict[type[ast.cmpop], ast.cmpop] = {
-    ast.Lt: ast.LtE(), ast.LtE: ast.Lt(), ast.Gt: ast.GtE(), ast.GtE: ast.Gt(),
-}  # fmt: skip
-_SIGNS: dict[type[ast.operator], ast.operator] = {ast.Add: ast.Sub(), ast.Sub: ast.Add()}
+_BOUNDS: dict[Any, ast.cmpop] = {ast.Lt: ast.LtE(), ast.LtE: ast.Lt(), ast.Gt: ast.GtE(), ast.GtE: ast.Gt()}
+_SIGNS: dict[Any, ast.operator] = {ast.Add: ast.Sub(), ast.Sub: ast.Add()}
 _COPIES = {"detach", "clone", "contiguous"}
 _MEANS = {"mean": "sum", "sum": "mean"}
 _SYMMETRIC = {"allclose", "equal", "isinstance", "logaddexp", "max", "maximum", "min", "minimum"}
@@ -30,8 +29,6 @@ _MESSAGES = (ast.Raise, ast.Assert, ast.JoinedStr)
 
 @dataclass(frozen=True)
 class Change:
-    """The reference with one place changed."""
-
     exercise: str
     file: str
     function: str  # with what it stands in: "NaiveDDP.forward"

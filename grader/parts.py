@@ -23,7 +23,8 @@ def of(exercise: Exercise) -> Iterator[tuple[str, str]]:
         words.append(exercise.name)
     named = re.compile(rf"\b({'|'.join(words)})\b")
     table = re.compile(rf"^\[{re.escape(exercise.id.partition('.')[2])}\.")
-    for path in sorted(p for p in [*ROOT.glob("*.*"), *_files()] if p.suffix in _TEXTS):
+    paths = [*ROOT.glob("*.*"), *(path for folder in _FOLDERS for path in (ROOT / folder).rglob("*"))]
+    for path in sorted(p for p in paths if p.suffix in _TEXTS):
         file = path.relative_to(ROOT).as_posix()
         if file in whole or file.startswith("benchmarks/results/"):
             continue
@@ -34,10 +35,6 @@ def of(exercise: Exercise) -> Iterator[tuple[str, str]]:
             yield file, f"{'tables at ' * of_stage}line{'s' * (len(lines) > 1)} {', '.join(lines)}"
     yield f"tests/{exercise.stage}/mistakes.json", "written anew by grader mutants --record"
     yield "student/", "written anew by grader stubs, after the stub is deleted"
-
-
-def _files() -> Iterator[Path]:
-    return (path for folder in _FOLDERS for path in (ROOT / folder).rglob("*"))
 
 
 def _whole(exercise: Exercise) -> Iterator[str]:

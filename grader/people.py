@@ -19,7 +19,7 @@ from .csv_io import Sheet, csv_text, read_text
 from .errors import Wrong
 
 if TYPE_CHECKING:
-    from .graded import Graded
+    from .graded import AllGraded
 
 NAME = "people.csv"
 CANVAS_FILE = re.compile(r"[^_]+_(?:LATE_)?(?P<student>\d+)_(?P<file>\d+)_.*")  # doejane_LATE_1234_567890_shardlings
@@ -78,12 +78,12 @@ def attempt(name: str) -> tuple[int, str]:
     return int(canvas["file"][:18]) if canvas else 0, name
 
 
-def counting(names: Iterable[str], graded: Mapping[str, Graded]) -> str:
+def counting(names: Iterable[str], graded: AllGraded) -> str:
     """Return the attempt of a student that counts: the latest that was not refused, else the latest."""
     return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
 
 
-def superseded(graded: Mapping[str, Graded]) -> set[str]:
+def superseded(graded: AllGraded) -> set[str]:
     """Return the attempts that do not count, of students with several files of Canvas."""
     by_student: dict[str, list[str]] = defaultdict(list)
     for name in graded:
@@ -97,13 +97,12 @@ def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:
         listed = yaml.safe_load(text)
         for submission, about in listed.items():
             for student in about[":submitters"]:
-                yield _row(submission, about.get(":created_at", ""), *(student.get(f":{k}") for k in _SUBMITTER))
+                yield _row(
+                    submission, about.get(":created_at", ""), *(student.get(f":{k}") for k in ("name", "email", "sid"))
+                )
     except (yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         why = str(error).splitlines()[0][:120]
         raise Wrong(f"{path}: expected Gradescope's list with :submitters of each submission: {why}") from None
-
-
-_SUBMITTER = ("name", "email", "sid")
 
 
 def _classroom(path: Path, text: str) -> Iterable[dict[str, str]]:

@@ -23,8 +23,7 @@ from .errors import Wrong
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
 _LATEST = ("policy", "submitted")  # of these the last one counts
 EVERYONE = ""  # the name of a decision for all submissions: of a policy, or of what is excluded for everyone
-_FIRST, _LAST = 1970, 2200
-_YEARS = range(_FIRST, _LAST + 1)
+_YEARS = range(1970, 2201)
 MOST_POINTS = 10_000.0  # that one adjustment may add or take
 
 
@@ -53,8 +52,6 @@ class Policy:
 
 @dataclass(frozen=True)
 class Late:
-    """How late one due date was met."""
-
     due: datetime
     submitted: datetime
     stages: tuple[str, ...]
@@ -89,7 +86,6 @@ class Grade:
 
     @property
     def plain(self) -> bool:
-        """Whether tests alone decided it."""
         return not self.adjusted and not self.late and not self.excluded
 
 
@@ -151,8 +147,11 @@ def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | 
     return read(texts[-1], assignment) if texts else None
 
 
-def read(text: str, assignment: Assignment) -> Policy:
-    """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises Wrong."""
+def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
+    """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises Wrong.
+
+    new: no book holds it yet, and its dates leave room for any extension.
+    """
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
@@ -166,21 +165,13 @@ def read(text: str, assignment: Assignment) -> Policy:
     due = {**({"": data["due"]} if "due" in data else {}), **own}
     for stage, when in due.items():
         if not isinstance(when, datetime) or when.tzinfo is None:
-            raise Wrong(
-                f"policy: {stage or 'due'}: expected a time with its offset, as 2026-02-14T23:59:00-08:00, got {when}"
-            )
+            expected = "a time with its offset, as 2026-02-14T23:59:00-08:00"
+            raise Wrong(f"policy: {stage or 'due'}: expected {expected}, got {when}")
+        if new and when.year not in _YEARS:
+            raise Wrong(f"policy: {stage or 'due'}: expected a year from {_YEARS[0]} to {_YEARS[-1]}, got {when}")
     if not due:
         raise Wrong("policy: expected due, or due dates under [stages], got neither")
     return Policy(due, int(_number(data, "free_days", 365, int)), _number(data, "percent_a_day", 100, (int, float)))
-
-
-def read_new(text: str, assignment: Assignment) -> Policy:
-    """As `read`, of one that no book holds yet: its dates leave room for any extension."""
-    rules = read(text, assignment)
-    for stage, when in rules.due.items():
-        if when.year not in _YEARS:
-            raise Wrong(f"policy: {stage or 'due'}: expected a year from {_FIRST} to {_LAST}, got {when}")
-    return rules
 
 
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import Busy, GradebookError
@@ -42,21 +42,19 @@ class Connection:
         if psycopg is None:
             raise GradebookError("gradebook.address: expected psycopg to be installed; run: pip install '.[postgres]'")
         try:
-            self._db = psycopg.connect(address, autocommit=True, connect_timeout=10)
+            self._db = psycopg.connect(address, autocommit=True, connect_timeout=10, row_factory=_as_stored)
             self._open(schema, newest, write)
         except psycopg.Error as error:
             raise _refused(error) from None
 
-    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> Cursor:
+    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
         row = [_stored(value) for value in values]
-        numbered = re.match(r"INSERT INTO (\w+) VALUES \(", sql) if row and row[0] is None else None
-        if numbered:
-            sql, row = f"{sql.replace('?', 'DEFAULT', 1)} RETURNING *", row[1:]
-            if numbered[1] == "decision":
+        if row and row[0] is None:  # the number of a new row
+            sql, row = sql.replace("?", "DEFAULT", 1), row[1:]
+            if sql.startswith("INSERT INTO decision "):
                 row[5] = json.dumps(row[5])
         try:
-            cursor = self._db.execute(_BEGIN.get(sql, sql).replace("?", "%s"), row or None)  # type: ignore[arg-type]
-            return Cursor(cursor, int(cursor.fetchone()[0]) if numbered else None)  # type: ignore[index]
+            return self._db.execute(_BEGIN.get(sql, sql).replace("?", "%s"), row or None)  # type: ignore[arg-type]
         except psycopg.Error as error:
             raise _refused(error) from None
 
@@ -91,20 +89,8 @@ class Connection:
             self._db.execute("SET default_transaction_read_only = on")
 
 
-class Cursor:
-    """Rows as they were stored."""
-
-    def __init__(self, cursor: Any, lastrowid: int | None):
-        self._cursor, self.lastrowid = cursor, lastrowid
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return (tuple(map(_loaded, row)) for row in self._cursor)
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        return list(self)
-
-    def fetchone(self) -> Any:
-        return next(iter(self), None)
+def _as_stored(cursor: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    return lambda row: tuple(map(_loaded, row))
 
 
 def _stored(value: Any) -> Any:

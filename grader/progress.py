@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TextColumn
 
 from .batch import seconds_left
-from .console import say
+from .console import COLUMNS, say
 from .report import one_line
 
 
@@ -19,12 +19,9 @@ def grading(
     total: int, done: int, jobs: int, spent: Sequence[float], console: Console, quiet: bool
 ) -> Iterator[Callable[[str], None]]:
     """Yields tell(name), to be called as each submission is written down. spent: seconds that earlier ones took."""
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )  # fmt: skip
+    columns, hidden = (*COLUMNS, TextColumn("{task.fields[left]}")), quiet or not console.is_terminal
     began, first = time.monotonic(), done
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
         bar = progress.add_task("grading", total=total, completed=done, left=_left(spent, total - done, jobs))
 
         def tell(name: str) -> None:
@@ -43,7 +40,5 @@ def _left(spent: Sequence[float], todo: int, jobs: int) -> str:
     seconds = seconds_left(spent, todo, jobs)
     if seconds is None:
         return ""
-    minutes = round(seconds / 60)
-    return (
-        f"about {f'{minutes // 60} h ' if minutes >= 60 else ''}{minutes % 60} min left" if minutes else "a minute left"
-    )
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"about {f'{hours} h ' if hours else ''}{minutes} min left" if hours or minutes else "a minute left"

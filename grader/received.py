@@ -47,9 +47,8 @@ def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
         for name, content in source.read(set(wanted)):
             total += len(content)
             if total > _LIMITS.total_bytes or len(wanted) > _LIMITS.files:
-                raise archives.SubmissionError(
-                    f"{path.name}: expected at most {_LIMITS.files} files and {_LIMITS.total_bytes >> 30} GiB; split it"
-                )
+                most = f"{_LIMITS.files} files and {_LIMITS.total_bytes >> 30} GiB"
+                raise archives.SubmissionError(f"{path.name}: expected at most {most}; split it")
             file = target.joinpath(*wanted[name])
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
@@ -58,11 +57,6 @@ def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
         if isinstance(error, archives.SubmissionError):
             raise
         raise archives.SubmissionError(f"{path.name}: cannot be opened in {into}: {error.strerror}") from None
-    return _inner(target)
-
-
-def _inner(folder: Path) -> Path:
-    """The folder that has the submissions: platforms put a folder around them."""
-    while [*map(Path.is_dir, folder.iterdir())] == [True]:
-        folder = next(folder.iterdir())
-    return folder
+    while [*map(Path.is_dir, target.iterdir())] == [True]:  # platforms put a folder around the submissions
+        (target,) = target.iterdir()
+    return target

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from lab.course.assignment import Assignment
 from lab.course.listing import some
 
 from . import fingerprint, written
-from .graded import Graded, Run
+from .graded import AllGraded, Run
 from .report import labels
 from .submissions import Submission
 
@@ -20,12 +20,11 @@ WRITTEN = "written answers"  # in the place of an exercise's id: they are judged
 Why = dict[str, dict[str, str]]  # name → exercise → why it is to be judged again
 
 
-def asked(graded: Mapping[str, Graded], names: Collection[str], ids: Collection[str]) -> Why:
-    """These exercises of these submissions."""
+def asked(graded: AllGraded, names: Collection[str], ids: Collection[str]) -> Why:
     return {name: dict.fromkeys(ids, ASKED) for name in graded if name in names}
 
 
-def affected(runs: Collection[Run], graded: Mapping[str, Graded], ids: Collection[str]) -> Why:
+def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> Why:
     """What rests on something that changed since, or was marked by a regrade that did not end."""
     by_id = {run.id: run for run in runs}
     latest, now = max(by_id), fingerprint.whole()
@@ -58,17 +57,13 @@ def plan(why: Why) -> list[str]:
     ]
 
 
-def submissions(
-    graded: Mapping[str, Graded], names: Collection[str], layout: str
-) -> tuple[list[Submission], list[str]]:
+def submissions(graded: AllGraded, names: Collection[str], layout: str) -> tuple[list[Submission], list[str]]:
     """(where they were graded from, names of those that are there no more)."""
     found = [Submission(name, Path(graded[name].source), layout) for name in names]
     return [s for s in found if s.path.exists()], [s.name for s in found if not s.path.exists()]
 
 
-def differences(
-    before: Mapping[str, Graded], after: Mapping[str, Graded], assignment: Assignment, ids: Collection[str]
-) -> Iterator[str]:
+def differences(before: AllGraded, after: AllGraded, assignment: Assignment, ids: Collection[str]) -> Iterator[str]:
     """A line for each submission and exercise whose points came out otherwise, and for its written part; or one that
     says that none did."""
     shown, changed = labels(after), False

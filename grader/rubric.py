@@ -7,7 +7,8 @@ said before stays. One bad row, and nothing is taken from the sheet.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from lab.harness.files import write_whole
@@ -15,7 +16,7 @@ from lab.harness.files import write_whole
 from .csv_io import Sheet, csv_text, disarmed, read_text
 from .desk import now
 from .errors import Wrong
-from .graded import Graded, Mark
+from .graded import AllGraded, Mark
 from .report import labels, one_line, plain
 from .written import QuestionScore, score, text_id
 
@@ -24,7 +25,7 @@ READ = COLUMNS[:6]  # what comes back; the rest is for the reader
 ANSWER_LIMIT = 10_000  # characters; a cell holds 32,767
 
 
-def export(path: Path, graded: Mapping[str, Graded]) -> int:
+def export(path: Path, graded: AllGraded) -> int:
     """Write the sheet of all prose that was handed in, by question; the number of criteria that nobody has marked."""
     shown = labels(graded)
     rows: list[list[str | float]] = []
@@ -46,13 +47,18 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
         yield [label, s.question.id, c.name, *points, disarmed(marked), disarmed(c.text), answer]
 
 
-def read(path: Path, graded: Mapping[str, Graded], by: str) -> list[tuple[str, Mark]]:
+def read(path: Path, graded: AllGraded, by: str) -> list[tuple[str, Mark]]:
     """The marks of a sheet, as `taken` has them. Raises Wrong, also for a file that is no such sheet."""
-    return taken(_sheet(path), graded, by, f"{path}: ")
+    expected = f"{path}: expected a CSV of `grader rubric export`"
+    sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: not CSV: ")
+    if missing := [c for c in READ if c not in sheet.headings]:
+        raise Wrong(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
+    rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet counts
+    return taken(rows, graded, by, f"{path}: ")
 
 
 def taken(
-    rows: Iterable[tuple[str, Mapping[str, str]]], graded: Mapping[str, Graded], by: str, where: str = ""
+    rows: Iterable[tuple[str, Mapping[str, str]]], graded: AllGraded, by: str, where: str = ""
 ) -> list[tuple[str, Mark]]:
     """(name of a submission, mark) of each row that has points and says something new.
 
@@ -84,7 +90,7 @@ def taken(
         before = s.marks.get(mark.criterion)
         if first != row:
             wrong.append(f"{where}{row}: the same as {first}; leave one")
-        elif before is None or _said(before) != _said(mark):
+        elif before is None or replace(before, by=by, at=at) != mark:
             marks.append((name, mark))
     if wrong:
         raise Wrong("\n".join([*wrong[:20], *([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])]))
@@ -106,21 +112,6 @@ def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, at: str) -> Mark:
 
 def _expected(column: str, expected: str, came: str) -> Wrong:
     return Wrong(f"{column}: expected {expected}, got {one_line(came, 100)!r}")
-
-
-def _said(mark: Mark) -> tuple[float, str, str]:
-    return mark.points, mark.comment, mark.text
-
-
-def _sheet(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """("row 2", as a spreadsheet counts, cells by heading), whatever it made of commas, quotes and line ends."""
-    text = read_text(
-        path, f"{path}: expected a CSV of `grader rubric export`", "expected CSV in UTF-8; save it as that"
-    )
-    sheet = Sheet(text, f"{path}: not CSV: ")
-    if missing := [c for c in READ if c not in sheet.headings]:
-        raise Wrong(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
-    yield from ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))
 
 
 def _number(text: str) -> float:

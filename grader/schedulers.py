@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,9 +60,8 @@ class Cluster:
 
     def asked(self, track: str) -> dict[str, str | bool]:
         """sbatch's options for the jobs of a track, without dashes; True for one without a value."""
-        options: dict[str, str | bool] = {
-            "cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES), "requeue": True,
-        }  # fmt: skip
+        options: dict[str, str | bool] = {"cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES)}
+        options["requeue"] = True
         if track == "gpu":
             options["gres"] = f"gpu:{self.gpus}"
         matches = [m for o in self.options if (m := _OPTION.fullmatch(o))]
@@ -90,11 +88,8 @@ def check(cluster: Cluster) -> None:
             _try(cluster.asked(track))
 
 
-class Scheduler(ABC):
+class _Scheduler:
     """Runs the jobs of one track, through submitit."""
-
-    pause_s: float  # between two questions
-    late_s: float  # how much later than the end of its job an answer may be seen
 
     def __init__(self, folder: Path, name: str, track: str):
         import submitit
@@ -104,28 +99,11 @@ class Scheduler(ABC):
         self.folder = folder
         self.executor: Any = getattr(submitit, name)(folder, python=shlex.join(["env", *given, sys.executable]))
 
-    @abstractmethod
-    def room(self, running: int) -> int:
-        """How many more jobs may be handed over now."""
-
-    @abstractmethod
-    def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
-        """A job for each task; None if nobody answers. Raises ClusterError if they are refused."""
-
-    @abstractmethod
-    def states(self, jobs: list[str]) -> dict[str, str] | None:
-        """The states of those that are known still; None if nobody answers."""
-
-    @abstractmethod
-    def cancel(self, jobs: list[str]) -> None:
-        """End these; one that has ended is no error."""
-
     def log(self, job: str) -> Path:
-        """Where what it printed is."""
         return self.folder / f"{job}_0_log.out"
 
 
-def start(cluster: Cluster, track: str, folder: Path, jobs: int) -> Scheduler:
+def start(cluster: Cluster, track: str, folder: Path, jobs: int) -> Slurm | Local:
     """The scheduler for a track, at most `jobs` at a time; logs and what is handed over go to `folder`."""
     return Slurm(cluster, track, folder, jobs) if cluster.kind == "slurm" else Local(cluster, track, folder, jobs)
 
@@ -134,10 +112,11 @@ def alive(state: str | None) -> bool:
     return state is not None and state not in ENDED
 
 
-class Slurm(Scheduler):
+class Slurm(_Scheduler):
     """Arrays of jobs, at most so many at a time."""
 
-    pause_s, late_s = 5.0, 15.0
+    pause_s = 5.0  # between two questions
+    late_s = 15.0  # how much later than the end of its job an answer may be seen
     told = False  # that no node takes jobs
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
@@ -150,9 +129,11 @@ class Slurm(Scheduler):
         )  # fmt: skip
 
     def room(self, running: int) -> int:
+        """How many more jobs may be handed over now."""
         return 0 if running else ARRAY  # one array at a time: a cap holds within one
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
+        """A job for each task; None if nobody answers. Raises ClusterError if they are refused."""
         from submitit.core.utils import FailedJobError
 
         try:
@@ -163,27 +144,26 @@ class Slurm(Scheduler):
             return None
 
     def states(self, jobs: list[str]) -> dict[str, str] | None:
+        """The states of those that are known still; None if nobody answers."""
         command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
         said = subprocess.run(command, capture_output=True, text=True)
         if said.returncode:
             return None
         rows = [line.strip().split("|") for line in said.stdout.splitlines()]
         ours = {r[0]: (r[1], r[2]) for r in rows if len(r) == 3 and r[0] in jobs}
-        self._tell({why for state, why in ours.values() if state == "PENDING" and _NO_NODE in why})
+        wait = {why for state, why in ours.values() if state == "PENDING" and _NO_NODE in why}
+        if wait and not self.told:  # Slurm waits for a person then, and so would a silent head
+            logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(wait))
+        self.told = bool(wait)
         # A job that could not be started is held back for a person to look at: ours is handed over again instead.
         return {job: "LAUNCH_FAILED" if "launch" in why else state for job, (state, why) in ours.items()}
 
-    def _tell(self, why: set[str]) -> None:
-        """That no node takes jobs, once: Slurm waits for a person then, and so would a silent head."""
-        if why and not self.told:
-            logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(why))
-        self.told = bool(why)
-
     def cancel(self, jobs: list[str]) -> None:
+        """End these; one that has ended is no error."""
         subprocess.run(["scancel", *jobs], capture_output=True)
 
 
-class Local(Scheduler):
+class Local(_Scheduler):
     """This machine as a cluster: each job a process that outlives its head."""
 
     pause_s, late_s = 0.2, 1.0
@@ -228,7 +208,6 @@ def _try(options: dict[str, str | bool]) -> None:
 
 
 def answers() -> bool:
-    """Whether a controller of Slurm does."""
     try:
         said = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

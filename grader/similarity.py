@@ -38,8 +38,6 @@ _SELF = re.compile(r"\b(?:self|cls)\b")
 
 @dataclass(frozen=True)
 class Version:
-    """One file as one party has it."""
-
     label: str  # of the kit, which solution: "reference", or a variant's name
     text: str
     grams: numpy.ndarray  # hashes beyond the stub's, sorted, each once
@@ -47,8 +45,6 @@ class Version:
 
 @dataclass
 class Party:
-    """Whose files are compared."""
-
     name: str
     kind: str  # "class", "kit" or "earlier"
     files: dict[str, list[Version]] = field(default_factory=dict)
@@ -131,7 +127,10 @@ def compare(one: Party, other: Party) -> Pair:
     """Two parties, by the files that both wrote; of several versions of a file the one that is most alike."""
     files = []
     for name in one.files.keys() & other.files.keys():
-        of_file = (_compare(name, a, b) for a in one.files[name] for b in other.files[name])
+        of_file = []
+        for a, b in itertools.product(one.files[name], other.files[name]):
+            grams, alike = min(len(a.grams), len(b.grams)), numpy.intersect1d(a.grams, b.grams, assume_unique=True)
+            of_file.append(FilePair(name, len(alike) / grams, grams, a, b))
         files.append(max(of_file, key=lambda f: f.share))
     whole = sum(f.grams for f in files)
     share = sum(f.share * f.grams for f in files) / whole if whole else 0.0
@@ -147,12 +146,6 @@ def flags(marked: Iterable[Pair]) -> dict[str, list[str]]:
             if one.kind == "class":
                 found.setdefault(one.name, []).append(f"{pair.share:.0%} also in {other.name}; most in {most}")
     return found
-
-
-def _compare(file: str, one: Version, other: Version) -> FilePair:
-    grams = min(len(one.grams), len(other.grams))
-    alike = len(numpy.intersect1d(one.grams, other.grams, assume_unique=True))
-    return FilePair(file, alike / grams, grams, one, other)
 
 
 def _files(root: Path) -> list[str]:
@@ -189,7 +182,6 @@ def _of_stub(file: str) -> frozenset[int]:
 
 
 def _stub(file: str) -> str:
-    """Its text; "" where there is none."""
     path = ROOT / "student" / file
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 

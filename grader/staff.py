@@ -19,9 +19,7 @@ from .report import one_line
 
 def serve(
     out_folder: Out = Path("out"),
-    host: Annotated[str, typer.Option(help="Where it listens; another than this machine wants TLS before it.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Where it listens; beyond this machine put TLS before it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8350,
     hints: Annotated[int, typer.Option(min=0, max=3, help="How many hints a student's report shows.")] = 1,
     add_user: Annotated[

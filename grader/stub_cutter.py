@@ -29,7 +29,6 @@ class Cutter:
         self.hidden: set[str] = set()  # private names that were left out
 
     def code(self) -> str:
-        """The stub."""
         body, cut_last = self.block(self.module.body, "", 0)
         footer = () if cut_last else self.module.footer
         return self.module.with_changes(body=body, footer=footer).code
@@ -63,7 +62,8 @@ class Cutter:
         if isinstance(node, cst.SimpleStatementLine):
             return self.line(node, scope)
         new = self.compound(node, scope, depth)
-        return None if _is_empty(new.body) and not getattr(new, "orelse", None) else new
+        empty = isinstance(new.body, cst.IndentedBlock) and not new.body.body
+        return None if empty and not getattr(new, "orelse", None) else new
 
     def function(self, node: cst.FunctionDef, scope: str, depth: int) -> cst.FunctionDef | None:
         name = scope + node.name.value
@@ -180,10 +180,8 @@ def _is_private(name: str) -> bool:
 
 def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, assignment: Assignment) -> str:
     """What stands for a solution: its exercise's id and what the docstring says is to be done."""
-    call, task = (
-        "raise NotImplementedError(",
-        _SENTENCE.split(" ".join((doc or "").split("\n\n")[0].split()))[0],
-    )
+    first = " ".join((doc or "").split("\n\n")[0].split())
+    call, task = "raise NotImplementedError(", _SENTENCE.split(first)[0]
     if kernel:  # raise cannot be compiled
         call, task = "tl.static_assert(False, ", "write this kernel"
     if " " not in task:  # none, or an argument's name: "params: as for torch's"
@@ -220,7 +218,3 @@ def _is_ellipsis(body: cst.BaseSuite) -> bool:
     small = last.body[0] if isinstance(last, cst.SimpleStatementLine) else last
     alone = len(body.body) == 1 or (len(body.body) == 2 and _is_string(body.body[0]))
     return alone and isinstance(small, cst.Expr) and isinstance(small.value, cst.Ellipsis)
-
-
-def _is_empty(body: Any) -> bool:
-    return isinstance(body, cst.IndentedBlock) and not body.body

@@ -48,9 +48,8 @@ def write(reference: Path, student: Path, assignment: Assignment | None = None) 
         for file in extra:
             present[file].unlink()
     except OSError as error:
-        raise StubError(
-            f"{student}: expected a folder that can be written; {error.strerror}: {error.filename}"
-        ) from None
+        why = f"{error.strerror}: {error.filename}"
+        raise StubError(f"{student}: expected a folder that can be written; {why}") from None
     return sorted(changed + extra)
 
 
@@ -94,9 +93,8 @@ def _stub(file: str, reference: str, assignment: Assignment) -> str:
         cutter.unimported = unimported
     nodes = [*ast.walk(ast.parse(code))]
     defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    for name in sorted(
-        (used(code) | {n.attr for n in nodes if isinstance(n, ast.Attribute)}) & cutter.hidden - defined
-    ):
+    named = used(code) | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    for name in sorted(named & cutter.hidden - defined):
         lines = [i for i, line in enumerate(reference.splitlines(), 1) if re.search(rf"\b{name}\b", line)]
         raise StubError(
             f"{file}:{lines[-1]}: this stays in the stub and uses {name}, which does not; "

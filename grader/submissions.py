@@ -13,7 +13,7 @@ import re
 import shutil
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -111,8 +111,8 @@ def unpack(submission: Submission, destination: Path, limits: UnpackLimits | Non
 def hash_of(root: Path) -> str:
     """SHA-256 over the sorted relative paths and the contents of all files below `root`."""
     digest = hashlib.sha256()
-    for path in sorted((p for p in root.rglob("*") if p.is_file()), key=lambda p: p.relative_to(root).as_posix()):
-        name, content = path.relative_to(root).as_posix().encode(), path.read_bytes()
+    for file in sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()):
+        name, content = file.encode(), (root / file).read_bytes()
         digest.update(b"%d:%b%d:%b" % (len(name), name, len(content), content))
     return digest.hexdigest()
 
@@ -137,8 +137,7 @@ def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
                 break
             own += "/"  # a file of the same name lies in another folder
         names[path] = name
-    changed = [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]
-    if changed:
+    if changed := [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]:
         tell(f"names that were taken or not fit for a file: {some(changed)}")
     return [Submission(names[path], path) for path in paths]
 
@@ -153,20 +152,19 @@ def _safe(stem: str) -> str:
     return re.sub(r"[^\w.+@-]+", "_", stem).strip("._-")[:60] or "submission"
 
 
-Place = Callable[[Member, tuple[str, ...], UnpackLimits], tuple[str, ...]]
+Parts = tuple[str, ...]
+Place = Callable[[Member, Parts, UnpackLimits], Parts]
 
 
 def _choose(
-    members: list[Member], root: tuple[str, ...], limits: UnpackLimits, place: Place
-) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    members: list[Member], root: Parts, limits: UnpackLimits, place: Place
+) -> tuple[dict[str, Parts], list[str]]:
     """({member name: where it goes}, notes). A link or an unsafe name is named in a note, other things are counted.
 
     place(member, its parts below the root, limits): where it goes; () if it does not belong.
     """
-    chosen: dict[str, tuple[str, ...]] = {}
-    taken: set[tuple[str, ...]] = set()
-    named: list[str] = []
-    other: list[Member] = []
+    chosen: dict[str, Parts] = {}
+    taken, named, other = set[Parts](), list[str](), list[Member]()
     times = Counter(member.name for member in members)
     for member in members:
         if member.kind == "folder":
@@ -214,18 +212,15 @@ def _sort_of(parts: tuple[str, ...]) -> str:
     return hidden[:20] or PurePosixPath(parts[-1] if parts else "").suffix[:12] or "without a suffix"
 
 
-def _write(
-    source: archives.Source, chosen: dict[str, tuple[str, ...]], destination: Path, limits: UnpackLimits
-) -> None:
+def _write(source: archives.Source, chosen: Mapping[str, Parts], destination: Path, limits: UnpackLimits) -> None:
     total = 0
     for member, content in source.read(set(chosen)):
         total += len(content)
         if total > limits.total_bytes:
             raise SubmissionError(f"{member}: expected at most {limits.total_bytes >> 20} MiB in all; hand in less")
         target = destination.joinpath(*chosen[member])
-        for folder in reversed(target.relative_to(destination).parents[:-1]):
-            if not (destination / folder).exists():
-                _make_folder(destination / folder)
+        for folder in (f for f in reversed(target.parents) if f.is_relative_to(destination) and not f.exists()):
+            _make_folder(folder)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with open(fd, "wb") as stream:
             os.fchmod(fd, 0o644)  # whatever the umask

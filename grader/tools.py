@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import itertools
 import json
 import sys
-from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TimeRemainingColumn
 
 from lab.course.assignment import ROOT, default
 
-from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, say, shown, writing
+from .console import COLUMNS, Out, Paths, Profile, Wrong, err, ids_of, latest, out, say, shown, writing
 
 
 def stubs(
@@ -218,9 +218,7 @@ def similarity(
     earlier: Annotated[
         list[Path] | None, typer.Option(help="Submissions of an earlier year; may be given again.")
     ] = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where the pages go; with --flag, the gradebook.")] = Path(
-        "out"
-    ),
+    out_folder: Annotated[Path, typer.Option("--out", help="For the pages; with --flag, the gradebook.")] = Path("out"),
     threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="The share from which a pair is marked.")] = 0.6,
     flag: Annotated[bool, typer.Option("--flag", help="Flag marked pairs in the gradebook, too.")] = False,
 ) -> None:
@@ -229,19 +227,16 @@ def similarity(
     from . import submissions
     from .report import pairs as pages
 
-    def tell(line: str) -> None:
-        say(line, err)
-
+    tell = functools.partial(say, to=err)
     ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
     with _progress(False) as progress:
         bar = progress.add_task("reading", total=len(ours) + len(before))
-        parties: list[Any] = []
-        for found, kind in ((ours, "class"), (before, "earlier")):
-            for party in alike.of_class(found, kind):
-                parties.append(party)
-                progress.update(bar, advance=1)
-        left_out = [p for p in parties if isinstance(p, str)]
-        parties = [p for p in parties if not isinstance(p, str)]
+        read = []
+        for party in itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier")):
+            read.append(party)
+            progress.update(bar, advance=1)
+        left_out = [p for p in read if isinstance(p, str)]
+        parties = [p for p in read if not isinstance(p, str)]
         parties.append(alike.of_kit({file for p in parties for file in p.files}))
         of_class = sum(p.kind == "class" for p in parties)
         count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
@@ -258,11 +253,5 @@ def similarity(
     say(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}")
 
 
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Progress]:
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=err, disable=quiet, transient=True) as progress:
-        yield progress
+def _progress(quiet: bool) -> Progress:
+    return Progress(*COLUMNS, TimeRemainingColumn(), console=err, disable=quiet, transient=True)

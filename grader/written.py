@@ -133,7 +133,6 @@ def out_of_step(student: Path) -> dict[Path, str]:
 
 
 def section(questions: Iterable[Question]) -> str:
-    """The questions of a chapter, in Markdown."""
     lines = []
     for q in questions:
         worth = f"{q.points:g} {'point' if q.points == 1 else 'points'}"

@@ -18,7 +18,6 @@ from lab.course.assignment import ROOT, default
 
 
 def main(root: Path) -> None:
-    """Grade root/submission."""
     results = root / "results" / "results.json"
     try:
         told = grade(root)
@@ -31,7 +30,6 @@ def main(root: Path) -> None:
 
 
 def grade(root: Path) -> dict[str, Any]:
-    """results.json of root/submission."""
     from grader import layouts
     from grader.batch import Settings, grade_one
     from grader.report import exports

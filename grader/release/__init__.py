@@ -9,6 +9,7 @@ import ast
 import functools
 import os
 import re
+import tomllib
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -37,31 +38,8 @@ _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout pdf:", "clean:")  # paragraphs of the Makefile
 
-# Lines of the reference at which something begins that is handed out on purpose: (where, the line).
-GIVEN = {
-    # Attention as the given model has it: exercises wrap it, or cut it into heads.
-    ("lab/model/transformer.py", "after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)"),
-    ("lab/model/transformer.py", "batch, context, _ = x.shape"),
-    ("lab/model/transformer.py", "for project in (self.q_proj, self.k_proj, self.v_proj)"),
-    ("lab/model/transformer.py", "if is_causal:"),
-    ("lab/model/transformer.py", "k, v = (t.repeat_interleave(queries_per_key, dim=1) for t in (k, v))"),
-    (
-        "lab/model/transformer.py",
-        "project(x).view(batch, context, -1, self.config.dim).transpose(1, 2)  # (batch, heads / T, context, dim)",
-    ),
-    ("lab/model/transformer.py", "q, k, v = ("),
-    ("lab/model/transformer.py", "scores = q @ k.mT / q.shape[-1] ** 0.5  # (…, queries, keys)"),
-    # A stand-in checks and computes as the exercise does; what it sends is not the exercise's, and so it fails its
-    # property.
-    ("lab/standins/benchmarking.py", "if warmup < 0 or steps < 1:"),
-    ("lab/standins/mesh/experts.py", "world = 1 if group is None else dist.get_world_size(group)"),
-    ("lab/standins/mesh/tensor.py", '"""This rank\'s part of `tensor` along `dim`."""'),
-    ("lab/standins/mesh/tensor.py", "if tensor.shape[dim] % world:"),
-    ("lab/standins/mesh/tensor.py", "world = dist.get_world_size(group)"),
-    ("lab/standins/mesh/tensor.py", "y = self.leave(F.linear(x, self.weight), self.group)"),
-    ("lab/standins/zero.py", "def _left(self, layer: nn.Module, args: Any, output: Any) -> None:"),
-    ("lab/standins/zero.py", "for unit in self.units_of[layer]:"),
-}
+_GIVEN = tomllib.loads((HERE / "given.toml").read_text(encoding="utf-8"))
+GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # handed out on purpose
 
 
 class ReleaseError(Wrong):
@@ -73,9 +51,8 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
 
     profile: of another than "full" the archive has these exercises alone; ids: of these no more than these.
     """
-    found = {name: (ROOT / name).read_bytes() for name in _WHOLE if _there(name)}
+    found = read(ROOT / name for name in (*_WHOLE, *(f"student/{name}" for name in AT_THE_ROOT)))
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
-    found |= {f"student/{n}": (ROOT / "student" / n).read_bytes() for n in AT_THE_ROOT if _there(f"student/{n}")}
     found |= read(p for p in below("lab"))
     found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] not in _NOT_THEIRS)
     found |= read(p for p in (ROOT / "handout").glob("*.*") if p.name not in _INSTRUCTORS)
@@ -137,10 +114,6 @@ def _stubs() -> dict[str, str]:
     return stubs.generate(ROOT / "reference", default())
 
 
-def _there(name: str) -> bool:
-    return (ROOT / name).is_file()
-
-
 def below(folder: str) -> Iterable[Path]:
     """The kit's files below a folder; no caches, nothing hidden."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
@@ -148,17 +121,14 @@ def below(folder: str) -> Iterable[Path]:
 
 
 def read(paths: Iterable[Path]) -> dict[str, bytes]:
-    """Files of the kit by their name in it."""
-    return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in sorted(paths)}
+    return {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in sorted(paths) if p.is_file()}
 
 
 def _pictures(name: str, data: bytes) -> Iterable[Path]:
-    """Those that a page shows."""
     if name.endswith(".md"):
         for target in re.findall(r"!\[[^\]]*\]\(([^)#]+)\)", data.decode()):
-            path = (ROOT / name).parent / target
-            if not target.startswith("http") and path.is_file():
-                yield path.resolve()
+            if not target.startswith("http"):
+                yield (ROOT / name).parent.joinpath(target).resolve()
 
 
 def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> dict[str, bytes]:
@@ -187,7 +157,6 @@ def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> 
 
 
 def _imported(name: str, data: bytes) -> set[str]:
-    """The files of student/ that one of its files imports."""
     if not (name.startswith("student/") and name.endswith(".py")):
         return set()
     nodes = [n for n in ast.walk(ast.parse(data)) if isinstance(n, ast.ImportFrom) and n.level and n.module]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lab.course.assignment import Assignment
 
 from .. import people
 from ..csv_io import Sheet, csv_text, disarmed
 from ..errors import Wrong
-from ..graded import Graded
+from ..graded import AllGraded
 from . import one_line
 from .summary import number, standing
 
@@ -22,13 +22,9 @@ _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
 
 def canvas(
-    roster: str,
-    column: str,
-    graded: Mapping[str, Graded],
-    assignment: Assignment,
-    ids: Iterable[str],
+    roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
     whose: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[str, list[str]]:
+) -> tuple[str, list[str]]:  # fmt: skip
     """(CSV to import into Canvas, a line for each submission that is left out).
 
     roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
@@ -38,7 +34,7 @@ def canvas(
     several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
     whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
     """
-    ids, table = list(ids), Sheet(roster)
+    table, whose = Sheet(roster), whose or {}
     who = [name for name in CANVAS if name in table.headings]
     if not {"Student", "ID"} <= set(who):
         came = ", ".join(table.headings)[:200] or "nothing"
@@ -59,12 +55,12 @@ def canvas(
         )
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in graded:
-        told = [(key, id.casefold()) for id in (whose or {}).get(name, ()) for key in _IDS]
+        told = [(key, id.casefold()) for id in whose.get(name, ()) for key in _IDS]
         for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
     nobody = "belongs to nobody on the roster"
-    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := (whose or {}).get(n)) else "") for n in graded}
+    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := whose.get(n)) else "") for n in graded}
     for student in students:
         if not student["ID"]:  # the row of points possible
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,7 +12,7 @@ from lab.course.assignment import KINDS, Assignment, Exercise
 from lab.course.scoring import ExerciseScore, score
 
 from .. import people, written
-from ..graded import Graded
+from ..graded import AllGraded, Graded
 from ..policy import Grade
 from . import labels, one_line, page_name, plain
 from .summary import SYMBOLS, decisions, readable, state
@@ -36,8 +36,6 @@ class StageCell:
 
 @dataclass
 class ClassRow:
-    """One submission in the class table."""
-
     label: str
     page: str
     graded: Graded
@@ -69,8 +67,6 @@ class ClassRow:
 
 @dataclass
 class ExerciseStatistics:
-    """How a class did on one exercise."""
-
     exercise: Exercise
     ran: int  # submissions that tried it
     passed: int
@@ -92,7 +88,7 @@ class ClassSummary:
     median_final: float | None
 
 
-def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: list[str]) -> ClassSummary:
+def class_summary(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> ClassSummary:
     """The class in numbers. Medians and the distribution are over submissions of which something ran."""
     shown = labels(graded)
     rows, superseded = [], people.superseded(graded)
@@ -108,23 +104,17 @@ def class_summary(graded: Mapping[str, Graded], assignment: Assignment, ids: lis
     for share in shares:
         bins[min(9, int(share * 10 + 1e-9))] += 1
     blank = score(assignment, [], ids)
-    return ClassSummary(
-        rows,
-        [s.exercise for s in blank],
-        sorted(_exercise_statistics(counted, blank), key=lambda e: 2.0 if e.share is None else e.share),
-        bins,
-        statistics.median(shares) if shares else None,
-        statistics.median(r.grade.final for r in judged) if judged else None,
-    )
+    hardest = sorted(_exercise_statistics(counted, blank), key=lambda e: 2.0 if e.share is None else e.share)
+    medians = (statistics.median(values) if values else None for values in (shares, [r.grade.final for r in judged]))
+    return ClassSummary(rows, [s.exercise for s in blank], hardest, bins, *medians)
 
 
 def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> list[ExerciseStatistics]:
     missed: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
-        failed = [
-            r for r in row.graded.results if r.kind in KINDS and r.outcome == "failed" and r.reason != "unwritten"
-        ]
-        for exercise, test in {(r.exercise, r.test) for r in failed}:
+        counts = [r for r in row.graded.results if r.kind in KINDS]
+        failed = {(r.exercise, r.test) for r in counts if r.outcome == "failed" and r.reason != "unwritten"}
+        for exercise, test in failed:
             missed[exercise][test] += 1
     found = []
     for i, s in enumerate(blank):

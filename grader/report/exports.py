@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lab.harness.files import write_whole
 from .. import people, written
 from ..cs336 import ADVISORY
 from ..csv_io import Sheet, csv_text, disarmed
-from ..graded import Graded, Run
+from ..graded import AllGraded, Graded, Run
 from ..policy import Grade
 from . import labels, one_line, page_name, plain, points
 from .canvas import canvas
@@ -30,7 +30,7 @@ OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
 _SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "final")
 
 
-def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
+def gradescope(graded: Graded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
     """Gradescope's results.json: a test for each exercise and kind, and each written question.
 
     The score is the share of the points that count, times the points of the profile: Gradescope's total is the same
@@ -39,7 +39,6 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
     Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
     Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
     """
-    ids = list(ids)
     grade = graded.grade(assignment, ids)
     scores = grade.scores
     if graded.status == "refused":
@@ -53,21 +52,13 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> di
     got, counts, worth = standing(graded, assignment, ids)
     notes = [one_line(note, 300) for note in graded.notes[:20]]
     if counts != worth:
-        away = "the rest was not run, is excluded or is not marked yet"
-        notes.insert(
-            0, f"{points(got)} of the {points(counts)} points that count so far, as a share of {worth:g}; {away}."
-        )
+        so_far = f"{points(got)} of the {points(counts)} points that count so far, as a share of {worth:g}"
+        notes.insert(0, f"{so_far}; the rest was not run, is excluded or is not marked yet.")
     return {
-        "score": round(worth * got / counts, 4) if counts else 0.0,
-        "execution_time": round(graded.seconds, 3),
-        "output": "\n".join(notes),
-        "output_format": "text",
-        "test_output_format": "text",
-        "test_name_format": "text",
-        "visibility": "visible",
-        "stdout_visibility": "hidden",
-        "tests": tests,
-    }
+        "score": round(worth * got / counts, 4) if counts else 0.0, "execution_time": round(graded.seconds, 3),
+        "output": "\n".join(notes), "output_format": "text", "test_output_format": "text", "test_name_format": "text",
+        "visibility": "visible", "stdout_visibility": "hidden", "tests": tests,
+    }  # fmt: skip
 
 
 def evidence(graded: Graded) -> str:
@@ -75,14 +66,13 @@ def evidence(graded: Graded) -> str:
     return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
 
 
-def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> list[list[str | float]]:
+def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> list[list[str | float]]:
     """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell, one whose stub
     is untouched the words "not attempted".
 
     What is inconclusive is a part of what was not run; final = earned + adjusted − late. The written part is in three
     columns of its own: points, those possible so far, and those of prose that nobody has marked yet.
     """
-    ids = list(ids)
     shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
     of_written = ["written", "written_possible", "written_unmarked"]
@@ -90,7 +80,8 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
         g = graded[name]
         grade = g.grade(assignment, ids)
-        of = {s.exercise.id: _cell(s) for s in grade.scores}
+        of: dict[str, float | str] = {s.exercise.id: number(s.earned) if s.possible > 0 else "" for s in grade.scores}
+        of |= {s.exercise.id: "not attempted" for s in grade.scores if not s.attempted}
         numbers = [*_numbers(grade, _SUMS).values(), *map(number, written.totals(written.score(g)))]
         cells = [of.get(id, "excluded") for id in exercises]
         message = disarmed(one_line(g.message, 500))
@@ -98,73 +89,49 @@ def csv_rows(graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable
     return rows
 
 
-def _cell(s: ExerciseScore) -> float | str:
-    if not s.attempted:
-        return "not attempted"
-    return number(s.earned) if s.possible > 0 else ""
-
-
-def write_csv(path: str | Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
-    """Write csv_rows as UTF-8, at once."""
+def write_csv(path: str | Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     write_whole(Path(path), csv_text(csv_rows(graded, assignment, ids)))
 
 
-def as_json(run: Run, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> dict[str, Any]:
+def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
     """Everything of a run but its secret seed: {"run": {...}, "submissions": {shown name: {...}}}."""
-    ids = list(ids)
     about = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
     shown = labels(graded)
-    return {
-        "run": about,
-        "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()},
-    }
+    return {"run": about, "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()}}
 
 
-def _submission(g: Graded, assignment: Assignment, ids: list[str]) -> dict[str, Any]:
+def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
     grade = g.grade(assignment, ids)
     of: dict[str, list[Result]] = defaultdict(list)
     for r in g.results:
         of[r.exercise].append(r)
     return {
-        "status": g.status,
-        "message": plain(g.message, MESSAGE_LIMIT),
-        "hash": one_line(g.hash, 100),
-        "seconds": round(g.seconds, 3),
-        "notes": [one_line(note, 300) for note in g.notes],
-        **_numbers(grade, _SUMS),
+        "status": g.status, "message": plain(g.message, MESSAGE_LIMIT), "hash": one_line(g.hash, 100),
+        "seconds": round(g.seconds, 3), "notes": [one_line(note, 300) for note in g.notes], **_numbers(grade, _SUMS),
         "decisions": [{"what": what, "why": why, "who": who} for what, why, who in decisions(g, grade)],
         "exercises": {
             s.exercise.id: {
-                **_numbers(s, _SUMS[:4]),
-                "attempted": s.attempted,
-                "excluded": s.exercise.id in grade.excluded,
+                **_numbers(s, _SUMS[:4]), "attempted": s.attempted, "excluded": s.exercise.id in grade.excluded,
                 "tests": [_test(r) for r in of[s.exercise.id]],
             }
             for s in g.scores(assignment, ids)
         },
         "written": _written(g),
         "flags": [{"kind": one_line(f.kind, 200), "detail": plain(f.detail, MESSAGE_LIMIT)} for f in g.flags],
-    }
+    }  # fmt: skip
 
 
 def _written(g: Graded) -> dict[str, Any]:
     scores, sums = written.score(g), ("earned", "possible", "unmarked")
-    return {
-        **dict(zip(sums, map(number, written.totals(scores)), strict=True)),
-        "questions": {
-            s.question.id: {
-                **_numbers(s, sums),
-                "outcome": s.answer.outcome,
-                "given": plain(s.answer.given, MESSAGE_LIMIT),
-                "message": plain(s.answer.message, MESSAGE_LIMIT),
-                "marks": [
-                    {**asdict(m), "comment": plain(m.comment, MESSAGE_LIMIT), "by": one_line(m.by, 200)}
-                    for m in s.marks.values()
-                ],
-            }
-            for s in scores
-        },
-    }
+    questions: dict[str, Any] = {}
+    for s in scores:
+        marks = [
+            {**asdict(m), "comment": plain(m.comment, MESSAGE_LIMIT), "by": one_line(m.by, 200)}
+            for m in s.marks.values()
+        ]
+        said = {name: plain(getattr(s.answer, name), MESSAGE_LIMIT) for name in ("outcome", "given", "message")}
+        questions[s.question.id] = {**_numbers(s, sums), **said, "marks": marks}
+    return {**dict(zip(sums, map(number, written.totals(scores)), strict=True)), "questions": questions}
 
 
 def _test(r: Result) -> dict[str, Any]:
@@ -235,33 +202,27 @@ def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
     told = [(what, why) for what, why, _ in decisions(graded, grade)]
     scores = [(f"adjusted: {grade.adjusted:+.6g}", grade.adjusted), (f"late: −{points(grade.late)}", -grade.late)]
     why = plain("\n\n".join(f"{what}: {why}" for what, why in told), OUTPUT_LIMIT)
+    away = [(f"{id} (excluded)", plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()]
     found = [_entry(name, "", score, 0.0, score > 0, why) for name, score in scores if score]
-    return found + [
-        _entry(f"{id} (excluded)", "", 0.0, 0.0, None, plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()
-    ]
+    return found + [_entry(name, "", 0.0, 0.0, None, why) for name, why in away]
 
 
 def _entry(name: str, number: str, score: float, most: float, passed: bool | None, output: str) -> dict[str, Any]:
     """passed: None for what did not count. It has neither status nor score: by a score, 0 of 0, Gradescope calls it
     passed.
     """
-    counted = {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed"}
-    return {
-        **(counted if passed is not None else {}),
-        "name": name,
-        "number": number,
-        "output": output,
-        "visibility": "visible",
-    }
+    told = {"name": name, "number": number, "output": output, "visibility": "visible"}
+    if passed is None:
+        return told
+    return {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed", **told}
 
 
 def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
     return {name: number(getattr(of, name)) for name in names}
 
 
-def write_exports(folder: Path, graded: Mapping[str, Graded], assignment: Assignment, ids: Iterable[str]) -> None:
+def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     """grades.csv, gradescope/<name>.json for each submission, and canvas.csv anew where `grader canvas` wrote one."""
-    ids = list(ids)
     write_csv(folder / "grades.csv", graded, assignment, ids)
     for name, one in graded.items():
         path = folder / "gradescope" / f"{page_name(name)}.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from lab.course.assignment import Assignment
@@ -17,15 +17,14 @@ from .summary import Limits, decisions, exercise_views
 _LIMITS = Limits(1500, 0, 1, tests=False)
 
 
-def write(folder: Path, graded: Graded, assignment: Assignment, run: Run, ids: Iterable[str], hints: int) -> None:
-    """Write <folder>/<name>/report.html and comment.md."""
-    ids, own = list(ids), folder / page_name(graded.name)
+def write(folder: Path, graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int) -> None:
+    own = folder / page_name(graded.name)
     own.mkdir(parents=True)
     write_whole(own / "report.html", submission_page(graded, assignment, run, ids, hints))
     write_whole(own / "comment.md", comment(graded, assignment, ids, hints))
 
 
-def comment(graded: Graded, assignment: Assignment, ids: Iterable[str], hints: int) -> str:
+def comment(graded: Graded, assignment: Assignment, ids: Collection[str], hints: int) -> str:
     """Write the points, the first failure of each failed exercise with its hints, and the marks of the written part."""
     if graded.status == "refused":
         return f"**Not graded**: the submission could not be unpacked.\n\n{_quoted(graded.message)}\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lab.course.assignment import ASKS, Assignment
 from lab.harness.files import write_whole
 
 from .. import cs336, written
-from ..graded import Graded, Run
+from ..graded import AllGraded, Graded, Run
 from . import labels, one_line, page_name, plain, points
 from .classroom import class_summary
 from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views
@@ -31,49 +31,38 @@ PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission pr
 _LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limits(100, 0, 1, tests=False))
 
 
-def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Iterable[str], hints: int = 3) -> str:
+def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int = 3) -> str:
     """The student's page: points, what failed and how to see it, so many hints. At most PAGE_LIMIT bytes."""
-    ids = list(ids)
     grade = graded.grade(assignment, ids)
     scores, page = written.score(graded), ""
     for limits in _LEVELS:
         page = _render(
-            "submission.html",
-            title=labels([graded.name])[graded.name],
-            assignment=assignment,
-            run=run,
-            graded=graded,
-            message=plain(graded.message, max(limits.message, 1000)),
-            notes=[one_line(note, 300) for note in graded.notes[:20]],
-            more_notes=max(0, len(graded.notes) - 20),
-            grade=grade,
-            decisions=decisions(graded, grade)[:50],
-            written=scores,
-            written_totals=written.totals(scores),
+            "submission.html", title=labels([graded.name])[graded.name], assignment=assignment, run=run, graded=graded,
+            message=plain(graded.message, max(limits.message, 1000)), limits=limits, hints=hints,
+            notes=[one_line(note, 300) for note in graded.notes[:20]], more_notes=max(0, len(graded.notes) - 20),
+            grade=grade, decisions=decisions(graded, grade)[:50], written=scores, written_totals=written.totals(scores),
             exercises=exercise_views(grade.scores, graded.results, limits),
             adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
-            limits=limits,
-            hints=hints,
-        )
+        )  # fmt: skip
         if len(page.encode()) <= PAGE_LIMIT:
             break
     return page
 
 
-def class_page(graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Iterable[str]) -> str:
+def class_page(graded: AllGraded, assignment: Assignment, run: Run, ids: Collection[str]) -> str:
     """The instructor's page: distribution, hardest exercises, every submission, evidence, refusals."""
-    summary = class_summary(graded, assignment, list(ids))
+    summary = class_summary(graded, assignment, ids)
     return _render("index.html", title=assignment.title, assignment=assignment, run=run, summary=summary)
 
 
 def write_reports(
-    folder: str | Path, graded: Mapping[str, Graded], assignment: Assignment, run: Run, ids: Iterable[str]
+    folder: str | Path, graded: AllGraded, assignment: Assignment, run: Run, ids: Collection[str]
 ) -> Path:
     """Write index.html and submissions/<page_name>.html below folder; returns the path of index.html."""
-    folder, ids = Path(folder), list(ids)
     for g in graded.values():
-        write_whole(folder / "submissions" / f"{page_name(g.name)}.html", submission_page(g, assignment, run, ids))
-    index = folder / "index.html"
+        page = submission_page(g, assignment, run, ids)
+        write_whole(Path(folder, "submissions", f"{page_name(g.name)}.html"), page)
+    index = Path(folder, "index.html")
     write_whole(index, class_page(graded, assignment, run, ids))
     return index
 
@@ -86,12 +75,9 @@ def _render(template: str, **values: Any) -> str:
 def _templates() -> jinja2.Environment:
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     environment.filters |= {f.__name__: f for f in (points, signed, percent, seconds, plain, one_line)}
     environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=written.OUTCOMES, kinds=ASKS)
     for name, file in (("style", "style.css"), ("script", "sort.js")):

@@ -6,7 +6,7 @@ Nobody is on the page who did not ask for it, and then under a name of their own
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lab.harness.files import write_whole
 
 from ..csv_io import Sheet, read_text
 from ..errors import Wrong
-from ..graded import Graded, Run
+from ..graded import AllGraded, Graded, Run
 from . import labels, one_line
 from .html import _render
 
@@ -26,8 +26,6 @@ _RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.harness.compare.Compa
 
 @dataclass
 class Row:
-    """One submission on the page."""
-
     place: int
     name: str
     earned: float
@@ -44,9 +42,8 @@ def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
     return {id: min(several) for id, several in found.items() if several}
 
 
-def entries(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> list[dict[str, Any]]:
+def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> list[dict[str, Any]]:
     """Gradescope's "leaderboard": there students choose names of their own, and the course whether it is shown."""
-    ids = list(ids)
     earned, _, _ = totals(graded.scores(assignment, ids))
     measured = sorted(ratios(graded, ids).items())
     return [
@@ -71,7 +68,7 @@ def read_names(path: Path) -> dict[str, str]:
     return names
 
 
-def rows(graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
+def rows(graded: AllGraded, names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
     """Those of `names` that were graded, most points first; equal points share a place."""
     shown = labels(one_line(names[n], 60) for n in graded if n in names)
     found = []
@@ -86,13 +83,11 @@ def rows(graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Ass
 
 
 def write(
-    path: Path, graded: Mapping[str, Graded], names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
+    path: Path, graded: AllGraded, names: Mapping[str, str], assignment: Assignment, run: Run, ids: list[str]
 ) -> Path:
-    """Write the page. Raises Wrong for a submission that is not in the run."""
     if strangers := sorted(set(names) - set(graded)):
         raise Wrong(f"no submission {strangers[0]!r} in run {run.id}; there are: {', '.join(sorted(graded)[:20])}")
     board = rows(graded, names, assignment, ids)
-    timed = sorted({id for row in board for id in row.ratios})
-    title = "Leaderboard"
-    write_whole(path, _render("leaderboard.html", title=title, assignment=assignment, run=run, rows=board, timed=timed))
+    values = {"rows": board, "timed": sorted({id for row in board for id in row.ratios})}
+    write_whole(path, _render("leaderboard.html", title="Leaderboard", assignment=assignment, run=run, **values))
     return path

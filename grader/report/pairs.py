@@ -37,26 +37,21 @@ def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assi
     values = {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "threshold": threshold}
     notes = [one_line(line, 300) for line in left_out]
     index = folder / "index.html"
-    page = _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values)
-    write_whole(index, page)
+    write_whole(index, _render("similarity.html", title="Similarity", assignment=assignment, left_out=notes, **values))
     write_whole(folder / "similarity.json", json.dumps({"left_out": notes, "pairs": rows}, indent=1) + "\n")
     write_whole(folder / "similarity.csv", _csv(rows))
     return index
 
 
 def _row(number: int, pair: Pair, shown: dict[str, str]) -> dict[str, Any]:
+    files = [
+        {"file": one_line(f.file, 200), "share": round(f.share, 4), "grams": f.grams, "version": f.other.label}
+        for f in pair.files
+    ]
     return {
-        "number": number,
-        "one": shown[pair.one.name],
-        "other": shown[pair.other.name],
-        "kind": pair.other.kind,
-        "share": round(pair.share, 4),
-        "grams": sum(f.grams for f in pair.files),
-        "files": [
-            {"file": one_line(f.file, 200), "share": round(f.share, 4), "grams": f.grams, "version": f.other.label}
-            for f in pair.files
-        ],
-    }
+        "number": number, "one": shown[pair.one.name], "other": shown[pair.other.name], "kind": pair.other.kind,
+        "share": round(pair.share, 4), "grams": sum(f.grams for f in pair.files), "files": files,
+    }  # fmt: skip
 
 
 def _side_by_side(pair: FilePair) -> dict[str, Any]:

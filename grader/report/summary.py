@@ -75,8 +75,6 @@ class Failure:
 
 @dataclass
 class ExerciseView:
-    """One exercise on a submission's page."""
-
     exercise: Exercise
     score: ExerciseScore
     state: str
@@ -93,7 +91,6 @@ class ExerciseView:
 
 
 def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], limits: Limits) -> list[ExerciseView]:
-    """What a page shows of each exercise, in the handout's order."""
     of: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         of[r.exercise].append(r)
@@ -182,21 +179,17 @@ def _failures(results: Iterable[Result], limits: Limits) -> list[Failure]:
 
 
 def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """Each test function with all its cases."""
     found: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         found[r.test].append(r)
     return [
         {
-            "name": readable(test),
-            "kind": cases[0].kind,
-            "state": of_function([r.outcome for r in cases]),
-            "cases": len(cases),
-            "seconds": sum(r.seconds for r in cases),
+            "name": readable(test), "kind": cases[0].kind, "state": of_function([r.outcome for r in cases]),
+            "cases": len(cases), "seconds": sum(r.seconds for r in cases),
             "instrumented": any(r.instrumented for r in cases),
         }
         for test, cases in found.items()
-    ]
+    ]  # fmt: skip
 
 
 def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:

@@ -35,12 +35,7 @@ class Sandbox:
     """
 
     def __init__(
-        self,
-        isolation: str,
-        submission: Path,
-        kit: Path,
-        limits: Limits | None = None,
-        python: str = sys.executable,
+        self, isolation: str, submission: Path, kit: Path, limits: Limits | None = None, python: str = sys.executable
     ):
         if isolation not in ISOLATIONS:
             raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
@@ -58,8 +53,10 @@ class Sandbox:
         self._staged = self._root / "kit"
         try:
             _stage(kit, submission, self._staged)
-            if isolation == "uid":
-                self._open_to_a_group()
+            if isolation == "uid":  # let only a group of its own in: other boxes of the same class run beside it
+                self._group = Identity()  # held until close, so that no other box gets it
+                os.chown(self._root, 0, self._group.uid)
+                self._root.chmod(0o750)
         except BaseException:
             self.close()
             raise
@@ -72,9 +69,11 @@ class Sandbox:
 
         Its working folder is its private /tmp. Raises SandboxError when the box itself does not start.
         """
-        full = {
+        own = [str(p) for p in bubblewrap.interpreter(self.python)[1] if p.is_relative_to(Path.home() / ".local")]
+        full = {  # own: site-packages of the user, which another home would hide
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
-            "PYTHONPATH": self._search_path(), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", **env,
+            "PYTHONPATH": os.pathsep.join([self.kit_path, *own]), "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1", **env,
         }  # fmt: skip  # SAFEPATH: the working folder is the student's to write, and must not shadow modules
         tail = _Tail()
         rest = (self.limits, self.python, args, full, stdin, tail.write_end, self.notes)
@@ -90,9 +89,8 @@ class Sandbox:
         if not box.started:
             self.kill(box.process)
             said = (self.stderr(box.process).strip().splitlines() or ["nothing was said"])[-1]
-            raise SandboxError(
-                f"expected {self.isolation} to start {self.python}, it ended: {said}; run: grader doctor"
-            )
+            it = f"{self.isolation} to start {self.python}"
+            raise SandboxError(f"expected {it}, it ended: {said}; run: grader doctor")
         return box.process
 
     def stderr(self, process: subprocess.Popen[bytes]) -> str:
@@ -100,7 +98,7 @@ class Sandbox:
         tail = self._tails[process]
         if process.poll() is not None:
             tail.join(2.0)
-        return tail.text()
+        return tail.kept.decode(errors="replace")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """End `process` and everything it started. Its pipes stay open for their reader, who finds their end."""
@@ -120,21 +118,11 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _search_path(self) -> str:
-        """The kit, then the user's own site-packages, which another home would hide."""
-        extra = [str(p) for p in bubblewrap.interpreter(self.python)[1] if p.is_relative_to(Path.home() / ".local")]
-        return os.pathsep.join([self.kit_path, *extra])
 
-    def _open_to_a_group(self) -> None:
-        """Let only this sandbox's own group in: other boxes of the same class run beside it."""
-        self._group = Identity()  # held until close, so that no other box gets it
-        os.chown(self._root, 0, self._group.uid)
-        self._root.chmod(0o750)
-
-
+@functools.cache
 def available() -> dict[str, str]:
     """By isolation: "" if it works on this machine, else why not and the one command that would help."""
-    return dict(_available())
+    return {"bubblewrap": bubblewrap.why_not(), "uid": fallback.why_not_uid(sys.executable), "process": ""}
 
 
 def choose(isolation: str | None, here: bool = True) -> str:
@@ -149,11 +137,6 @@ def choose(isolation: str | None, here: bool = True) -> str:
         weaker = "; or pass --isolation uid|process and accept less" if isolation in (None, "bubblewrap") else ""
         raise SandboxError(f"no {isolation or 'bubblewrap'} isolation: {reason}{weaker}")
     return isolation or "bubblewrap"
-
-
-@functools.cache
-def _available() -> dict[str, str]:
-    return {"bubblewrap": bubblewrap.why_not(), "uid": fallback.why_not_uid(sys.executable), "process": ""}
 
 
 def _stage(kit: Path, submission: Path, staged: Path) -> None:
@@ -181,18 +164,11 @@ class _Tail(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="stderr of a sandbox", daemon=True)
-        read_end, self.write_end = os.pipe()
-        self._stream, self._kept = os.fdopen(read_end, "rb", buffering=0), b""
-
-    def start(self) -> None:
-        """Once the child has the other end."""
-        os.close(self.write_end)
-        super().start()
+        self.read_end, self.write_end = os.pipe()
+        self.kept = b""
 
     def run(self) -> None:
-        with self._stream:
-            while block := self._stream.read(1 << 16):
-                self._kept = (self._kept + block)[-(1 << 16) :]
-
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
+        os.close(self.write_end)  # the child has it by now
+        with open(self.read_end, "rb", buffering=0) as stream:
+            while block := stream.read(1 << 16):
+                self.kept = (self.kept + block)[-(1 << 16) :]

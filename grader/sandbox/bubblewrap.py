@@ -71,7 +71,9 @@ class Box:
     ):  # fmt: skip
         self.identity = Identity() if os.geteuid() == 0 else None
         if self.identity is None:  # older kernels count all processes of the user, ours among them
-            limits = _with_those_running(limits)
+            about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
+            tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
+            limits = replace(limits, processes=limits.processes + tasks)
         self.group = ControlGroup(limits, notes)
         user = self.identity.uid if self.identity else os.getuid()
         env = {k: v for k, v in os.environ.items() if k in _PASSED} | env
@@ -159,9 +161,8 @@ def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[
     packages = tuple(Path(p) for p in search if Path(p).name in ("site-packages", "dist-packages") and Path(p).is_dir())
     for root in roots:
         if root in (Path("/"), Path.home()):
-            raise SandboxError(
-                f"expected {python} in a folder of its own, its prefix is {root}; use a virtual environment"
-            )
+            what = f"expected {python} in a folder of its own, its prefix is {root}"
+            raise SandboxError(f"{what}; use a virtual environment")
     links = []
     link = Path(python).absolute()
     while link.is_symlink():
@@ -180,10 +181,8 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
     }
     system = [Path(p) for p in _SYSTEM if Path(p).is_dir()]
     for path in system:
-        if path.is_symlink():
-            mounts[path] = ["--symlink", os.readlink(path), str(path)]
-        else:
-            mounts[path] = ["--ro-bind", str(path), str(path)]
+        how = ["--symlink", os.readlink(path)] if path.is_symlink() else ["--ro-bind", str(path)]
+        mounts[path] = [*how, str(path)]
     outside = [p for p in packages if not any(p.is_relative_to(root) for root in (*system, *roots))]
     for path in (*roots, *outside, *(Path(p) for p in _MORE if Path(p).exists())):
         mounts.setdefault(path, ["--ro-bind", str(path), str(path)])
@@ -214,12 +213,6 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
 def devices() -> list[Path]:
     """The nodes of this machine's GPUs, without which a box sees none; what a job was given of them is in _PASSED."""
     return sorted(Path("/dev").glob("nvidia*"))
-
-
-def _with_those_running(limits: Limits) -> Limits:
-    about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
-    tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
-    return replace(limits, processes=limits.processes + tasks)
 
 
 def _file(content: str | bytes) -> int:

@@ -48,7 +48,9 @@ class ControlGroup:
                 folder.mkdir()
                 for file, value in values.items():
                     with contextlib.suppress(OSError) if file[0] == "?" else contextlib.nullcontext():
-                        _write_existing(folder / file.removeprefix("?"), value)
+                        fd = os.open(folder / file.removeprefix("?"), os.O_WRONLY)  # no O_CREAT: a tmpfs takes any name
+                        with open(fd, "w") as stream:
+                            stream.write(value)
             except OSError:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -66,7 +68,6 @@ class ControlGroup:
         return ["/bin/sh", "-c", script, "sh", str(len(files)), *files, *command]
 
     def end(self) -> None:
-        """Kill every member and remove the folders."""
         for folder in self.folders:
             _end_cgroup(folder)
         self.folders = []
@@ -121,13 +122,7 @@ def _started(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return "gone"
-        except OSError:
-            pass
-        return "0"
+        return "0" if psutil.pid_exists(pid) else "gone"
 
 
 def hierarchies() -> list[tuple[str, Path, list[str]]]:
@@ -149,11 +144,6 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
         if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options):
             here = mount / own.get(controller, "")
             yield from (p for p in (here, *here.parents) if p.is_relative_to(mount) and p.is_dir())
-
-
-def _write_existing(file: Path, value: str) -> None:
-    with open(os.open(file, os.O_WRONLY), "w") as stream:  # no O_CREAT: a tmpfs would take any name
-        stream.write(value)
 
 
 def _end_cgroup(folder: Path, timeout_s: float = 10.0) -> None:

@@ -31,18 +31,6 @@ class Limits:
     file_bytes: int = 256 * MIB
     open_files: int = 1024
     cpu_s: int = 600  # of each process
-    core_bytes: int = 0
-
-    def rlimits(self) -> dict[str, int]:
-        """By their name in the `resource` module."""
-        return {
-            "RLIMIT_DATA": self.process_bytes,
-            "RLIMIT_NPROC": self.processes,
-            "RLIMIT_FSIZE": self.file_bytes,
-            "RLIMIT_NOFILE": self.open_files,
-            "RLIMIT_CPU": self.cpu_s,
-            "RLIMIT_CORE": self.core_bytes,
-        }
 
 
 # Runs inside, as the final user (RLIMIT_NPROC means nothing to root), before anything of the student's.
@@ -68,7 +56,10 @@ def limited(limits: Limits, python: str, args: list[str], strict: bool) -> list[
 
     strict: a limit that cannot be set ends the process (macOS, for one, refuses some).
     """
-    wanted = ",".join(f"{name}={value}" for name, value in limits.rlimits().items())
+    wanted = (
+        f"RLIMIT_DATA={limits.process_bytes},RLIMIT_NPROC={limits.processes},RLIMIT_FSIZE={limits.file_bytes},"
+        f"RLIMIT_NOFILE={limits.open_files},RLIMIT_CPU={limits.cpu_s},RLIMIT_CORE=0"
+    )
     return [python, "-I", "-S", "-c", _TRAMPOLINE, "strict" if strict else "try", wanted, python, *args]
 
 
@@ -95,7 +86,6 @@ class Identity:
         raise SandboxError(f"expected a free user id from {first}, all {count} are in use; end other graders")
 
     def processes(self) -> list[int]:
-        """Those that run as this user now."""
         return [pid for pid, uids in _processes() if self.uid in uids]
 
     def release(self) -> None:

@@ -62,7 +62,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
     manager = LoginManager(app)
     manager.session_protection, manager.login_view = "strong", "login"  # type: ignore[assignment]
     manager.login_message = None  # type: ignore[assignment]
-    failures: dict[str, list[float]] = {}
+    failures: list[tuple[str, float]] = []  # (login, when)
     counting = threading.Lock()
 
     @manager.user_loader
@@ -91,19 +91,16 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
             return render_template("login.html", wrong="")
         name, now = request.form.get("login", "")[:200], time.monotonic()
         with counting:  # before the slow part, or tries at the same moment would not count
-            for known in [*failures]:
-                failures[known] = [t for t in failures[known] if now - t < 60 * MINUTES]
-                if not failures[known]:
-                    del failures[known]
-            recent = failures.setdefault(name, [])
-            recent.append(now)
-        if len(recent) > TRIES:
+            failures[:] = [(who, at) for who, at in failures if now - at < 60 * MINUTES] + [(name, now)]
+            tries = sum(who == name for who, _ in failures)
+        if tries > TRIES:
             return render_template("login.html", wrong=f"too many tries; wait {MINUTES} minutes"), 429
         found = shelf.account(name)
         right = check_password_hash(found.password if found else _NOBODY, request.form.get("password", ""))
         if not (found and right):
             return render_template("login.html", wrong="unknown login, or wrong password"), 401
-        failures.pop(name, None)
+        with counting:
+            failures[:] = [failure for failure in failures if failure[0] != name]
         login_user(User(found))
         return redirect(url_for("pages.home"))
 
@@ -121,17 +118,15 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
             response.headers["Cache-Control"] = "no-store"
         return response
 
-    def told(code: int) -> object:
-        def page(error: Exception) -> tuple[str, int]:
-            if "_login_user" not in g:  # it was the gradebook that could not be asked who this is
-                g._login_user = manager.anonymous_user()
-            text = str(getattr(error, "description", "")) or says(error)
-            return render_template("error.html", says=text), code
+    def told(error: Exception) -> tuple[str, int]:
+        if "_login_user" not in g:  # it was the gradebook that could not be asked who this is
+            g._login_user = manager.anonymous_user()
+        text = str(getattr(error, "description", "")) or says(error)
+        code = 503 if isinstance(error, GradebookError) else getattr(error, "code", 400)
+        return render_template("error.html", says=text), code
 
-        return page
-
-    for kind, code in {Wrong: 400, CSRFError: 400, 403: 403, 404: 404, GradebookError: 503}.items():
-        app.register_error_handler(kind, told(code))  # type: ignore[arg-type]
+    for kind in (Wrong, CSRFError, 403, 404):
+        app.register_error_handler(kind, told)
     from .views import pages, says
 
     app.register_blueprint(pages)

@@ -8,17 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flask import (
-    Blueprint,
-    Response,
-    abort,
-    current_app,
-    redirect,
-    render_template,
-    request,
-    send_from_directory,
-    url_for,
-)  # fmt: skip
+import flask
+from flask import Blueprint, Response, abort, current_app, redirect, render_template, request, url_for
 from flask_login import current_user
 from markupsafe import Markup
 
@@ -125,14 +116,16 @@ def decide(slug: str) -> Page:
         if form.get("version") != row.version:
             return _student(now, slug, STALE, 409)
         chosen = [form.get("exercise", "")] if form.get("kind") != "extend" else [""]
-        rulings.rule(book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), _me())
+        rulings.rule(
+            book, row.graded, now.ids, form.get("kind", ""), chosen, value, form.get("why", ""), current_user.login
+        )
     return redirect(url_for("pages.student", slug=slug), 303)
 
 
 @pages.post("/withdraw/<int:number>")
 def withdraw(number: int) -> Page:
     with shelf().writing() as (book, now):
-        made = rulings.withdraw(book, number, request.form.get("why", ""), _me())
+        made = rulings.withdraw(book, number, request.form.get("why", ""), current_user.login)
         slug = next((row.slug for row in now.rows.values() if row.name == made.name), None)
     return redirect(url_for("pages.student", slug=slug) if slug else url_for("pages.decisions"), 303)
 
@@ -213,11 +206,12 @@ def mark(question: str, slug: str) -> Page:
             for c in s.question.criteria
         ]  # fmt: skip
         cells = [cell for cell in cells if not _as_shown(cell, s)]
-        book.mark(rubric.taken([(cell["criterion"], cell) for cell in cells], {row.name: row.graded}, _me()))
+        book.mark(
+            rubric.taken([(cell["criterion"], cell) for cell in cells], {row.name: row.graded}, current_user.login)
+        )
     following = next(_others(shelf().now(), question, slug), None)
-    return redirect(
-        url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark"), 303
-    )
+    there = url_for("pages.mark", question=question, slug=following) if following else url_for("pages.to_mark")
+    return redirect(there, 303)
 
 
 def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
@@ -244,13 +238,9 @@ def _version(row: Row, question: str) -> str:
     return digest(s.answer, sorted(s.marks.items()))
 
 
-def _me() -> str:
-    return str(current_user.login)
-
-
 @pages.get("/asset/<file>")
 def asset(file: str) -> Response:
     """Style and sorting that the reports have, too."""
     if file not in ("style.css", "sort.js"):
         abort(404)
-    return send_from_directory(Path(html.__file__).parent / "templates", file)
+    return flask.send_from_directory(Path(html.__file__).parent / "templates", file)

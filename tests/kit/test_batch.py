@@ -121,15 +121,15 @@ def test_an_idle_worker_that_died_is_replaced_and_one_that_dies_twice_is_told(mo
     pools, done = [], []
 
     class Pool:
-        """Broken when first asked; later ones die of bob."""
+        """The first one made is broken when it is asked; the others die of bob."""
 
         _processes: ClassVar[dict] = {}
 
-        def __init__(self, jobs):
-            pools.append(jobs)
+        def __init__(self):
+            pools.append(self)
 
         def submit(self, function, submission, *rest):
-            if len(pools) == 1:
+            if self is pools[0]:
                 raise BrokenProcessPool
             future = Future()
             if submission.name == "bob":

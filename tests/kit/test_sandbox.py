@@ -241,7 +241,7 @@ def test_standard_error_is_kept_and_bounded(kit: Path) -> None:
 
 
 def test_it_fails_closed(monkeypatch: pytest.MonkeyPatch, kit: Path) -> None:
-    monkeypatch.setattr(sandbox, "_available", lambda: {"bubblewrap": "not installed", "uid": "no", "process": ""})
+    monkeypatch.setattr(sandbox, "available", lambda: {"bubblewrap": "not installed", "uid": "no", "process": ""})
     for wanted in (None, "bubblewrap", "uid", "nonsense"):
         with pytest.raises(SandboxError, match="expected an isolation" if wanted == "nonsense" else "isolation: no"):
             choose(wanted)

@@ -93,58 +93,40 @@ def _on_the_cpu(value: Any) -> Any:
     return torch.device("cpu") if named else value
 
 
-class _Event:
-    """A mark in a stream in which all work is done as soon as it is asked for."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        self.at_s = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        self.at_s = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def wait(self, stream: Any = None) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        return None
-
-    def elapsed_time(self, end: _Event) -> float:
-        return 1e3 * (end.at_s - self.at_s)
-
-
-class _Stream(contextlib.nullcontext):
-    """A stream in which all work is done as soon as it is asked for."""
-
-    cuda_stream = 0
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__()
-
-    def wait_stream(self, other: Any) -> None:
-        return None
-
-    wait_event = wait_stream
-
-    def record_event(self, event: Any = None) -> Any:
-        event = event or _Event()
-        event.record()
-        return event
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
-
-
 class _Range(contextlib.ContextDecorator, contextlib.nullcontext):
     """A range that nobody profiles, as a context or a decorator."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
+
+    def wait(self, *args: Any) -> None:
+        """Return at once: all work is done as soon as it is asked for."""
+
+    synchronize = wait_event = wait_stream = wait
+
+    def query(self) -> bool:
+        return True
+
+
+class _Event(_Range):
+    """A mark in a stream."""
+
+    at_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at_s = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end.at_s - self.at_s)
+
+
+class _Stream(_Range):
+    cuda_stream = 0
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or _Event()
+        event.record()
+        return event
 
 
 def _eager(model: Any = None, **options: Any) -> Any:
