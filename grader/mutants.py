@@ -2,8 +2,9 @@
 
 Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
 wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
-file of the exercise or in `file`, what to `drop` there, or several `edits = [[old, new], [file, old, new]]`. Each `old`
-matches exactly once; a local variable of the reference may be renamed all the same.
+file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Or `new` is what comes `after` or
+`before` what is there; `drop` is a statement, or a part of one, that goes; an `if` can hold `always` or `never`. What to
+replace matches exactly once. `⋯` in it stands for what is between, and a local of the reference may have another name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ HOW = {
     "wrong address": ("assertion", "raised"),  # inside the tensor by chance, or outside
 }  # fmt: skip
 
-
+BY_NEW = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
+INSTEAD = {"drop": "pass", "always": "if True:", "never": "if False:"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -69,23 +71,27 @@ def read(kind: str, stage: str) -> list[Edited]:
 def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: dict[str, Any]) -> Edited:
     if exercise is None:
         raise MutantError(f"{where}: expected an exercise of this stage, as [exercise.name]")
-    wrong = sorted({key} - set(table)) or sorted(set(table) - {key, "how", "file", "old", "new", "drop", "edits"})
+    known = {key, "how", "file", "new", "edits", *BY_NEW, *INSTEAD}
+    wrong = sorted({key} - set(table)) or sorted(set(table) - known)
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
         raise MutantError(
-            f"{where}: expected {key}, old and new (or drop, or edits = [[old, new], …]), perhaps file, and how as one "
-            f"of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
+            f"{where}: expected {key}, old and new (or {', '.join((*BY_NEW, *INSTEAD)[1:])}, or edits = [[old, new], …]), "
+            f"perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
     return Edited(name, exercise.id, table[key], how, edits)
 
 
 def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ...]:
     """(file, old, new) of each edit of a table; none where one is malformed. file: where they are by default."""
-    edits = table.get("edits", [])
-    if "old" in table:
-        edits = [[table.get("file", file), table["old"], table.get("new")]]
-    elif "drop" in table:
-        edits = [[table.get("file", file), table["drop"], ""]]
+    file, new, edits = table.get("file", file), table.get("new"), [*table.get("edits", [])]
+    for key, form in BY_NEW.items():
+        if key in table:
+            edits.append([table[key], new and form.format(old=table[key], new=new)])
+    for key, instead in INSTEAD.items():
+        if old := table.get(key):
+            indent = old[: -len(old.lstrip())]
+            edits.append([old, indent + instead if len(indent) > 1 else ""])
     if any(len(e) not in (2, 3) or None in e for e in edits):
         return ()
     return tuple((*[file][: 3 - len(e)], *e) for e in edits)
@@ -121,13 +127,13 @@ def _names(text: str) -> set[str]:
 
 
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
-    """Where `old` is in `text`. A local of `old` that `text` no longer has stands for any name: it was renamed."""
+    """Where `old` is in `text`, ⋯ being anything. A local that `text` no longer has is any name: it was renamed."""
     if old not in text:
         known, bound = _names(text), set[str]()
         parts = re.split(f"({_NAME.pattern})", old)
         for i, name in enumerate(parts):
             if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # no name, or no local
-                parts[i] = re.escape(name)
+                parts[i] = re.escape(name).replace("⋯", r"[\s\S]*?")
             else:
                 parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"
                 bound.add(name)
