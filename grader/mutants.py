@@ -2,9 +2,9 @@
 
 Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
 wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
-file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Or `new` is what comes `after` or
-`before` what is there; `drop` is a statement, or a part of one, that goes; an `if` can hold `always` or `never`. What to
-replace matches exactly once. `⋯` in it stands for what is between, and a local of the reference may have another name.
+file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Or `new` comes `after` or
+`before` what is there, a statement or a part of one is to `drop`, an `if` to hold `always` or `never`. What to replace
+matches exactly once: `⋯` in it stands for all that is between, and a local variable of the reference may be renamed.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
     how, edits = table.get("how", "assertion"), edits_of(table, exercise.file)
     if wrong or how not in HOW or not edits:
         raise MutantError(
-            f"{where}: expected {key}, old and new (or {', '.join((*BY_NEW, *INSTEAD)[1:])}, or edits = [[old, new], …]), "
-            f"perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
+            f"{where}: expected {key}, old and new (or {', '.join((*BY_NEW, *INSTEAD)[1:])}, or edits = "
+            f"[[old, new], …]), perhaps file, and how as one of {', '.join(HOW)}; look at {', '.join(wrong) or 'these'}"
         )
     return Edited(name, exercise.id, table[key], how, edits)
 
@@ -128,7 +128,8 @@ def _names(text: str) -> set[str]:
 
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
     """Where `old` is in `text`, ⋯ being anything. A local that `text` no longer has is any name: it was renamed."""
-    if old not in text:
+    exact = re.escape(old).replace("⋯", r"[\s\S]*?")
+    if not re.search(exact, text):
         known, bound = _names(text), set[str]()
         parts = re.split(f"({_NAME.pattern})", old)
         for i, name in enumerate(parts):
@@ -137,8 +138,8 @@ def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
             else:
                 parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"
                 bound.add(name)
-        return re.finditer("".join(parts), text)
-    return re.finditer(re.escape(old), text)
+        exact = "".join(parts)
+    return re.finditer(exact, text)
 
 
 def check(

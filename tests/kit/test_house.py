@@ -127,6 +127,9 @@ def test_a_mutant_that_is_malformed_is_named(tmp_path, monkeypatch, table, words
     file = tmp_path / "grader" / "mutants" / "ddp.toml"
     file.write_text('[naive.a]\nwhen = ""\nedits = [["1", "2"], ["ddp/flat.py", "3", "4"]]\n')
     assert mutants.read("mutant", "ddp")[0].edits == (("ddp/naive.py", "1", "2"), ("ddp/flat.py", "3", "4"))
+    file.write_text('[naive.a]\nwhen = ""\nbefore = "    f()"\nnew = "    g()"\ndrop = "    h()"\nnever = "  if x:"\n')
+    made = {"    f()": "    g()\n    f()", "    h()": "    pass", "  if x:": "  if False:"}
+    assert {old: new for _, old, new in mutants.read("mutant", "ddp")[0].edits} == made
     file.write_text(table)
     with pytest.raises(mutants.MutantError, match=words):
         mutants.read("mutant", "ddp")

@@ -35,6 +35,8 @@ def test_a_local_of_the_reference_may_be_renamed(tmp_path):
     edit = ("a.py", old, old.replace("div", "mul"))
     texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (edit,)), tmp_path)
     assert texts_of["a.py"] == "def f(grads):\n    for grad in grads:\n        grad.mul_(2)\n    return grad\n"
+    texts_of = texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", "for g in gs:⋯return", "return"),)), tmp_path)
+    assert texts_of["a.py"] == "def f(grads):\n    return grad\n"
     for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # two names for one; another call
         with pytest.raises(MutantError, match="0 matches"):
             texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
