@@ -170,7 +170,7 @@ def overlapped(impl: Any, is_causal: bool, dtype: str) -> dict:
     (kernel,) = kernels
     loop = inner_loop(disassemble(read_cubin(kernel.cubin, "-sass")))
     return {
-        "source": kernel.source, "registers": kernel.registers, "spilled": kernel.spilled_bytes,
+        "source": kernel.source, "spilled": kernel.spilled_bytes, "shared": kernel.shared_bytes,
         "exponentials": sum(i.pipe == "mufu" for i in loop), "covered": coverage(loop),
         "tile": [kernel.keywords.get(name) for name in ("BLOCK_M", "BLOCK_N")], "warps": kernel.warps,
     }  # fmt: skip

@@ -1,9 +1,10 @@
 """The forward kernel that multiplies p v of one step while the next takes its exponentials.
 
 What must be true: o and lse are those of attention; in machine code for sm_90 at dim 128 a wgmma of the same warp is in
-flight while exponentials are issued; nothing spills. How it would be faked: the plain kernel (nothing is covered); the
-kernel that compiles is another than the one whose numbers are judged (their texts are compared); the last product left
-out, or rescaled by the wrong step's alpha (one tile of keys, several, a causal diagonal).
+flight while exponentials are issued; nothing spills, and a program fits in shared memory. How it would be faked: the
+plain kernel (nothing is covered); the kernel that compiles is another than the one whose numbers are judged (their
+texts are compared); the last product left out, or rescaled by the wrong step's alpha (one tile of keys, several, a
+causal diagonal).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .oracles import WHERE, draw, needs_triton
 OVERLAP = "flash_attention.overlap"
 HALF = ["float16", *(["bfloat16"] if torch.cuda.is_available() else [])]
 LATE = "is each p multiplied by the v of its own keys, once, and acc rescaled by the alpha of the same step?"
+SHARED = 227 << 10  # bytes that a program of sm_90 can have
 pytestmark = needs_triton
 
 
@@ -76,6 +78,9 @@ def test_exponentials_run_beside_a_product(run, check, rng, is_causal):
     measured(f"share of exponentials{', causal' * is_causal}, without a wgmma", 1 - got["covered"], 0.1, at_most=True)
     assert ran == [got["source"]], f"{what}: the interpreter ran another kernel than the one that compiles"
     assert got["spilled"] == 0, f"{what}: {got['spilled']} bytes spill: p and alpha take registers from step to step"
+    assert got["shared"] <= SHARED, (
+        f"{what}: {got['shared']:,} bytes of shared memory, a program has {SHARED:,}: carry p in float32, in registers"
+    )
     assert got["covered"] >= 0.9, (
         f"{what}: {got['covered']:.0%} of {got['exponentials']} exponentials are issued while a wgmma of their warp is "
         "in flight, expected 90%: start the product of the step before after this step's scores, before its exp2"
