@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,10 +64,7 @@ def grade(
     if layout not in layouts.LAYOUTS:
         raise Wrong(f"--layout: expected one of {', '.join(layouts.LAYOUTS)}, got {layout!r}")
     found = submissions.find(paths, lambda line: say(line, err), out_folder.resolve() / "received")
-    for listed in sorted({s.path.parent / received.METADATA for s in found}):
-        if listed.is_file():
-            take = f"grader people {shlex.quote(str(listed))} --out {shlex.quote(str(out_folder))}"
-            say(f"whose they are, and when they came; when they are graded, take it with: {take}", err)
+    lists = [path for path in sorted({s.path.parent / received.METADATA for s in found}) if path.is_file()]
     if not found:
         raise Wrong(f"no submissions in {', '.join(map(str, paths))}: expected folders, .zip or .tar.gz")
     profile, of_all = layouts.of_class(found, layout, profile)
@@ -104,15 +102,18 @@ def grade(
                 say("the assignment or its tests changed since; judge them again with: grader regrade", err)
         how = "the same command and --resume"
         problems = _judge(book, run_id, chosen, found, todo, jobs, how, quiet=as_json, nodes=nodes)
-        written = write_pages(book, out_folder)
+        written, names = write_pages(book, out_folder), {s.name for s in found}
         if as_json:
             from .report.exports import as_json as plain
 
             print(json.dumps(plain(book.runs()[-1], book.graded(run_id), assignment, ids), indent=1))
         else:
-            _show(book.graded(run_id), assignment, ids)
+            _show(book.graded(run_id), assignment, ids, names)
             say(f"report: {written}")
-        _end(problems, bool(_refused(book.graded(run_id))))
+        for path in lists:
+            take = f"grader people {shlex.quote(str(path))} --out {shlex.quote(str(out_folder))}"
+            say(f"next, to add the names of the students and the times of submission: {take}", err)
+        _end(problems, any(name in names for name, _ in _refused(book.graded(run_id))))
 
 
 @app.command()
@@ -162,9 +163,9 @@ def regrade(
         for line in r.differences(before, book.graded(run_id), assignment, ids):
             say(line)
         say(f"report: {write_pages(book, out_folder)}")
-        refused = [line for line in _refused(book.graded(run_id)) if line.partition(":")[0] in why]
-        for line in refused:
-            say(f"refused: {line}")
+        refused = [(name, reason) for name, reason in _refused(book.graded(run_id)) if name in why]
+        for name, reason in refused:
+            say(f"refused: {name}: {reason}")
         _end(problems, bool(refused))
 
 
@@ -261,13 +262,16 @@ def _end(problems: list[str], refused: bool = False) -> None:
     sys.exit(1 if problems or refused else 0)
 
 
-def _refused(graded: dict[str, Any]) -> list[str]:
-    """A line for each submission that could not be unpacked: its name and the reason."""
-    return [f"{n}: {g.message.removeprefix(f'{n}: ')}" for n, g in graded.items() if g.status == "refused"]
+def _refused(graded: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and reason of each submission that could not be unpacked."""
+    return [(n, g.message.removeprefix(f"{n}: ")) for n, g in graded.items() if g.status == "refused"]
 
 
-def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> None:
-    """Points by submission: a column per exercise where the terminal is wide enough, else per stage."""
+def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
+    """Points by submission: a column per exercise where the terminal is wide enough, else per stage.
+
+    now: the submissions that this call was given; the others were graded by earlier calls.
+    """
     table = _table(graded, assignment, ids, {id.replace(".", ".\n"): [id] for id in ids})
     if out.measure(table, options=out.options.update(width=10_000)).maximum > out.width:
         by_stage: dict[str, list[str]] = {}
@@ -279,8 +283,11 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) 
     scores = [s for g in graded.values() if g.status != "refused" for s in g.grade(assignment, ids).scores]
     if any(s.inconclusive for s in scores):
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
-    for line in _refused(graded):
-        say(f"refused: {line}")
+    for name, reason in _refused(graded):
+        if name in now:
+            say(f"refused: {name}: {reason}")
+    if earlier := [name for name, _ in _refused(graded) if name not in now]:
+        say(f"refused by earlier calls: {some(earlier, 5)}")
 
 
 def _heading(stage: str, assignment: Assignment, ids: list[str]) -> str:

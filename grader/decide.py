@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import getpass
 import json
 from dataclasses import asdict
@@ -90,9 +89,12 @@ def late(
             book.decide_all(taken, times.name, _who(by))
         if strangers := [name for name, _, _ in rows if name not in there]:
             say(f"{len(strangers)} not in the gradebook, left out: {', '.join(strangers[:5])}", err)
+        new = {name for _, name, _, _ in taken} if times and not policy else set(there)
         for name, g in book.graded(run.id).items():
-            for x in g.grade(assignment, ids).lates:
+            for x in g.grade(assignment, ids).lates if name in new else ():
                 say(f"{name}: {x}")
+        if kept := len(set(there) - new):
+            say(f"{kept} of {len(there)} submissions are unchanged", err)
         write_pages(book, out_folder)
 
 
@@ -144,15 +146,15 @@ def canvas(
         graded = book.graded(run.id)
     whose, sheet = people_csv.ids_of(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
-        text, left_out = column_of(sheet, column, graded, default(), ids, whose)
+        text, left_out, absent = column_of(sheet, column, graded, default(), ids, whose)
     except Wrong as error:
         raise Wrong(f"{roster}: {error}") from None
     with writing(out_folder):
         write_whole(out_folder / "canvas.csv", text)
     for line in left_out:
         say(f"{line}; it is not in canvas.csv", err)
-    if missing := [row[0] for row in csv.reader(text.splitlines()) if not row[-1]]:
-        say(f"{len(missing)} on the roster have no points in it: {'; '.join(missing)}", err)
+    if absent:
+        say(f"{len(absent)} on the roster have no submission, so their cells stay empty: {'; '.join(absent)}", err)
     if unmarked := sum(written.totals(written.score(g))[2] for g in graded.values()):
         say(f"{unmarked:g} points of prose are not marked yet, and count nothing in it", err)
     say(f"wrote {out_folder / 'canvas.csv'}: each submission's share of what counts for it, in points of the column")
@@ -167,17 +169,19 @@ def people(
     with latest(out_folder, write=False) as (book, run, _):
         there = book.graded(run.id)
     with writing(out_folder):
-        replaced = people_csv.write(out_folder, rows)
-    handed_in = {row["submission"] for row in rows}
+        replaced, now = people_csv.write(out_folder, rows)
+    handed_in, listed_now = ({row["submission"] for row in of} for of in (rows, now))
+    unlisted = {name for name in set(there) - listed_now if not people_csv.CANVAS_FILE.fullmatch(name)}
     for what, names in (
         ("listed before, with another submission or time; the new row counts", set(replaced)),
         ("listed without a time, and so never late", {row["submission"] for row in rows if not row["submitted"]}),
         ("listed, but not graded", handed_in - set(there)),
-        ("graded, but not listed", set(there) - set(people_csv.ids_of(out_folder))),
+        ("graded, but in no list (files that Canvas named need none)", unlisted),
     ):
         if names:
             say(f"{len(names)} {what}: {', '.join(sorted(names))}", err)
-    say(f"wrote {out_folder / people_csv.NAME}: {len(rows)} students of {len(handed_in)} submissions")
+    read = f"{len(rows)} students of {len(handed_in)} submissions"
+    say(f"read {read}; {out_folder / people_csv.NAME} has {len(now)} of {len(listed_now)} now")
 
 
 def feedback(
@@ -246,6 +250,8 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
         g = graded.grade(default(), ids)
         parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
         say(f"decision {numbers}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        if kind == "extend":
+            say("; ".join(map(str, g.lates)) or "it is not late" + ("" if graded.policy else ": no due date is known"))
         for d in graded.decisions:
             if d.kind == "adjust" and d.exercise in g.excluded and d.exercise in exercises:
                 say(f"the {d.value:+g} points of decision {d.number} do not count: {d.exercise} is excluded", err)

@@ -36,14 +36,15 @@ def from_list(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Add the rows to the folder's people.csv. Return the students whose rows they replace. Raises Wrong."""
+def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[dict[str, str]]]:
+    """Add the rows to the folder's people.csv. Return the students whose rows change, and all rows. Raises Wrong."""
     rows = list(rows)
     new = {_student(row): row for row in rows}
     before = _read(folder)
     kept = [row for row in before if _student(row) not in new]
-    write_whole(folder / NAME, csv_text([COLUMNS, *([row[c] for c in COLUMNS] for row in [*kept, *rows])]))
-    return [row["student"] or row["login"] for row in before if row != new.get(_student(row), row)]
+    now = [{c: row[c] for c in COLUMNS} for row in [*kept, *rows]]
+    write_whole(folder / NAME, csv_text([COLUMNS, *(list(row.values()) for row in now)]))
+    return [row["student"] or row["login"] for row in before if row != new.get(_student(row), row)], now
 
 
 def ids_of(folder: Path) -> dict[str, list[str]]:

@@ -18,14 +18,15 @@ from .summary import number, standing
 
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POSSIBLE = "Points Possible"  # in the column Student: the row that says what each column is worth
+_TEST_STUDENT = "Student, Test"  # of Canvas' own, in every course
 _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
 
 def canvas(
     roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
     whose: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[str, list[str]]:  # fmt: skip
-    """(CSV to import into Canvas, a line for each submission that is left out).
+) -> tuple[str, list[str], list[str]]:  # fmt: skip
+    """(CSV to import into Canvas, a line for each submission that is left out, the students without a submission).
 
     roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
     its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
@@ -59,8 +60,8 @@ def canvas(
         for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
-    nobody = "belongs to nobody on the roster"
-    left_out = {n: nobody + (f" ({', '.join(of)})" if (of := whose.get(n)) else "") for n in graded}
+    left_out = {n: _stranger(whose.get(n)) for n in graded}
+    absent = []
     for student in students:
         if not student["ID"]:  # the row of points possible
             continue
@@ -80,8 +81,16 @@ def canvas(
                 cell = str(number(worth * got / counts))
             else:
                 left_out[own] = "nothing of it counts, so its cell stays empty"
+        elif student["Student"] != _TEST_STUDENT:
+            absent.append(one_line(student["Student"], 300))
         rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
-    return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()]
+    return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()], absent
+
+
+def _stranger(whose: Sequence[str] | None) -> str:
+    if not whose:
+        return "belongs to nobody on the roster"
+    return f"belongs to nobody on the roster ({', '.join(whose)}); write the roster's login or id into {people.NAME}"
 
 
 def _owner_keys(name: str) -> list[tuple[str, str]]:

@@ -216,7 +216,7 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     results += [result(id, "failed", "property", f"p{i % 3}") for i, id in enumerate(ids)]
     bad = Graded("zed", status="refused", message="zed: expected a stage folder; zip it anew")
     graded = {name: Graded(name, results=results), "zed": bad}
-    cli._show(graded, assignment, ids)
+    cli._show({**graded, "yan": bad}, assignment, ids, {name, "zed"})
     table = terminal.file.getvalue()
     assert max(map(len, table.splitlines())) <= width
     assert "…" not in table
@@ -225,7 +225,8 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     grade = graded[name].grade(assignment, ids)
     assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
     assert ("naive" in table) == by_exercise
-    assert capsys.readouterr().out == "refused: zed: expected a stage folder; zip it anew\n"
+    told = "refused: zed: expected a stage folder; zip it anew\nrefused by earlier calls: yan\n"
+    assert capsys.readouterr().out == told
 
 
 TOUR = ("--profile", "tour", "--isolation", ISOLATION)
@@ -281,6 +282,14 @@ def test_a_refused_second_attempt_takes_no_grade_away(tmp_path, light):
     assert (ada.status, ada.source, set(ada.judged.values())) == ("graded", str(tmp_path / "class" / "ada"), {1})
     assert "a later attempt was refused, this one counts" in ada.notes[0]
     assert len(judged) == 3
+
+
+def test_only_what_this_call_refused_makes_it_fail(tmp_path, light):
+    run, _ = light
+    (tmp_path / "class" / "bob" / "ddp" / "bad.py").touch()
+    with pytest.raises(AssertionError, match="refused: bob"):
+        run("grade", tmp_path / "class", *TOUR)
+    assert "refused by earlier calls: bob" in run("grade", tmp_path / "late", *TOUR)
 
 
 @pytest.mark.parametrize("other", ["--profile core", "--seed 1", "--layout cs336", f"--isolation {OTHER}"])

@@ -26,7 +26,7 @@ ROSTER = """Student,ID,SIS User ID,SIS Login ID,Section,Quiz 1 (7),Shardlings (1
 
 
 def canvas(graded: dict[str, Graded], roster: str = ROSTER, column: str = "Shardlings (12)") -> tuple[str, list[str]]:
-    return column_of(roster, column, graded, A, IDS)
+    return column_of(roster, column, graded, A, IDS)[:2]
 
 
 def test_canvas_gets_final_points_by_who_is_who() -> None:
@@ -56,8 +56,9 @@ def test_canvas_gets_final_points_by_who_is_who() -> None:
     text, left_out = canvas(graded | {later: replace(graded[later], status="refused")})
     assert text.splitlines()[3].endswith(",01,58.0"), "29 of 35, of the earlier one"
     assert left_out[1] == f"{later}: refused; byronbob_102_9876_shardlings counts"
-    mail, left_out = canvas({"bob@uni.edu": graded["cyd"]})
+    mail, left_out, absent = column_of(ROSTER, "Shardlings (12)", {"bob@uni.edu": graded["cyd"]}, A, IDS)
     assert (mail.splitlines()[3][-5:], left_out) == (",70.0", [])
+    assert absent == ["Lovelace, Ada", "=HYPERLINK(1)"], "and not Canvas' own test student"
 
 
 @pytest.mark.parametrize(

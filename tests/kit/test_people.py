@@ -91,7 +91,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
-    assert "3 students of 2 submissions" in say(out, "people", "{out}/submission_metadata.yml")
+    assert "read 3 students of 2 submissions; " in say(out, "people", "{out}/submission_metadata.yml")
     late = say(out, "late", "--policy", "{out}/policy.toml", "--import", "{out}/people.csv")
     assert "submission_11: 1 day late: costs 10 % of the points of benchmarking" in late
     (out / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\nfree_days = 1\n")
@@ -99,10 +99,10 @@ def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
     say(out, "withdraw", "4", "--why", "the first counts")
     assert "submission_12" not in late
     told = say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
-    assert "1 on the roster have no points in it: Dorothy, Dan" in told
+    assert "1 on the roster have no submission, so their cells stay empty: Dorothy, Dan" in told
     (out / "few.csv").write_text(ROSTER.replace("103,cc", "105,cc"))
     told = say(out, "canvas", "{out}/few.csv", "--column", "Kit (1)")
-    assert "submission_12: belongs to nobody on the roster (cyd@uni.edu, 103)" in told
+    assert "submission_12: belongs to nobody on the roster (cyd@uni.edu, 103); write the roster's login" in told
     say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     for _ in range(2):
         rows = {row[0]: row[-1] for row in csv.reader((out / "canvas.csv").read_text().splitlines()[2:])}
@@ -129,7 +129,9 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
     (out / "later.yml").write_text(later.replace("ada@", "dee@").replace("101", "109"))
     told = say(out, "people", "{out}/later.yml")
     assert "1 listed before, with another submission or time; the new row counts: Bob Byron" in told
-    assert "1 graded, but not listed: submission_13 wrote" in told
+    assert "1 graded, but in no list (files that Canvas named need none): submission_13 read" in told
+    assert "read 2 students of 1 submissions" in told
+    assert "people.csv has 4 of 3 now" in told
     rows = [(row["submission"][-2:], row["login"][:3]) for row in csv.DictReader((out / people.NAME).open())]
     assert rows == [("11", "ada"), ("12", "cyd"), ("15", "dee"), ("15", "bob")]
     (out / people.NAME).write_text("a,b\n")

@@ -203,7 +203,9 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     assert "the -1 points of decision 5 do not count: ddp.naive is excluded" in told
     page = (out / "report" / "submissions" / "ada.html").read_text()
     assert "-1 points for ddp.naive, which is excluded: does not count" in page
-    assert "ada has 20 of 25 points" in decide("extend", "ada", "--days", "1", "--why", WHY)
+    told = decide("extend", "ada", "--days", "1", "--why", WHY)
+    assert "ada has 20 of 25 points" in told
+    assert told.endswith("3 days late, 2 free: costs 10 % of the points of benchmarking, flash_attention")
     decide("withdraw", "3", "--why", "it was hers")
     finals = (1.0, 30 / 35, 27.5 / 35, 17.5 / 25, 20 / 25, 22.5 / 25)
     assert shares == [pytest.approx((share,) * 3, abs=1e-4) for share in finals]
@@ -234,6 +236,7 @@ def exported(out: Path) -> tuple[float, float, float]:
 def test_the_same_import_twice_is_recognised(out: Path) -> None:
     both = ("late", "--policy", "{out}/policy.toml", "--import", "{out}/times.csv")
     say(out, *both)
+    assert "1 of 1 submissions are unchanged" in say(out, "late", "--import", "{out}/times.csv")
     told = say(out, *both)
     assert "1 of 2 times are in the gradebook already" in told
     assert "policy.toml is in the gradebook already" in told
