@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from grader.judge import SandboxExecutor
 from grader.sandbox import Sandbox, available
 from lab.course.assignment import ROOT
 from lab.harness.runner import Runner
+from lab.ranks import alone
 
 from . import probes_apart as probes
 from .probes import litter
@@ -89,3 +91,12 @@ def test_a_probe_that_asks_for_it_has_one_folder_in_common(boxed, runner):
 def _is_own(place: list[int]) -> bool:
     """Not what lies behind /dev/null and its like, which is all ranks'."""
     return place[1] != Path("/dev/null").stat().st_ino
+
+
+def test_what_is_mounted_in_a_kept_folder_is_not_mounted_again(monkeypatch):
+    """A class beside the kit, /tmp/kit-out, sorts between /tmp/kit and what is in it where characters are compared."""
+    paths = ["/", "/tmp", "/tmp/kit", "/tmp/kit/.venv", "/tmp/kit/.venv/lib/lab", "/tmp/kit-out/scratch", "/var"]
+    lines = "\n".join(f"1 2 0:3 / {path} rw - tmpfs tmpfs rw" for path in paths)
+    monkeypatch.setattr(alone, "open", lambda file: io.StringIO(lines), raising=False)
+    monkeypatch.setattr(alone.os.path, "isdir", lambda path: True)
+    assert alone._mounted_in("/tmp/") == ["/tmp/kit", "/tmp/kit-out/scratch"]
