@@ -93,7 +93,7 @@ def _unshare(namespaces: int) -> None:
 def _mounted_in(folder: str) -> list[str]:
     """Return the mount points in `folder`, without those inside another."""
     with open("/proc/self/mountinfo") as mounts:
-        found = sorted((line.split()[4] for line in mounts), key=lambda path: path.split("/"))  # a folder, what is in it
+        found = sorted((line.split()[4] for line in mounts), key=lambda path: path.split("/"))
     outer: list[str] = []
     for path in found:
         if path.startswith(folder) and os.path.isdir(path) and not (outer and path.startswith(f"{outer[-1]}/")):
