@@ -7,7 +7,9 @@ adds another forward, called as `attention_forward` is, whose tiles are named BL
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,11 +66,13 @@ def main() -> None:
 def forward_of(text: str) -> tuple[str, Callable]:
     """The function of `path:function`, and its name."""
     path, _, name = text.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path) if Path(path).is_file() else None
-    if spec is None or spec.loader is None:
+    file = Path(path).resolve()
+    if not file.is_file() or file.suffix != ".py":
         raise argparse.ArgumentTypeError(f"expected path:function with the path of a Python file, got {text!r}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    package = types.ModuleType(f"peer{len(sys.modules)}")  # the file imports its neighbours
+    package.__path__ = [str(file.parents[1])]
+    sys.modules[package.__name__] = package
+    module = importlib.import_module(f"{package.__name__}.{file.parent.name}.{file.stem}")
     if not callable(getattr(module, name, None)):
         raise argparse.ArgumentTypeError(f"expected a function in {path}, and it has no {name!r}")
     return name, getattr(module, name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
-from benchmarks import gpu
+from benchmarks import gpu, static
+
+from .classroom import refused
 
 
 def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_path, monkeypatch, capsys):
@@ -29,3 +32,13 @@ def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_
         ]
     assert len([*(tmp_path / "ran").iterdir()]) == 1, "what passed is not run again"
     assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["fails"]["result"].startswith("failed")
+
+
+def test_a_peer_for_the_static_race_may_import_its_neighbours(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "common.py").write_text("SCALE = 2\n")
+    (tmp_path / "kernels" / "mine.py").write_text("from .common import SCALE\n\n\ndef forward(q):\n    return q * SCALE\n")
+    name, forward = static.forward_of(f"{tmp_path}/kernels/mine.py:forward")
+    assert (name, forward(3)) == ("forward", 6)
+    with refused(argparse.ArgumentTypeError, "expected a function in", "it has no 'backward'"):
+        static.forward_of(f"{tmp_path}/kernels/mine.py:backward")
