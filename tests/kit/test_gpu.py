@@ -37,7 +37,9 @@ def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_
 def test_a_peer_for_the_static_race_may_import_its_neighbours(tmp_path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "common.py").write_text("SCALE = 2\n")
-    (tmp_path / "kernels" / "mine.py").write_text("from .common import SCALE\n\n\ndef forward(q):\n    return q * SCALE\n")
+    (tmp_path / "kernels" / "mine.py").write_text(
+        "from .common import SCALE\n\n\ndef forward(q):\n    return q * SCALE\n"
+    )
     name, forward = static.forward_of(f"{tmp_path}/kernels/mine.py:forward")
     assert (name, forward(3)) == ("forward", 6)
     with refused(argparse.ArgumentTypeError, "expected a function in", "it has no 'backward'"):
