@@ -204,7 +204,7 @@ def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.n
     ):
         raise OutOfBounds(
             f"program {builder.grid_idx} of {seen.launches[-1].kernel}: a {kind} leaves the tensors that the kernel "
-            f"was given; mask what lies beyond their edges, and use each tensor's own strides"
+            f"was given; mask what lies beyond their edges, also an index below 0, and use each tensor's own strides"
             f"{_along(pointers, mask, seen.storages)}"
         )
     if seen.keep:

@@ -77,7 +77,10 @@ def test_exponentials_run_beside_a_product(run, check, rng, is_causal):
     what = f"for sm_90, bfloat16, dim 128{', causal' * is_causal}, tiles of {got['tile']}, {got['warps']} warps"
     measured(f"share of exponentials{', causal' * is_causal}, without a wgmma", 1 - got["covered"], 0.1, at_most=True)
     assert ran == [got["source"]], f"{what}: the interpreter ran another kernel than the one that compiles"
-    assert got["spilled"] == 0, f"{what}: {got['spilled']} bytes spill: p and alpha take registers from step to step"
+    assert got["spilled"] == 0, (
+        f"{what}: {got['spilled']} bytes spill, since p and alpha take registers from step to step: share a tile "
+        "among more warps (num_warps), or give it fewer rows"
+    )
     assert got["shared"] <= SHARED, (
         f"{what}: {got['shared']:,} bytes of shared memory, a program has {SHARED:,}: carry p in float32, in registers"
     )
