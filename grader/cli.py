@@ -21,6 +21,7 @@ from lab.harness.files import sweep_halves
 
 from . import decide, staff, tools
 from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
+from .people import superseded
 from .report import points
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -283,9 +284,10 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], 
     scores = [s for g in graded.values() if g.status != "refused" for s in g.grade(assignment, ids).scores]
     if any(s.inconclusive for s in scores):
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
+    earlier_counts = superseded(graded)
     for name, reason in _refused(graded):
         if name in now:
-            say(f"refused: {name}: {reason}")
+            say(f"refused: {name}: {reason}" + (f"; {one} counts" if (one := earlier_counts.get(name)) else ""))
     if earlier := [name for name, _ in _refused(graded) if name not in now]:
         say(f"refused by earlier calls: {some(earlier, 5)}")
 
@@ -302,15 +304,18 @@ def _table(
     """columns: by heading, the exercises whose points it adds up. Only a submission's name may be wrapped."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
-    for heading in (*columns, "points", "not\nrun"):
+    grades = {name: g.grade(assignment, ids) for name, g in graded.items() if g.status != "refused"}
+    decided = any(grade.adjusted or grade.late for grade in grades.values())
+    for heading in (*columns, *["adjusted\n− late"] * decided, "points", "not\nrun"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, g in graded.items():
         if g.status == "refused":
-            table.add_row(shown(name), *["–"] * len(columns), "refused", "")
+            table.add_row(shown(name), *["–"] * (len(columns) + decided), "refused", "")
             continue
-        grade = g.grade(assignment, ids)
+        grade = grades[name]
         scores = {s.exercise.id: s for s in grade.scores}
         cells = [_mark([scores[id] for id in of if id in scores]) for of in columns.values()]
+        cells += [f"{grade.adjusted - grade.late:+.6g}"] * decided
         own = any(s.inconclusive for s in grade.scores)
         away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
         table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)

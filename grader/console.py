@@ -54,7 +54,8 @@ def known(given: Collection[str], there: Collection[str], what: str) -> None:
     """Raise Wrong, with what is near, for the first that is not there."""
     for one in given:
         if one not in there:
-            near = difflib.get_close_matches(one, there, 3) or sorted(there)[:3]
+            begin = sorted(name for name in there if name.startswith(one)) if one else []
+            near = begin[:3] or difflib.get_close_matches(one, there, 3) or sorted(there)[:3]
             raise Wrong(f"{what}: expected one that is graded, as {', '.join(near)}; got {one!r}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +18,11 @@ from . import people as people_csv
 from . import policy as p
 from . import rulings
 from .console import Out, err, known, latest, say, write_pages, writing
-from .csv_io import read_text
+from .csv_io import csv_text, read_text
 from .errors import Wrong
 from .graded import Graded
 from .policy import EVERYONE
-from .report import one_line
+from .report import one_line, page_name
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
 Why = Annotated[str, typer.Option(help="The reason: kept with the decision and shown to the student.")]
@@ -95,6 +96,9 @@ def late(
                 say(f"{name}: {x}")
         if kept := len(set(there) - new):
             say(f"{kept} of {len(there)} submissions are unchanged", err)
+        timed = {d.name for d in book.decisions() if d.kind == "submitted"}
+        if late := [name for name in there if "_LATE_" in name and name not in timed]:
+            say(f"{len(late)} that Canvas named LATE have no time, and so are on time: {', '.join(late)}", err)
         write_pages(book, out_folder)
 
 
@@ -103,9 +107,10 @@ def withdraw(
     why: Why, by: By = None, out_folder: Out = Path("out"),
 ) -> None:  # fmt: skip
     """Take a decision back; both stay in the gradebook."""
-    with latest(out_folder) as (book, _, _):
-        rulings.withdraw(book, number, why, _who(by))
-        say(f"withdrawn: {number}")
+    with latest(out_folder) as (book, run, ids):
+        gone = rulings.withdraw(book, number, why, _who(by))
+        graded = book.graded(run.id).get(gone.name)
+        say(f"withdrawn: {number}" + (f": {_standing(graded, ids)}" if graded else ", of everyone"))
         write_pages(book, out_folder)
 
 
@@ -125,7 +130,8 @@ def decisions(
         return
     for d in made:
         value = d.value if d.kind != "policy" else f"{len(str(d.value))} characters"
-        cells = (d.number, f"{d.made} UTC", d.by, d.kind, d.name, d.exercise, value, d.why)
+        name = d.name or ("everyone" if d.kind == "exclude" else "")
+        cells = (d.number, f"{d.made} UTC", d.by, d.kind, name, d.exercise, value, d.why)
         say(" · ".join(one_line(str(cell), 300) for cell in cells if cell != ""))
     if not made:
         say("no decisions yet")
@@ -144,7 +150,7 @@ def canvas(
         raise Wrong('--column: expected the assignment as Canvas heads it, as "Shardlings (1234)", got nothing')
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
-    whose, sheet = people_csv.ids_of(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
+    whose, sheet = people_csv.read(out_folder), read_text(roster, f"{roster}: expected Canvas' gradebook as CSV")
     try:
         text, left_out, absent = column_of(sheet, column, graded, default(), ids, whose)
     except Wrong as error:
@@ -152,7 +158,7 @@ def canvas(
     with writing(out_folder):
         write_whole(out_folder / "canvas.csv", text)
     for line in left_out:
-        say(f"{line}; it is not in canvas.csv", err)
+        say(line, err)
     if absent:
         say(f"{len(absent)} on the roster have no submission, so their cells stay empty: {'; '.join(absent)}", err)
     if unmarked := sum(written.totals(written.score(g))[2] for g in graded.values()):
@@ -199,7 +205,11 @@ def feedback(
     with writing(to):
         for g in graded.values():
             pages.write(to, g, default(), run, ids, hints)
+        folders = [(name, page_name(name)) for name in graded]
+        write_whole(to / "folders.csv", csv_text([("submission", "folder"), *folders]))
     say(f"wrote {to}: report.html and comment.md of {len(graded)} submissions")
+    if other := sum(name != folder for name, folder in folders):
+        say(f"{other} folders could not have the name of their submission: {to / 'folders.csv'} says whose they are")
 
 
 rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")
@@ -248,8 +258,9 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
             return
         graded = book.graded(run.id)[name]
         g = graded.grade(default(), ids)
-        parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
-        say(f"decision {numbers}: {name} has {g.final:.6g} of {g.possible:.6g} points ({parts})")
+        say(f"decision {numbers}: {_standing(graded, ids)}")
+        if other := people_csv.superseded(book.graded(run.id)).get(name):
+            say(f"{name} is an earlier attempt: {other} counts, and this decision is not of it", err)
         if kind == "extend":
             say("; ".join(map(str, g.lates)) or "it is not late" + ("" if graded.policy else ": no due date is known"))
         for d in graded.decisions:
@@ -258,6 +269,12 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
         if g.final > g.possible:
             say(f"{name} has more points than count: {g.final:.6g} of {g.possible:.6g}", err)
         write_pages(book, folder)
+
+
+def _standing(graded: Graded, ids: Collection[str]) -> str:
+    g = graded.grade(default(), ids)
+    parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
+    return f"{graded.name} has {g.final:.6g} of {g.possible:.6g} points ({parts})"
 
 
 def _who(by: str | None) -> str:

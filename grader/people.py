@@ -38,35 +38,29 @@ def from_list(path: Path) -> list[dict[str, str]]:
 
 def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[dict[str, str]]]:
     """Add the rows to the folder's people.csv. Return the students whose rows change, and all rows. Raises Wrong."""
-    rows = list(rows)
+    before = read(folder)
+    ids = {_student(row): row["id"] for row in before}  # perhaps by hand, where the list has none
+    rows = [{**row, "id": row["id"] or ids.get(_student(row), "")} for row in rows]
     new = {_student(row): row for row in rows}
-    before = _read(folder)
     kept = [row for row in before if _student(row) not in new]
     now = [{c: row[c] for c in COLUMNS} for row in [*kept, *rows]]
     write_whole(folder / NAME, csv_text([COLUMNS, *(list(row.values()) for row in now)]))
     return [row["student"] or row["login"] for row in before if row != new.get(_student(row), row)], now
 
 
-def ids_of(folder: Path) -> dict[str, list[str]]:
-    """By submission, the logins and ids of its students; nothing where there is no people.csv. Raises Wrong."""
-    found: dict[str, list[str]] = {}
-    for row in _read(folder):
-        found.setdefault(row["submission"], []).extend(filter(None, (row["login"], row["id"])))
-    return found
-
-
-def time(text: str) -> str:
-    """Return a time in ISO form. Lists also write 2026-02-13 09:00:00 UTC, or a blank before the offset."""
-    return re.sub(r"\s+(?=[+-]\d\d:?\d\d$)", "", re.sub(r"\s*(UTC|GMT)$", "+00:00", text.strip()))
-
-
-def _read(folder: Path) -> list[dict[str, str]]:
+def read(folder: Path) -> list[dict[str, str]]:
+    """The rows of the folder's people.csv, a row per student; none where there is no such file. Raises Wrong."""
     if not (path := folder / NAME).is_file():
         return []
     sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ")
     if missing := [c for c in COLUMNS if c not in sheet.headings]:
         raise Wrong(f"{path}: expected columns {', '.join(COLUMNS)}; {missing[0]!r} is missing; put it back")
     return [{c: row[c] for c in COLUMNS} for _, row in sheet]
+
+
+def time(text: str) -> str:
+    """Return a time in ISO form. Lists also write 2026-02-13 09:00:00 UTC, or a blank before the offset."""
+    return re.sub(r"\s+(?=[+-]\d\d:?\d\d$)", "", re.sub(r"\s*(UTC|GMT)$", "+00:00", text.strip()))
 
 
 def _student(row: Mapping[str, str]) -> str:
@@ -84,13 +78,14 @@ def counting(names: Iterable[str], graded: AllGraded) -> str:
     return max(names, key=lambda name: (graded[name].status != "refused", attempt(name)))
 
 
-def superseded(graded: AllGraded) -> set[str]:
-    """Return the attempts that do not count, of students with several files of Canvas."""
+def superseded(graded: AllGraded) -> dict[str, str]:
+    """Return, by the attempts that do not count, the one that does, of students with several files of Canvas."""
     by_student: dict[str, list[str]] = defaultdict(list)
     for name in graded:
         if canvas := CANVAS_FILE.fullmatch(name):
             by_student[canvas["student"]].append(name)
-    return {name for names in by_student.values() for name in names if name != counting(names, graded)}
+    counts = {name: counting(names, graded) for names in by_student.values() for name in names}
+    return {name: one for name, one in counts.items() if one != name}
 
 
 def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +23,12 @@ _LIMITS = archives.UnpackLimits(files=100_000, total_bytes=4 << 30, file_bytes=6
 def is_class(path: Path) -> bool:
     """Whether an archive is no submission itself, and holds archives of submissions or Gradescope's list of them."""
     try:
+        members = [m.parts for m in archives.open_source(path, _LIMITS).members() if m.parts]
+        names = [parts[-1] for parts in members]
+        if any(re.fullmatch(r"submission_\d+", part) for parts in members for part in parts[:-1]) and METADATA in names:
+            return True  # of one submission, too
         if layouts.kind_of(path):
             return False
-        names = [m.parts[-1] for m in archives.open_source(path, _LIMITS).members() if m.kind == "file" and m.parts]
     except archives.SubmissionError:
         return False  # unpacking it as a submission says why
     return any(name == METADATA or layouts.is_archive(Path(name)) for name in names if not layouts.ignored(name))

@@ -24,18 +24,18 @@ _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
 def canvas(
     roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
-    whose: Mapping[str, Sequence[str]] | None = None,
+    whose: Sequence[Mapping[str, str]] = (),
 ) -> tuple[str, list[str], list[str]]:  # fmt: skip
-    """(CSV to import into Canvas, a line for each submission that is left out, the students without a submission).
+    """(CSV to import into Canvas, a line for what is left out, the students without a submission).
 
     roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
     its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
     gets these points times the share of the points that count for the submission, written ones among them. A
     submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
     several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
-    whose: by submission, logins and ids of its students, where its name does not say. Raises Wrong.
+    whose: rows of people.csv, for submissions whose name does not say. Raises Wrong.
     """
-    table, whose = Sheet(roster), whose or {}
+    table = Sheet(roster)
     who = [name for name in CANVAS if name in table.headings]
     if not {"Student", "ID"} <= set(who):
         came = ", ".join(table.headings)[:200] or "nothing"
@@ -55,13 +55,16 @@ def canvas(
             "give the assignment points in Canvas, export again"
         )
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    students_of: dict[str, list[Mapping[str, str]]] = defaultdict(list)
+    for row in whose:
+        students_of[row["submission"]].append(row)
     for name in graded:
-        told = [(key, id.casefold()) for id in whose.get(name, ()) for key in _IDS]
+        told = [key for row in students_of[name] for key in _keys(row["login"], row["id"])]
         for key in dict.fromkeys([*_owner_keys(name), *told]):
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
-    left_out = {n: _stranger(whose.get(n)) for n in graded}
-    absent = []
+    left_out = {n: "" if students_of[n] else f"{n} belongs to nobody on the roster" for n in graded}
+    absent, known = [], {(key, s.get(key, "").casefold()) for s in students for key in _IDS if s["ID"]}
     for student in students:
         if not student["ID"]:  # the row of points possible
             continue
@@ -71,26 +74,30 @@ def canvas(
         if names:
             own = people.counting(names, graded)
             for name in names:
-                left_out[name] = "refused" if graded[name].status == "refused" else "an earlier attempt"
-                left_out[name] += f"; {own} counts"
+                why = "was refused" if graded[name].status == "refused" else "is an earlier attempt"
+                left_out[name] = f"{name} {why}; {own} counts"
             got, counts, _ = standing(graded[own], assignment, ids)
             left_out.pop(own, None)
             if graded[own].status == "refused":
-                left_out[own] = "refused, so its cell stays empty"
+                left_out[own] = f"{own} was refused, so the cell of its student stays empty"
             elif counts:
                 cell = str(number(worth * got / counts))
             else:
-                left_out[own] = "nothing of it counts, so its cell stays empty"
+                left_out[own] = f"nothing of {own} counts, so the cell of its student stays empty"
         elif student["Student"] != _TEST_STUDENT:
             absent.append(one_line(student["Student"], 300))
         rows.append([*(disarmed(one_line(student[key], 300)) for key in who), cell])
-    return csv_text(rows), [f"{name}: {why}" for name, why in left_out.items()], absent
+    strangers = [
+        f"{people.NAME}: {row['student'] or row['login']} of {row['submission']} is not on the roster: it has neither "
+        f"{row['login'] or 'a login'} nor {row['id'] or 'an id'}; write the student's id of Canvas into the column id"
+        for row in whose if row["submission"] in graded and not known.intersection(_keys(row["login"], row["id"]))
+    ]  # fmt: skip
+    return csv_text(rows), [*filter(None, left_out.values()), *strangers], absent
 
 
-def _stranger(whose: Sequence[str] | None) -> str:
-    if not whose:
-        return "belongs to nobody on the roster"
-    return f"belongs to nobody on the roster ({', '.join(whose)}); write the roster's login or id into {people.NAME}"
+def _keys(*ids: str) -> list[tuple[str, str]]:
+    """What the roster may call a student with these ids."""
+    return [(key, id.casefold()) for id in ids if id for key in _IDS]
 
 
 def _owner_keys(name: str) -> list[tuple[str, str]]:

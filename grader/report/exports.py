@@ -231,4 +231,4 @@ def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: 
     before = folder / "canvas.csv"  # says who is who, as the roster did
     if before.is_file():
         text = before.read_text(encoding="utf-8-sig")
-        write_whole(before, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.ids_of(folder))[0])
+        write_whole(before, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.read(folder))[0])

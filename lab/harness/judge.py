@@ -40,7 +40,7 @@ def close(
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
     measured; where that is luckily small, some units in the last place are allowed all the same. float32 gets three
-    times as much: honest orders of a sum differ by that, and mistakes by far more. cause: what probably went wrong, or a
+    times as much: honest orders of a sum differ by that, mistakes by far more. cause: what probably went wrong, or a
     function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is wanted.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"

@@ -22,6 +22,7 @@ from rich.console import Console
 from grader import batch, cli, fingerprint, regrade
 from grader.gradebook import Gradebook, Graded
 from grader.graded import Answer
+from grader.policy import Decision
 from grader.progress import grading
 from grader.sandbox import SandboxError, available
 from grader.schedulers import ClusterError
@@ -215,7 +216,8 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     results = [result(id, test=f"{i % 3}") for i, id in enumerate(ids)]
     results += [result(id, "failed", "property", f"p{i % 3}") for i, id in enumerate(ids)]
     bad = Graded("zed", status="refused", message="zed: expected a stage folder; zip it anew")
-    graded = {name: Graded(name, results=results), "zed": bad}
+    bonus = Decision(1, "2026-02-16 09:00:00", "tess", "adjust", name, "", 2.5, "a bonus")
+    graded = {name: Graded(name, results=results, decisions=[bonus]), "zed": bad}
     cli._show({**graded, "yan": bad}, assignment, ids, {name, "zed"})
     table = terminal.file.getvalue()
     assert max(map(len, table.splitlines())) <= width
@@ -225,6 +227,7 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     grade = graded[name].grade(assignment, ids)
     assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
     assert ("naive" in table) == by_exercise
+    assert " +2.5 " in table
     told = "refused: zed: expected a stage folder; zip it anew\nrefused by earlier calls: yan\n"
     assert capsys.readouterr().out == told
 

@@ -46,8 +46,8 @@ def test_canvas_gets_final_points_by_who_is_who() -> None:
         ["Student, Test", "104", "", "f00", "01", ""],
     ]
     assert left_out == [
-        "dan: belongs to nobody on the roster",
-        "byronbob_102_9876_shardlings: an earlier attempt; byronbob_LATE_102_98765_shardlings counts",
+        "dan belongs to nobody on the roster",
+        "byronbob_102_9876_shardlings is an earlier attempt; byronbob_LATE_102_98765_shardlings counts",
     ]
     score = exports.gradescope(graded["ada"], A, IDS)["score"]
     assert float(rows[2][-1]) / 70 == pytest.approx(score / (35 + worth), abs=1e-5), "one share everywhere"
@@ -55,7 +55,7 @@ def test_canvas_gets_final_points_by_who_is_who() -> None:
     later = "byronbob_LATE_102_98765_shardlings"
     text, left_out = canvas(graded | {later: replace(graded[later], status="refused")})
     assert text.splitlines()[3].endswith(",01,58.0"), "29 of 35, of the earlier one"
-    assert left_out[1] == f"{later}: refused; byronbob_102_9876_shardlings counts"
+    assert left_out[1] == f"{later} was refused; byronbob_102_9876_shardlings counts"
     mail, left_out, absent = column_of(ROSTER, "Shardlings (12)", {"bob@uni.edu": graded["cyd"]}, A, IDS)
     assert (mail.splitlines()[3][-5:], left_out) == (",70.0", [])
     assert absent == ["Lovelace, Ada", "=HYPERLINK(1)"], "and not Canvas' own test student"
@@ -85,6 +85,6 @@ def test_nothing_that_does_not_count_is_lost_in_an_export() -> None:
         assert exports.gradescope(g, A, IDS)["score"] == score, g.name
         text, left_out = canvas({g.name: g}, ROSTER.replace("bob@uni.edu", "bob"))
         assert [r[-1] for r in csv.reader(text.splitlines()) if r[3] == g.name] == [cell]
-        why = "refused" if g is refused else "nothing of it counts"
-        assert left_out == ([] if cell else [f"{g.name}: {why}, so its cell stays empty"])
+        why = f"{g.name} was refused" if g is refused else f"nothing of {g.name} counts"
+        assert left_out == ([] if cell else [f"{why}, so the cell of its student stays empty"])
     assert "25 of the 25 points that count so far" in exports.gradescope(excluded, A, IDS)["output"]

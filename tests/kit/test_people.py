@@ -66,6 +66,8 @@ def test_the_archive_of_a_class_is_opened(tmp_path: Path) -> None:
     scope["assignment_7_export/submission_metadata.yml"] = GRADESCOPE.encode()
     found = opened("scope.zip", scope)
     assert [s.name for s in found] == ["submission_11", "submission_12"]
+    alone = {name: content for name, content in scope.items() if "_12" not in name}
+    assert [s.name for s in opened("alone.zip", alone)] == ["submission_11"], "an export of one is one, too"
     assert (found[0].path.parent / "submission_metadata.yml").read_text() == GRADESCOPE
     assert find([tmp_path / "scope.zip"], into=tmp_path / "out") == found, "opened again, it is the same"
     told: list[str] = []
@@ -102,7 +104,7 @@ def test_a_groups_points_and_times_reach_each_of_it(out: Path) -> None:
     assert "1 on the roster have no submission, so their cells stay empty: Dorothy, Dan" in told
     (out / "few.csv").write_text(ROSTER.replace("103,cc", "105,cc"))
     told = say(out, "canvas", "{out}/few.csv", "--column", "Kit (1)")
-    assert "submission_12: belongs to nobody on the roster (cyd@uni.edu, 103); write the roster's login" in told
+    assert "people.csv: Cyd Charisse of submission_12 is not on the roster: it has neither cyd@uni.edu nor 103" in told
     say(out, "canvas", "{out}/roster.csv", "--column", "Kit (1)")
     for _ in range(2):
         rows = {row[0]: row[-1] for row in csv.reader((out / "canvas.csv").read_text().splitlines()[2:])}
@@ -121,6 +123,34 @@ def test_classrooms_list_is_taken(tmp_path: Path) -> None:
     raw = "submission,submitted\nkit-ada,2026-02-15 01:30:00 -0800\n"
     assert policy.read_times((tmp_path / people.NAME).read_text(), A, rules) == came
     assert datetime.fromisoformat(policy.read_times(raw, A, rules)[0][2]) == datetime.fromisoformat(came[0][2])
+
+
+def test_a_student_whom_the_roster_does_not_know_is_named_and_an_id_by_hand_stays(out: Path) -> None:
+    bare = GRADESCOPE.replace("'102'", "''")
+    (out / "bare.yml").write_text(bare)
+    say(out, "people", "{out}/bare.yml")
+    roster = ROSTER.replace("bob@uni.edu", "bb")
+    (out / "other.csv").write_text(roster)
+    told = say(out, "canvas", "{out}/other.csv", "--column", "Kit (1)")
+    assert "people.csv: Bob Byron of submission_11 is not on the roster: it has neither bob@uni.edu nor an id" in told
+    mended = (out / people.NAME).read_text().replace("bob@uni.edu,", "bob@uni.edu,2")
+    (out / people.NAME).write_text(mended)
+    for _ in range(2):
+        assert "people.csv: Bob" not in say(out, "canvas", "{out}/other.csv", "--column", "Kit (1)")
+        say(out, "people", "{out}/bare.yml")
+
+
+def test_what_canvas_named_late_and_has_no_time_is_named(tmp_path: Path) -> None:
+    late, first = "ada_LATE_101_9200_kit", "ada_101_9100_kit"
+    recorded(tmp_path, Graded(first, results=passed(IDS)), Graded(late, results=passed(IDS)))
+    (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\n")
+    told = say(tmp_path, "late", "--policy", "{out}/policy.toml")
+    assert f"1 that Canvas named LATE have no time, and so are on time: {late}" in told
+    told = say(tmp_path, "extend", first, "--days", "1", "--why", "was ill")
+    assert f"{first} is an earlier attempt: {late} counts, and this decision is not of it" in told
+    assert "1 folders could not have the name of their submission" in say(tmp_path, "feedback", "{out}/back")
+    for row in csv.DictReader((tmp_path / "back" / "folders.csv").open()):
+        assert (tmp_path / "back" / row["folder"] / "comment.md").is_file(), row["submission"]
 
 
 def test_a_second_list_is_added_to_the_first(out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import getpass
 import json
 import sqlite3
 from datetime import datetime
@@ -206,7 +207,8 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     told = decide("extend", "ada", "--days", "1", "--why", WHY)
     assert "ada has 20 of 25 points" in told
     assert told.endswith("3 days late, 2 free: costs 10 % of the points of benchmarking, flash_attention")
-    decide("withdraw", "3", "--why", "it was hers")
+    told = decide("withdraw", "3", "--why", "it was hers")
+    assert "withdrawn: 3: ada has 22.5 of 25 points" in told
     finals = (1.0, 30 / 35, 27.5 / 35, 17.5 / 25, 20 / 25, 22.5 / 25)
     assert shares == [pytest.approx((share,) * 3, abs=1e-4) for share in finals]
     made = json.loads(say(out, "decisions", "--json"))
@@ -218,6 +220,7 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
 def test_what_is_excluded_for_everyone_counts_for_nobody_nor_for_who_comes_later(out: Path) -> None:
     first = say(out, "exclude", "--everyone", "--exercise", "ddp.naive", "--why", "our mistake")
     assert "decision 1: ddp.naive does not count for anyone" in first
+    assert "tess · exclude · everyone · ddp.naive" in say(out, "decisions").replace(getpass.getuser(), "tess")
     recorded(out, Graded("bob", results=passed(IDS)), base=1)
     assert [g.grade(A, IDS).possible for g in latest(out).values()] == [25, 25]
     say(out, "withdraw", "1", "--why", "it was right")
