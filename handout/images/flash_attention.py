@@ -66,6 +66,21 @@ def tiles() -> Picture:
     return p
 
 
+def warps() -> Picture:
+    p = Picture("warps", WIDTH, 236, "Which warp has which scores, in version 1 and in version 2")
+    colours, side = (BLUE, GREEN, YELLOW, ORANGE), 144
+    for x, name, whose in ((28, "version 1", "keys"), (252, "version 2", "queries")):
+        p.words(x, 26, f"{name}: by {whose}", "ink bold")
+        for i, colour in enumerate(colours):
+            along, across = side / 4 * i, side / 4 - 3
+            place = (x + along, 44, across, side) if whose == "keys" else (x, 44 + along, side, across)
+            p.box(*place, colour, f"{i}")
+        p.line(x - 8, 98, x + side + 8, 98, dashed=True)
+        told = "each row in 4 parts" if whose == "keys" else "each row whole"
+        p.words(x, 212, told, "soft")
+    return p
+
+
 def online() -> Picture:
     """Bars are exp(score − m): what each key weighs under the maximum that is known."""
     p = Picture("online", WIDTH, 306, "Online softmax of four scores in two tiles: older weights shrink when m rises")
@@ -284,4 +299,4 @@ def behind() -> Picture:
     return p
 
 
-PICTURES = (traffic, tiles, online, programs, addresses, kept, backward, roofline, room, chunks, behind)
+PICTURES = (traffic, tiles, warps, online, programs, addresses, kept, backward, roofline, room, chunks, behind)
