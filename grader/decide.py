@@ -104,7 +104,8 @@ def late(
 
 def withdraw(
     number: Annotated[int, typer.Argument(help="A decision, by its number in `grader decisions`.")],
-    why: Why, by: By = None, out_folder: Out = Path("out"),
+    why: Annotated[str, typer.Option(help="The reason: kept in the gradebook; students do not see it.")],
+    by: By = None, out_folder: Out = Path("out"),
 ) -> None:  # fmt: skip
     """Take a decision back; both stay in the gradebook."""
     with latest(out_folder) as (book, run, ids):
@@ -273,7 +274,7 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
 
 def _standing(graded: Graded, ids: Collection[str]) -> str:
     g = graded.grade(default(), ids)
-    parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late"
+    parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late".replace("-", "−")
     return f"{graded.name} has {g.final:.6g} of {g.possible:.6g} points ({parts})"
 
 

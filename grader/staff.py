@@ -101,6 +101,11 @@ def requests(
             known([exercise] if exercise else [], ids, "--exercise")
             if not answer.strip():
                 raise Wrong("--answer: expected a few words, got nothing")
+            before = book.threads().get((name, exercise))
+            if not before:
+                say(f"{name} had no request about {exercise or 'the whole submission'}: this starts one", err)
+            elif before[-1].state == "closed" and not close:
+                say("this request was closed, and is open again; --close closes it", err)
             book.say(name, exercise, answer, getpass.getuser(), "staff", "closed" if close else "open")
         threads = {of: said for of, said in book.threads().items() if name in (None, of[0])}
         if not threads:

@@ -39,13 +39,13 @@ def grade(root: Path) -> dict[str, Any]:
 
     settings = json.loads((ROOT / "settings.json").read_text(encoding="utf-8"))
     profile = settings["profile"]
-    ids = default().profiles[profile]
+    ids, asked = default().profiles[profile], questions().of_profile(profile)
     isolation = strongest()
     with tempfile.TemporaryDirectory(prefix="expected-") as cache:
-        wanted = Settings(settings["seed"], ids, isolation, cache, questions().of_profile(profile))
+        wanted = Settings(settings["seed"], ids, isolation, cache, asked)
         graded = grade_one(Submission("submission", root / "submission", layouts.of_profile(profile)), wanted)
     print(f"isolation: {isolation}", exports.evidence(graded), sep="\n")
-    told = exports.gradescope(graded, default(), ids)
+    told = exports.gradescope(graded, default(), ids, asked)
     if late := late_s(_metadata(root)):
         told["output"] = "\n".join(filter(None, [f"Handed in {_duration(late)} after the due date.", told["output"]]))
         told["extra_data"] = {"late_s": late}

@@ -65,6 +65,10 @@ def points(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def signed(value: float) -> str:
+    return f"{'+' if value >= 0 else '−'}{points(abs(value))}"
+
+
 def page_name(name: str) -> str:
     """The file name, less ".html", of a submission's page: names that differ get files that differ.
 

@@ -15,7 +15,7 @@ from .. import people, written
 from ..graded import AllGraded, Graded
 from ..policy import Grade
 from . import labels, one_line, page_name, plain
-from .summary import SYMBOLS, decisions, readable, state
+from .summary import SYMBOLS, Told, decisions, readable, state
 
 # States that look alike, but for their symbol: each change of it is an element, of which a large class has thousands.
 _DRAWN = {
@@ -43,7 +43,7 @@ class ClassRow:
     scores: list[ExerciseScore]  # of all exercises, what is excluded too
     message: str
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
-    decisions: list[tuple[str, str, str]]  # (what, why, who and when) of what stands, and of every late day
+    decisions: list[Told]  # what stands, and every late day
     superseded: bool = False  # another attempt of the same student counts: it is in no statistic
 
     @property
@@ -81,6 +81,7 @@ class ExerciseStatistics:
 @dataclass
 class ClassSummary:
     rows: list[ClassRow]  # every submission, by name
+    everyone: list[Told]  # what stands for all of them
     exercises: list[Exercise]
     hardest: list[ExerciseStatistics]
     bins: list[int]  # submissions by share of possible points: 0–10 %, …, 90–100 %
@@ -106,7 +107,8 @@ def class_summary(graded: AllGraded, assignment: Assignment, ids: Collection[str
     blank = score(assignment, [], ids)
     hardest = sorted(_exercise_statistics(counted, blank), key=lambda e: 2.0 if e.share is None else e.share)
     medians = (statistics.median(values) if values else None for values in (shares, [r.grade.final for r in judged]))
-    return ClassSummary(rows, [s.exercise for s in blank], hardest, bins, *medians)
+    everyone = list(dict.fromkeys(d for r in rows for d in r.decisions if d.everyone))
+    return ClassSummary(rows, everyone, [s.exercise for s in blank], hardest, bins, *medians)
 
 
 def _exercise_statistics(rows: list[ClassRow], blank: list[ExerciseScore]) -> list[ExerciseStatistics]:

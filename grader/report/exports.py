@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from lab.harness.files import write_whole
 from .. import people, written
 from ..cs336 import ADVISORY
 from ..csv_io import Sheet, csv_text, disarmed
-from ..graded import AllGraded, Graded, Run
+from ..graded import AllGraded, Answer, Graded, Run
 from ..policy import Grade
-from . import labels, one_line, page_name, plain, points
+from . import labels, one_line, page_name, plain, points, signed
 from .canvas import canvas
 from .summary import REASONS, decisions, number, readable, standing
 
@@ -30,7 +30,9 @@ OUTPUT_LIMIT = 50_000  # characters of one Gradescope entry
 _SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "final")
 
 
-def gradescope(graded: Graded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
+def gradescope(
+    graded: Graded, assignment: Assignment, ids: Collection[str], asked: Iterable[str] = ()
+) -> dict[str, Any]:
     """Gradescope's results.json: a test for each exercise and kind, and each written question.
 
     The score is the share of the points that count, times the points of the profile: Gradescope's total is the same
@@ -38,16 +40,19 @@ def gradescope(graded: Graded, assignment: Assignment, ids: Collection[str]) -> 
 
     Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
     Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
+    asked: the written questions, which a refused submission has not answered.
     """
+    if graded.status == "refused":
+        graded = replace(graded, answers=[Answer(id, "", "missing") for id in asked])
     grade = graded.grade(assignment, ids)
-    scores = grade.scores
+    scores, questions = grade.scores, written.score(graded)
     if graded.status == "refused":
         why = f"Could not be unpacked, so none of it was run.\n{plain(graded.message, MESSAGE_LIMIT)}"
-        total = round(sum(s.exercise.points for s in scores), 4)
+        total = sum(s.exercise.points for s in scores) + sum(s.possible for s in questions)
         tests = [_entry("submission", "1", 0.0, total, False, why)]
     else:
         tests = [t for i, s in enumerate(scores, 1) for t in _entries(s, graded.results, i)]
-        tests += [_answer(s, len(scores) + i) for i, s in enumerate(written.score(graded), 1)]
+        tests += [_answer(s, len(scores) + i) for i, s in enumerate(questions, 1)]
     tests += _beside(graded, grade)
     got, counts, worth = standing(graded, assignment, ids)
     notes = [one_line(note, 300) for note in graded.notes[:20]]
@@ -108,7 +113,7 @@ def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict
     return {
         "status": g.status, "message": plain(g.message, MESSAGE_LIMIT), "hash": one_line(g.hash, 100),
         "seconds": round(g.seconds, 3), "notes": [one_line(note, 300) for note in g.notes], **_numbers(grade, _SUMS),
-        "decisions": [{"what": what, "why": why, "who": who} for what, why, who in decisions(g, grade)],
+        "decisions": [{"what": d.what, "why": d.why, "who": d.who} for d in decisions(g, grade)],
         "exercises": {
             s.exercise.id: {
                 **_numbers(s, _SUMS[:4]), "attempted": s.attempted, "excluded": s.exercise.id in grade.excluded,
@@ -182,16 +187,19 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
             lines.append(f"{word}: {points(left_out)} points, neither earned nor lost.")
     if k.passed and k.earned == 0 and k.points > 0:
         lines.append("Passed, but counts only once all numerics of the exercise pass.")
+    alike: dict[str, list[str]] = {}  # what is said of tests → their names
     for r in results:
         if r.outcome == "passed":
             continue
         case = f" [{one_line(r.case, 100)}]" if r.case else ""
         why = REASONS.get(r.reason, one_line(r.reason, 300)) if r.outcome == "failed" else one_line(r.reason, 300)
         seed = {"passed": " On the secret seed only.", "failed": " On the public seed too."}.get(r.public, "")
-        said = f"{readable(r.test)}{case}: {r.outcome.replace('_', ' ')}{why and f', {why}'}.{seed}"
-        lines.append(f"{said}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip())
-    if any(r.outcome == "failed" for r in results):
-        lines.append(f"Hint: {s.exercise.hints[0]}")
+        said = f"{r.outcome.replace('_', ' ')}{why and f', {why}'}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
+        alike.setdefault(said, []).append(f"{readable(r.test)}{case}")
+    lines += [f"{'; '.join(names)}: {said}" for said, names in alike.items()]
+    hint = s.exercise.hints[0]
+    if any(r.outcome == "failed" for r in results) and not any(hint in said for said in alike):
+        lines.append(f"Hint: {hint}")
     if not lines:
         lines.append(f"{k.passed} {'test' if k.passed == 1 else 'tests'} passed.")
     return plain("\n\n".join(lines), OUTPUT_LIMIT)
@@ -199,11 +207,13 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
 
 def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
     """Gradescope's tests for what is no test: adjustments, lateness, and exercises that do not count."""
-    told = [(what, why) for what, why, _ in decisions(graded, grade)]
-    scores = [(f"adjusted: {grade.adjusted:+.6g}", grade.adjusted), (f"late: −{points(grade.late)}", -grade.late)]
-    why = plain("\n\n".join(f"{what}: {why}" for what, why in told), OUTPUT_LIMIT)
+    told = decisions(graded, grade)
+    found = []
+    for name, score, kinds in (("adjusted", grade.adjusted, ["adjust"]), ("late", -grade.late, ["extend", "late"])):
+        why = plain("\n\n".join(f"{d.what}: {d.why}" for d in told if d.kind in kinds), OUTPUT_LIMIT)
+        if score:
+            found.append(_entry(f"{name}: {signed(score)}", "", score, 0.0, score > 0, why))
     away = [(f"{id} (excluded)", plain(d.why, MESSAGE_LIMIT)) for id, d in grade.excluded.items()]
-    found = [_entry(name, "", score, 0.0, score > 0, why) for name, score in scores if score]
     return found + [_entry(name, "", 0.0, 0.0, None, why) for name, why in away]
 
 
@@ -224,10 +234,11 @@ def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
 def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     """grades.csv, gradescope/<name>.json for each submission, and canvas.csv anew where `grader canvas` wrote one."""
     write_csv(folder / "grades.csv", graded, assignment, ids)
+    asked = dict.fromkeys(a.question for one in graded.values() for a in one.answers)
     for name, one in graded.items():
         path = folder / "gradescope" / f"{page_name(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(gradescope(one, assignment, ids), indent=1) + "\n")
+        write_whole(path, json.dumps(gradescope(one, assignment, ids, asked), indent=1) + "\n")
     before = folder / "canvas.csv"  # says who is who, as the roster did
     if before.is_file():
         text = before.read_text(encoding="utf-8-sig")

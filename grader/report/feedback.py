@@ -10,9 +10,9 @@ from lab.harness.files import write_whole
 
 from .. import written
 from ..graded import Graded, Run
-from . import page_name, plain, points
+from . import page_name, plain, points, signed
 from .html import submission_page
-from .summary import Limits, decisions, exercise_views
+from .summary import Limits, decisions, exercise_views, together
 
 _LIMITS = Limits(1500, 0, 1, tests=False)
 
@@ -29,19 +29,25 @@ def comment(graded: Graded, assignment: Assignment, ids: Collection[str], hints:
     if graded.status == "refused":
         return f"**Not graded**: the submission could not be unpacked.\n\n{_quoted(graded.message)}\n"
     grade = graded.grade(assignment, ids)
-    parts = [f"**{points(grade.final)} of {points(grade.possible)} points**"]
+    total = f"{points(grade.final)} of {points(grade.possible)}"
+    parts = [f"**{total} points**"]
     rows = ["| exercise | points |", "|---|---|"]
     for s in grade.scores:
         tried = f"{points(s.earned)} of {points(s.possible)}" if s.attempted else "not attempted"
         got = tried if s.possible else "not run"
         rows.append(f"| `{s.exercise.id}` | {got} |")
+    beside = {"adjusted": grade.adjusted, "late": -grade.late}
+    rows += [f"| {what} | {signed(value)} |" for what, value in beside.items() if value]
+    rows.append(f"| **code in all** | **{total}** |")
     questions = written.score(graded)
     for q in questions:
         rows.append(f"| `{q.question.id}` (written) | {_points(q.earned, q.possible, q.unmarked)} |")
-    parts.append("\n".join(rows))
     if questions:
-        parts[0] += f", and {_points(*written.totals(questions))} of the written part"
-    parts += [f"{what}:\n\n{_quoted(why)}" for what, why, _ in decisions(graded, grade)]
+        parts[0] += f", and {_points(*written.totals(questions), ' of the written part')}"
+        if both := together(graded, assignment, ids):
+            parts.append(f"Code and written questions together: **{both}**. This share counts for your grade.")
+    parts += ["\n".join(rows)]
+    parts += [f"{d.what}:\n\n{_quoted(d.why)}" for d in decisions(graded, grade)]
     for e in exercise_views(grade.scores, graded.results, _LIMITS):
         if e.failures:
             parts += [f"### `{e.exercise.id}`", _quoted(e.failures[0].message)]
@@ -53,9 +59,12 @@ def comment(graded: Graded, assignment: Assignment, ids: Collection[str], hints:
     return "\n\n".join(parts) + "\n"
 
 
-def _points(earned: float, possible: float, unmarked: float) -> str:
-    marked = f"{points(earned)} of {points(possible)}" if possible else ""
-    return ", ".join(filter(None, (marked, f"{points(unmarked)} to be marked" if unmarked else "")))
+def _points(earned: float, possible: float, unmarked: float, part: str = "") -> str:
+    """7 of 7 of the written part; 1 more point is not marked yet"""
+    marked = f"{points(earned)} of {points(possible)}{part}" if possible else ""
+    noun, verb = ("point", "is") if unmarked == 1 else ("points", "are")
+    more = f"more {noun}" if possible else f"{noun}{part}"
+    return "; ".join(filter(None, (marked, f"{points(unmarked)} {more} {verb} not marked yet" if unmarked else "")))
 
 
 def _quoted(text: str) -> str:

@@ -22,9 +22,9 @@ from lab.harness.files import write_whole
 
 from .. import cs336, written
 from ..graded import AllGraded, Graded, Run
-from . import labels, one_line, page_name, plain, points
+from . import labels, one_line, page_name, plain, points, signed
 from .classroom import class_summary
-from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views
+from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views, together
 
 PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission prints
 # Tried in order until the page fits: characters of a message, of an output, failures shown an exercise
@@ -41,7 +41,7 @@ def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Colle
             message=plain(graded.message, max(limits.message, 1000)), limits=limits, hints=hints,
             notes=[one_line(note, 300) for note in graded.notes[:20]], more_notes=max(0, len(graded.notes) - 20),
             grade=grade, decisions=decisions(graded, grade)[:50], written=scores, written_totals=written.totals(scores),
-            exercises=exercise_views(grade.scores, graded.results, limits),
+            exercises=exercise_views(grade.scores, graded.results, limits), together=together(graded, assignment, ids),
             adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
         )  # fmt: skip
         if len(page.encode()) <= PAGE_LIMIT:
@@ -86,10 +86,6 @@ def _templates() -> jinja2.Environment:
         environment.globals[name] = Markup(text)  # ours, and allowed by its hash alone
         environment.globals[f"{name}_hash"] = f"'sha256-{digest}'"
     return environment
-
-
-def signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '−'}{points(abs(value))}"
 
 
 def percent(share: float) -> str:

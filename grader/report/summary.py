@@ -7,7 +7,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.course.assignment import KINDS, Assignment, Exercise
 from lab.course.scoring import ExerciseScore, Result, of_function
@@ -15,7 +15,7 @@ from lab.course.scoring import ExerciseScore, Result, of_function
 from .. import written
 from ..graded import Graded
 from ..policy import Decision, Grade
-from . import one_line, plain
+from . import one_line, plain, points
 
 # lab.course.scoring.REASONS for a reader
 REASONS = {
@@ -97,17 +97,27 @@ def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], l
     return [_view(s, of[s.exercise.id], limits) for s in scores]
 
 
-def decisions(graded: Graded, grade: Grade) -> list[tuple[str, str, str]]:
-    """(what, why, who and when) of every decision that stands and every due date that was missed."""
+class Told(NamedTuple):
+    """A decision, or a due date that was missed, for a reader."""
+
+    kind: str  # of the decision; "late"
+    what: str
+    why: str
+    who: str  # and when
+    everyone: bool = False
+
+
+def decisions(graded: Graded, grade: Grade) -> list[Told]:
+    """Every decision that stands and every due date that was missed."""
     told = [
-        (one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC")
+        Told(d.kind, one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC", not d.name)
         for d in graded.decisions
         if (what := _what(d, grade))
     ]
     for late in grade.lates:
         came = late.submitted.astimezone(late.due.tzinfo)
         why = f"due {late.due:%Y-%m-%d %H:%M %Z}, handed in {came:%Y-%m-%d %H:%M}"
-        told.append((str(late), why, "the course's policy"))
+        told.append(Told("late", str(late), why, "the course's policy"))
     return told
 
 
@@ -118,7 +128,7 @@ def _what(d: Decision, grade: Grade) -> str:
         return f"{float(d.value):+.6g} points{f' for {d.exercise}{away}' if d.exercise else ''}"
     if d.kind == "extend":
         return f"{float(d.value):g} more days"
-    return f"{d.exercise} excluded" if d.kind == "exclude" else ""
+    return f"{d.exercise} excluded{'' if d.name else ' for everyone'}" if d.kind == "exclude" else ""
 
 
 def state(s: ExerciseScore) -> str:
@@ -206,6 +216,12 @@ def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tupl
         of_code = math.fsum(s.exercise.points for s in grade.scores)
     worth = math.fsum(s.exercise.points for s in scores) + possible + unmarked
     return grade.final + earned, of_code + possible, worth
+
+
+def together(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> str:
+    """Code and written part, and the share that counts: "40.7 of 47 points: 86.6 %"; "" where nothing counts."""
+    got, counts, _ = standing(graded, assignment, ids)
+    return f"{points(got)} of {points(counts)} points: {100 * got / counts:.1f} %" if counts else ""
 
 
 def number(value: float) -> float:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from lab.course.assignment import default
 from lab.course.questions import default as questions
 
-from .. import rubric, rulings
+from .. import policy, rubric, rulings
 from ..errors import Busy, GradebookError, Wrong
 from ..report import html, labels, plain, points
 from ..report.summary import SYMBOLS, state
@@ -158,7 +158,8 @@ def requests() -> Page:
 def decisions() -> Page:
     now = shelf().now()
     by_name = {row.name: row for row in now.rows.values()}
-    return render_template("decisions.html", made=now.decisions[::-1], by_name=by_name)
+    stands = {d.number for d in policy.standing(now.decisions)}
+    return render_template("decisions.html", made=now.decisions[::-1], by_name=by_name, stands=stands)
 
 
 @pages.get("/mark")

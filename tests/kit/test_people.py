@@ -12,6 +12,7 @@ import pytest
 from grader import people, policy
 from grader.gradebook import Gradebook
 from grader.graded import Answer, Graded, Mark
+from grader.report import feedback
 from grader.submissions import Submission, find
 from lab.course.assignment import default
 from lab.course.questions import default as questions
@@ -201,9 +202,17 @@ def test_a_comment_has_the_written_part_and_what_was_not_attempted(out: Path) ->
     first, whole = CRITERIA[0], sum(c.points for c in CRITERIA)
     with Gradebook(out / "gradebook.sqlite") as book:
         book.mark([("submission_13", Mark("ddp.timeline", first.name, 0.5, "say | why", "tess", "2026-02-20", ""))])
+        book.decide("adjust", "submission_13", "", 2, "our typo", "tess")
+        book.decide("policy", "", "", "due = 2026-02-14T23:59:00Z\npercent_a_day = 10", "policy.toml", "tess")
+        book.decide("submitted", "submission_13", "", "2026-02-15T12:00:00Z", "people.csv", "tess")
     say(out, "feedback", "{out}/back")
+    page = html.unescape((out / "back" / "submission_13" / "report.html").read_text())
     comment = (out / "back" / "submission_13" / "comment.md").read_text()
-    got = f"0.5 of {first.points:g}, {whole - first.points:g} to be marked"
-    for words in (f"**25 of 35 points**, and {got} of the written part", f"| `ddp.timeline` (written) | {got} |",
-                  f"| `{IDS[2]}` | not attempted |", f"{first.name}, 0.5:\n\n    say | why\n"):  # fmt: skip
+    got, more = f"0.5 of {first.points:g}", f"; {whole - first.points:g} more points are not marked yet"
+    for words in (f"**24.5 of 35 points**, and {got} of the written part{more}\n",
+                  f"| `ddp.timeline` (written) | {got}{more} |", f"| `{IDS[2]}` | not attempted |",
+                  "| adjusted | +2 |\n| late | −2.5 |\n| **code in all** | **24.5 of 35** |",
+                  "together: **25 of 36 points: 69.4 %**.", f"{first.name}, 0.5:\n\n    say | why\n"):  # fmt: skip
         assert words in comment, comment
+    assert "together: <strong>25 of 36 points: 69.4 %</strong>." in page
+    assert feedback._points(0, 0, 1, " of the written part") == "1 point of the written part is not marked yet"

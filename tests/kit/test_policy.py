@@ -195,7 +195,7 @@ def test_decisions_are_made_listed_and_withdrawn_on_the_command_line_and_reach_e
     assert "1 not in the gradebook, left out: zed" in told
     assert "ada: 4 days late, 2 free: costs 20 % of the points of benchmarking, flash_attention" in told
     told = decide("adjust", "ada", "--points", "-2.5", "--why", "copied a table")
-    assert "decision 3: ada has 27.5 of 35 points (35 earned -2.5 adjusted −5 late)" in told
+    assert "decision 3: ada has 27.5 of 35 points (35 earned −2.5 adjusted −5 late)" in told
     told = decide("exclude", "ada", *("--exercise", "ddp.naive") * 2, "--why", "no network")
     assert "ada has 17.5 of 25 points" in told
     assert "do not count" not in told
@@ -226,6 +226,7 @@ def test_what_is_excluded_for_everyone_counts_for_nobody_nor_for_who_comes_later
     say(out, "withdraw", "1", "--why", "it was right")
     assert [g.grade(A, IDS).possible for g in latest(out).values()] == [35, 35]
     assert "our mistake" in say(out, "decisions", "ada")
+    assert "kept in the gradebook; students do not" in say(out, "withdraw", "--help")
 
 
 def exported(out: Path) -> tuple[float, float, float]:

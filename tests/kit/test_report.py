@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -184,14 +185,21 @@ def small_class() -> dict[str, Graded]:
     return {g.name: g for g in members}
 
 
-def test_a_refused_submission_gets_a_page_that_says_why_and_zero_of_all() -> None:
-    dan = small_class()["dan"]
+def test_a_refused_submission_gets_a_page_that_says_why_and_zero_of_all(tmp_path: Path) -> None:
+    graded = small_class()
+    dan = graded["dan"]
     text = visible(submission_page(dan, A, ABOUT, IDS))
     assert all(word in text for word in ("Not graded", "a bomb", "What to do"))
     assert "points" not in text.lower().replace("checkpoints", "")
     (test,) = exports.gradescope(dan, A, IDS)["tests"]
     assert (test["score"], test["max_score"], test["status"]) == (0.0, 35.0, "failed")
     assert "a bomb" in test["output"]
+    dan.decisions = [Decision(1, "2026-02-16 09:00:00", "tess", "exclude", "", IDS[2], "", "our mistake")]
+    graded["ada"].answers = [Answer("ddp.timeline", "It overlaps.", "prose")]
+    exports.write_exports(tmp_path, graded, A, IDS)
+    results = json.loads((tmp_path / "gradescope" / "dan.json").read_text())
+    assert results["output"].startswith("0 of the 28 points that count so far, as a share of 38;")
+    assert results["tests"][0]["max_score"] == 28
 
 
 def test_the_class_page_counts_right_and_leads_to_every_page(tmp_path: Path) -> None:
@@ -256,6 +264,14 @@ def test_what_people_decided_is_shown_beside_what_tests_said() -> None:
     ):
         assert words in shown
     assert "tess" not in ada, "whom to ask is the course's to say"
+    assert "dan refused – – –" in text, "no final points"
+    of_all = Decision(5, "2026-02-16 09:00:00", "tess", "exclude", "", IDS[1], "", "our text was wrong")
+    for g in graded.values():
+        g.decisions = [of_all, *g.decisions]
+    assert visible(class_page(graded, A, ABOUT, IDS)).count("our text was wrong") == 1
+    assert f"everyone {IDS[1]} excluded for everyone our text was wrong tess" in visible(
+        class_page(graded, A, ABOUT, IDS)
+    )
     assert "Adjusted" not in visible(class_page(small_class(), A, ABOUT, IDS))
 
 
@@ -276,6 +292,10 @@ def test_what_people_decided_is_exported() -> None:
     assert bob["exercises"]["ddp.naive"]["excluded"] is True
     results = exports.gradescope(graded["ada"], A, IDS)
     assert results["score"] == 29 == pytest.approx(sum(t["score"] for t in results["tests"]))
+    adjusted, late = [t for t in results["tests"] if not t["number"]]
+    assert (adjusted["name"], late["name"]) == ("adjusted: +1.5", "late: −7.5")
+    assert ["our typo" in t["output"] for t in (adjusted, late)] == [True, False]
+    assert ["3 days late" in t["output"] for t in (adjusted, late)] == [False, True]
     excluded = exports.gradescope(graded["bob"], A, IDS)["tests"][-1]
     assert (excluded["name"], {"score", "status"} & set(excluded)) == ("ddp.naive (excluded)", set())
     graded["dan"].decisions = graded["ada"].decisions = graded["cyd"].decisions = graded["bob"].decisions

@@ -17,6 +17,7 @@ from grader.cli import app as commands
 from grader.console import Wrong
 from grader.gradebook import Flag, Gradebook, Graded
 from grader.graded import Answer, Mark
+from grader.policy import EVERYONE
 from grader.report import page_name
 from grader.serve import shelf as shelves
 from lab.course import questions
@@ -199,6 +200,15 @@ def test_a_decision_counts_and_says_who(app, out):
     assert tess.post("/student/ada", "/withdraw/1", why="mistaken").status_code == 303
     assert tess.post("/student/ada", "/withdraw/1", why="again").status_code == 400
     assert latest(out)["ada"].decisions == []
+    with Gradebook(out / "gradebook.sqlite") as book:
+        of_all = book.decide("exclude", EVERYONE, "ddp.naive", "", "our mistake", "tess")
+        own = book.decide("submitted", "ada", "", "2026-02-18T12:00:00-08:00", "people.csv", "tess")
+    page, every = tess.page("/student/ada"), tess.page("/decisions")
+    assert "exclude ddp.naive  for everyone" in page
+    assert [f"/withdraw/{n}" in page for n in (1, of_all, own)] == [False, False, True]
+    assert [f"/withdraw/{n}" in every for n in (1, of_all, own)] == [False, True, True]
+    assert "imported from people.csv" in page
+    assert tess.post("/decisions", f"/withdraw/{of_all}", why="it was right").location == "/decisions"
 
 
 @pytest.mark.parametrize(
@@ -250,6 +260,10 @@ def test_a_request_has_a_thread_here_and_on_the_command_line(app, out):
     told = say(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "It is.", "--close")
     assert "closed: ada: ddp.naive" in told
     assert "It is." in ada.page("/student/ada")
+    told = say(out, "requests", "ada", "--exercise", "ddp.naive", "--answer", "Thanks.")
+    assert "this request was closed, and is open again" in told
+    told = say(out, "requests", "bob", "--answer", "Well done.", "--close")
+    assert "bob had no request about the whole submission: this starts one" in told
 
 
 def test_while_a_grader_is_at_work_nothing_is_lost_and_the_page_says_so(app, out):
