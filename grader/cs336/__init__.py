@@ -35,7 +35,8 @@ _DATA = (".json", ".toml", ".txt", ".yaml", ".yml")
 _NOT_THEIRS = ("lab", "venv", "env", "build", "dist", "wandb")
 _NEEDS_CUDA = re.compile(
     r"not compiled with CUDA|No CUDA GPUs|Found no NVIDIA|0 active drivers|NVTX functions not installed"
-    r"|dummy base class|(needs?|requires?|expect(s|ed)?|must be|only)\b.{0,30}\b(GPUs?|CUDA)\b|no NVIDIA driver|libcuda"
+    r"|dummy base class|has no attribute '_cuda_|no NVIDIA driver|libcuda"
+    r"|(needs?|requires?|expect(s|ed)?|must be|only)\b.{0,30}\b(GPUs?|CUDA)\b"
     r"|\b(GPU|CUDA)\b.{0,30}\b(required|needed|expected|only|(un|not )available)",
     re.IGNORECASE,
 )
@@ -53,15 +54,15 @@ def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple
     """Where a file goes that lies at `where` below the root: there, too, or nowhere, ().
 
     Code is taken, but for tests and for names of the bridge's; text that is data is taken in the course's packages,
-    within the limits. The package cs336_basics may lie in any folder: bridge/fork.py finds it.
+    within the limits. The package cs336_basics may lie in any folder: the bridge finds it, by each pyproject.toml.
     """
-    if where == ("pyproject.toml",):
-        return where
+    ours = where[0] in _NOT_THEIRS or (BRIDGE / where[0]).exists()
+    if where[-1] == "pyproject.toml":
+        return () if ours else where
     if where[-1].endswith(_DATA):
         return where if {*_PACKAGES} & {*where[:-1]} and member.size <= limits.file_bytes else ()
     if not where[-1].endswith(".py") or where[-1] == "conftest.py":
         return ()
-    ours = where[0] in _NOT_THEIRS or (BRIDGE / where[0]).exists()
     return () if ours or ("tests" in where[:-1] and (where[0] != "tests" or len(where) > 2)) else where
 
 

@@ -5,30 +5,22 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import tomllib
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE / "pyproject.toml"
-
-
-def _sources() -> list[str]:
-    """Folders below this one from which the fork imports: by its pyproject.toml, or since cs336_basics lies there."""
-    try:
-        named = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["tool"]["uv"]["sources"].values()
-        paths = [HERE / s["path"] for s in named if isinstance(s, dict) and isinstance(s.get("path"), str)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        paths = []  # no such file, or no such table
-    paths += sorted(p.parent for p in HERE.rglob("cs336_basics") if p.is_dir())
-    return [str(folder) for path in paths for folder in (path, path / "src") if folder.resolve().is_relative_to(HERE)]
-
+ADAPTERS = f"{__package__}.tests.adapters"
+LACKING: dict[str, Exception] = {}  # module or package -> why it does not load
 
 # At the end: nothing of a fork comes before the kit, the standard library or what is installed.
-sys.path += [str(HERE / "supplied"), str(HERE), *dict.fromkeys(_sources())]
+sys.path += [str(HERE / "supplied"), str(HERE)]
 supplied = importlib.import_module("cs336_supplied")
+supplied.find_packages(HERE)
 supplied.supply()
+sys.meta_path.insert(0, supplied.Hollow(LACKING))
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
@@ -48,11 +40,28 @@ def adapter(exercise: str, *names: str) -> Callable[..., Any]:
 
 
 def _adapters() -> Any:
-    try:
-        return importlib.import_module(f"{__package__}.tests.adapters")
-    except SyntaxError as error:
-        text = PROJECT.read_text(encoding="utf-8", errors="replace") if PROJECT.is_file() else ""
-        asked = re.search(r"requires-python\s*=\s*[\"']\s*>=\s*3\.(\d+)", text)
-        if asked and int(asked[1]) > sys.version_info.minor:
-            raise RuntimeError(f"needs Python 3.{asked[1]}: {error}") from error
-        raise
+    """tests/adapters.py. Of a module that it imports and that does not load, each name raises why when it is used."""
+    while True:
+        try:
+            return importlib.import_module(ADAPTERS)
+        except SyntaxError as error:
+            text = PROJECT.read_text(encoding="utf-8", errors="replace") if PROJECT.is_file() else ""
+            asked = re.search(r"requires-python\s*=\s*[\"']\s*>=\s*3\.(\d+)", text)
+            if asked and int(asked[1]) > sys.version_info.minor:
+                raise RuntimeError(f"needs Python 3.{asked[1]}: {error}") from error
+            raise
+        except Exception as error:
+            name = _broken(error)
+            if name in (*LACKING, ADAPTERS, __name__):
+                raise
+            LACKING[name] = error
+
+
+def _broken(error: Exception) -> str:
+    """The innermost module of the fork that did not load; or the package that adapters.py or an __init__.py lacks."""
+    frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "<module>"]
+    modules = [f.f_globals for f in frames if Path(f.f_code.co_filename).is_relative_to(HERE)] or [globals()]
+    name = str(modules[-1]["__name__"])
+    if isinstance(error, ModuleNotFoundError) and error.name and (name == ADAPTERS or "__path__" in modules[-1]):
+        return error.name
+    return name

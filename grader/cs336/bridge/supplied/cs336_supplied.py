@@ -6,9 +6,11 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import time
+import tomllib
 import types
 import typing
 from pathlib import Path
@@ -25,9 +27,38 @@ HOLLOW = {"pandas", "submitit", "seaborn", "plotly", "tiktoken", "regex", "tqdm"
 FORK = str(Path(__file__).resolve().parent.parent)
 
 
+def find_packages(root: Path) -> None:
+    """Let imports find the fork's packages: where uv's sources say, around cs336_basics, and under another name."""
+    sources = [s.get("path") for s in _table(root / "pyproject.toml", "uv", "sources").values() if isinstance(s, dict)]
+    paths = [root / source for source in sources if isinstance(source, str)]
+    paths += sorted(p.parent for p in root.rglob("cs336_basics") if p.is_dir())
+    folders = [folder for path in paths for folder in (path, path / "src") if folder.resolve().is_relative_to(root)]
+    sys.path += dict.fromkeys(map(str, folders))
+    renamed: dict[str, Path] = {}
+    for file in sorted(root.rglob("pyproject.toml")):
+        pairs = [*_table(file, "setuptools", "package-dir").items()]
+        for build in (("build",), ("build", "targets", "wheel")):
+            for key in ("sources", "force-include"):
+                pairs += [(name, folder) for folder, name in _table(file, "hatch", *build, key).items()]
+        renamed |= {name: file.parent / folder / "__init__.py" for name, folder in pairs if type(name) is type(folder)}
+    sys.meta_path.append(_Renamed(renamed))
+
+
+def _table(file: Path, *keys: str) -> dict[str, Any]:
+    """A table below [tool] of a pyproject.toml, {} where there is none."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]
+        for key in keys:
+            table = table[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        table = {}
+    return table if isinstance(table, dict) else {}
+
+
 def supply() -> None:
     """Let a fork load on a machine without these packages, and run on one without a GPU."""
-    sys.meta_path.append(_Finder())  # last: what is installed is found first
+    hollow = {name: ModuleNotFoundError(f"No module named {name!r}", name=name) for name in HOLLOW}
+    sys.meta_path.append(Hollow({**dict.fromkeys(SILENT), **hollow}))  # last: what is installed is found first
     if not hasattr(typing, "override"):  # Python 3.12's
         typing.override = lambda function: function
     torch.compile = _eager  # the same function; compiling takes longer than the test
@@ -41,8 +72,18 @@ def supply() -> None:
         torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _Stream()
         torch.cuda.stream = lambda stream: contextlib.nullcontext()
         torch.cuda.set_device = lambda device: None
+        torch.cuda.get_device_capability = lambda device=None: (8, 0)
+        torch.cuda.get_device_name = lambda device=None: "Triton's interpreter"
+        for module in (torch.cuda, torch.cuda.memory):
+            for name in ("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "ipc_collect"):
+                setattr(module, name, lambda device=None: None)
+            module.mem_get_info = _host_memory
     if os.environ.get("TRITON_INTERPRET") == "1":
         _first_configuration()
+        if not torch.cuda.is_available():
+            from triton.runtime import driver
+
+            driver.set_active(_Driver())
 
 
 def call_it_cuda() -> None:
@@ -62,6 +103,11 @@ def call_it_cuda() -> None:
 def _fork_asks(depth: int) -> bool:
     """Whether the frame `depth` above this function is the fork's."""
     return sys._getframe(depth).f_code.co_filename.startswith(FORK)
+
+
+def _host_memory(device: Any = None) -> tuple[int, int]:
+    """Free and all bytes of the memory in which the tensors are."""
+    return tuple(os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
 
 
 class _NamesOfAGPU(TorchFunctionMode):
@@ -129,6 +175,16 @@ class _Stream(_Range):
         return event
 
 
+class _Driver:
+    """Triton's, as far as a fork asks it where tensors are."""
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"0 active drivers: the interpreter has no {name}")
+
+
 def _eager(model: Any = None, **options: Any) -> Any:
     return model if model is not None else lambda function: function
 
@@ -150,20 +206,23 @@ def _first_configuration() -> None:
 class _Hollow:
     """Something of a package that is not there. It can be named, subscripted and subclassed, as annotations do."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, error: Exception | None):
+        self.name, self.error = name, error
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Hollow(f"{self.name}.{name}")
+        return _Hollow(f"{self.name}.{name}", self.error)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        package = self.name.partition(".")[0]
-        if package not in SILENT:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        if self.error:
+            raise self.error
         decorated = len(args) == 1 and not kwargs and isinstance(args[0], types.FunctionType | type)
         return args[0] if decorated else self
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        self()
+        return False
 
     def __getitem__(self, item: Any) -> Any:
         return self
@@ -171,7 +230,7 @@ class _Hollow:
     __or__ = __ror__ = __getitem__
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
-        return (object,)
+        return (type(self.name, (), {"__new__": lambda cls, *args, **kwargs: self()}) if self.error else object,)
 
     def __enter__(self) -> Any:
         return self
@@ -180,19 +239,40 @@ class _Hollow:
         return None
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds these modules, and whatever is below them; each of their names raises its error when it is used."""
+
+    def __init__(self, errors: dict[str, Exception | None]):
+        self.errors = errors
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname.partition(".")[0] not in SILENT | HOLLOW:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        for name, error in self.errors.items():
+            if f"{fullname}.".startswith(f"{name}."):
+                return importlib.machinery.ModuleSpec(fullname, self, loader_state=error, is_package=True)
+        return None
 
     def create_module(self, spec: Any) -> Any:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
+        error = module.__spec__.loader_state if module.__spec__ else None
+
         def __getattr__(name: str) -> Any:
+            if name == "__all__" and error:
+                raise error  # from it import *: which names?
             if name.startswith("__"):
                 raise AttributeError(name)
-            return _Hollow(f"{module.__name__}.{name}")
+            return _Hollow(f"{module.__name__}.{name}", error)
 
         module.__dict__["__getattr__"] = __getattr__
+
+
+class _Renamed(importlib.abc.MetaPathFinder):
+    """Finds packages whose folders have another name."""
+
+    def __init__(self, files: dict[str, Path]):
+        self.files = files
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        file = self.files.get(fullname)
+        return importlib.util.spec_from_file_location(fullname, file) if file and file.is_file() else None
