@@ -22,7 +22,7 @@ from lab.harness.files import sweep_halves
 from . import decide, staff, tools
 from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
 from .people import superseded
-from .report import points
+from .report import points, signed
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -315,7 +315,7 @@ def _table(
         grade = grades[name]
         scores = {s.exercise.id: s for s in grade.scores}
         cells = [_mark([scores[id] for id in of if id in scores]) for of in columns.values()]
-        cells += [f"{grade.adjusted - grade.late:+.6g}"] * decided
+        cells += [signed(grade.adjusted - grade.late)] * decided
         own = any(s.inconclusive for s in grade.scores)
         away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
         table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)

@@ -22,7 +22,7 @@ from .csv_io import csv_text, read_text
 from .errors import Wrong
 from .graded import Graded
 from .policy import EVERYONE
-from .report import one_line, page_name
+from .report import one_line, page_name, signed
 
 Name = Annotated[str, typer.Argument(help="A submission, by its name in the gradebook.")]
 Why = Annotated[str, typer.Option(help="The reason: kept with the decision and shown to the student.")]
@@ -96,7 +96,7 @@ def late(
                 say(f"{name}: {x}")
         if kept := len(set(there) - new):
             say(f"{kept} of {len(there)} submissions are unchanged", err)
-        timed = {d.name for d in book.decisions() if d.kind == "submitted"}
+        timed = {d.name for d in p.standing(book.decisions()) if d.kind == "submitted"}
         if late := [name for name in there if "_LATE_" in name and name not in timed]:
             say(f"{len(late)} that Canvas named LATE have no time, and so are on time: {', '.join(late)}", err)
         write_pages(book, out_folder)
@@ -274,7 +274,7 @@ def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: flo
 
 def _standing(graded: Graded, ids: Collection[str]) -> str:
     g = graded.grade(default(), ids)
-    parts = f"{g.earned:.6g} earned {g.adjusted:+.6g} adjusted −{g.late:.6g} late".replace("-", "−")
+    parts = f"{g.earned:.6g} earned {signed(g.adjusted)} adjusted −{g.late:.6g} late"
     return f"{graded.name} has {g.final:.6g} of {g.possible:.6g} points ({parts})"
 
 

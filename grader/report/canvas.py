@@ -96,7 +96,7 @@ def canvas(
 
 
 def _keys(*ids: str) -> list[tuple[str, str]]:
-    """What the roster may call a student with these ids."""
+    """Return the columns of the roster, with the values there, that may hold one of a student's ids."""
     return [(key, id.casefold()) for id in ids if id for key in _IDS]
 
 

@@ -187,7 +187,7 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
             lines.append(f"{word}: {points(left_out)} points, neither earned nor lost.")
     if k.passed and k.earned == 0 and k.points > 0:
         lines.append("Passed, but counts only once all numerics of the exercise pass.")
-    alike: dict[str, list[str]] = {}  # what is said of tests → their names
+    alike: dict[str, list[str]] = {}  # by message, the tests that got it
     for r in results:
         if r.outcome == "passed":
             continue

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +12,6 @@ import pytest
 from examples.cs336 import build, listed
 from examples.cs336.__main__ import differences
 from grader import batch, cs336, layouts
-from grader.cs336.bridge.supplied import cs336_supplied
 from grader.graded import Graded
 from grader.judge import SandboxExecutor, run_tests
 from grader.report import exports, html
@@ -162,83 +158,6 @@ def test_adapters_make_no_fork_of_stage_folders(tmp_path, stray, root):
         got = unpacked(ada, tmp_path / layout, layout)
         assert (got.edition, [p.name for p in got.root.rglob("*.py")]) == ("", ["naive.py"])
         assert "not as a CS336 fork" in got.notes[0]
-
-
-LACKING = {
-    "tests/adapters.py": """
-import cs336_kernels.cast
-from cs336_systems import flash
-from cs336_systems.ddp import DDP
-from cs336_systems.fsdp import FSDP
-
-
-class Sharded(FSDP):
-    pass
-
-
-def get_flashattention_autograd_function_pytorch(): return flash.Flash
-def get_flashattention_autograd_function_triton(): return cs336_kernels.cast.Flash
-def get_ddp(module): return DDP
-def ddp_on_after_backward(module, optimizer): return isinstance(module, flash.Flash | FSDP)
-def get_fsdp(module): return Sharded(module)
-""",
-    "cs336_systems/__init__.py": "",
-    "cs336_systems/ddp.py": "DDP = 1\n",
-    "cs336_systems/flash.py": "import torch\n\nCORES = torch.cuda.get_device_properties(0)\n",
-    "cs336_systems/fsdp.py": "from cs336_basics.model import Linear\n",
-}
-USES = """
-import sys
-from lab.solution import impl
-
-fork = impl.load(sys.argv[1]).fork
-for name, *args in (
-    ["get_ddp", 0], ["get_flashattention_autograd_function_pytorch"], ["get_flashattention_autograd_function_triton"],
-    ["get_fsdp", 0], ["ddp_on_after_backward", 0, 0],
-):
-    try:
-        found = fork.adapter("stage.exercise", name)(*args)
-        print(found if name == "get_ddp" else found.apply(0, 0, 0))
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}")
-"""
-
-
-def test_an_import_that_fails_costs_what_uses_it_and_no_more(tmp_path):
-    got = unpacked(a_fork(tmp_path / "fork", LACKING), tmp_path / "impl")
-    told = subprocess.run(
-        [sys.executable, "-c", USES, got.root], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert told.splitlines() == [
-        "1", cuda := "AssertionError: Torch not compiled with CUDA enabled",
-        "ModuleNotFoundError: No module named 'cs336_kernels'", "ModuleNotFoundError: No module named 'cs336_basics'",
-        cuda,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("package", "pyproject"),
-    [
-        ("cs336_basics", ""),
-        ("lib", '[tool.setuptools.package-dir]\ncs336_basics = "lib"'),
-        ("lib", '[tool.hatch.build.targets.wheel.sources]\nlib = "cs336_basics"'),
-        ("lib", '[tool.hatch.build.targets.wheel.force-include]\n"lib" = "cs336_basics"'),
-        ("python/cs336_basics", '[tool.hatch.build.targets.wheel]\npackages = ["python/cs336_basics"]'),
-        ("python/cs336_basics", '[tool.uv.build-backend]\nmodule-name = "cs336_basics"\nmodule-root = "python"'),
-    ],
-)
-def test_cs336_basics_is_found_where_a_pyproject_maps_it(tmp_path, monkeypatch, package, pyproject):
-    a_fork(
-        tmp_path, {f"my/{package}/__init__.py": "", f"my/{package}/model.py": "x = 1\n", "my/pyproject.toml": pyproject}
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    cs336_supplied.find_packages(tmp_path)
-    try:
-        assert importlib.import_module("cs336_basics.model").x == 1
-    finally:
-        for name in [n for n in sys.modules if n.partition(".")[0] == "cs336_basics"]:
-            del sys.modules[name]
 
 
 COUNTED = "cs336/test_data_parallel.py::test_gradients_sent_as_they_come_train_as_one"

@@ -147,6 +147,10 @@ def test_what_canvas_named_late_and_has_no_time_is_named(tmp_path: Path) -> None
     (tmp_path / "policy.toml").write_text("due = 2026-02-14T23:59:00-08:00\n")
     told = say(tmp_path, "late", "--policy", "{out}/policy.toml")
     assert f"1 that Canvas named LATE have no time, and so are on time: {late}" in told
+    (tmp_path / "times.csv").write_text(f"submission,submitted\n{late},2026-02-14 20:00\n")
+    assert "named LATE" not in say(tmp_path, "late", "--import", "{out}/times.csv")
+    say(tmp_path, "withdraw", "2", "--why", "of another course")
+    assert "1 that Canvas named LATE" in say(tmp_path, "late", "--policy", "{out}/policy.toml")
     told = say(tmp_path, "extend", first, "--days", "1", "--why", "was ill")
     assert f"{first} is an earlier attempt: {late} counts, and this decision is not of it" in told
     assert "1 folders could not have the name of their submission" in say(tmp_path, "feedback", "{out}/back")

@@ -45,7 +45,7 @@ def find_packages(root: Path) -> None:
 
 
 def _table(file: Path, *keys: str) -> dict[str, Any]:
-    """A table below [tool] of a pyproject.toml, {} where there is none."""
+    """Return a table below [tool] of a pyproject.toml, or {} if the file has no such table."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]
         for key in keys:
