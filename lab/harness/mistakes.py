@@ -22,6 +22,8 @@ CHECK = "Check: "  # what a test itself takes for the likely cause
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _MOST = 24  # numbers of a message that are kept
 _NEAR = 2e-3  # relative: another order of the same sums
+_GREW = "the process grew by"  # from here on the kernel has measured, which differs from run to run:
+_ROUGHLY = 0.2  # relative
 _COUNTS = 1e6  # integers below are counts, and equal or not; above they may be bytes that a kernel measured
 
 
@@ -31,16 +33,23 @@ def fingerprint(message: str) -> tuple[str, list[float]]:
     return words, [float(n.replace(",", "")) for n in _NUMBER.findall(message)[:_MOST]]
 
 
+def alike(message: str, words: str, numbers: list[float]) -> bool:
+    """Whether a message has the words and nearly the numbers of this fingerprint."""
+    mine, theirs = fingerprint(message)
+    exact = len(_NUMBER.findall(message.partition(_GREW)[0]))
+    near = (_near(*pair, _NEAR if i < exact else _ROUGHLY) for i, pair in enumerate(zip(theirs, numbers, strict=False)))
+    return mine == words and len(theirs) == len(numbers) and all(near)
+
+
 def explain(test: str, message: str) -> str:
     """One line that names the known mistakes with this message in this test; "" if there are none, or no test."""
     if not test:
         return ""
     known = read(Path(test.partition("::")[0]).parent.name)
-    words, numbers = fingerprint(message)
     names = [
         name
-        for other, theirs, mutants in known["tests"].get(test, ())
-        if other == words and len(theirs) == len(numbers) and all(map(_near, numbers, theirs))
+        for words, numbers, mutants in known["tests"].get(test, ())
+        if alike(message, words, numbers)
         for name in mutants
         if name in known["when"]
     ]
@@ -93,7 +102,7 @@ def cause(message: str) -> str:
     return first if first.startswith(SAYS) else ""
 
 
-def _near(one: float, other: float) -> bool:
-    if one.is_integer() and other.is_integer() and max(one, other) < _COUNTS:
+def _near(one: float, other: float, relative: float) -> bool:
+    if relative == _NEAR and one.is_integer() and other.is_integer() and max(one, other) < _COUNTS:
         return one == other
-    return abs(one - other) <= _NEAR * max(abs(one), abs(other))
+    return abs(one - other) <= relative * max(abs(one), abs(other))

@@ -53,6 +53,19 @@ def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, messa
     assert mistakes.explain(TEST.replace("[2]", "[3]"), message) == ""
 
 
+@pytest.mark.parametrize(
+    ("message", "is_told"),
+    [
+        ("2 ranks: the process grew by 110 MB, expected at most 55: outputs take 47 MB", True),
+        ("2 ranks: the process grew by 160 MB, expected at most 55: outputs take 47 MB", False),
+        ("3 ranks: the process grew by 124 MB, expected at most 55: outputs take 47 MB", False),
+    ],
+)
+def test_what_the_kernel_measures_is_compared_roughly(known, message, is_told):
+    known(sum="2 ranks: the process grew by 124 MB, expected at most 55: outputs take 47 MB")
+    assert bool(mistakes.explain(TEST, message)) == is_told
+
+
 def test_several_causes_are_all_told_in_the_first_line(known):
     known(sum="got 1\nthe inputs", mean="got 1\nthe inputs")
     added = mistakes.added(TEST, "got 1\nthe inputs")
