@@ -1,5 +1,6 @@
 """Execute a pipeline schedule: run chunks of a model on several ranks, with messages between them."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,9 +33,9 @@ def execute(
 
     Use only sends and receives between neighbours, in the order of the actions. Send the result of an action, with any
     strides, before the next action begins, and do not wait for that send. Drop a message once it has been received. On
-    Gloo, where a send looks incomplete until somebody waits for it, drop it once its gradient has arrived. At the end
-    the first and the last rank send each other the tied gradient, directly and once. Drop input, output and graph of a
-    micro-batch when backward no longer needs them. Chunks may have collectives of their own.
+    Gloo a send looks incomplete until somebody waits for it, so let a thread wait. At the end the first and the last
+    rank send each other the tied gradient, directly and once. Drop input, output and graph of a micro-batch when
+    backward no longer needs them. Chunks may have collectives of their own.
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the
     tied weight Shoeybi et al. 2019, "Megatron-LM".
     """
@@ -71,7 +72,7 @@ class _Messages:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.last = self.world * chunks - 1
         self.micro_batches, self.message_spec, self.group = micro_batches, message_spec, group
-        self.sent: dict[int, tuple[dist.Work, Tensor]] = {}  # by tag
+        self.sent: list[tuple[dist.Work, Tensor, Callable[[], Any]]] = []  # and what waits for it
         self.kept: dict[int, Tensor] = {}  # by tag: from this rank to itself
 
     def stage(self, action: Action) -> int:
@@ -98,25 +99,25 @@ class _Messages:
             arriving = torch.empty_like(self.message_spec)
             ops.append(dist.P2POp(dist.irecv, arriving, group=self.group, tag=tag, group_peer=source % self.world))
         works = dist.batch_isend_irecv(ops) if ops else []
-        self.sent = {tag: (work, tensor) for tag, (work, tensor) in self.sent.items() if not work.is_completed()}
+        self.sent = [sent for sent in self.sent if not sent[0].is_completed()]
         if ops and ops[0].op is dist.isend:
-            self.sent[ops[0].tag] = works[0], ops[0].tensor
+            self.sent.append((works[0], ops[0].tensor, self._waiting(works[0])))
         if arriving is not None:
             works[-1].wait()
-        if arriving is not None and next_action is not None and next_action.kind == "backward":
-            self._answered(Action("forward", next_action.micro_batch, next_action.chunk))
         return arriving
 
-    def _answered(self, done: Action) -> None:
-        """Wait for the send of this forward, whose gradient has arrived: on Gloo only wait() completes a send."""
-        work, _ = self.sent.pop(self._tag(done, self.stage(done) + 1), (None, None))
-        if work is not None:
-            work.wait()
+    def _waiting(self, send: dist.Work) -> Callable[[], Any]:
+        """Return a function that waits for this send. On Gloo only wait() completes a send, so a thread calls it."""
+        if dist.get_backend(self.group) != "gloo":
+            return send.wait
+        thread = threading.Thread(target=send.wait, daemon=True)
+        thread.start()
+        return thread.join
 
     def finish(self) -> None:
         """Wait until all messages have been received."""
-        for work, _ in self.sent.values():
-            work.wait()
+        for *_, wait in self.sent:
+            wait()
 
     def _tag(self, action: Action, to: int) -> int:
         """A unique tag per message, so that messages can be received in any order."""

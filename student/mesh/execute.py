@@ -31,9 +31,9 @@ def execute(
 
     Use only sends and receives between neighbours, in the order of the actions. Send the result of an action, with any
     strides, before the next action begins, and do not wait for that send. Drop a message once it has been received. On
-    Gloo, where a send looks incomplete until somebody waits for it, drop it once its gradient has arrived. At the end
-    the first and the last rank send each other the tied gradient, directly and once. Drop input, output and graph of a
-    micro-batch when backward no longer needs them. Chunks may have collectives of their own.
+    Gloo a send looks incomplete until somebody waits for it, so let a thread wait. At the end the first and the last
+    rank send each other the tied gradient, directly and once. Drop input, output and graph of a micro-batch when
+    backward no longer needs them. Chunks may have collectives of their own.
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2; for the
     tied weight Shoeybi et al. 2019, "Megatron-LM".
     """

@@ -248,7 +248,7 @@ class Scale(torch.nn.Module):
 
 
 def pipelined(impl, schedule, micro_batches, elements):
-    """The mean loss of micro-batches of ones that are doubled on rank 0 and tripled on rank 1."""
+    """The mean loss of micro-batches of ones that rank 0 doubles, rank 1 triples, and so on."""
     rank, x = dist.get_rank(), torch.ones(elements)
     actions = [Action(*action) for action in schedule[rank]]
     chunks, given = [Scale(2.0 + rank)], [x] * micro_batches

@@ -5,6 +5,8 @@ A mesh goes on on another: the placements of the reference's own transformer are
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -63,15 +65,17 @@ def test_zero(runner):
             assert gloo["losses"][number] == pytest.approx(losses, rel=1e-5)
 
 
-def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner):
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_pipeline_keeps_no_more_of_sixteen_micro_batches_than_of_four(runner, world):
     """Gloo's sends look incomplete until somebody waits for them."""
     elements, grew = 500_000, {}
     for micro_batches in (4, 16):
-        args = one_forward_one_backward(2, micro_batches), micro_batches, elements
-        first, last = runner.trace(probes.pipelined, *args, world=2, network="gloo")
-        assert last.values == pytest.approx(6.0)
-        grew[micro_batches] = first.peak_bytes
-    assert grew[16] - grew[4] < 4 * 4 * elements, f"bytes of the first rank by micro-batches: {grew}"
+        args = one_forward_one_backward(world, micro_batches), micro_batches, elements
+        traces = runner.trace(probes.pipelined, *args, world=world, network="gloo")
+        assert traces[-1].values == pytest.approx(math.factorial(world + 1))
+        grew[micro_batches] = [trace.peak_bytes for trace in traces]
+    for rank, (few, many) in enumerate(zip(grew[4], grew[16], strict=True)):
+        assert many - few < 4 * 4 * elements, f"rank {rank} of {world}, bytes by micro-batches and rank: {grew}"
 
 
 @pytest.mark.parametrize("move", MOVES)
