@@ -12,7 +12,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Exercise:
     needs: tuple[str, ...]
     hints: tuple[str, ...]
     forbidden: tuple[str, ...]
+    split: dict[str, float] = field(hash=False)  # of its points over kinds of test, in proportion
 
     @property
     def stage(self) -> str:
@@ -67,7 +68,6 @@ class Stage:
 class Assignment:
     title: str
     version: str
-    split: dict[str, float]
     stages: tuple[Stage, ...]
     exercises: dict[str, Exercise]  # in the order of the handout
     profiles: dict[str, tuple[str, ...]]
@@ -214,8 +214,9 @@ class _Reader(Reader):
         if len({s.name for s in stages}) != len(stages):
             raise self.fail("stage", "distinct names", [s.name for s in stages])
         exercises: dict[str, Exercise] = {}
+        split = self.split(self.get(data, "split", "", dict, "a table"), "split")
         for table, where in self.tables(data, "exercise"):
-            e = self.exercise(table, where, sorted(s.name for s in stages))
+            e = self.exercise(table, where, sorted(s.name for s in stages), split)
             if e.id in exercises:
                 raise self.fail(f"{where}id", "an id not used before", e.id)
             exercises[e.id] = e
@@ -223,7 +224,6 @@ class _Reader(Reader):
         return Assignment(
             title=self.get(data, "title", "", str, "a string"),
             version=self.get(data, "version", "", str, "a string"),
-            split=self.split(self.get(data, "split", "", dict, "a table")),
             stages=stages,
             exercises=exercises,
             profiles=self.profiles(self.get(data, "profiles", "", dict, "a table"), exercises),
@@ -234,7 +234,7 @@ class _Reader(Reader):
         name = self.get(table, "name", where, str, "a Python identifier", str.isidentifier)
         return Stage(name, self.get(table, "title", where, str, "a string"))
 
-    def exercise(self, table: dict, where: str, stages: Collection[str]) -> Exercise:
+    def exercise(self, table: dict, where: str, stages: Collection[str], split: dict[str, float]) -> Exercise:
         self.only(table, set(Exercise.__dataclass_fields__), where)
         id = self.id(table, where, stages)
         stage, where = id.partition(".")[0], f"{id}: "
@@ -249,9 +249,11 @@ class _Reader(Reader):
         hints = self.strings(table, "hints", where)
         if len(hints) != 3:
             raise self.fail(f"{where}hints", "three strings, from a nudge to nearly everything", hints)
+        if "split" in table:
+            split = self.split(self.get(table, "split", where, dict, "a table"), f"{where}split")
         return Exercise(
             id, object, points, hours, difficulty, track,
-            self.strings(table, "needs", where), hints, self.strings(table, "forbidden", where),
+            self.strings(table, "needs", where), hints, self.strings(table, "forbidden", where), split,
         )  # fmt: skip
 
     def check_needs(self, exercises: dict[str, Exercise]) -> None:
@@ -265,11 +267,11 @@ class _Reader(Reader):
             circle = error.args[1][::-1]
             raise self.fail(f"{circle[0]}: needs", "no circle", " -> ".join(circle)) from None
 
-    def split(self, table: dict) -> dict[str, float]:
-        self.only(table, set(KINDS), "split.")
-        split = {k: self.get(table, k, "split.", (int, float), "a number of at least 0") for k in KINDS}
+    def split(self, table: dict, where: str) -> dict[str, float]:
+        self.only(table, set(KINDS), f"{where}.")
+        split = {k: self.get(table, k, f"{where}.", (int, float), "a number of at least 0") for k in KINDS}
         if min(split.values()) < 0 or sum(split.values()) <= 0:
-            raise self.fail("split", "numbers of at least 0, not all 0", split)
+            raise self.fail(where, "numbers of at least 0, not all 0", split)
         return split
 
     def profiles(self, table: dict, exercises: dict[str, Exercise]) -> dict[str, tuple[str, ...]]:

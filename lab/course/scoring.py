@@ -103,7 +103,7 @@ def score(
     untried = unattempted(results)
     wanted = set(assignment.exercises if ids is None else ids)
     return [
-        _score(assignment, exercise, outcomes, passes or (lambda id: False), exercise.id not in untried)
+        _score(exercise, outcomes, passes or (lambda id: False), exercise.id not in untried)
         for exercise in assignment.exercises.values()
         if exercise.id in wanted
     ]
@@ -122,14 +122,12 @@ def totals(scores: Iterable[ExerciseScore]) -> tuple[float, float, float]:
     return sum(s.earned for s in scores), sum(s.possible for s in scores), sum(s.not_run for s in scores)
 
 
-def _score(
-    assignment: Assignment, exercise: Exercise, outcomes: dict, passes: Callable[[str], bool], attempted: bool
-) -> ExerciseScore:
+def _score(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool], attempted: bool) -> ExerciseScore:
     of_kind = {kind: outcomes[exercise.id][kind] for kind in KINDS if outcomes[exercise.id][kind]}
-    weight = sum(assignment.split[kind] for kind in of_kind)
+    weight = sum(exercise.split[kind] for kind in of_kind)
     result = ExerciseScore(exercise, attempted=attempted)
     for kind, functions in of_kind.items():
-        share = assignment.split[kind] / weight if weight else 1 / len(of_kind)
+        share = exercise.split[kind] / weight if weight else 1 / len(of_kind)
         k = KindScore(kind, exercise.points * share)
         for cases in functions.values():
             verdict = of_function(cases)

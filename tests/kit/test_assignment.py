@@ -38,6 +38,7 @@ def test_the_real_one_loads_with_its_six_stages():
         ("benchmarking/benchmark.py:benchmark", "benchmark", 'object: expected "benchmarking/file.py:Name"'),
         ("points = 10", "point = 10", "expected one of"),
         ("numerics = 60", "numerics = -60", "split"),
+        ("split = { numerics = 10", "split = { numeric = 10", "overlap: split.numeric: expected one of"),
         ("title = ", "titel = ", "titel"),
         ("core = [", 'core = ["nope", ', "profiles.core"),
         ('name = "zero"', 'name = "mesh"', "distinct names"),
@@ -75,6 +76,13 @@ def test_kinds_share_the_points_60_30_10_rescaled():
     everything = [of(k, "passed", k) for k in KINDS]
     assert points(*everything) == (10, 10, 0)
     assert points(*everything[:2], of("timing", "failed", "timing")) == (9, 10, 0)
+
+
+def test_an_exercise_may_split_its_points_otherwise():
+    results = [
+        of(k, o, k, exercise="flash_attention.overlap") for k, o in [("numerics", "passed"), ("property", "failed")]
+    ]
+    assert points(*results, exercise="flash_attention.overlap") == (0.4, 4, 0)
 
 
 def test_a_parametrised_test_passes_whole():
