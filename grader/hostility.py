@@ -218,15 +218,16 @@ def summary(outcomes: list[Outcome]) -> str:
 def _workers(jobs: int, scratch: Path) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     scratch.mkdir()
     spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, spawn, initializer=_settle, initargs=(scratch,))
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, spawn, initializer=_settle, initargs=(scratch, os.getpid()))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _settle(scratch: Path) -> None:
-    """Let nothing that this worker's boxes leave behind go unseen: temporary files and orphans come to it."""
+def _settle(scratch: Path, grader: int) -> None:
+    """End with the grader. Let nothing that boxes leave behind go unseen: temporary files and orphans come here."""
+    batch.settle(grader)
     tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
