@@ -51,13 +51,14 @@ def growth() -> Picture:
 def stages() -> Picture:
     """The messages of a step: an all-reduce is a reduce-scatter and an all-gather."""
     p = Picture(
-        "stages", WIDTH, 300, "What is sent in a step: data parallel, the paper's ZeRO-1, and the one you write"
+        "stages", WIDTH, 362, "What is sent in a step: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and 3"
     )
     p.words(16, 24, "each box: (W − 1)/W · S bytes from every rank", "soft")
     rows = (
         ("data parallel: 2", (("reduce-scatter g", GREEN), ("all-gather g", GREEN), ("step: all", GREY))),
         ("ZeRO-1 of the paper: 2", (("reduce-scatter g", GREEN), ("step: a W-th", GREY), ("all-gather p", BLUE))),
         ("ZeRO-1 that you write: 3", (("all-reduce g: 2", GREEN), ("step: a W-th", GREY), ("broadcasts p", BLUE))),
+        ("ZeRO-2: 2", (("reduce-scatter g", GREEN), ("step: a W-th", GREY), ("all-gather p", BLUE))),
         ("ZeRO-3: 3", (("all-gather p: 2", BLUE), ("reduce-scatter g", GREEN), ("step: a W-th", GREY))),
     )
     for i, (name, boxes) in enumerate(rows):

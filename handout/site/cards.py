@@ -35,7 +35,7 @@ def judged(e: Exercise) -> dict[str, tuple[float, list[str]]]:
         for mark in marks(path):
             if mark.id == e.id:
                 of_kind[mark.kind].append(mark.test.removeprefix("test_").replace("_", " "))
-    split = default().split
+    split = e.split
     whole = sum(split[kind] for kind, names in of_kind.items() if names)
     return {kind: (e.points * (split[kind] / whole if whole else 1), names) for kind, names in of_kind.items() if names}
 
