@@ -40,8 +40,8 @@ def close(
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
     measured; where that is luckily small, some units in the last place are allowed all the same. float32 gets three
-    times as much: honest orders of a sum differ by that, and mistakes by far more. cause: what probably went wrong, or a
-    function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is wanted.
+    times as much: honest orders of a sum differ by that, and mistakes by far more. cause: what probably went wrong, or
+    a function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is wanted.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
@@ -89,20 +89,25 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     )
 
 
-def callers(changed: Sequence[str], again: Sequence[str], what: str) -> None:
+def callers(value: Any, where: str = "") -> None:
     """Assert that no tensor of the caller has changed, and that a second backward gave the same gradients.
 
-    changed, again: names, as `lab.harness.callers` found them.
+    value: what a probe returned. Any dict in it may have "callers", what `lab.harness.callers.Theirs` has seen.
     """
-    assert not changed, (
-        f"{' and '.join(changed)} changed: arguments are the caller's, work in place on a copy; .contiguous() copies "
-        f"nothing that is contiguous ({what})"
-    )
-    assert "incoming" not in again, f"the incoming gradient changed: it is the caller's, scale a copy of it ({what})"
-    assert not again, (
-        f"a second backward over the same graph gives another {' and '.join(again)}: scale a copy of what was saved, "
-        f"not the saved tensor itself ({what})"
-    )
+    if isinstance(value, dict):
+        changed, again = value.get("callers", ((), ()))
+        assert not changed, (
+            f"{' and '.join(changed)} changed{where}: arguments and incoming gradients are the caller's, work in place "
+            "on a copy; .contiguous() copies nothing that is contiguous"
+        )
+        assert not again, (
+            f"a second backward over the same graph gives another {' and '.join(again)}{where}: scale a copy of what "
+            "was saved, not the saved tensor itself"
+        )
+        value = [*value.values()]
+    for each in value if isinstance(value, list | tuple) else ():
+        if isinstance(each, dict | list | tuple):
+            callers(each, where)
 
 
 def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
