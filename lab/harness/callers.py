@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def changes(**tensors: Tensor) -> Callable[[], list[str]]:
-    """A function that returns the names of those whose values have changed since."""
-    before = {name: t.detach().clone() for name, t in tensors.items()}
-    return lambda: [name for name, t in tensors.items() if not alike(t, before[name])]
+class Theirs:
+    """What callers hand in, by name: tensors, or lists of them. No call may change it, nor may backward.
 
-
-def gradients(
-    outputs: Sequence[Tensor], inputs: dict[str, Tensor], incoming: Sequence[Tensor], twice: bool = True
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Gradients by the inputs' names, and the names of what went wrong beside them.
-
-    Those are gradients that are different in a second backward over the same graph, and "incoming", where gradients
-    that came in have changed. Whoever scales a saved tensor in place shows here.
+    A probe returns `seen()` as "callers" beside its values, and `run` judges it before the test judges these.
     """
-    changed = changes(**{f"incoming {i}": g for i, g in enumerate(incoming)})
-    first = torch.autograd.grad(outputs, [*inputs.values()], incoming, retain_graph=twice)
-    found = dict(zip(inputs, (g.clone() for g in first) if twice else first, strict=True))
-    again = torch.autograd.grad(outputs, [*inputs.values()], incoming) if twice else first
-    wrong = [name for name, g in zip(inputs, again, strict=True) if not alike(g, found[name])]
-    return found, wrong + ["incoming"] * bool(changed())
+
+    def __init__(self, **given: Any):
+        self.given, self.before, self.again = given, _copy(given), list[str]()
+
+    def gradients(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: dict[str, Tensor],
+        incoming: Sequence[Tensor],
+        twice: bool = True,
+        again: Callable[[], object] = lambda: None,
+    ) -> dict[str, Tensor | None]:
+        """Gradients by the inputs' names. A second backward over the same graph must give the same ones: whoever scales
+        a saved tensor in place shows here. again: called before the second."""
+        name, wanted = "the incoming gradient", [*inputs.values()]
+        if unnamed := [g for g in incoming if all(g is not given for given in self.given.values())]:
+            self.given[name], self.before[name] = unnamed, _copy(unnamed)
+        found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=twice, allow_unused=True)
+        if twice:
+            again()
+            found = _copy(found)
+            second = torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
+            self.again = [n for n, a, b in zip(inputs, found, second, strict=True) if not _alike(a, b)]
+        return dict(zip(inputs, found, strict=True))
+
+    def seen(self) -> list[list[str]]:
+        """Names of what has changed, and of gradients that were different in a second backward."""
+        return [[name for name in self.given if not _alike(self.given[name], self.before[name])], self.again]
 
 
-def alike(a: Tensor, b: Tensor) -> bool:
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(each) for each in value]
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _alike(a: Any, b: Any) -> bool:
     """Whether both have the same shape and values; a NaN is like a NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return type(a) is type(b) and bool(a == b)

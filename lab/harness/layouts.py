@@ -1,4 +1,4 @@
-"""How operands lie in memory. Each has its own layout, so that no kernel can use one operand's strides for another."""
+"""How operands lie in memory. Each has its own layout, so that nobody can use one operand's strides for another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lab.harness.rng import Rng
+from .rng import Rng
 
 ALIGNED = ["contiguous", "heads inside", "rows apart"]  # as tensor descriptors want them
 # Of a tensor and what lies between its elements. Of one tensor no two have the same strides.
