@@ -26,21 +26,31 @@ class Theirs:
         twice: bool = True,
         again: Callable[[], object] = lambda: None,
     ) -> dict[str, Tensor | None]:
-        """Gradients by the inputs' names. A second backward over the same graph must give the same ones: whoever scales
-        a saved tensor in place shows here. again: called before the second."""
+        """Gradients by the inputs' names, by two backwards over the same graph. again: called before the second."""
         name, wanted = "the incoming gradient", [*inputs.values()]
         if unnamed := [g for g in incoming if all(g is not given for given in self.given.values())]:
             self.given[name], self.before[name] = unnamed, _copy(unnamed)
-        found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=twice, allow_unused=True)
-        if twice:
-            again()
-            found = _copy(found)
-            second = torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
-            self.again = [n for n, a, b in zip(inputs, found, second, strict=True) if not _alike(a, b)]
-        return dict(zip(inputs, found, strict=True))
+
+        def backward() -> dict[str, Tensor | None]:
+            found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=twice, allow_unused=True)
+            return dict(zip(inputs, found, strict=True))
+
+        return self.twice(backward, again) if twice else backward()
+
+    def twice(self, backward: Callable[[], dict[str, Any]], again: Callable[[], object] = lambda: None) -> dict:
+        """Gradients by name, of the first of two backwards: who changes what the graph keeps shows in the second."""
+        found = _copy(backward())
+        again()
+        try:
+            second = backward()
+        except Exception as error:
+            self.again.append(f"{type(error).__name__}: {error}"[:400])
+        else:
+            self.again += [name for name, gradient in found.items() if not _alike(gradient, second[name])]
+        return found
 
     def seen(self) -> list[list[str]]:
-        """Names of what has changed, and of gradients that were different in a second backward."""
+        """Names of what has changed, and of gradients that a second backward made otherwise, or what it raised."""
         return [[name for name in self.given if not _alike(self.given[name], self.before[name])], self.again]
 
 

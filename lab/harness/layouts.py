@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "beyond 2³¹": lambda x, _: _far(x),
 }  # fmt: skip
 DIFFERENT = [*LAYOUTS][:8]
+REPEATED = DIFFERENT[5:]
 LEAST_DIMS = {"heads inside": 3, "columns first": 2, "rows repeated": 2, "columns repeated": 2}
 FAR = "beyond 2³¹"  # a layout whose last rows lie more than 2³¹ elements behind the first
 WALLED = "walled after row "  # a layout whose later rows nobody can read: the kernel ends who tries
@@ -43,10 +44,24 @@ def draw(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str
 
 def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A layout for each operand, no two alike, and the operands with values that these can hold."""
-    left, chosen = rng.shuffled(DIFFERENT), {}
+    return _dealt(rng.shuffled(DIFFERENT), operands, operands)
+
+
+def every(rng: Rng, **operands: Tensor) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
+    """Cases in which the first operand lies in every way, each time the others otherwise. It alone repeats values, as
+    the gradient of a sum does."""
+    turn = rng.shuffled(DIFFERENT)
+    return [_dealt(turn[i:] + turn[:i], operands, [*operands][:1]) for i in range(len(turn))]
+
+
+def _dealt(
+    left: list[str], operands: dict[str, Tensor], may_repeat: Collection[str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The operands, as the first of these layouts that fit them can hold them, and those."""
+    chosen: dict[str, str] = {}
     for name, x in operands.items():
-        chosen[name] = next(layout for layout in left if x.ndim >= LEAST_DIMS.get(layout, 1))
-        left.remove(chosen[name])
+        fit = (way for way in left if x.ndim >= LEAST_DIMS.get(way, 1) and (name in may_repeat or way not in REPEATED))
+        chosen[name] = next(way for way in fit if way not in chosen.values())
     return {name: lay(x, chosen[name]).contiguous() for name, x in operands.items()}, chosen
 
 
@@ -67,6 +82,8 @@ def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, 
 
 def lay(x: Tensor, layout: str) -> Tensor:
     """The same values, laid out otherwise; a layout that repeats takes the first ones. In between is NaN, or −1."""
+    if not x.numel():
+        return x
     if x.ndim == 1 and layout in ("rows apart", "sliced", FAR):
         return lay(x[:, None], layout)[:, 0]
     if layout.startswith(WALLED):
