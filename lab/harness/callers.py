@@ -16,7 +16,12 @@ class Theirs:
     """
 
     def __init__(self, **given: Any):
-        self.given, self.before, self.again = given, _copy(given), list[str]()
+        self.given, self.before, self.again = dict[str, Any](), dict[str, Any](), list[str]()
+        self.add(**given)
+
+    def add(self, **given: Any) -> None:
+        self.given |= given
+        self.before |= _copy(given)
 
     def gradients(
         self,
@@ -27,9 +32,9 @@ class Theirs:
         again: Callable[[], object] = lambda: None,
     ) -> dict[str, Tensor | None]:
         """Gradients by the inputs' names, by two backwards over the same graph. again: called before the second."""
-        name, wanted = "the incoming gradient", [*inputs.values()]
+        wanted = [*inputs.values()]
         if unnamed := [g for g in incoming if all(g is not given for given in self.given.values())]:
-            self.given[name], self.before[name] = unnamed, _copy(unnamed)
+            self.add(**{"the incoming gradient": unnamed})
 
         def backward() -> dict[str, Tensor | None]:
             found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=twice, allow_unused=True)

@@ -101,10 +101,10 @@ def callers(value: Any, where: str = "") -> None:
             f"{' and '.join(changed)} changed{where}: arguments and incoming gradients are the caller's, work in place "
             "on a copy; .contiguous() copies nothing that is contiguous"
         )
-        told = " and ".join(again)
+        verb, told = "raises" if any("Error: " in each for each in again) else "gives another", " and ".join(again)
         assert not again, (
-            f"a second backward over the same graph {'raises' if 'Error: ' in told else 'gives another'} {told}{where}: "
-            "keep what was saved for backward, and work on a copy of it"
+            f"a second backward over the same graph {verb} {told}{where}: keep what was saved for backward, and work "
+            "on a copy of it"
         )
         value = [*value.values()]
     for each in value if isinstance(value, list | tuple) else ():

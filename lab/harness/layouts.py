@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,22 +48,26 @@ def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str
     return _dealt(rng.shuffled(DIFFERENT), operands, operands)
 
 
-def every(rng: Rng, **operands: Tensor) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
+def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str]]]:
     """Cases in which the first operand lies in every way, each time the others otherwise. It alone repeats values, as
-    the gradient of a sum does."""
+    the gradient of a sum does. operands: a tensor, or a list of one per rank."""
     turn = rng.shuffled(DIFFERENT)
     return [_dealt(turn[i:] + turn[:i], operands, [*operands][:1]) for i in range(len(turn))]
 
 
 def _dealt(
-    left: list[str], operands: dict[str, Tensor], may_repeat: Collection[str]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+    left: list[str], operands: dict[str, Any], may_repeat: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The operands, as the first of these layouts that fit them can hold them, and those."""
     chosen: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for name, x in operands.items():
-        fit = (way for way in left if x.ndim >= LEAST_DIMS.get(way, 1) and (name in may_repeat or way not in REPEATED))
-        chosen[name] = next(way for way in fit if way not in chosen.values())
-    return {name: lay(x, chosen[name]).contiguous() for name, x in operands.items()}, chosen
+        each = x if isinstance(x, list) else [x]
+        fit = [way for way in left if name in may_repeat or way not in REPEATED]
+        chosen[name] = next(way for way in fit if each[0].ndim >= LEAST_DIMS.get(way, 1) and way not in chosen.values())
+        laid = [lay(t, chosen[name]).contiguous() for t in each]
+        values[name] = laid if isinstance(x, list) else laid[0]
+    return values, chosen
 
 
 def far(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -41,7 +41,7 @@ def oracle(case: dict, dtype: torch.dtype) -> dict:
     return {"out": out.detach(), "by_x": by_x, "by_gates": by_gates}
 
 
-PARTS = ["dispatch", "combine", "combine's backward", "dispatch's backward"]
+PARTS = ["dispatch", "combine", "combine's backward", "again", "dispatch's backward"]
 CAUSES = {
     "out": "in the order that dispatch was given, Σ gate · result, nothing for what was dropped",
     "by_gates": "the gradient of a gate is result · gradient of its token; 0 where the choice was dropped",

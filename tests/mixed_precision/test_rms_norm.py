@@ -40,8 +40,8 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
     x, dy = (rng.normal(*shape).to(DTYPES[dtype]) for _ in range(2))
     x = (x.float() * scale).to(DTYPES[dtype])
     weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
-    given = {"dy": dy, "x": x, "weight": weight}
-    for given, lie in layouts.every(rng, **given) if strides else [layouts.draw(rng, **given)]:
+    drawn = {"dy": dy, "x": x, "weight": weight}
+    for given, lie in layouts.every(rng, **drawn) if strides else [layouts.draw(rng, **drawn)]:
         judged(run, **given, eps=eps, needs=needs, lie=lie)
 
 
