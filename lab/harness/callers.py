@@ -44,8 +44,9 @@ class Theirs:
 
     def twice(self, backward: Callable[[], dict[str, Any]], again: Callable[[], object] = lambda: None) -> dict:
         """Gradients by name, of the first of two backwards: who changes what the graph keeps shows in the second."""
-        found = _copy(backward())
+        found = backward()
         again()
+        found = _copy(found)
         try:
             second = backward()
         except Exception as error:
