@@ -3,33 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def changes(**tensors: Tensor) -> Callable[[], list[str]]:
-    """A function that returns the names of those whose values have changed since."""
-    before = {name: t.detach().clone() for name, t in tensors.items()}
-    return lambda: [name for name, t in tensors.items() if not alike(t, before[name])]
+class Theirs:
+    """What callers hand in, by name: tensors, or lists of them. No call may change it, nor may backward.
 
-
-def gradients(
-    outputs: Sequence[Tensor], inputs: dict[str, Tensor], incoming: Sequence[Tensor], twice: bool = True
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Gradients by the inputs' names, and the names of what went wrong beside them.
-
-    Those are gradients that are different in a second backward over the same graph, and "incoming", where gradients
-    that came in have changed. Whoever scales a saved tensor in place shows here.
+    A probe returns `seen()` as "callers" beside its values, and `run` judges it before the test judges these.
     """
-    changed = changes(**{f"incoming {i}": g for i, g in enumerate(incoming)})
-    first = torch.autograd.grad(outputs, [*inputs.values()], incoming, retain_graph=twice)
-    found = dict(zip(inputs, (g.clone() for g in first) if twice else first, strict=True))
-    again = torch.autograd.grad(outputs, [*inputs.values()], incoming) if twice else first
-    wrong = [name for name, g in zip(inputs, again, strict=True) if not alike(g, found[name])]
-    return found, wrong + ["incoming"] * bool(changed())
+
+    def __init__(self, **given: Any):
+        self.given, self.before, self.again = dict[str, Any](), dict[str, Any](), list[str]()
+        self.add(**given)
+
+    def add(self, **given: Any) -> None:
+        self.given |= given
+        self.before |= _copy(given)
+
+    def gradients(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: dict[str, Tensor],
+        incoming: Sequence[Tensor],
+        twice: bool = True,
+        again: Callable[[], object] = lambda: None,
+    ) -> dict[str, Tensor | None]:
+        """Gradients by the inputs' names, by two backwards over the same graph. again: called before the second."""
+        wanted = [*inputs.values()]
+        if unnamed := [g for g in incoming if all(g is not given for given in self.given.values())]:
+            self.add(**{"the incoming gradient": unnamed})
+
+        def backward() -> dict[str, Tensor | None]:
+            found = torch.autograd.grad(outputs, wanted, incoming, retain_graph=twice, allow_unused=True)
+            return dict(zip(inputs, found, strict=True))
+
+        return self.twice(backward, again) if twice else backward()
+
+    def twice(self, backward: Callable[[], dict[str, Any]], again: Callable[[], object] = lambda: None) -> dict:
+        """Gradients by name, of the first of two backwards: who changes what the graph keeps shows in the second."""
+        found = backward()
+        again()
+        found = _copy(found)
+        try:
+            second = backward()
+        except Exception as error:
+            self.again.append(f"{type(error).__name__}: {error}"[:400])
+        else:
+            self.again += [name for name, gradient in found.items() if not _alike(gradient, second[name])]
+        return found
+
+    def seen(self) -> list[list[str]]:
+        """Names of what has changed, and of gradients that a second backward made otherwise, or what it raised."""
+        return [[name for name in self.given if not _alike(self.given[name], self.before[name])], self.again]
 
 
-def alike(a: Tensor, b: Tensor) -> bool:
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(each) for each in value]
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _alike(a: Any, b: Any) -> bool:
     """Whether both have the same shape and values; a NaN is like a NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return type(a) is type(b) and bool(a == b)

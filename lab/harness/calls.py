@@ -12,12 +12,21 @@ import numpy
 from torch import Tensor
 
 from ..measure.memory import meter
+from .callers import Theirs
 from .raising import raised
 
 
 def called(impl: Any, function: str, cases: list) -> list:
-    """Return the results of `function`, "impl.stage.module.name", per case: a list of arguments, or a dict by name."""
-    return [plain(_call(impl, function, case)) for case in cases]
+    """Return the results of `function`, "impl.stage.module.name", per case: a list of arguments, or a dict by name.
+
+    Where it changes an argument, that is the result.
+    """
+    found = []
+    for case in cases:
+        theirs = Theirs(**(case if isinstance(case, dict) else {f"argument {i}": x for i, x in enumerate(case, 1)}))
+        result = plain(_call(impl, function, case))
+        found.append({"callers": seen} if any(seen := theirs.seen()) else result)
+    return found
 
 
 def refused(impl: Any, function: str, cases: list) -> list[str]:

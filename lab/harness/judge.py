@@ -90,20 +90,26 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     )
 
 
-def callers(changed: Sequence[str], again: Sequence[str], what: str) -> None:
+def callers(value: Any, where: str = "") -> None:
     """Assert that no tensor of the caller has changed, and that a second backward gave the same gradients.
 
-    changed, again: names, as `lab.harness.callers` found them.
+    value: what a probe returned. Any dict in it may have "callers", what `lab.harness.callers.Theirs` has seen.
     """
-    assert not changed, (
-        f"{' and '.join(changed)} changed: arguments are the caller's, work in place on a copy; .contiguous() copies "
-        f"nothing that is contiguous ({what})"
-    )
-    assert "incoming" not in again, f"the incoming gradient changed: it is the caller's, scale a copy of it ({what})"
-    assert not again, (
-        f"a second backward over the same graph gives another {' and '.join(again)}: scale a copy of what was saved, "
-        f"not the saved tensor itself ({what})"
-    )
+    if isinstance(value, dict):
+        changed, again = value.get("callers", ((), ()))
+        assert not changed, (
+            f"{' and '.join(changed)} changed{where}: arguments and incoming gradients are the caller's, work in place "
+            "on a copy; .contiguous() copies nothing that is contiguous"
+        )
+        verb, told = "raises" if any("Error: " in each for each in again) else "gives another", " and ".join(again)
+        assert not again, (
+            f"a second backward over the same graph {verb} {told}{where}: keep what was saved for backward, and work "
+            "on a copy of it"
+        )
+        value = [*value.values()]
+    for each in value if isinstance(value, list | tuple) else ():
+        if isinstance(each, dict | list | tuple):
+            callers(each, where)
 
 
 def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:

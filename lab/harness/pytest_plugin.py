@@ -26,7 +26,7 @@ from ..solution.impl import folder_of
 from ..solution.unwritten import untouched
 from . import dependencies, timing_lock
 from .files import write_whole
-from .judge import DECIDED, MEASURED, Measurement, keep
+from .judge import DECIDED, MEASURED, Measurement, callers, keep
 from .outcomes import judges, result
 from .rng import Rng
 from .runner import Executor, ProbeFailed, Runner
@@ -222,10 +222,14 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
     class Asked:
         def __call__(self, probe: Callable[..., Any], *args: Any, **options: Any) -> Any:
-            return runner.run(probe, *args, **self._complete(**options))
+            values = [trace.values for trace in self.trace(probe, *args, **options)]
+            return values if options.get("world") else values[0]
 
         def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
-            return runner.trace(probe, *args, **self._complete(**options))
+            traces = runner.trace(probe, *args, **self._complete(**options))
+            for rank, trace in enumerate(traces):
+                callers(trace.values, f" on rank {rank}" if len(traces) > 1 else "")
+            return traces
 
         def _complete(self, replace: list[str] | None = None, **options: Any) -> dict[str, Any]:
             if known is not None:

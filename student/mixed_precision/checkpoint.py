@@ -7,7 +7,7 @@ from typing import Any
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return function(*args, **kwargs), keeping only its tensor arguments for backward.
 
-    Backward runs `function` once more, with the random state and the autocast state of the first run, and
+    Each backward runs `function` once more, with the random state and the autocast state of the first run, and
     differentiates that run. Afterwards the random state is as if `function` had not run again. Gradients reach every
     tensor among args and kwargs that requires one, and the parameters that `function` uses without taking them as
     arguments. Arguments may have any type; tensors inside containers do not count. `function` returns a tensor or a

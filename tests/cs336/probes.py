@@ -18,7 +18,8 @@ from lab.solution.wire import PerRank
 if TYPE_CHECKING:  # ranks have no use for it
     from lab.harness.trace import Trace
 
-from ..flash_attention.probes_layouts import lay
+from lab.harness.layouts import lay
+
 from ..zero.probes_fsdp import at_rest
 
 

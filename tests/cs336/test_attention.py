@@ -14,11 +14,11 @@ import math
 import pytest
 
 from lab.harness.judge import close
+from lab.harness.layouts import lay
 from lab.harness.pytest_plugin import exercise
 
 from ..flash_attention.oracles import attention, needs_triton
 from ..flash_attention.oracles import gradients as gradients_of
-from ..flash_attention.probes_layouts import lay
 from . import probes
 
 PYTORCH, TRITON = "flash_attention.tiled_forward", "flash_attention.triton_forward"

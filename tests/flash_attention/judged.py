@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from lab.harness.judge import callers, close
+from lab.harness import layouts
+from lab.harness.judge import close
 
 from . import probes_kernels as probes
-from . import probes_layouts as layouts
 from .causes import wrong_output
 from .oracles import ALLOWED, LARGEST, attention, described, given_to_backward, recomputed, room, tiles
 
@@ -53,7 +53,6 @@ def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=F
             got[name], want[name], yardstick[name], f"{name} of {what}", factor, f"batch, head, {dims}",
             causes.get(name, cause),
         )  # fmt: skip
-    callers(got["changed"], [], what)
     results = " and ".join(n for n, *_ in RESULTS[kernel])
     assert got["contiguous"], f"{results} of {what}: expected both contiguous, whatever the strides of the inputs"
     if keep:

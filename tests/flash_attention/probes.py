@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from lab.harness.callers import changes
-
-from .probes_layouts import all_laid
+from lab.harness.callers import Theirs
+from lab.harness.layouts import all_laid
 
 
 def attend(impl, q, k, v, is_causal, layouts: dict) -> dict:
     """o, and what was saved for backward, an input by its name. layouts: how q, k and v lie in memory."""
     inputs = {n: t.detach().requires_grad_() for n, t in all_laid({"q": q, "k": k, "v": v}, layouts).items()}
-    changed = changes(**inputs)
+    theirs = Theirs(**inputs)
     o = impl.flash_attention.tiled_forward.TiledAttention.apply(*inputs.values(), is_causal)
     saved = getattr(o.grad_fn, "saved_tensors", ())
     saved = [next((n for n, x in inputs.items() if x is t), t) for t in saved]
-    return {"o": o, "saved": saved, "changed": changed()}
+    return {"o": o, "saved": saved, "callers": theirs.seen()}

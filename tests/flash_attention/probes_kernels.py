@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lab.harness.callers import changes
+from lab.harness.callers import Theirs
+from lab.harness.layouts import WALLED, all_laid
 from lab.measure.kernels import Watch, addresses, watching
 from lab.measure.process import poisoned
-
-from .probes_layouts import WALLED, all_laid
 
 
 def place(where: str, *tensors: Tensor) -> list[Tensor]:
@@ -44,13 +44,13 @@ def launched(
     function, names, returned, walked = KERNELS[kernel]
     wanted = dict(zip(names.split(), place(where, *(given[n] for n in names.split())), strict=True))
     laid = all_laid(wanted, layouts)
-    changed = changes(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
+    theirs = Theirs(**{n: x for n, x in laid.items() if not layouts.get(n, "").startswith(WALLED)})
     call = function(impl)
     with poisoned(), watching(keep=keep) as seen:
         out = call(*laid.values(), is_causal)
     again = call(*laid.values(), is_causal)
     found = {
-        **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "changed": changed(),
+        **{n: x.cpu() for n, x in zip(returned.split(), out, strict=True)}, **seen_of(seen), "callers": theirs.seen(),
         "same": all(torch.equal(a, b) for a, b in zip(out, again, strict=True)),
         "contiguous": all(x.is_contiguous() for x in out), "sources": [launch.source for launch in seen.launches],
     }  # fmt: skip
@@ -142,20 +142,21 @@ def autograd(
     given = dict(zip(("q", "k", "v", "do"), place(where, q, k, v, do), strict=True))
     q, k, v, do = all_laid(given, *layouts or [{}]).values()
     inputs = {n: x.detach().requires_grad_(n in needs) for n, x in zip("qkv", (q, k, v), strict=True)}
-    with watching() as seen, Results() as results:
+    theirs, wanted = Theirs(**inputs, do=do), {f"d{n}": x for n, x in inputs.items() if x.requires_grad}
+    with contextlib.ExitStack() as once:
+        seen, results = once.enter_context(watching()), once.enter_context(Results())
         o = impl.flash_attention.attention.FlashAttention.apply(*inputs.values(), is_causal)
         before = len(seen.operators)
         kept = {t.data_ptr(): t for t in o.grad_fn.saved_tensors}
         saved = sum(t.untyped_storage().nbytes() for t in kept.values())
-        asked = [x for x in inputs.values() if x.requires_grad]
-        grads = torch.autograd.grad(o, asked, do)
+        grads = theirs.gradients([o], wanted, [do], again=once.close)
     known = {x.data_ptr() for x in (q, k, v, o)}
     return {
         "operators_in_forward": seen.operators[:before], "results": results.shapes,
         "o": o.detach().cpu(), "saved_bytes": saved,
         "kept": [_told(t, inputs) for place, t in kept.items() if place not in known],
         "sources": [launch.source for launch in seen.launches],
-        **{f"d{n}": g.cpu() for n, g in zip(needs, grads, strict=True)}, **seen_of(seen),
+        **{n: g.cpu() for n, g in grads.items()}, **seen_of(seen), "callers": theirs.seen(),
     }  # fmt: skip
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from lab.harness.callers import changes, gradients
+from lab.harness.callers import Theirs
 from lab.harness.calls import plain
+from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
 from lab.measure.kernels import addresses, watching
 from lab.measure.memory import meter
 from lab.measure.process import poisoned
-
-from .probes_layouts import all_laid
 
 # ---- weighted sums ----
 
@@ -24,10 +23,11 @@ def weighted_sums(impl, cases: list[dict]) -> list:
     results = []
     for case in cases:
         arguments = _arguments(case)
-        changed = changes(**arguments)
+        theirs = Theirs(**arguments)
         with poisoned(), watching():
             out = _weighted_sum(impl, *arguments.values())
-        results.append({**({"dx": out[0], "dweight": out[1]} if "dy" in case else {"y": out}), "changed": changed()})
+        named = {"dx": out[0], "dweight": out[1]} if "dy" in case else {"y": out}
+        results.append({**named, "callers": theirs.seen()})
     return results
 
 
@@ -69,20 +69,19 @@ def _arguments(case: dict) -> dict[str, torch.Tensor]:
 
 
 def softmax_statistics(impl, cases: list[dict]) -> list[dict]:
-    """maximum, normaliser and lse of each case's tiles; generator: they come from one. changed: a tile was modified."""
+    """maximum, normaliser and lse of each case's tiles; generator: they come from one."""
     results = []
     for case in cases:
-        tiles = [t.clone() for t in case["tiles"]]
-        given = (t for t in tiles) if case.get("generator", True) else tiles
+        tiles = case["tiles"]
+        given, theirs = (t for t in tiles) if case.get("generator", True) else tiles, Theirs(tiles=tiles)
         got = _statistics(impl, given)
-        changed = any(not torch.equal(a, b) for a, b in zip(tiles, case["tiles"], strict=True))
-        results.append({**got, "changed": changed})
+        results.append({**got, "callers": theirs.seen()})
     return results
 
 
 def softmax_of_many(impl, seed: torch.Tensor, factors: list[float]) -> list[dict]:
     """The same of tiles that are made when they are asked for: seed times each factor."""
-    return [{**_statistics(impl, (seed * factor for factor in factors)), "changed": False}]
+    return [_statistics(impl, (seed * factor for factor in factors))]
 
 
 def softmax_memory(impl, seed: torch.Tensor, factors: list[float]) -> dict:
@@ -107,11 +106,11 @@ def softmax_of_nothing(impl) -> list[str]:
 
 
 def attention_gradients(impl, q, k, v, o, lse, do, is_causal, layouts: dict) -> dict:
-    """dq, dk, dv; layouts: how arguments lie in memory. changed: arguments that were modified."""
+    """dq, dk, dv; layouts: how arguments lie in memory."""
     laid = all_laid({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, layouts)
-    changed = changes(**laid)
+    theirs = Theirs(**laid)
     got = impl.flash_attention.tiled_backward.tiled_backward(*laid.values(), is_causal)
-    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "changed": changed()}
+    return {**dict(zip(("dq", "dk", "dv"), got, strict=True)), "callers": theirs.seen()}
 
 
 # ---- counting ----
@@ -133,26 +132,23 @@ def occupancies(impl, cases: list[dict]) -> list:
 def fused_losses(impl, cases: list[dict]) -> list[dict]:
     """Loss and gradients of each case: x, weight, targets, layouts, chunk (None: the default), incoming gradient, how
     often the loss is computed before backward begins, whether backward runs twice, and whether x and weight need a
-    gradient. changed: arguments that were modified, as they are now; again: what a second backward gave; saved: bytes
-    of what is saved beside the arguments."""
+    gradient. saved: bytes of what is saved beside the arguments."""
     found = []
     for case in cases:
         laid = all_laid({n: case[n] for n in ("x", "weight", "targets")}, case["layouts"])
         laid = {n: t.detach() for n, t in laid.items()}
         for name, needs in zip(("x", "weight"), case.get("needs", (True, True)), strict=True):
             laid[name].requires_grad_(needs)
-        changed = changes(**laid)
+        theirs = Theirs(**laid)
         chunk = () if case["chunk"] is None else (case["chunk"],)
         losses = [_fused(impl, *laid.values(), *chunk) for _ in range(case.get("times", 1))]
         kept = getattr(losses[-1].grad_fn, "saved_tensors", ())
         saved = sum(t.nbytes for t in kept if all(t is not x for x in laid.values()))
         loss, wanted = losses[-1], {f"d{n}": t for n, t in laid.items() if t.requires_grad}
         given = [torch.full_like(loss, case["dloss"])] * len(losses)
-        grads, again = gradients(losses, wanted, given, case["twice"])
-        found.append({
-            "loss": loss, "dx": None, "dweight": None, **grads, "again": again,
-            "changed": {n: laid[n].detach() for n in changed()}, "saved": saved,
-        })  # fmt: skip
+        grads = theirs.gradients(losses, wanted, given, case["twice"])
+        told = {"loss": loss, "dx": None, "dweight": None, **grads}
+        found.append({**told, "callers": theirs.seen(), "saved": saved})
     return found
 
 

@@ -14,11 +14,11 @@ import math
 
 import pytest
 
+from lab.harness import layouts
 from lab.harness.judge import close, harmless
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
-from . import probes_layouts as layouts
 from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"

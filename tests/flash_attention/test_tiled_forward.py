@@ -15,13 +15,13 @@ import math
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.calls import metered
-from lab.harness.judge import callers, close, never_holds
+from lab.harness.judge import close, never_holds
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
 
 from . import probes
-from . import probes_layouts as layouts
 from .causes import wrong_output
 from .oracles import DTYPES, rounding
 
@@ -110,7 +110,6 @@ def check(run, rng, expect, q, k, v, is_causal, lie=None, factor=3.0) -> Trace:
             tensor, want[name], yardstick[name], f"{name} of {what}", factor, dims=dims,
             cause=lambda: wrong_output(got["o"], want["o"], q, k, v, is_causal),
         )  # fmt: skip
-    callers(got["changed"], [], what)
     return trace
 
 

@@ -13,12 +13,12 @@ import functools
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
 from . import probes_kernels as probes
-from . import probes_layouts as layouts
 from .oracles import PRECISIONS, WHERE, draw, given_to_backward, needs_triton, tiles
 
 DQ = "flash_attention.triton_backward_dq"

@@ -17,12 +17,12 @@ import math
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.calls import refused
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import judged
-from . import probes_layouts as layouts
 from .oracles import LARGEST, PRECISIONS, WHERE, attention, draw, needs_triton, tiles
 
 FORWARD = "flash_attention.triton_forward"

@@ -14,10 +14,10 @@ import functools
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.calls import refused
 from lab.harness.pytest_plugin import exercise
 
-from . import probes_layouts as layouts
 from . import probes_steps as probes
 from . import weighted
 from .oracles import rounding

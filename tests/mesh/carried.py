@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lab.cluster.costs import sent_bytes
-from lab.harness.judge import callers, never_holds
+from lab.harness.judge import never_holds
 
 BOTH = ("forward", "backward")
+TWICE = (*BOTH, "again")  # a second backward over the same graph
 
 
-def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = BOTH, **options: Any) -> list:
+def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, **options: Any) -> list:
     """Run a probe; return each rank's value, one dict, or a list of dicts for cases. Each dict also has "sent": by
     part, the rows of the messages that the switch carried.
 
@@ -22,8 +23,6 @@ def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = BOTH, **
     for trace in run.trace(probe, *args, **options):
         given = trace.values
         cases = given if isinstance(given, list) else [given] if given else []
-        for case in cases:
-            callers(case.get("changed", []), [], f"rank {len(ranks)}, {probe.__name__}")
         names = [*parts] * len(cases)
         rows = iter(trace.cut(names) if options.get("world") else [[] for _ in names])
         told = [{**case, "sent": {part: next(rows) for part in parts}} for case in cases]

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from lab.harness import layouts
 from lab.model.transformer import Config, SwiGLU
 
 from . import probes_experts as probes
@@ -38,7 +39,9 @@ def draw_tokens(rng, world: int, n: int, k: int, kind: str, dtype=torch.float32)
         if kind == "dropped":
             gone = torch.tensor([[rng.choice([True, False]) for _ in range(k)] for _ in range(tokens)])
             experts = experts.masked_fill(gone, -1)
-        cases.append({"x": rng.normal(tokens, width).to(dtype), "experts": experts, "n": n, "gates": None})
+        x = rng.normal(tokens, width).to(dtype)
+        lie = layouts.draw(rng, x=x, experts=experts, dy=x, y=x, gates=experts, weights=x)[1]
+        cases.append({"x": x, "experts": experts, "n": n, "gates": None, "layouts": lie})
     return cases
 
 

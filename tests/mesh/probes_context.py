@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from lab.harness.callers import changes
+from lab.harness.callers import Theirs
+from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
 from lab.ranks import gates
 
 
-def ring(impl, whole: dict, members: list) -> dict | None:
-    """whole: q, k, v and do (…, length, dim). members: the group's ranks; [] for the default group."""
+def ring(impl, cases: list, members: list) -> list:
+    """cases: q, k, v and do of the whole sequence (…, length, dim), and how a rank's lie in memory. members: the
+    group's ranks; [] for the default group."""
     options = {"group": dist.new_group(members)} if members else {}
-    members = members or list(range(dist.get_world_size()))
-    if dist.get_rank() not in members:
-        return None
-    mine = positions(whole["q"].shape[-2], len(members), members.index(dist.get_rank()))
-    q, k, v = (whole[name][..., mine, :].clone().requires_grad_() for name in "qkv")
-    do = whole["do"][..., mine, :]
-    changed = changes(q=q, k=k, v=v, do=do)
-    gates.mark("forward")
-    with FlopCounterMode(display=False) as counter:
-        o = impl.mesh.context.ring_attention(q, k, v, **options)
-    gates.mark("backward")
-    o.backward(do)
-    return {
-        "positions": mine, "o": o.detach().clone(), "dq": q.grad, "dk": k.grad, "dv": v.grad,
-        "flops": int(counter.get_total_flops()), "changed": changed(),
-    }  # fmt: skip
+    members, told = members or list(range(dist.get_world_size())), []
+    for whole, layouts in cases if dist.get_rank() in members else ():
+        mine = positions(whole["q"].shape[-2], len(members), members.index(dist.get_rank()))
+        laid = all_laid({name: whole[name][..., mine, :] for name in ("q", "k", "v", "do")}, layouts)
+        q, k, v, do = (t.detach().requires_grad_(name != "do") for name, t in laid.items())
+        theirs = Theirs(q=q, k=k, v=v, do=do)
+        gates.mark("forward")
+        with FlopCounterMode(display=False) as counter:
+            o = impl.mesh.context.ring_attention(q, k, v, **options)
+        gates.mark("backward")
+        wanted, again = {"dq": q, "dk": k, "dv": v}, functools.partial(gates.mark, "again")
+        told.append({
+            "positions": mine, "o": o.detach().clone(), **theirs.gradients([o], wanted, [do], again=again),
+            "flops": int(counter.get_total_flops()), "callers": theirs.seen(),
+        })  # fmt: skip
+    return told
 
 
 def positions(length: int, world: int, place: int) -> list[int]:
@@ -54,7 +58,13 @@ def drawn(local: int, dim: int, seed: int, rank: int) -> tuple:
 
 
 def merged(impl, parts: list) -> list:
-    return [[t.clone() for t in impl.mesh.context.merge(*part)] for part in parts]
+    """parts: o and lse of two sets of keys."""
+    told = []
+    for part in parts:
+        theirs = Theirs(**dict(zip(("o", "lse", "other_o", "other_lse"), part, strict=True)))
+        o, lse = impl.mesh.context.merge(*part)
+        told.append({"o": o.clone(), "lse": lse.clone(), "callers": theirs.seen()})
+    return told
 
 
 def dealt(impl, cases: list) -> list:

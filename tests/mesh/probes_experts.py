@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lab.harness.callers import Theirs
+from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
 from lab.model.transformer import Config
 from lab.ranks.gates import mark
@@ -26,27 +28,31 @@ def rank() -> int:
 
 
 def route(impl, cases: list, groups: list | None) -> list:
-    """cases: [rank] -> logits, k, weights (tokens, k) of the gates, averaged_over or None. Gradients apart."""
+    """cases: [rank] -> logits, k, weights (tokens, k) of the gates, averaged_over or None, layouts. Gradients apart."""
     group, told = group_of(groups), []
     for case in cases[rank()]:
-        logits = case["logits"].clone().requires_grad_()
+        logits, weights = laid(case, "logits", "weights")
+        theirs = Theirs(logits=logits.requires_grad_())
         options = {} if case["averaged_over"] is None else {"averaged_over": case["averaged_over"]}
         mark("forward")
         got = impl.mesh.route.route(logits, case["k"], group=group, **options)
         mark("backward")
-        by_gates = gradient((got.gates * case["weights"]).sum(), logits)
-        by_balance = gradient(got.balance, logits)
+        found, incoming = {}, {"by_gates": (got.gates, weights), "by_balance": (got.balance, torch.ones(()))}
+        for name, (of, gradient) in incoming.items():
+            if of.requires_grad:
+                found |= theirs.gradients([of], {name: logits}, [gradient.to(of.dtype)])
+        mark("again")
         told.append({
             "experts": got.experts.detach().clone(), "gates": got.gates.detach().clone(),
-            "balance": got.balance.detach().clone(), "by_gates": by_gates, "by_balance": by_balance,
+            "balance": got.balance.detach().clone(), "callers": theirs.seen(),
+            **{name: torch.zeros_like(logits) if found.get(name) is None else found[name] for name in incoming},
         })  # fmt: skip
     return told
 
 
-def gradient(of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """A gradient; zeros if autograd has no path to x."""
-    found = torch.autograd.grad(of, at, retain_graph=True, allow_unused=True)[0] if of.requires_grad else None
-    return torch.zeros_like(at) if found is None else found
+def laid(case: dict, *names: str) -> list[torch.Tensor]:
+    """These tensors of a case, as its layouts say."""
+    return [t.detach() for t in all_laid({name: case[name] for name in names}, case.get("layouts", {})).values()]
 
 
 def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
@@ -56,72 +62,82 @@ def refused(impl, name: str, cases: list, grouped: bool = False) -> list:
 
 
 def exchange(impl, cases: list, groups: list | None) -> list:
-    """cases: [rank] -> rows, sent, received, weights of what arrives (None for integers)."""
+    """cases: [rank] -> rows, sent, received, layouts, weights: the gradient of what arrives."""
     group, told = group_of(groups), []
     for case in cases[rank()]:
-        rows = case["rows"].mT.contiguous().mT if case["rows"].dim() == 2 else case["rows"].clone()
-        rows.requires_grad_(case["weights"] is not None)
+        rows, weights = laid(case, "rows", "weights")
+        rows.requires_grad_(rows.is_floating_point())
+        theirs, found = Theirs(rows=rows, sent=case["sent"], received=case["received"]), {}
         mark("forward")
         got = impl.mesh.exchange.exchange(rows, case["sent"], case["received"], group)
         mark("backward")
-        if case["weights"] is not None:
-            (got * case["weights"]).sum().backward()
-        told.append({"arrived": got.detach().clone(), "gradient": rows.grad})
+        if rows.requires_grad:
+            found = theirs.gradients([got], {"gradient": rows}, [weights], again=again)
+        else:
+            again()
+        told.append({"arrived": got.detach().clone(), **found, "callers": theirs.seen()})
     return told
 
 
+def again() -> None:
+    mark("again")
+
+
 def there_and_back(impl, cases: list, groups: list | None) -> list:
-    """cases: [rank] -> x, experts, n, gates (None: dispatch alone), weights of what comes back.
+    """cases: [rank] -> x, experts, n, gates (None: dispatch alone), weights: the gradient of what comes back, layouts.
 
     Expert e makes of a token t the row ((e + 1)·t, t[0]·t[0] + e). Alone, what is dispatched is judged by its tokens.
     """
     group, told = group_of(groups), []
     for case in cases[rank()]:
-        x, n = case["x"].clone().requires_grad_(), case["n"]
+        (x, experts), n = laid(case, "x", "experts"), case["n"]
+        theirs = Theirs(x=x.requires_grad_(), experts=experts)
         mark("dispatch")
-        there = impl.mesh.dispatch.dispatch(x, case["experts"], n, group=group)
+        there = impl.mesh.dispatch.dispatch(x, experts, n, group=group)
         answer = {"tokens": there.tokens.detach().clone(), "counts": [int(c) for c in there.counts]}
         position = 0 if group is None else dist.get_rank(group)
         numbers = torch.tensor(answer["counts"]).cumsum(0)
         rows = torch.arange(len(answer["tokens"]))
         expert = (rows[:, None] >= numbers).sum(1) + position * len(answer["counts"])  # (arrived,)
         if case["gates"] is None:
+            dy = answer["tokens"] * (expert[:, None] + 1)
+            (dy,) = laid({"dy": dy, "layouts": case["layouts"]}, "dy")
             mark("dispatch's backward")
-            (there.tokens**2 * (expert[:, None] + 1)).sum().div(2).backward()
-            answer["gradient"] = x.grad
+            answer |= theirs.gradients([there.tokens], {"gradient": x}, [dy], again=again)
         else:
-            answer |= _home(impl, case, x, there, expert, group)
-        told.append(answer)
+            answer |= _home(impl, case, x, there, expert, group, theirs)
+        told.append({**answer, "callers": theirs.seen()})
     return told
 
 
-def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, group: Any) -> dict:
-    gates = case["gates"].clone().requires_grad_()
-    y = torch.cat(
-        [there.tokens * (expert[:, None] + 1), there.tokens[:, :1] ** 2 + expert[:, None]], dim=1
-    )  # (arrived, width + 1)
-    y = y.detach().requires_grad_()
+def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, group: Any, theirs: Theirs) -> dict:
+    tokens = there.tokens.detach().clone()
+    y = torch.cat([tokens * (expert[:, None] + 1), tokens[:, :1] ** 2 + expert[:, None]], dim=1)  # (arrived, width + 1)
+    y, gates, weights = laid({**case, "y": y}, "y", "gates", "weights")
+    given = {f"dispatched.{name}": getattr(there, name) for name in ("tokens", "counts", "order", "regroup")}
+    theirs.add(y=y.requires_grad_(), gates=gates.requires_grad_(), **given)
     mark("combine")
     out = impl.mesh.combine.combine(y, gates, there, group=group)
     mark("combine's backward")
-    (out * case["weights"]).sum().backward()
+    found = theirs.gradients([out], {"by_y": y, "by_gates": gates}, [weights.to(out.dtype)], again=again)
     mark("dispatch's backward")
     # On through the experts and dispatch, by hand: what they did is judged elsewhere.
-    again = y.grad[:, :-1] * (expert[:, None] + 1)
-    again = torch.cat([again[:, :1] + 2 * y.grad[:, -1:] * there.tokens.detach()[:, :1], again[:, 1:]], dim=1)
-    there.tokens.backward(again)
-    return {"out": out.detach().clone(), "by_gates": gates.grad, "by_x": x.grad}
+    by_y = found["by_y"]
+    dy = by_y[:, :-1] * (expert[:, None] + 1)
+    dy = torch.cat([dy[:, :1] + 2 * by_y[:, -1:] * tokens[:, :1], dy[:, 1:]], dim=1)
+    (by_x,) = torch.autograd.grad(there.tokens, x, dy)
+    return {"out": out.detach().clone(), "by_gates": found["by_gates"], "by_x": by_x}
 
 
 def cap(impl, cases: list) -> list:
     told = []
     for case in cases:
-        calls = _Calls()
+        calls, theirs = _Calls(), Theirs(experts=case["experts"])
         with calls:
-            got = impl.mesh.capacity.capacity(case["experts"].clone(), case["n"], case["factor"])
+            got = impl.mesh.capacity.capacity(case["experts"], case["n"], case["factor"])
         told.append({
             "experts": got.experts.clone(), "dropped": got.dropped.clone(), "limit": int(got.limit),
-            "operators": calls.count,
+            "operators": calls.count, "callers": theirs.seen(),
         })  # fmt: skip
     return told
 

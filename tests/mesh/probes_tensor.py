@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from lab.harness.callers import changes
+from lab.harness.callers import Theirs
+from lab.harness.layouts import all_laid
 from lab.harness.raising import raised
 from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
@@ -26,27 +28,20 @@ def function(impl, name: str):
     return getattr(getattr(impl.mesh, module), name)
 
 
-def conjugate(impl, name: str, x: list, dy: list, groups: list) -> dict:
-    """One of the four functions, forward and backward, on this rank's x and gradient of the result.
-
-    Both are handed in as they are made and, which is what comes back, with strides that are not the plain ones; each is
-    looked at again afterwards.
-    """
-    group, rank = group_of(groups), dist.get_rank()
-    changed, out = [], {}
-    layouts = {"": [t[rank].clone() for t in (x, dy)]}
-    layouts["transposed "] = [t.mT.clone(memory_format=torch.contiguous_format).mT for t in layouts[""]]
-    for layout, (x_, dy_) in layouts.items():
-        x_.requires_grad_()
-        gates.mark(f"{layout}forward")
-        passing = x_ * 1
-        changes_since = changes(**{f"{layout}x": passing, f"{layout}dy": dy_})
+def conjugate(impl, name: str, cases: list, groups: list) -> list:
+    """One of the four functions, forward and backward. cases: x and dy per rank, and how they lie in memory."""
+    group, rank, told = group_of(groups), dist.get_rank(), []
+    for given, layouts in cases:
+        x, dy = all_laid({n: given[n][rank] for n in ("x", "dy")}, layouts).values()
+        x = x.detach().requires_grad_()
+        theirs, passing = Theirs(x=x, dy=dy), x.view_as(x)
+        gates.mark("forward")
         y = function(impl, name)(passing, group)
-        gates.mark(f"{layout}backward")
-        dx = torch.autograd.grad(y, x_, dy_)[0] if y.shape == dy_.shape else None
-        changed += changes_since()
-        out = {"y": y.detach(), "dx": dx}
-    return {**out, "changed": changed}
+        gates.mark("backward")
+        again = functools.partial(gates.mark, "again")
+        dx = theirs.gradients([y], {"dx": x}, [dy], again=again)["dx"] if y.shape == dy.shape else again()
+        told.append({"y": y.detach(), "dx": dx, "callers": theirs.seen()})
+    return told
 
 
 def kept_for_backward(impl, name: str, elements: int, ballast: int) -> float:
@@ -75,33 +70,41 @@ def shared(impl, name: str, x: list, other: list) -> torch.Tensor:
     return mine.grad
 
 
-def through(part: nn.Module, inputs: dict, dy: torch.Tensor, *around: Any) -> dict:
-    """A part forward and backward. inputs: its first argument, by name; around: the others."""
-    ((name, x),) = inputs.items()
-    x = x.clone().requires_grad_(x.is_floating_point())
-    changed = changes(**{name: x}, dy=dy, **dict(part.named_parameters()))
+def through(part: nn.Module, inputs: dict, dy: torch.Tensor, *around: Any, layouts: dict | None = None) -> dict:
+    """A part forward and backward. inputs: its first argument, by name; around: the others; layouts: of it and dy."""
+    laid = all_laid({**inputs, "dy": dy}, layouts or {})
+    x, dy = (t.detach() for t in laid.values())
+    x.requires_grad_(x.is_floating_point())
+    parameters = dict(part.named_parameters())
+    theirs = Theirs(**dict.fromkeys(inputs, x), dy=dy, **parameters)
     gates.mark("forward")
     y = part(x, *around)
     gates.mark("backward")
-    y.backward(dy)
+    wanted = {f"gradient of {name}": p for name, p in parameters.items()} | ({"dx": x} if x.requires_grad else {})
+    found = theirs.gradients([y], wanted, [dy], again=functools.partial(gates.mark, "again"))
+    for name, p in parameters.items():
+        p.grad = found[f"gradient of {name}"]
     return {
-        "changed": changed(),
         "y": y.detach(),
-        "dx": x.grad,
-        "parameters": {name: p.detach() for name, p in part.named_parameters()},
-        "gradients": {name: p.grad for name, p in part.named_parameters()},
+        "dx": found.get("dx"),
+        "parameters": {name: p.detach() for name, p in parameters.items()},
+        "gradients": {name: p.grad for name, p in parameters.items()},
+        "callers": theirs.seen(),
     }
 
 
-def linear(impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, x: list, dy: list, groups: list) -> dict:
+def linear(
+    impl, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, x: list, dy: list, groups: list, layouts: dict
+) -> dict:
     """A column- or row-parallel layer made from a whole one."""
     layer, rank = made(impl, kind, weight, bias, group_of(groups)), dist.get_rank()
-    return through(layer, {"x": x[rank]}, dy[rank])
+    return through(layer, {"x": x[rank]}, dy[rank], layouts=layouts)
 
 
-def embedding(impl, weight: torch.Tensor, tokens: torch.Tensor, dy: torch.Tensor, groups: list) -> dict:
+def embedding(impl, weight: torch.Tensor, tokens: torch.Tensor, dy: torch.Tensor, groups: list, layouts: dict) -> dict:
     """A vocabulary-parallel embedding."""
-    return through(made(impl, "embedding", weight, None, group_of(groups)), {"tokens": tokens}, dy)
+    layer = made(impl, "embedding", weight, None, group_of(groups))
+    return through(layer, {"tokens": tokens}, dy, layouts=layouts)
 
 
 KINDS = {
@@ -227,16 +230,20 @@ def scatter_refused(impl, lengths: list) -> list:
     return [raised(lambda n=n: scatter(torch.ones(1, n, 2), None), text=True) for n in lengths]
 
 
-def cross_entropy(impl, logits: list, targets: torch.Tensor, vocabulary: int, scale: float, groups: list) -> dict:
+def cross_entropy(
+    impl, logits: list, targets: torch.Tensor, vocabulary: int, scale: float, groups: list, layouts: dict
+) -> dict:
     """The loss of this rank's columns, and the gradient of scale · loss."""
     group = group_of(groups)
-    x = logits[dist.get_rank()].clone().requires_grad_()
-    changed = changes(logits=x, targets=targets)
+    x, targets = all_laid({"logits": logits[dist.get_rank()], "targets": targets}, layouts).values()
+    x = x.detach().requires_grad_()
+    theirs = Theirs(logits=x, targets=targets)
     gates.mark("forward")
     loss = impl.mesh.vocab_parallel.vocab_parallel_cross_entropy(x, targets, group, vocabulary=vocabulary)
     gates.mark("backward")
-    (loss * scale).backward()
-    return {"loss": loss.detach(), "dlogits": x.grad, "changed": changed()}
+    again = functools.partial(gates.mark, "again")
+    found = theirs.gradients([loss], {"dlogits": x}, [torch.full_like(loss, scale)], again=again)
+    return {"loss": loss.detach(), **found, "callers": theirs.seen()}
 
 
 def large_loss(impl, tokens: int, columns: int, seed: int) -> dict:

@@ -10,7 +10,7 @@ from torch import nn
 from lab.harness.judge import close, never_holds
 
 from . import probes_tensor as probes
-from .carried import BOTH, asked
+from .carried import TWICE, asked
 from .compose import bare, draw_state
 from .probes_placed import part_of
 
@@ -66,7 +66,7 @@ def block_is_as_whole(run, rng, expect, kind: str, size: int, grouped: bool = Fa
     x, dy = rng.normal(*shape), rng.normal(*shape)
     ranks = asked(
         run, probes.block, kind, sizes, state, x, dy, groups, sequence, world=world, replace=needs or [],
-        parts=(*BOTH, "finish"),
+        parts=(*TWICE, "finish"),
     )  # fmt: skip
     want = expect(whole_block, kind, sizes, state, x, dy, "float64")
     plain = expect(whole_block, kind, sizes, state, x, dy, "float32")

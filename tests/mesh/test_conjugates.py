@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lab.harness.judge import close
+from lab.harness.layouts import every, told
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
@@ -29,19 +30,20 @@ def drawn(rng, world: int) -> list:
 
 
 def judged(run, rng, name: str, world: int, groups: list = (), dtype: torch.dtype = torch.float32) -> tuple:
-    """Judge the identity in one direction and the sum in the other; return x, and each rank's values and messages."""
+    """Judge the identity in one direction and the sum in the other, of operands in all layouts; return x, and each
+    rank's values and messages by case."""
     x = [t.to(dtype) for t in drawn(rng, world)]
-    dy = [rng.normal(*t.shape).to(dtype) for t in x]
-    parts = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
-    ranks = asked(run, probes.conjugate, name, x, dy, [*groups], world=world, parts=parts)
+    cases = every(rng, dy=[rng.normal(*t.shape).to(dtype) for t in x], x=x)
+    ranks = asked(run, probes.conjugate, name, cases, [*groups], world=world)
     for rank, _, group in seats(world, groups):
-        for what, given, summed in (("y", x, name == "reduce_from"), ("dx", dy, name == "copy_to")):
-            parts = torch.stack([given[r] for r in group])
-            want, plain = (parts.double().sum(0), parts.sum(0)) if summed else (given[rank].double(), given[rank])
-            close(
-                ranks[rank][what], want, plain, f"{name}, {what} of rank {rank} of {group}", factor=4,
-                cause=f"expected {'the sum over the group' if summed else 'what came in'}",
-            )  # fmt: skip
+        for (given, lie), got in zip(cases, ranks[rank], strict=True):
+            for what, of, summed in (("y", "x", name == "reduce_from"), ("dx", "dy", name == "copy_to")):
+                parts, mine = torch.stack([given[of][r] for r in group]), given[of][rank]
+                want, plain = (parts.double().sum(0), parts.sum(0)) if summed else (mine.double(), mine)
+                close(
+                    got[what], want, plain, f"{name}, {what} of rank {rank} of {group}, in memory: {told(lie)}",
+                    factor=4, cause=f"expected {'the sum over the group' if summed else 'what came in'}",
+                )  # fmt: skip
     return x, ranks
 
 
@@ -87,9 +89,9 @@ def test_one_all_reduce_in_one_direction_and_nothing_in_the_other(run, rng, name
     x, ranks = judged(run, rng, name, world, groups, dtype)
     one, way = [["all_reduce", x[0].numel()]], "backward" if name == "copy_to" else "forward"
     for rank, _, group in seats(world, groups):
-        for part, rows in ranks[rank]["sent"].items():
-            told, want = messages(rows), one * part.endswith(way)
-            assert told == want, f"{name}, rank {rank}, {part}: sent {told or 'nothing'}, expected {want or 'nothing'}"
+        for part, rows in ((part, got["sent"][part]) for got in ranks[rank] for part in DIRECTIONS):
+            sent, want = messages(rows), one * (part == way)
+            assert sent == want, f"{name}, rank {rank}, {part}: sent {sent or 'nothing'}, expected {want or 'nothing'}"
             assert all(row["group"] == group for row in rows), f"{name}: rank {rank} sent beyond its group {group}"
             other = {row["dtype"] for row in rows} - {str(dtype).removeprefix("torch.")}
             assert not other, f"{name}, rank {rank}, {part}: sent {', '.join(other)}, expected x's own dtype, {dtype}"

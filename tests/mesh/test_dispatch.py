@@ -25,7 +25,7 @@ ORDER = "by expert, then by the rank they come from, then by token"
 def judged(run, cases: list, kinds: list = KINDS, groups: list | None = (), members: list = ()) -> list:
     """Judge which tokens each expert gets; return each rank's values and messages. cases: [rank][kind]."""
     members, world = members or [*range(len(cases))], None if groups is None else len(cases)
-    parts, replace = ["dispatch", "dispatch's backward"], ["mesh.exchange"]
+    parts, replace = ["dispatch", "dispatch's backward", "again"], ["mesh.exchange"]
     ranks = asked(run, probes.there_and_back, cases, groups, world=world, replace=replace, parts=parts)
     for i, kind in enumerate(kinds):
         here = [cases[r][i] for r in members]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -35,10 +36,12 @@ def draw(rng, world: int) -> list:
         for r in range(world):
             rows = rng.normal(sum(n[r]), *width).to(dtype)
             received = [n[s][r] for s in range(world)]
-            weights: torch.Tensor | None = rng.normal(sum(received), *width).to(dtype)
+            weights = rng.normal(sum(received), *width).to(dtype)
             if kind == "integers":
-                rows, weights = (rows * 100).long(), None
-            cases[r].append({"rows": rows, "sent": n[r], "received": received, "weights": weights})
+                rows = (rows * 100).long()
+            drawn = {"weights": weights, "rows": rows}
+            given, lie = rng.choice([layouts.draw(rng, **drawn), rng.choice(layouts.every(rng, **drawn))])
+            cases[r].append({**given, "sent": n[r], "received": received, "layouts": lie})
     return cases
 
 

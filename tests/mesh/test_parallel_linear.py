@@ -12,6 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
@@ -47,7 +48,8 @@ def linear_is_as_whole(run, rng, kind: str, size: int, bias: bool, grouped: bool
     place = {rank: place for rank, place, _ in seats(world, groups)}
     given = [[t.chunk(cut, -1)[place[r] % cut] for r in range(world)] for t, cut in ((x, cut_x), (dy, cut_y))]
     parts = {"y": (-1, cut_y), "dx": (-1, cut_x), "weight": (0 if kind == "column" else 1, size), "bias": (0, cut_y)}
-    told = asked(run, probes.linear, kind, weight, bias, *given, groups, world=world, replace=NEEDS)
+    lie = layouts.draw(rng, x=x, dy=dy)[1]
+    told = asked(run, probes.linear, kind, weight, bias, *given, groups, lie, world=world, replace=NEEDS)
     for rank, got in enumerate(told):  # of all ranks first: one that has another part spoils the others' sums
         dim, have = parts["weight"][0], got["parameters"].get("weight")
         wrong = another_part(have, weight.chunk(size, dim), place[rank])
@@ -58,7 +60,7 @@ def linear_is_as_whole(run, rng, kind: str, size: int, bias: bool, grouped: bool
         )
     for rank, got in enumerate(told):
         names = ["weight"] + ["bias"] * (bias is not None)
-        what = f"{kind}-parallel, place {place[rank]} of {size}"
+        what = f"{kind}-parallel, place {place[rank]} of {size}, in memory: {layouts.told(lie)}"
         assert sorted(got["gradients"]) == sorted(names), f"{what}: parameters {sorted(got['gradients'])}, not {names}"
         for name in ("y", "dx", *names):
             dim, cut = parts[name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness import layouts
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -24,7 +25,8 @@ ROUTE = "mesh.route"
 
 def draw(rng, k: int, n: int, tokens: int, dtype=torch.float32, skew: float = 1.0, averaged_over=None) -> dict:
     logits = (rng.normal(tokens, n) + skew * rng.normal(n)).to(dtype)
-    return {"logits": logits, "k": k, "weights": rng.normal(tokens, k), "averaged_over": averaged_over}
+    given, lie = layouts.draw(rng, logits=logits, weights=rng.normal(tokens, k))
+    return {**given, "k": k, "averaged_over": averaged_over, "layouts": lie}
 
 
 def best(logits: torch.Tensor, k: int) -> torch.Tensor:

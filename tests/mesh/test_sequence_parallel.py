@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lab.harness.judge import close, measured
+from lab.harness.layouts import every, told
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
@@ -36,7 +37,7 @@ BOTH = ["gather_sequence", "scatter_sequence"]
 
 
 def judged(run, rng, name: str, size: int, grouped: bool = False) -> tuple:
-    """Judge both directions; return the elements of a part, and each rank's values and messages.
+    """Judge both directions in all layouts; return the elements of a part, and each rank's values and messages.
 
     Batch and context differ, and T divides both.
     """
@@ -44,24 +45,25 @@ def judged(run, rng, name: str, size: int, grouped: bool = False) -> tuple:
     batch, part, width = size * rng.integers(1, 2), rng.integers(3, 4), rng.integers(2, 3)
     parts = [rng.normal(batch, part, width) for _ in range(world)]
     wholes = [rng.normal(batch, part * size, width) for _ in range(world)]
-    given = (parts, wholes) if name == "gather_sequence" else (wholes, parts)
-    gates = (*DIRECTIONS, *(f"transposed {way}" for way in DIRECTIONS))
-    ranks = asked(run, probes.conjugate, name, *given, groups, world=world, parts=gates)
-    gathered, summed = ("y", "dx") if name == "gather_sequence" else ("dx", "y")
+    gathers = name == "gather_sequence"
+    cases = every(rng, dy=wholes if gathers else parts, x=parts if gathers else wholes)
+    ranks = asked(run, probes.conjugate, name, cases, groups, world=world)
+    gathered, summed = ("y", "dx") if gathers else ("dx", "y")
     for rank, place, group in seats(world, groups):
-        want = torch.cat([parts[r] for r in group], dim=1)
-        got = ranks[rank]
-        close(
-            got[gathered], want.double(), want, f"{name}, {gathered} of rank {rank} of {group}", factor=2,
-            dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
-        )  # fmt: skip
-        stack = torch.stack([wholes[r] for r in group])
-        want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
-        close(
-            got[summed], want, plain, f"{name}, {summed} of rank {rank} of {group}", factor=4,
-            dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
-        )  # fmt: skip
-        assert not got["changed"], f"{name}, rank {rank}: {' and '.join(got['changed'])} changed"
+        for (given, lie), got in zip(cases, ranks[rank], strict=True):
+            parts, wholes = (given[of] for of in (("x", "dy") if gathers else ("dy", "x")))
+            what = f"of rank {rank} of {group}, in memory: {told(lie)}"
+            want = torch.cat([parts[r] for r in group], dim=1)
+            close(
+                got[gathered], want.double(), want, f"{name}, {gathered} {what}", factor=2,
+                dims="batch, token, width", cause="all ranks' tokens, in the order of the ranks",
+            )  # fmt: skip
+            stack = torch.stack([wholes[r] for r in group])
+            want, plain = (t.sum(0).chunk(size, 1)[place] for t in (stack.double(), stack))
+            close(
+                got[summed], want, plain, f"{name}, {summed} {what}", factor=4,
+                dims="batch, token, width", cause="the sum over ranks, of this rank's tokens",
+            )  # fmt: skip
     return parts[0].numel(), ranks
 
 
@@ -119,11 +121,11 @@ def test_tokens_that_do_not_divide_are_refused(run):
 @pytest.mark.parametrize("name", BOTH)
 def test_one_message_in_each_direction_and_nothing_kept(run, rng, name):
     part, ranks = judged(run, rng, name, 2)
-    for rank, got in enumerate(ranks):
-        for way, rows in got["sent"].items():
-            gathers = way.endswith("forward") == (name == "gather_sequence")
-            told, want = messages(rows), [["all_gather" if gathers else "reduce_scatter", part]]
-            assert told == want, f"{name}, rank {rank}, {way}: sent {told}, expected {want}"
+    for rank, cases in enumerate(ranks):
+        for way, rows in (row for got in cases for row in got["sent"].items()):
+            gathers = (way == "forward") == (name == "gather_sequence")
+            sent, want = messages(rows), [["all_gather" if gathers else "reduce_scatter", part]]
+            assert sent == want, f"{name}, rank {rank}, {way}: sent {sent}, expected {want}"
     keeps_nothing(run, rng, name, 2 if name == "gather_sequence" else 1)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lab.harness import layouts
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
@@ -41,9 +42,10 @@ def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
     weight, dy = rng.normal(vocabulary, 3), rng.normal(*tokens.shape, 3)
     gradient = torch.zeros(rows * size, 3).double().index_add_(0, tokens.flatten(), dy.double().flatten(0, 1))
     plain = torch.zeros(rows * size, 3).index_add_(0, tokens.flatten(), dy.flatten(0, 1))
-    told = asked(run, probes.embedding, weight, tokens, dy, groups, world=world, replace=NEEDS)
+    lie = layouts.draw(rng, tokens=tokens, dy=dy)[1]
+    told = asked(run, probes.embedding, weight, tokens, dy, groups, lie, world=world, replace=NEEDS)
     for rank, place, group in seats(world, groups):
-        what = f"rank {rank} of {group}, vocabulary {vocabulary}"
+        what = f"rank {rank} of {group}, vocabulary {vocabulary}, in memory: {layouts.told(lie)}"
         want = weight[tokens]
         close(
             told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
@@ -91,9 +93,10 @@ def loss_is_as_whole(run, rng, expect, size: int, missing: int, grouped: bool, h
                 return f"{n} of {missing} columns that pad {vocabulary} to {vocabulary + missing} take part"
         return "maximum, sum and target's logit are those of all columns that count"
 
-    told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, world=world, replace=NEEDS)
+    lie = layouts.draw(rng, logits=given[0], targets=targets)[1]
+    told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, lie, world=world, replace=NEEDS)
     for rank, got in enumerate(told):
-        what = f"rank {rank}, place {place[rank]} of {size}, logits of about {height:g}"
+        what = f"rank {rank}, place {place[rank]} of {size}, logits of about {height:g}, in memory: {layouts.told(lie)}"
         assert got["loss"].shape == (), f"{what}: a loss of shape {tuple(got['loss'].shape)}, expected ()"
         assert got["loss"].dtype == torch.float32, f"{what}: the loss is {got['loss'].dtype}, expected float32"
         close(
@@ -125,7 +128,7 @@ def test_float16_logits_are_summed_in_float32(run, rng, expect):
     targets = rng.tokens(1, 2, vocabulary=vocabulary)
     want, plain = (expect(whole_loss, logits, targets, 1.0, dtype) for dtype in ("float64", "float32"))
     given = list(logits.chunk(size, -1))
-    told = run(probes.cross_entropy, given, targets, vocabulary, 1.0, [], world=size, replace=NEEDS)
+    told = run(probes.cross_entropy, given, targets, vocabulary, 1.0, [], {}, world=size, replace=NEEDS)
     for rank, got in enumerate(told):
         close(
             got["loss"].float(), want["loss"], plain["loss"], f"rank {rank}, loss of float16 logits", factor=10,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from lab.harness.callers import changes, gradients
+from lab.harness.callers import Theirs
 from lab.harness.calls import plain
+from lab.harness.layouts import all_laid
 from lab.measure.memory import meter
 from lab.model.transformer import Config, Transformer
 
@@ -108,22 +109,18 @@ def model_saved(impl: Any, sizes: dict, batch: int, context: int) -> dict:
 
 
 def norm(
-    impl: Any, x: Tensor, weight: Tensor, eps: float | None, dy: Tensor, needs: tuple[bool, bool], layout: str
+    impl: Any, x: Tensor, weight: Tensor, eps: float | None, dy: Tensor, needs: tuple[bool, bool], layouts: dict
 ) -> dict:
-    """y, dx, dweight, and what changed of the caller's. eps None: that of the function itself.
+    """y, dx, dweight. eps None: that of the function itself. layouts: how x, weight and dy lie in memory.
 
     given: whether backward itself returned a gradient, of x and of weight.
     """
-    if layout == "transposed":
-        x = x.transpose(0, -1).contiguous().transpose(0, -1)
-    elif layout == "strided":
-        x = torch.stack([x, x], dim=-1)[..., 0]
+    x, weight, dy = (t.detach() for t in all_laid({"x": x, "weight": weight, "dy": dy}, layouts).values())
     x, weight = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
-    changed = changes(x=x, weight=weight)
+    theirs = Theirs(x=x, weight=weight)
     y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight, *([] if eps is None else [eps]))
     wanted = {name: t for name, t in (("dx", x), ("dweight", weight)) if t.requires_grad}
-    grads, again = gradients([y], wanted, [dy])
-    told = {"y": y, "dx": None, "dweight": None, **grads, "changed": changed(), "again": again}
+    told = {"y": y, "dx": None, "dweight": None, **theirs.gradients([y], wanted, [dy]), "callers": theirs.seen()}
     node = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight).grad_fn
     raw = node.apply(dy) if hasattr(node, "apply") else ()  # what autograd would drop, too
     return {**told, "given": [g is not None for g in raw]}
@@ -141,6 +138,8 @@ def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
 
 
 # ---- checkpointing ----
+
+NAMES = ("x", "the first weight", "the second weight", "the positional tensor", "the keyword tensor")
 
 
 class Part(nn.Module):
@@ -171,6 +170,7 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
     call = (lambda f, *a, **k: f(*a, **k)) if how == "plain" else impl.mixed_precision.checkpoint.checkpoint
     x = x.clone().requires_grad_(options.get("x_needs", True))
     scale, shift = _leaf(options.get("scale", 1.0)), _leaf(options.get("shift"))
+    theirs = Theirs(x=x, scale=scale, shift=shift)
     kind, more = options.get("kind", "one"), torch.zeros(())  # more: of the loss, beside what the result gives
     torch.manual_seed(7)
     autocast = torch.autocast("cpu", DTYPES.get(options.get("autocast")), enabled="autocast" in options)
@@ -195,13 +195,21 @@ def run_part(impl: Any, weights: list[Tensor], x: Tensor, options: dict) -> dict
         loss = out.float().sin().sum() + more
     if kind == "no grad":
         return {"out": out, "calls": part.calls, "graph": out.requires_grad}
-    between, in_forward = torch.rand(3), len(part.calls)
-    with torch.autocast("cpu", torch.bfloat16, enabled=options.get("backward_in") == "autocast"):
-        loss.backward()
-    grads = [t.grad if isinstance(t, Tensor) else None for t in (x, part.first, part.second, scale, shift)]
+    between, in_forward, calls = torch.rand(3), len(part.calls), list[list]()
+    leaves = dict(zip(NAMES, (x, part.first, part.second, scale, shift), strict=True))
+
+    def backward() -> dict[str, Tensor | None]:
+        leaf = {name: t for name, t in leaves.items() if isinstance(t, Tensor)}
+        for t in leaf.values():
+            t.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.get("backward_in") == "autocast"):
+            loss.backward(retain_graph=True)
+        return {f"gradient of {name}": t.grad for name, t in leaf.items()}
+
+    grads = theirs.twice(backward, again=lambda: calls.extend(part.calls))
     return {
-        "out": out.detach(), "grads": grads, "calls": part.calls, "between": between, "after": torch.rand(3),
-        "in_forward": in_forward,
+        "out": out.detach(), "grads": [grads.get(f"gradient of {name}") for name in NAMES], "calls": calls,
+        "between": between, "after": torch.rand(3), "in_forward": in_forward, "callers": theirs.seen(),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness.callers import Theirs
 from lab.harness.calls import plain
 from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
@@ -19,12 +20,15 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def sums(impl: Any, values: Tensor, accumulator: str) -> dict:
-    module = impl.mixed_precision.accumulate
-    return {"sum": module.accumulate(values, DTYPES[accumulator])}
+    theirs = Theirs(values=values)
+    found = impl.mixed_precision.accumulate.accumulate(values, DTYPES[accumulator])
+    return {"sum": found, "callers": theirs.seen()}
 
 
-def bound(impl: Any, values: Tensor, accumulator: str) -> Tensor:
-    return impl.mixed_precision.accumulate.error_bound(values, DTYPES[accumulator])
+def bound(impl: Any, values: Tensor, accumulator: str) -> dict:
+    theirs = Theirs(values=values)
+    found = impl.mixed_precision.accumulate.error_bound(values, DTYPES[accumulator])
+    return {"bound": found, "callers": theirs.seen()}
 
 
 # ---- dtypes ----

@@ -17,7 +17,6 @@ from lab.harness.pytest_plugin import exercise
 from . import probes_memory as probes
 
 CHECKPOINT = "mixed_precision.checkpoint"
-NAMES = ("x", "the first weight", "the second weight", "the positional tensor", "the keyword tensor")
 
 
 def draw(rng) -> tuple:
@@ -31,7 +30,7 @@ def check(run, drawn, **options) -> dict:
     assert torch.equal(got["out"], want["out"]), (
         f"the result is not that of the plain call: worst difference {(got['out'] - want['out']).abs().max():.3g}"
     )
-    for name, g, w in zip(NAMES, got["grads"], want["grads"], strict=True):
+    for name, g, w in zip(probes.NAMES, got["grads"], want["grads"], strict=True):
         assert (g is None) == (w is None), (
             f"{name} has {'no' if g is None else 'a'} gradient, in the plain call {'none' if w is None else 'one'}"
         )

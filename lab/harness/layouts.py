@@ -1,15 +1,16 @@
-"""How operands lie in memory. Each has its own layout, so that no kernel can use one operand's strides for another."""
+"""How operands lie in memory. Each has its own layout, so that nobody can use one operand's strides for another."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.harness.rng import Rng
+from .rng import Rng
 
 ALIGNED = ["contiguous", "heads inside", "rows apart"]  # as tensor descriptors want them
 # Of a tensor and what lies between its elements. Of one tensor no two have the same strides.
@@ -28,6 +29,7 @@ LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "beyond 2³¹": lambda x, _: _far(x),
 }  # fmt: skip
 DIFFERENT = [*LAYOUTS][:8]
+REPEATED = DIFFERENT[5:]
 LEAST_DIMS = {"heads inside": 3, "columns first": 2, "rows repeated": 2, "columns repeated": 2}
 FAR = "beyond 2³¹"  # a layout whose last rows lie more than 2³¹ elements behind the first
 WALLED = "walled after row "  # a layout whose later rows nobody can read: the kernel ends who tries
@@ -43,11 +45,29 @@ def draw(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str
 
 def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A layout for each operand, no two alike, and the operands with values that these can hold."""
-    left, chosen = rng.shuffled(DIFFERENT), {}
+    return _dealt(rng.shuffled(DIFFERENT), operands, operands)
+
+
+def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """Cases in which the first operand lies in every way, each time the others otherwise. It alone repeats values, as
+    the gradient of a sum does. operands: a tensor, or a list of one per rank."""
+    turn = rng.shuffled(DIFFERENT)
+    return [_dealt(turn[i:] + turn[:i], operands, [*operands][:1]) for i in range(len(turn))]
+
+
+def _dealt(
+    left: list[str], operands: dict[str, Any], may_repeat: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The operands, as the first of these layouts that fit them can hold them, and those."""
+    chosen: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for name, x in operands.items():
-        chosen[name] = next(layout for layout in left if x.ndim >= LEAST_DIMS.get(layout, 1))
-        left.remove(chosen[name])
-    return {name: lay(x, chosen[name]).contiguous() for name, x in operands.items()}, chosen
+        each = x if isinstance(x, list) else [x]
+        fit = [way for way in left if name in may_repeat or way not in REPEATED]
+        chosen[name] = next(way for way in fit if each[0].ndim >= LEAST_DIMS.get(way, 1) and way not in chosen.values())
+        laid = [lay(t, chosen[name]).contiguous() for t in each]
+        values[name] = laid if isinstance(x, list) else laid[0]
+    return values, chosen
 
 
 def far(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -67,6 +87,8 @@ def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, 
 
 def lay(x: Tensor, layout: str) -> Tensor:
     """The same values, laid out otherwise; a layout that repeats takes the first ones. In between is NaN, or −1."""
+    if not x.numel():
+        return x
     if x.ndim == 1 and layout in ("rows apart", "sliced", FAR):
         return lay(x[:, None], layout)[:, 0]
     if layout.startswith(WALLED):
