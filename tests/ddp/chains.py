@@ -11,6 +11,7 @@ import torch
 
 from lab.harness import gated
 from lab.harness.judge import close
+from lab.harness.named import number_of
 from lab.ranks import gates
 
 from . import probes_wrappers
@@ -171,7 +172,7 @@ def one_step(what, got, want, plain, order):
         assert got[name].dtype == plain[name].dtype, (
             f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
         )
-        layer = int(name.split(".")[1])
+        layer = number_of(name)
         # What the last backward did not reach, nothing but no_sync() has accumulated.
         alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
         # float(): in a chain of both dtypes float32 rounds what comes to float64 layers too.

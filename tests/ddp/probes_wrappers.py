@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
 from lab.ranks import gates
 from lab.solution.wire import PerRank
@@ -19,19 +20,18 @@ from .probes_collectives import blocks
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class Layer(nn.Module):
-    """A residual layer. Backward reaches its parameters in the reverse of the order they are registered in.
-
-    That order is not the alphabet's: a wrapper that sorts names shows.
-    """
+class Layer(Named):
+    """A residual layer."""
 
     def __init__(self, width: int, hidden: int, dtype: str):
-        super().__init__()
         kind = DTYPES[dtype]
-        self.up = nn.Parameter(torch.zeros(width, hidden, dtype=kind))
-        self.down = nn.Parameter(torch.zeros(hidden, width, dtype=kind))
-        self.frozen = nn.Parameter(torch.zeros(width, dtype=kind), requires_grad=False)
-        self.add = nn.Parameter(torch.zeros(width, dtype=kind))
+        super().__init__(
+            (width, hidden),
+            frozen=nn.Parameter(torch.zeros(width, dtype=kind), requires_grad=False),
+            up=nn.Parameter(torch.zeros(width, hidden, dtype=kind)),
+            down=nn.Parameter(torch.zeros(hidden, width, dtype=kind)),
+            add=nn.Parameter(torch.zeros(width, dtype=kind)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = x.to(self.up.dtype) + self.frozen
@@ -43,7 +43,7 @@ class Chain(nn.Module):
 
     def __init__(self, width: int, plan: list):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(width, hidden, dtype) for hidden, dtype in plan)
+        self.layers = Numbered(plan, [Layer(width, hidden, dtype) for hidden, dtype in plan])
 
     def forward(self, x: torch.Tensor, order: list, at: str = "") -> torch.Tensor:
         """at: the step and micro-batch that its gates are named by, as lab.harness.gated has them; "" without gates."""

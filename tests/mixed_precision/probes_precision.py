@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.harness.calls import plain
+from lab.harness.named import Named, plain_name
 from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
 
@@ -164,15 +165,18 @@ def unscaled(impl: Any, gradients: list, scale: float) -> dict:
 # ---- steps ----
 
 
-class Net(nn.Module):
-    """Two linear layers, a tanh between, and a parameter that is never used."""
+class Net(Named):
+    """Two linear layers, a tanh between, and a parameter that is never used. state: by plain names."""
 
     def __init__(self, state: dict[str, Tensor]):
-        super().__init__()
-        self.first = nn.Linear(state["first.weight"].shape[1], state["first.weight"].shape[0])
-        self.second = nn.Linear(state["second.weight"].shape[1], state["second.weight"].shape[0])
-        self.unused = nn.Linear(3, 1, bias=False)
-        self.load_state_dict(state)
+        (hidden, width), (outputs, _) = state["first.weight"].shape, state["second.weight"].shape
+        super().__init__(
+            (width, hidden),
+            first=nn.Linear(width, hidden),
+            second=nn.Linear(hidden, outputs),
+            unused=nn.Linear(3, 1, bias=False),
+        )
+        self.load_state_dict({name: state[plain_name(name)] for name in self.state_dict()})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))

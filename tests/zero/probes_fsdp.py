@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
 from lab.measure.memory import Held
 from lab.measure.process import settled, weigh
@@ -21,13 +22,16 @@ from ..ddp.probes import group_of
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Block(nn.Module):
+class Block(Named):
     """A residual layer with gates before and after it, and between its halves in backward."""
 
     def __init__(self, width: int, hidden: int, double: bool, place: int):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
-        self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32))
+        super().__init__(
+            (width, hidden),
+            up=nn.Linear(width, hidden),
+            down=nn.Linear(hidden, width, bias=False),
+            shift=nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32)),
+        )
         self.place, self.at = place, ""
 
     def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
@@ -45,7 +49,7 @@ def _backward(x: torch.Tensor, at: str, name: str) -> torch.Tensor:
     return gates.in_backward(x, f"{at} {name}") if at else x
 
 
-class Net(nn.Module):
+class Net(Named):
     """Tokens to logits. plan: width, hidden (of each block), vocabulary; perhaps tied, checkpoint, frozen, double.
 
     Its gates are named by the step and micro-batch that `begin` has set, as "0.1 embedded", "0.1 block 2 begins",
@@ -53,20 +57,22 @@ class Net(nn.Module):
     """
 
     def __init__(self, plan: dict):
-        super().__init__()
-        width, self.checkpoint, self.at = plan["width"], plan.get("checkpoint", False), ""
-        self.embedding = nn.Embedding(plan["vocabulary"], width)
-        self.blocks = nn.ModuleList(
-            Block(width, h, plan.get("double", False), place) for place, h in enumerate(plan["hidden"])
+        width, vocabulary, double = plan["width"], plan["vocabulary"], plan.get("double", False)
+        seed, blocks = (vocabulary, plan["hidden"]), [Block(width, h, double, i) for i, h in enumerate(plan["hidden"])]
+        super().__init__(
+            seed,
+            embedding=nn.Embedding(vocabulary, width),
+            shift=nn.Parameter(torch.zeros(width)),  # of no layer
+            blocks=Numbered(seed, blocks),
+            norm=nn.LayerNorm(width),
+            head=nn.Linear(width, vocabulary, bias=False),
         )
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, plan["vocabulary"], bias=False)
+        self.checkpoint, self.at = plan.get("checkpoint", False), ""
         if plan.get("tied"):
             self.head.weight = self.embedding.weight
         if plan.get("frozen"):
             self.blocks[1].requires_grad_(False)
             self.blocks[0].up.requires_grad_(False)
-        self.shift = nn.Parameter(torch.zeros(width))  # of no layer
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
         self.held: list[list[list[str]]] = []  # of each backward: units that are whole before it, and after it
