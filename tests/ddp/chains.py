@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lab.harness import gated
+from lab.harness import gated, judge
 from lab.harness.judge import close
 from lab.harness.named import number_of
 from lab.ranks import gates
@@ -107,6 +107,8 @@ def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, 
         probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=len(states),
         replace=needs(kind), gates=numbers, hold=gated.backwards(orders),
     )  # fmt: skip
+    for rank, trace in enumerate(traces):
+        judge.modes(trace.values["modes"], f"rank {rank} of {len(states)}")
     args = width, plan, states[0], batches, lr, set_to_none
     return traces, *(expect(whole_batch, *args, dtype, numbers) for dtype in ("float64", ""))
 
@@ -127,12 +129,12 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
     world = len(chain[2])
     batches = draw_batches(rng, chain[0], world, orders)
     traces, want, plain = train(run, rng, kind, chain, batches, orders, set_to_none, options, expect, 0.15)
-    ranks = []
+    ranks, mode = [], ", in evaluation mode" if world % 2 else ""
     for rank, trace in enumerate(traces):
         ranks.append(seen_of(trace, orders, rank, want, plain))
         for step, got in enumerate(ranks[-1]["gradients"]):
             one_step(
-                f"rank {rank} of {world}, step {step}", got, want["gradients"][step], plain["gradients"][step],
+                f"rank {rank} of {world}, step {step}{mode}", got, want["gradients"][step], plain["gradients"][step],
                 orders[step],
             )  # fmt: skip
     return ranks, want, plain

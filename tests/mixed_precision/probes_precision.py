@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness import modes
 from lab.harness.calls import plain
 from lab.harness.named import Named, plain_name
 from lab.harness.raising import without_models
@@ -191,6 +192,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     """A run by `mixed_step`: masters after each step, what it reported, and what could be seen beside it."""
     module = impl.mixed_precision.mixed_step
     model = Net(state).to(DTYPES[options["dtype"]])
+    changed = modes.put(model, training=len(batches) % 2 == 0)
     masters = module.master_weights(model)
     optimizer = OPTIMIZERS[options["optimizer"]](masters, options["lr"])
     scaler = impl.mixed_precision.loss_scaler.LossScaler(options["scale"], interval=options["interval"])
@@ -218,7 +220,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
-        "calls": calls,
+        "calls": calls, "modes": changed(),
         "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
         "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
     }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.harness.judge import close
+from lab.harness.judge import close, modes
 from lab.harness.named import plain_name
 from lab.harness.pytest_plugin import exercise
 
@@ -40,7 +40,9 @@ def draw(rng, steps: int, weight: float = 1.0) -> dict:
 
 def ask(run, drawn: dict, **options) -> dict:
     options = {**OPTIONS, **options}
-    return run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
+    got = run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
+    modes(got["modes"], f"{len(drawn['batches'])} steps")
+    return got
 
 
 def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float, **options) -> list:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lab.harness import gated
+from lab.harness import gated, judge
 from lab.harness.judge import close, never_holds
 from lab.ranks import gates
 
@@ -116,7 +116,8 @@ def trains_as_one(
     expected = "expected what one process gets: the mean over ranks of the sum over backwards"
 
     for rank, got in enumerate(ranks):
-        who = f"rank {rank} of {world}"
+        who = f"rank {rank} of {world}{', in evaluation mode' if world % 2 else ''}"
+        judge.modes(got["modes"], who)
         for i, (forward, backward) in enumerate(got["held"]):
             assert not forward, (
                 f"{who}, backward {i}: {len(forward)} units are whole, or attributes of their modules, after forward: "

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness import modes
 from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
 from lab.measure.memory import Held
@@ -124,12 +125,16 @@ def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
 def train(
     impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list, groups: list
 ) -> dict:
-    """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr]."""
+    """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr].
+
+    The net of an odd number of ranks is in evaluation mode.
+    """
     rank = dist.get_rank()
     m = Net(plan)
     m.load_state_dict(states[rank])
     m.passing.fill_(rank not in [ranks[0] for ranks in groups or [[0]]])
     group = group_of(rank, groups)
+    changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
     if kind == "zero2":
         wrapped, stepper = m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **group))
     else:
@@ -155,7 +160,7 @@ def train(
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
             "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held,
-            "most": max(most, default=0)}  # fmt: skip
+            "most": max(most, default=0), "modes": changed()}  # fmt: skip
 
 
 def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
