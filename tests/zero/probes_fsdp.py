@@ -113,6 +113,14 @@ def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
     return getattr(getattr(impl.zero, f"fsdp_{kind}"), name)(m, **options)
 
 
+def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
+    """What computes and what steps: the net itself and ZeRO2 ("zero2"), or a sharded model and torch's optimizer."""
+    if kind == "zero2":
+        return m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **options))
+    wrapped = wrap(impl, kind, m, **options)
+    return wrapped, optimizer(optim[0], list(wrapped.parameters()), optim[1])
+
+
 def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
     """torch's optimizer; or what `made` makes of the parameters, torch's class and its options."""
     cls, options = {
@@ -135,11 +143,7 @@ def train(
     m.passing.fill_(rank not in [ranks[0] for ranks in groups or [[0]]])
     group = group_of(rank, groups)
     changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
-    if kind == "zero2":
-        wrapped, stepper = m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **group))
-    else:
-        wrapped = wrap(impl, kind, m, **options, **group)
-        stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
+    wrapped, stepper = sharded(impl, kind, m, optim, **options, **group)
     most = count_layers(wrapped, m)
     start = plain_state(wrapped)
     dtypes, losses, evaluated, left = [], [], [], []
@@ -290,7 +294,7 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
     return told
 
 
-def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
+def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
     """A step of SGD, and the process at its largest at one moment of it: in the last block's "forward", in the first
     block's "backward", or after the step, with "gradients".
 
@@ -298,7 +302,7 @@ def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int
     """
     torch.manual_seed(seed)
     m = Net(plan)
-    wrapped = wrap(impl, "gather", m)
+    wrapped, stepper = sharded(impl, kind, m, ["sgd", 0.1])
 
     def at(now: str) -> None:
         if now == moment:
@@ -310,7 +314,7 @@ def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int
     value = float(out.detach())
     out.backward()
     wrapped.finish_gradient_synchronization()
-    optimizer("sgd", wrapped.parameters(), 0.1).step()
+    stepper.step()
     del out
     at("gradients")
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}
