@@ -51,7 +51,10 @@ def growth() -> Picture:
 def stages() -> Picture:
     """The messages of a step: an all-reduce is a reduce-scatter and an all-gather."""
     p = Picture(
-        "stages", WIDTH, 362, "What is sent in a step: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and 3"
+        "stages",
+        WIDTH,
+        362,
+        "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3",
     )
     p.words(16, 24, "each box: (W − 1)/W · S bytes from every rank", "soft")
     rows = (

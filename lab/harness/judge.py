@@ -112,6 +112,13 @@ def callers(value: Any, where: str = "") -> None:
             callers(each, where)
 
 
+def modes(changed: Sequence[str], what: str) -> None:
+    """Assert that no module changed its mode. changed: as `lab.harness.modes` found them."""
+    assert not changed, (
+        f"{changed[0]}: training or evaluation mode is the caller's choice, do not call train() or eval() ({what})"
+    )
+
+
 def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
     """Both numbers in as many digits as it takes to see that they differ, and at least `digits`."""
     for more in range(digits, 18):

@@ -59,8 +59,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup 
 
     q, k, v: (…, local, dim), for this rank's positions, as `zigzag` divides them; local is even and equal on all W
     ranks. Returns o (…, local, dim) in q's dtype. Compute products and sums in float32 at least. Forward takes W − 1
-    steps: every rank sends its current k and v to its right neighbour, in one message and in their dtype, and can
-    attend to them meanwhile. Of keys from an earlier rank, all queries see the first half and none see the second half.
+    steps: every rank sends its current k and v to its right neighbour, in one message and in their dtype, and attends
+    to them meanwhile. Of keys from an earlier rank, all queries see the first half and none see the second half.
     Of keys from a later rank, the second half of the queries sees all. So every step except the first, which is causal
     among the rank's own keys, computes half of a matrix without a mask, on every rank: no rank waits for a longer step.
 

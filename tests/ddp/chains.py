@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import torch
 
-from lab.harness import gated
+from lab.harness import gated, judge
 from lab.harness.judge import close
+from lab.harness.named import number_of
 from lab.ranks import gates
 
 from . import probes_wrappers
@@ -106,6 +107,8 @@ def train(run, rng, kind, model, batches, orders, set_to_none, options, expect, 
         probes_wrappers.steps, kind, options or {}, width, plan, states, batches, lr, set_to_none, world=len(states),
         replace=needs(kind), gates=numbers, hold=gated.backwards(orders),
     )  # fmt: skip
+    for rank, trace in enumerate(traces):
+        judge.modes(trace.values["modes"], f"rank {rank} of {len(states)}")
     args = width, plan, states[0], batches, lr, set_to_none
     return traces, *(expect(whole_batch, *args, dtype, numbers) for dtype in ("float64", ""))
 
@@ -126,12 +129,12 @@ def trained(run, rng, kind, chain, orders, set_to_none=True, options=None, expec
     world = len(chain[2])
     batches = draw_batches(rng, chain[0], world, orders)
     traces, want, plain = train(run, rng, kind, chain, batches, orders, set_to_none, options, expect, 0.15)
-    ranks = []
+    ranks, mode = [], ", in evaluation mode" if world % 2 else ""
     for rank, trace in enumerate(traces):
         ranks.append(seen_of(trace, orders, rank, want, plain))
         for step, got in enumerate(ranks[-1]["gradients"]):
             one_step(
-                f"rank {rank} of {world}, step {step}", got, want["gradients"][step], plain["gradients"][step],
+                f"rank {rank} of {world}, step {step}{mode}", got, want["gradients"][step], plain["gradients"][step],
                 orders[step],
             )  # fmt: skip
     return ranks, want, plain
@@ -171,7 +174,7 @@ def one_step(what, got, want, plain, order):
         assert got[name].dtype == plain[name].dtype, (
             f"{what}: the gradient of {name} is {got[name].dtype}, expected {plain[name].dtype}"
         )
-        layer = int(name.split(".")[1])
+        layer = number_of(name)
         # What the last backward did not reach, nothing but no_sync() has accumulated.
         alone = "" if layer in order[-1] or not any(layer in o for o in order) else " (no_sync() alone reached it)"
         # float(): in a chain of both dtypes float32 rounds what comes to float64 layers too.

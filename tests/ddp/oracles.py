@@ -10,6 +10,7 @@ import torch
 from lab.cluster.costs import Link
 from lab.harness import gated
 from lab.harness.judge import close, measured, never_holds
+from lab.harness.named import number_of
 from lab.ranks import gates
 
 from . import probes, probes_collectives, probes_wrappers
@@ -202,7 +203,8 @@ def beats_naive(run, rng, kind: str, together: int, layers: int, alpha_s: float)
               for _ in range(2)]  # fmt: skip
     sizes = [p.nbytes for p in probes_wrappers.Layer(width, 6, "float32").parameters() if p.requires_grad]
     limit = {"bucket_bytes": together * sum(sizes)} if kind == "bucketed" else {}
-    groups = [range(i, i + together) for i in range(0, layers, together)]  # each fills a bucket, one after the other
+    registered = [*dict.fromkeys(number_of(name) for name in states[0])]
+    groups = [registered[i : i + together] for i in range(0, layers, together)]  # each fills a bucket
     orders = [[[i for group in rng.shuffled(groups) for i in rng.shuffled(group)]] for _ in range(2)]
     chain = (width, plan, states)
     ranks = steps_of(run, rng, kind, chain, orders, options=limit)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lab.course.listing import some
+from lab.harness.named import number_of
 
 NEAR = 1e-2  # of the largest value: deep chains amplify rounding, and only what arrives is compared exactly
 SUMS = ("all_reduce", "reduce_scatter")  # what begins a sum over ranks
@@ -53,7 +54,7 @@ def left_late(told: dict) -> list[tuple[dict, int]]:
     goes_on = [*(count for _, count in told["marks"][1:]), ended]
     late = []
     for i, row in enumerate(told["rows"]):
-        places = [layers.index(int(name.split(".")[1])) for name in row["carries"]]
+        places = [layers.index(number_of(name)) for name in row["carries"]]
         if places and i >= goes_on[max(places)]:
             late.append((row, layers[max(places)]))
     return late

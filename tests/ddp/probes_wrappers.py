@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lab.harness import modes
+from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
 from lab.ranks import gates
 from lab.solution.wire import PerRank
@@ -19,19 +21,18 @@ from .probes_collectives import blocks
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class Layer(nn.Module):
-    """A residual layer. Backward reaches its parameters in the reverse of the order they are registered in.
-
-    That order is not the alphabet's: a wrapper that sorts names shows.
-    """
+class Layer(Named):
+    """A residual layer."""
 
     def __init__(self, width: int, hidden: int, dtype: str):
-        super().__init__()
         kind = DTYPES[dtype]
-        self.up = nn.Parameter(torch.zeros(width, hidden, dtype=kind))
-        self.down = nn.Parameter(torch.zeros(hidden, width, dtype=kind))
-        self.frozen = nn.Parameter(torch.zeros(width, dtype=kind), requires_grad=False)
-        self.add = nn.Parameter(torch.zeros(width, dtype=kind))
+        super().__init__(
+            (width, hidden),
+            frozen=nn.Parameter(torch.zeros(width, dtype=kind), requires_grad=False),
+            up=nn.Parameter(torch.zeros(width, hidden, dtype=kind)),
+            down=nn.Parameter(torch.zeros(hidden, width, dtype=kind)),
+            add=nn.Parameter(torch.zeros(width, dtype=kind)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = x.to(self.up.dtype) + self.frozen
@@ -43,7 +44,7 @@ class Chain(nn.Module):
 
     def __init__(self, width: int, plan: list):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(width, hidden, dtype) for hidden, dtype in plan)
+        self.layers = Numbered(plan, [Layer(width, hidden, dtype) for hidden, dtype in plan])
 
     def forward(self, x: torch.Tensor, order: list, at: str = "") -> torch.Tensor:
         """at: the step and micro-batch that its gates are named by, as lab.harness.gated has them; "" without gates."""
@@ -111,11 +112,12 @@ def keywords(plan: list | int) -> dict:
 def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: PerRank, batches: PerRank, lr: float,
           set_to_none: bool | str) -> dict:  # fmt: skip
     """Train on this rank's batches: [rank][step][micro-batch] -> [x, y, order]. All micro-batches but the last of a
-    step are under no_sync()."""
+    step are under no_sync(). The model of an odd number of ranks is in evaluation mode."""
     rank = dist.get_rank()
     m = made(width, plan)
     m.load_state_dict(states[rank])
     start(m, set_to_none)
+    changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
     wrapped = wrap(impl, kind, m, **options)
     optimizer = torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=lr, momentum=0.9)
     gradients, outputs = [], []
@@ -131,7 +133,7 @@ def steps(impl, kind: str, options: dict, width: int, plan: list | int, states: 
         wrapped.finish_gradient_synchronization()
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in m.named_parameters()})
         optimizer.step()
-    return {"gradients": gradients, "outputs": outputs, "state": dict(nn.Module.state_dict(m))}
+    return {"gradients": gradients, "outputs": outputs, "state": dict(nn.Module.state_dict(m)), "modes": changed()}
 
 
 def many(impl, kind: str, options: dict, hidden: int, steps: int, seed: int, lr: float, ballast: int = 0) -> list:

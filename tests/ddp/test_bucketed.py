@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from lab.harness.judge import close, harmless, measured
+from lab.harness.named import number_of
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles, probes, probes_wrappers
@@ -109,11 +110,11 @@ def natural(chain, steps=3) -> list:
 @exercise(BUCKETED, kind="numerics")
 @pytest.mark.parametrize(
     ("world", "order", "set_to_none"),
-    [(1, "drawn", True), (2, "registered", False), (2, "drawn", True), (4, "drawn", False), (5, "registered", True)],
+    [(1, "drawn", True), (2, "numbered", False), (2, "drawn", True), (4, "drawn", False), (5, "numbered", True)],
 )
 def test_training_is_that_of_one_process_on_the_whole_batch(run, rng, expect, world, order, set_to_none):
     chain = draw_chain(rng, world)
-    orders = natural(chain) if order == "registered" else [[rng.shuffled(o)] for (o,) in natural(chain)]
+    orders = natural(chain) if order == "numbered" else [[rng.shuffled(o)] for (o,) in natural(chain)]
     options = {"bucket_bytes": draw_limit(rng, chain)}
     trains_as_one(run, rng, expect, "bucketed", chain, orders, set_to_none, options)
 
@@ -231,7 +232,7 @@ def test_the_limit_is_one_of_bytes_and_buckets_have_one_dtype(run, rng):
     drawn = []
     for _ in range(40):
         chain = draw_chain(rng, 2, dtypes=("float32", "float64"), layers=6)
-        n = sum(e[1] for e in sizes(chain) if e[0].startswith("layers.1."))  # in float64: too many for one bucket
+        n = sum(e[1] for e in sizes(chain) if number_of(e[0]) == 1)  # in float64: too many for one bucket
         drawn.append((chain, rng.integers(4 * n, 8 * n - 1)))
     chain, limit = max(drawn, key=lambda pair: len(apart(*pair)))  # other rules make other buckets
     ranks = steps_of(run, rng, "bucketed", chain, natural(chain, 2), {"bucket_bytes": limit})
@@ -257,8 +258,8 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
     out = rng.integers(1, 4) if resting else None
     orders = [[rng.shuffled([i for i in every if i != out])] for _ in range(2)]
     buckets = packing(chain, limit)
-    rests = [any(e[0].startswith(f"layers.{out}.") for e in b) for b in buckets]
-    left = [sum(e[1] for e in b if not e[0].startswith(f"layers.{out}.")) for b in buckets]
+    rests = [any(number_of(e[0]) == out for e in b) for b in buckets]
+    left = [sum(e[1] for e in b if number_of(e[0]) != out) for b in buckets]
     whole = [sum(e[1] for e in b) for b in buckets]
     options = {"bucket_bytes": limit}
     for rank, step, told in each_step(steps_of(run, rng, "bucketed", chain, orders, options=options)):
@@ -280,7 +281,7 @@ def test_a_bucket_is_sent_when_it_is_full(run, rng, resting):
         )
         done: set = set()
         for layer, count in told["marks"]:  # backward has come to this layer's output
-            full = sum(all(int(e[0].split(".")[1]) in done for e in b) for b in buckets)
+            full = sum(all(number_of(e[0]) in done for e in b) for b in buckets)
             begun = sum(r["op"] in ("all_reduce", "reduce_scatter") for r in told["rows"][:count])
             assert begun >= full, (
                 f"{what}: when backward reached layer {layer}, {full} buckets were full and {begun} had been sent: "

@@ -21,9 +21,8 @@ def echo(impl, *values):
     return list(values)
 
 
-def environment(impl) -> list[str]:
-    """The names of all environment variables."""
-    return sorted(os.environ)
+def environment(impl) -> dict[str, str]:
+    return dict(os.environ)
 
 
 def counter(impl) -> int:

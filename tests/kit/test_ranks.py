@@ -16,6 +16,7 @@ import torch
 
 from lab.cluster.costs import Link
 from lab.course.assignment import ROOT
+from lab.harness.executor import PATHS
 from lab.harness.runner import Executor, ProbeFailed, Runner
 from lab.ranks.child import LATE
 from lab.ranks.switch import Switch
@@ -49,10 +50,16 @@ def test_every_probe_gets_a_fresh_process(runner):
     assert [runner.run(probes.counter) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_probe_does_not_see_that_pytest_asks(runner):
-    names = runner.run(probes.environment)
-    assert "PATH" in names
-    assert [n for n in names if n.startswith("PYTEST_")] == []
+def test_a_probe_does_not_see_that_pytest_asks(monkeypatch, tmp_path):
+    for name, value in {"_": "/bin/pytest", "ASKED_BY": "PyTest 9", "PYTEST_VERSION": "9", "OTHER": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    runner = Runner(Executor(tmp_path))
+    try:
+        seen = runner.run(probes.environment)
+    finally:
+        runner.close()
+    assert {"PATH", "OTHER"} <= seen.keys()
+    assert [n for n in seen if n not in PATHS and "pytest" in f"{n}={seen[n]}".replace(str(ROOT), "").lower()] == []
 
 
 def test_what_takes_long_to_import_is_imported_when_a_rank_first_wants_it_and_its_ranks_start_anew(tmp_path):

@@ -6,7 +6,8 @@ import functools
 
 import torch
 import torch.distributed as dist
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from lab.harness.callers import Theirs
 from lab.harness.layouts import all_laid
@@ -34,6 +35,39 @@ def ring(impl, cases: list, members: list) -> list:
             "flops": int(counter.get_total_flops()), "callers": theirs.seen(),
         })  # fmt: skip
     return told
+
+
+class First(TorchDispatchMode):
+    """A gate of this name before the first product of matrices inside; at the end, where there is none."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def mark(self) -> None:
+        if self.name:
+            gates.mark(self.name)
+        self.name = ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._overloadpacket in flop_registry:
+            self.mark()
+        return func(*args, **(kwargs or {}))
+
+
+def in_order(impl, whole: dict) -> dict:
+    """The same in the default group, with a gate before the first product of each direction."""
+    mine = positions(whole["q"].shape[-2], dist.get_world_size(), dist.get_rank())
+    q, k, v = (whole[name][..., mine, :].clone().requires_grad_() for name in "qkv")
+    gates.mark("forward")
+    with First("forward's first product") as first:
+        o = impl.mesh.context.ring_attention(q, k, v)
+        first.mark()
+    gates.mark("backward")
+    with First("backward's first product") as first:
+        o.backward(whole["do"][..., mine, :])
+        first.mark()
+    return {"positions": mine, "o": o.detach().clone(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
 
 
 def positions(length: int, world: int, place: int) -> list[int]:

@@ -17,9 +17,10 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_context as probes
-from .carried import asked, does_not_grow
+from .carried import BOTH, asked, does_not_grow
 
 CONTEXT = "mesh.context"
+IN_ORDER = ("forward", "forward's first product", "backward", "backward's first product")
 
 
 def draw(rng, world: int, dtype=torch.float32, local: int = 0, lead: list | None = None) -> dict:
@@ -83,7 +84,7 @@ def judge(whole: dict, lie: dict, ranks: list, members: list, factor: float) -> 
         # Products of several roundings are summed: small sums of large terms have the error of the terms.
         close(
             together, want[name], plain[name].to(together.dtype),
-            f"{name} of {len(members)} ranks{dealt}, in memory: {layouts.told(lie)}", factor=factor,
+            f"{name} of {len(members)} ranks{dealt}{f', in memory: {layouts.told(lie)}' if lie else ''}", factor=factor,
             cause=left or cause,
         )  # fmt: skip
 
@@ -171,6 +172,20 @@ def test_keys_and_values_go_around_the_ring(run, rng):
                     f"{what}: sent {total} bytes of {dtype}, expected at least {least}: gradients travel in float32"
                 )
                 assert phase == "backward" or len(sent) == world - 1, f"{what}: {len(sent)} messages, not {world - 1}"
+
+
+@exercise(CONTEXT, kind="property")
+def test_keys_and_values_are_on_their_way_before_a_rank_attends_to_them(run, rng):
+    world = rng.integers(2, 4)
+    whole = draw(rng, world)
+    ranks = asked(run, probes.in_order, whole, parts=IN_ORDER, world=world)
+    judge(whole, {}, ranks, [*range(world)], 12)
+    for rank, got in enumerate(ranks):
+        for phase in BOTH:
+            assert any(row["op"] == "send" for row in got["sent"][phase]), (
+                f"rank {rank} of {world}, {phase}: it computed a product of matrices before it had sent anything: "
+                "start to send k and v first, and attend to them while they travel"
+            )
 
 
 @exercise(CONTEXT, kind="property")

@@ -15,6 +15,7 @@ from lab.harness.callers import Theirs
 from lab.harness.calls import plain
 from lab.harness.layouts import all_laid
 from lab.measure.memory import meter
+from lab.measure.process import weigh
 from lab.model.transformer import Config, Transformer
 
 from .probes_precision import DTYPES, Kept
@@ -137,6 +138,16 @@ def norm_memory(impl: Any, x: Tensor, weight: Tensor) -> dict:
     return {"saved": memory.saved_bytes - weight.nbytes, "alive": alive, "node": list(nodes)}
 
 
+def norm_weighed(impl: Any, rows: int, width: int, dtype: str, seed: int, ballast: int) -> dict:
+    """Some rows of x and of y, when the process was at its largest after forward."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=draw, dtype=DTYPES[dtype]).requires_grad_()
+    weight = torch.ones(width, dtype=x.dtype, requires_grad=True)
+    y = impl.mixed_precision.rms_norm.RMSNorm.apply(x, weight)
+    weigh(ballast)
+    return {"x": x[:: max(1, rows // 4)].detach(), "y": y[:: max(1, rows // 4)].detach()}
+
+
 # ---- checkpointing ----
 
 NAMES = ("x", "the first weight", "the second weight", "the positional tensor", "the keyword tensor")
@@ -229,6 +240,16 @@ def part_memory(impl: Any, weights: list[Tensor], x: Tensor, shift: Tensor, part
         after_forward, alive = kept.live, memory.live_bytes
         y.sum().backward()
     return {"kept": after_forward, "alive": alive, "peak": kept.peak}
+
+
+def wide_part(impl: Any, weight: Tensor, x: Tensor, ballast: int) -> dict:
+    """Sums of a wide result of a checkpoint, and x's gradient; the process was at its largest between the two."""
+    x = x.clone().requires_grad_()
+    y = impl.mixed_precision.checkpoint.checkpoint(lambda a: torch.tanh(a @ weight), x)
+    sums = y.detach().sum(0)
+    weigh(ballast)
+    y.sum().backward()
+    return {"sums": sums, "gradient": x.grad}
 
 
 # ---- plans ----

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness import modes
 from lab.harness.callers import Theirs
 from lab.harness.calls import plain
+from lab.harness.named import Named, plain_name
 from lab.harness.raising import without_models
 from lab.model.transformer import Config, Transformer
 
@@ -168,15 +170,18 @@ def unscaled(impl: Any, gradients: list, scale: float) -> dict:
 # ---- steps ----
 
 
-class Net(nn.Module):
-    """Two linear layers, a tanh between, and a parameter that is never used."""
+class Net(Named):
+    """Two linear layers, a tanh between, and a parameter that is never used. state: by plain names."""
 
     def __init__(self, state: dict[str, Tensor]):
-        super().__init__()
-        self.first = nn.Linear(state["first.weight"].shape[1], state["first.weight"].shape[0])
-        self.second = nn.Linear(state["second.weight"].shape[1], state["second.weight"].shape[0])
-        self.unused = nn.Linear(3, 1, bias=False)
-        self.load_state_dict(state)
+        (hidden, width), (outputs, _) = state["first.weight"].shape, state["second.weight"].shape
+        super().__init__(
+            (width, hidden),
+            first=nn.Linear(width, hidden),
+            second=nn.Linear(hidden, outputs),
+            unused=nn.Linear(3, 1, bias=False),
+        )
+        self.load_state_dict({name: state[plain_name(name)] for name in self.state_dict()})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)))
@@ -191,6 +196,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     """A run by `mixed_step`: masters after each step, what it reported, and what could be seen beside it."""
     module = impl.mixed_precision.mixed_step
     model = Net(state).to(DTYPES[options["dtype"]])
+    changed = modes.put(model, training=len(batches) % 2 == 0)
     masters = module.master_weights(model)
     optimizer = OPTIMIZERS[options["optimizer"]](masters, options["lr"])
     scaler = impl.mixed_precision.loss_scaler.LossScaler(options["scale"], interval=options["interval"])
@@ -218,7 +224,7 @@ def train(impl: Any, state: dict, batches: list, weights: list[float], options: 
     counts = [int(s["step"]) for s in optimizer.state.values() if "step" in s]
     return {
         "reports": reports, "masters": history, "parameters": parameters, "scales": scales, "counts": counts,
-        "calls": calls,
+        "calls": calls, "modes": changed(),
         "forwards": seen["forwards"], "compute": sorted(seen["compute"]), "leftover": seen["leftover"],
         "held": [str(p.dtype) for g in optimizer.param_groups for p in g["params"]],
     }  # fmt: skip

@@ -2,8 +2,9 @@
 
 What must be true: results, gradients and the random stream are bit for bit those of the plain call, in every way of
 calling; what is kept is what went in; the function runs once without autograd and once with it. How it would be faked:
-by not checkpointing (bytes are measured); with torch's own (forbidden); with new random numbers on recomputation (other
-dropout), under another autocast, or by leaving the random stream elsewhere than the plain call does.
+by not checkpointing (bytes are measured, by the kernel too); with torch's own (forbidden); with new random numbers on
+recomputation (other dropout), under another autocast, or by leaving the random stream elsewhere than the plain call
+does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.harness.judge import bars, measured
+from lab.harness.judge import bars, close, measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -80,6 +81,22 @@ def test_only_what_goes_in_is_kept(run, rng):
         f"at most {got['peak']:,} bytes were kept, the inputs and one part's are about {inputs + 3 * inside:,}: "
         f"is one part recomputed at a time?{bars(parts_of_it, 'bytes')}"
     )
+
+
+@exercise(CHECKPOINT, kind="property")
+def test_the_result_is_not_kept_outside_torch_either(run, rng):
+    rows, width, hidden = rng.integers(2200, 2300), 4, 4096
+    weight, x = rng.normal(width, hidden) / 3, rng.normal(rows, width)
+    result = 4 * rows * hidden
+    ballast = 7 * result  # backward has the result, what is inside and their gradients
+    (trace,) = run.trace(probes.wide_part, weight, x, ballast)
+    (small,) = run.trace(probes.wide_part, weight[:, :4], x[:4], 8)
+    got, y = trace.values, torch.tanh(x.double() @ weight.double())
+    want = {"sums": y.sum(0), "gradient": (1 - y.square()) @ weight.double().T}
+    for name, tensor in want.items():
+        close(got[name], tensor, tensor.float(), f"{name} of tanh(x @ weight), x ({rows}, {width})", factor=20)
+    what = "a copy of the result, or of what the function makes inside, kept in torch or outside of it,"
+    never_holds(trace, small, what, result, ballast + result)
 
 
 @exercise(CHECKPOINT, kind="numerics")

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from lab.harness.judge import close
+from lab.harness.judge import close, modes
+from lab.harness.named import plain_name
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes
@@ -24,21 +25,24 @@ OPTIONS = {"dtype": "float16", "optimizer": "sgd", "lr": 0.5, "max_norm": 1e9, "
 
 
 def draw(rng, steps: int, weight: float = 1.0) -> dict:
-    """A start, batches, and what each batch's loss is multiplied by."""
+    """A start, in the order of the model's parameters, batches, and what each batch's loss is multiplied by."""
     width, hidden = rng.integers(6, 10), rng.integers(8, 14)
     state = {
         "first.weight": rng.normal(hidden, width) / width**0.5, "first.bias": rng.normal(hidden) * 0.1,
         "second.weight": rng.normal(3, hidden) / hidden**0.5, "second.bias": rng.normal(3) * 0.1,
         "unused.weight": rng.normal(1, 3),
     }  # fmt: skip
-    state = {name: value.half().float() for name, value in state.items()}  # masters start as the model can hold them
+    registered = [plain_name(name) for name in probes.Net(state).state_dict()]
+    state = {name: state[name].half().float() for name in registered}  # masters start as the model can hold them
     batches = [(rng.normal(16, width).half().float(), rng.normal(16, 3)) for _ in range(steps)]
     return {"state": state, "batches": batches, "weights": [weight] * steps}
 
 
 def ask(run, drawn: dict, **options) -> dict:
     options = {**OPTIONS, **options}
-    return run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
+    got = run(probes.train, drawn["state"], drawn["batches"], drawn["weights"], options, replace=[SCALER])
+    modes(got["modes"], f"{len(drawn['batches'])} steps")
+    return got
 
 
 def train(drawn: dict, compute: torch.dtype, remember: torch.dtype, scale: float, **options) -> list:
@@ -70,9 +74,13 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     want = train(drawn, torch.float64, torch.float64, 1.0, **options)[-1]
     plain = train(drawn, probes.DTYPES[dtype], torch.float32, scale, **options)[-1]
     joined = lambda parameters: torch.cat([p.double().flatten() for p in parameters])  # noqa: E731
-    names = "first.weight, first.bias, second.weight, second.bias and unused, one after the other"
+    names, steps = [*drawn["state"]], len(drawn["batches"])
+    shapes = [[list(m.shape) for m in some] for some in (got["masters"][-1], drawn["state"].values())]
+    assert shapes[0] == shapes[1], (
+        f"masters have shapes {shapes[0]}, expected {shapes[1]}: one for each of model.parameters(), in that order"
+    )
     start = drawn["state"]["unused.weight"].to(probes.DTYPES[dtype]).float()
-    assert torch.equal(got["masters"][-1][-1], start), (
+    assert torch.equal(got["masters"][-1][names.index("unused.weight")], start), (
         "a parameter that received no gradient has moved: no gradient is not a gradient of 0, which decays"
     )
     assert [str(m.dtype) for m in got["masters"][-1]] == ["torch.float32"] * 5, (
@@ -81,7 +89,7 @@ def check(got: dict, drawn: dict, dtype: str, scale: float, **options) -> None:
     last = joined(got["masters"][-1]).float()
     rounded = torch.equal(last, last.to(probes.DTYPES[dtype]).float())
     close(
-        last, joined(want), joined(plain).float(), f"masters after {len(drawn['batches'])} steps ({names})",
+        last, joined(want), joined(plain).float(), f"masters after {steps} steps ({', '.join(names)}, end to end)",
         cause=why(last, joined(want), joined(drawn["state"].values()), dtype if rounded else ""),
     )  # fmt: skip
 
@@ -136,8 +144,8 @@ def test_what_is_clipped_are_true_gradients(run, rng):
     drawn, max_norm = draw(rng, 4), rng.uniform(0.05, 0.1)
     got = ask(run, drawn, max_norm=max_norm)
     check(got, drawn, "float16", OPTIONS["scale"], max_norm=max_norm)
-    before = [drawn["state"][n].double() for n in ("first.weight", "first.bias", "second.weight", "second.bias")]
-    first = torch.cat([(m.double() - b).flatten() for m, b in zip(got["masters"][0], before, strict=False)])
+    before = drawn["state"].values()  # what is unused stays
+    first = torch.cat([(m.double() - b.double()).flatten() for m, b in zip(got["masters"][0], before, strict=True)])
     moved = first.norm().item() / OPTIONS["lr"]
     assert abs(moved / max_norm - 1) < 1e-2, (
         f"SGD with lr {OPTIONS['lr']} moved the masters by {moved:.4g} x lr, max_norm is {max_norm:.4g}: "

@@ -3,7 +3,7 @@
 What must be true: values and gradients are those of the formula in float32 arithmetic, for any shape, stride and dtype,
 and of what is made in forward only one number a row stays. How it would be faked: by plain operators inside (they are
 seen in the graph and in what is kept); by tensors hidden on ctx, which hooks do not see (storages that are alive after
-forward are counted).
+forward are counted); by bytes on ctx that are no tensors (the kernel knows how large the process is).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab.harness import layouts
-from lab.harness.judge import close, harmless, measured
+from lab.harness.judge import close, harmless, measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_memory as probes
@@ -118,6 +118,21 @@ def test_one_number_a_row_is_kept_beside_the_input(run, rng, dtype):
     assert got["alive"] <= allowed, (
         f"after forward {got['alive']:,} bytes are alive beside x, weight and y: a float32 number a row is {allowed:,}"
     )
+
+
+@exercise(NORM, kind="property")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_float32_copy_is_kept_outside_torch_either(run, rng, dtype):
+    rows, width, seed = rng.integers(2200, 2300), 4096, rng.integers(0, 10**6)
+    x_bytes = 2 * rows * width
+    ballast = 10 * x_bytes  # forward has some float32 numbers of each element of x, for a moment
+    (trace,) = run.trace(probes.norm_weighed, rows, width, dtype, seed, ballast)
+    (small,) = run.trace(probes.norm_weighed, 4, 8, dtype, seed, 8)
+    x, y = trace.values["x"].double(), trace.values["y"]
+    want = x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    close(y, want, want.to(y.dtype), f"y of x ({rows}, {width}), {dtype}", cause=WHY["y"], rounded_once=True)
+    what = "a float32 of each element of x, kept for backward in torch or outside of it,"
+    never_holds(trace, small, what, 2 * x_bytes, ballast + 2 * x_bytes)
 
 
 @harmless

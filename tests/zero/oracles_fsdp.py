@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from lab.harness import gated
-from lab.harness.judge import close, never_holds
+from lab.harness import gated, judge
+from lab.harness.judge import close
 from lab.ranks import gates
 
 from ..ddp.chains import called
 from . import probes_fsdp
-from .messages_fsdp import parts
 from .probes_fsdp import DTYPES, Net
 
 NEEDS = {"prefetch": ["zero.fsdp_gather"], "mixed": ["zero.fsdp_gather"], "gather": [], "zero2": []}  # by kind
@@ -116,7 +115,8 @@ def trains_as_one(
     expected = "expected what one process gets: the mean over ranks of the sum over backwards"
 
     for rank, got in enumerate(ranks):
-        who = f"rank {rank} of {world}"
+        who = f"rank {rank} of {world}{', in evaluation mode' if world % 2 else ''}"
+        judge.modes(got["modes"], who)
         for i, (forward, backward) in enumerate(got["held"]):
             assert not forward, (
                 f"{who}, backward {i}: {len(forward)} units are whole, or attributes of their modules, after forward: "
@@ -293,47 +293,6 @@ def mean_of(ranks, group, values, factor, cause, half=False):
 def steps_of(run, rng, kind, plan, orders, world, options=None, reduced="", hold=()) -> list[dict]:
     """What each rank gave and sent, in a training that came out right."""
     return trains_as_one(run, rng, called, kind, plan, orders, world, "sgd", options, reduced, hold)
-
-
-MOMENTS = {  # shares of all parameters that may be there at each, beside a few layers; and what would be too much
-    "forward": (1, "all layers whole, as they are or for autograd: gather each for its own forward, and free it,"),
-    "backward": (2, "all layers or their whole gradients: free each layer's when it is done,"),
-    "gradients": (2, "whole gradients, all layers, or copies, in torch or not: keep this rank's part alone,"),
-}
-
-
-def holds_a_part(run, rng, moment) -> None:
-    """Assert that a rank has no more at that moment than its part, and layers that are at work; the kernel decides."""
-    world, seed, width, blocks = 4, rng.integers(0, 10**6), 256, 16
-    plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
-    tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
-    whole = 4 * parts(plan, world)[2]
-    small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
-    ballast = 3 * whole // 2  # the net is whole when it is made, and cut from then on
-    traces = run.trace(probes_fsdp.weighed, plan, seed, tokens, moment, ballast, world=world)
-    (little,) = run.trace(probes_fsdp.weighed, small, seed, tokens, moment, 1 << 12, world=1)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        m = Net(plan)
-    order = list(range(blocks))
-    optimizer = probes_fsdp.optimizer("sgd", m.parameters(), 0.1)
-    losses = []
-    for own in tokens:
-        value = probes_fsdp.loss(m(own, order), torch.zeros(()))
-        losses.append(float(value.detach()))
-        (value / world).backward()
-    optimizer.step()
-    shares, what = MOMENTS[moment]
-    for rank, trace in enumerate(traces):
-        who = f"rank {rank} of {world}"
-        assert abs(trace.values["loss"] - losses[rank]) <= 1e-4 * losses[rank], (
-            f"{who}: the loss is {trace.values['loss']:.7g}, expected {losses[rank]:.7g}"
-        )
-        for name, tensor in m.state_dict().items():
-            off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
-            assert off <= 1e-3, f"{who}: {name} after a step of SGD is off by {float(off):.3g}, summed over its rows"
-        needs_bytes = ballast + shares * whole // world
-        never_holds(trace, little, what, whole, needs_bytes)
 
 
 def held_beside(run, kind, options, plan, tokens, world) -> list:

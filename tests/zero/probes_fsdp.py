@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lab.harness import modes
+from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
 from lab.measure.memory import Held
 from lab.measure.process import settled, weigh
@@ -21,13 +23,16 @@ from ..ddp.probes import group_of
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Block(nn.Module):
+class Block(Named):
     """A residual layer with gates before and after it, and between its halves in backward."""
 
     def __init__(self, width: int, hidden: int, double: bool, place: int):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
-        self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32))
+        super().__init__(
+            (width, hidden),
+            up=nn.Linear(width, hidden),
+            down=nn.Linear(hidden, width, bias=False),
+            shift=nn.Parameter(torch.zeros(width, dtype=torch.float64 if double else torch.float32)),
+        )
         self.place, self.at = place, ""
 
     def forward(self, x: torch.Tensor, *, gain: float = 1.0) -> dict:
@@ -45,7 +50,7 @@ def _backward(x: torch.Tensor, at: str, name: str) -> torch.Tensor:
     return gates.in_backward(x, f"{at} {name}") if at else x
 
 
-class Net(nn.Module):
+class Net(Named):
     """Tokens to logits. plan: width, hidden (of each block), vocabulary; perhaps tied, checkpoint, frozen, double.
 
     Its gates are named by the step and micro-batch that `begin` has set, as "0.1 embedded", "0.1 block 2 begins",
@@ -53,20 +58,22 @@ class Net(nn.Module):
     """
 
     def __init__(self, plan: dict):
-        super().__init__()
-        width, self.checkpoint, self.at = plan["width"], plan.get("checkpoint", False), ""
-        self.embedding = nn.Embedding(plan["vocabulary"], width)
-        self.blocks = nn.ModuleList(
-            Block(width, h, plan.get("double", False), place) for place, h in enumerate(plan["hidden"])
+        width, vocabulary, double = plan["width"], plan["vocabulary"], plan.get("double", False)
+        seed, blocks = (vocabulary, plan["hidden"]), [Block(width, h, double, i) for i, h in enumerate(plan["hidden"])]
+        super().__init__(
+            seed,
+            embedding=nn.Embedding(vocabulary, width),
+            shift=nn.Parameter(torch.zeros(width)),  # of no layer
+            blocks=Numbered(seed, blocks),
+            norm=nn.LayerNorm(width),
+            head=nn.Linear(width, vocabulary, bias=False),
         )
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, plan["vocabulary"], bias=False)
+        self.checkpoint, self.at = plan.get("checkpoint", False), ""
         if plan.get("tied"):
             self.head.weight = self.embedding.weight
         if plan.get("frozen"):
             self.blocks[1].requires_grad_(False)
             self.blocks[0].up.requires_grad_(False)
-        self.shift = nn.Parameter(torch.zeros(width))  # of no layer
         self.register_buffer("scale", torch.ones(width))
         self.register_buffer("passing", torch.zeros(width), persistent=False)  # in no state_dict()
         self.held: list[list[list[str]]] = []  # of each backward: units that are whole before it, and after it
@@ -106,6 +113,14 @@ def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
     return getattr(getattr(impl.zero, f"fsdp_{kind}"), name)(m, **options)
 
 
+def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
+    """What computes and what steps: the net itself and ZeRO2 ("zero2"), or a sharded model and torch's optimizer."""
+    if kind == "zero2":
+        return m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **options))
+    wrapped = wrap(impl, kind, m, **options)
+    return wrapped, optimizer(optim[0], list(wrapped.parameters()), optim[1])
+
+
 def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
     """torch's optimizer; or what `made` makes of the parameters, torch's class and its options."""
     cls, options = {
@@ -118,17 +133,17 @@ def optimizer(name: str, parameters: Any, lr: float, made: Any = None) -> Any:
 def train(
     impl, kind: str, options: dict, plan: dict, states: PerRank, batches: PerRank, optim: list, groups: list
 ) -> dict:
-    """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr]."""
+    """Train on this rank's batches: [rank][step][micro-batch] -> [tokens, targets, order]. optim: [name, lr].
+
+    The net of an odd number of ranks is in evaluation mode.
+    """
     rank = dist.get_rank()
     m = Net(plan)
     m.load_state_dict(states[rank])
     m.passing.fill_(rank not in [ranks[0] for ranks in groups or [[0]]])
     group = group_of(rank, groups)
-    if kind == "zero2":
-        wrapped, stepper = m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **group))
-    else:
-        wrapped = wrap(impl, kind, m, **options, **group)
-        stepper = optimizer(optim[0], list(wrapped.parameters()), optim[1])
+    changed = modes.put(m, training=dist.get_world_size() % 2 == 0)
+    wrapped, stepper = sharded(impl, kind, m, optim, **options, **group)
     most = count_layers(wrapped, m)
     start = plain_state(wrapped)
     dtypes, losses, evaluated, left = [], [], [], []
@@ -149,7 +164,7 @@ def train(
         gates.mark(f"{number} over")
     return {"state": plain_state(wrapped), "start": start, "losses": losses, "evaluated": evaluated, "dtypes": dtypes,
             "left": left, "elements": sum(p.numel() for p in wrapped.parameters()), "held": m.held,
-            "most": max(most, default=0)}  # fmt: skip
+            "most": max(most, default=0), "modes": changed()}  # fmt: skip
 
 
 def backward(wrapped: Any, m: Net, at: str, tokens: torch.Tensor, targets: torch.Tensor, order: list, of: int) -> float:
@@ -279,7 +294,7 @@ def held(impl, kind: str, options: dict, plan: dict, tokens: torch.Tensor) -> di
     return told
 
 
-def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
+def weighed(impl, kind: str, plan: dict, seed: int, tokens: list, moment: str, ballast: int) -> dict:
     """A step of SGD, and the process at its largest at one moment of it: in the last block's "forward", in the first
     block's "backward", or after the step, with "gradients".
 
@@ -287,7 +302,7 @@ def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int
     """
     torch.manual_seed(seed)
     m = Net(plan)
-    wrapped = wrap(impl, "gather", m)
+    wrapped, stepper = sharded(impl, kind, m, ["sgd", 0.1])
 
     def at(now: str) -> None:
         if now == moment:
@@ -299,7 +314,7 @@ def weighed(impl, plan: dict, seed: int, tokens: list, moment: str, ballast: int
     value = float(out.detach())
     out.backward()
     wrapped.finish_gradient_synchronization()
-    optimizer("sgd", wrapped.parameters(), 0.1).step()
+    stepper.step()
     del out
     at("gradients")
     return {"loss": value, "sums": {n: t.double().sum(0) for n, t in wrapped.full_state().items()}}

@@ -20,6 +20,7 @@ from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import messages, parts, sends, sends_exactly, told
 from .oracles_fsdp import draw_plan, natural, steps_of, trains_as_one
+from .weighed_fsdp import MOMENTS, holds_a_part
 
 GATHER = "zero.fsdp_gather"
 
@@ -106,6 +107,6 @@ def test_a_layer_is_gathered_twice_and_reduced_once(run, rng, layers):
 
 
 @exercise(GATHER, kind="property")
-@pytest.mark.parametrize("moment", oracles.MOMENTS)
+@pytest.mark.parametrize("moment", MOMENTS["gather"])
 def test_each_rank_holds_its_part_and_layers_at_work(run, rng, moment):
-    oracles.holds_a_part(run, rng, moment)
+    holds_a_part(run, rng, "gather", moment)

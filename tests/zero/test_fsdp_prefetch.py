@@ -1,12 +1,14 @@
 """Sharded layers that are fetched ahead.
 
 What must be true: training is that of one process on the whole batch, also where the order of layers changes from step
-to step; exactly the messages of the plain version; from the second step on, the next layer's gather is on its way while
-a layer computes, forward and backward, the one after it is not, and nobody waits for it, nor for a reduce-scatter,
-until that layer has computed. How it would be faked: gather everything at the start (gates in each layer: the layer
-after the next must not have been asked for); start a gather and wait for it at once (the switch keeps answers back
-until the layer has computed, and who waits stands still); fetch ahead in forward alone (both are judged); gathers that
-nobody uses (messages are counted). All of it is judged on runs whose losses and weights are right.
+to step; exactly the messages of the plain version; in the second step in an order, whichever order it is, the next
+layer's gather is on its way while a layer computes, forward and backward, the one after it is not, and nobody waits for
+it, nor for a reduce-scatter, until that layer has computed. How it would be faked: gather everything at the start
+(gates in each layer: the layer after the next must not have been asked for); start a gather and wait for it at once
+(the switch keeps answers back until the layer has computed, and who waits stands still); fetch ahead in forward alone
+(both are judged); take the order of registration for that of the work, or keep the first order for ever (the order is
+drawn, and changed later); gathers that nobody uses (messages are counted). All of it is judged on runs whose losses and
+weights are right.
 """
 
 from __future__ import annotations
@@ -64,32 +66,35 @@ def by_layer(plan, world, rows, op, phase) -> dict:
 
 
 def watched(run, rng, blocks=4):
-    """(what, step, plan, world, number) of the steps in which the order is known.
+    """(what, step, plan, world, order) of the steps in which the order is known: the second in each of two orders.
 
-    Answers to what leaves before a block computes are kept back until it has computed.
+    The first order is not that of registration. In the second its first block is the last: a backward in it fetches a
+    single block in vain. Answers to what leaves before a block computes are kept back until it has computed.
     """
     plan, world = draw_plan(rng, blocks), rng.integers(2, 3)
+    order = [*rng.choice([*itertools.permutations(range(blocks))][1:])]
+    orders = [order, order, [*order[1:], order[0]], [*order[1:], order[0]]]
     hold = []
-    for step in (1, 2):
-        ends = ["embedded", *(f"block {i} ends" for i in range(blocks))]
-        back = ["blocks", *(f"block {i} backward" for i in reversed(range(blocks)))]
-        hold += [(f"{step}.0 {a}", f"{step}.0 {b}") for some in (ends, back) for a, b in itertools.pairwise(some)]
-        hold.append((f"{step}.0 block 0 backward", f"{step} finish"))
-    ranks = steps_of(run, rng, "prefetch", plan, natural(plan, 3), world, {"small": 20}, hold=hold)
+    for number in (1, 3):
+        ends = ["embedded", *(f"block {i} ends" for i in orders[number])]
+        back = ["blocks", *(f"block {i} backward" for i in reversed(orders[number]))]
+        hold += [(f"{number}.0 {a}", f"{number}.0 {b}") for some in (ends, back) for a, b in itertools.pairwise(some)]
+        hold.append((f"{number}.0 {back[-1]}", f"{number} finish"))
+    ranks = steps_of(run, rng, "prefetch", plan, [[o] for o in orders], world, {"small": 20}, hold=hold)
     for rank, got in enumerate(ranks):
-        for number, step in list(enumerate(got["seen"]))[1:]:
-            yield f"rank {rank} of {world}, step {number}", step, plan, world, number
+        for number in (1, 3):
+            asked = {name.split(" ", 1)[1]: n for name, n in got["seen"][number]["asked"].items()}
+            what = f"rank {rank} of {world}, step {number}, the second with blocks in order {orders[number]}"
+            yield what, {**got["seen"][number], "asked": asked}, plan, world, orders[number]
 
 
-def one_on_its_way(what, step, plan, world, number, phase) -> None:
+def one_on_its_way(what, step, plan, world, order, phase) -> None:
     """While a block computes, the next one is gathered, and none after it."""
     rows = by_layer(plan, world, step["rows"], "all_gather", phase)
-    order, begin, end = {
-        "forward": ([0, 1, 2, 3], "begins", "ends"),
-        "backward": ([3, 2, 1, 0], "backward", "backward"),
-    }[phase]
-    begins, ends = ([step["asked"][f"{number}.0 block {i} {mark}"] for i in range(4)] for mark in (begin, end))
+    begin, end = ("begins", "ends") if phase == "forward" else ("backward", "backward")
+    begins, ends = ({i: step["asked"][f"block {i} {mark}"] for i in order} for mark in (begin, end))
     names = {n: f"block {name}" if isinstance(name, int) else name for name, n in parts(plan, world, 20)[0]}
+    order = order if phase == "forward" else order[::-1]
     for here, after, later in zip(order, order[1:], [*order[2:], None], strict=False):
         place, row = rows[after]
         begun = [names.get(r["elements"], "?") for r in step["rows"][: begins[here]]
@@ -97,7 +102,7 @@ def one_on_its_way(what, step, plan, world, number, phase) -> None:
         instead = f" (the last that had been started was that of {begun[-1]})" if begun else ""
         assert place < begins[here], (
             f"{what}, {phase}: when block {here} computed, the gather of block {after} had not been started{instead}: "
-            "start it before the layer computes, once the order of layers is known"
+            "start the layer that followed last time, before this one computes; a new order is learnt like the first"
         )
         early = [f"block {i}" for i in order[order.index(after) :] if rows[i][0] < ends[here]]
         assert later is None or rows[later][0] >= ends[here], (
@@ -113,9 +118,9 @@ def one_on_its_way(what, step, plan, world, number, phase) -> None:
 
 @exercise(PREFETCH, kind="property")
 def test_one_layer_is_on_its_way_while_another_computes(run, rng):
-    for what, step, plan, world, number in watched(run, rng):
+    for what, step, plan, world, order in watched(run, rng):
         for phase in ("forward", "backward"):
-            one_on_its_way(what, step, plan, world, number, phase)
+            one_on_its_way(what, step, plan, world, order, phase)
 
 
 @exercise(PREFETCH, kind="property")
@@ -128,13 +133,13 @@ def test_nothing_more_is_sent(run, rng, checkpoint):
 
 @exercise(PREFETCH, kind="property")
 def test_a_reduce_scatter_is_not_waited_for_before_the_next(run, rng):
-    for what, step, plan, world, _ in watched(run, rng):
+    for what, step, plan, world, order in watched(run, rng):
         rows = by_layer(plan, world, step["rows"], "reduce_scatter", "backward")
-        for block in range(1, 4):
+        for after, block in itertools.pairwise(order):
             _, row = rows[block]
             assert row["waited_s"] >= 0, f"{what}: nobody waited for the reduce-scatter of block {block}"
             assert row["number"] not in step["stood_still"], (
-                f"{what}: the reduce-scatter of block {block} was waited for before block {block - 1} had computed: "
+                f"{what}: the reduce-scatter of block {block} was waited for before block {after} had computed: "
                 "start it with async_op=True, and wait when the next one is started"
             )
         scattered = [r for r in step["rows"] if r["op"] == "reduce_scatter"]

@@ -4,7 +4,8 @@ What must be true: training is that of one process on the whole batch; a gradien
 and dropped, so that backward's peak does not grow by whole gradients; state and gradients at rest are a W-th. How it
 would be faked: all-reduces (what the switch carried, and whether a payload is the rank's own gradient); gradients kept
 until step() (gates, `.grad`, bytes); state of everything (bytes); waiting in each hook (the switch keeps answers back,
-and who waits stands still); parameters brought back by broadcasts, or not at all. Bytes are still metered inside.
+and who waits stands still); parameters brought back by broadcasts, or not at all. After a step the kernel decides what
+is left; the peak of backward is still metered inside.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from . import oracles_fsdp as oracles
 from . import probes_fsdp
 from .messages_fsdp import told
 from .oracles_fsdp import BLOCK, draw_numbers, draw_plan, natural, steps_of, trains_as_one
+from .weighed_fsdp import holds_a_part
 
 ZERO2 = "zero.zero2"
 CAUSES = [
@@ -142,6 +144,11 @@ def test_gradients_and_state_are_a_share(run, rng):
                 f"{who}: with four layers more, the bytes of {growth[name]:.2f} layers more are held ({name}), "
                 f"expected {4 * allowed:.2f}: {why}{too_many(growth[name] / 4 - allowed, world)}"
             )
+
+
+@exercise(ZERO2, kind="property")
+def test_no_whole_gradient_is_left(run, rng):
+    holds_a_part(run, rng, "zero2", "gradients")
 
 
 def too_many(numbers, world) -> str:

@@ -1,0 +1,21 @@
+"""Whether modules stay in the mode that the caller chose: training or evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+
+def put(model: nn.Module, training: bool) -> Callable[[], list[str]]:
+    """Put the model into this mode, and its first child into the other. Return a function that lists modules which
+    have changed their mode since, such as "norm went from evaluation to training mode"."""
+    names = {True: "training", False: "evaluation"}
+    model.train(training)
+    for child in [*model.children()][:1]:
+        child.train(not training)
+    before = {name: (module, module.training) for name, module in model.named_modules()}
+    return lambda: [
+        f"{name or 'the model'} went from {names[mode]} to {names[module.training]} mode"
+        for name, (module, mode) in before.items() if module.training is not mode
+    ]  # fmt: skip

@@ -1,0 +1,57 @@
+"""What a rank holds at one moment of a step of a large net, by the kernel's books: in torch or outside of it."""
+
+from __future__ import annotations
+
+import torch
+
+from lab.harness.judge import never_holds
+
+from . import probes_fsdp
+from .messages_fsdp import parts
+from .probes_fsdp import Net
+
+WORLD = 4
+MOMENTS = {  # by kind: a W-th of all parameters may be there so often at each, beside a few layers; what is too much
+    "gather": {
+        "forward": (1, "all layers whole, as they are or for autograd: gather each for its own forward, and free it,"),
+        "backward": (2, "all layers or their whole gradients: free each layer's when it is done,"),
+        "gradients": (2, "whole gradients, all layers, or copies, in torch or not: keep this rank's part alone,"),
+    },
+    "zero2": {
+        "gradients": (WORLD + 2, "whole gradients, in torch or not: drop each when it has been reduce-scattered,"),
+    },
+}
+
+
+def holds_a_part(run, rng, kind, moment) -> None:
+    """Assert that a rank has no more at that moment than its part, and layers that are at work; the kernel decides."""
+    world, seed, width, blocks = WORLD, rng.integers(0, 10**6), 256, 16
+    plan = {"width": width, "hidden": [rng.integers(1300, 1350)] * blocks, "vocabulary": 128}
+    tokens = [rng.tokens(1, vocabulary=128) for _ in range(world)]
+    whole = 4 * parts(plan, world)[2]
+    small = {"width": 8, "hidden": [16] * blocks, "vocabulary": 128}
+    ballast = 3 * whole // 2  # the net is whole when it is made, and cut from then on
+    traces = run.trace(probes_fsdp.weighed, kind, plan, seed, tokens, moment, ballast, world=world)
+    (little,) = run.trace(probes_fsdp.weighed, kind, small, seed, tokens, moment, 1 << 12, world=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        m = Net(plan)
+    order = list(range(blocks))
+    optimizer = probes_fsdp.optimizer("sgd", m.parameters(), 0.1)
+    losses = []
+    for own in tokens:
+        value = probes_fsdp.loss(m(own, order), torch.zeros(()))
+        losses.append(float(value.detach()))
+        (value / world).backward()
+    optimizer.step()
+    shares, what = MOMENTS[kind][moment]
+    for rank, trace in enumerate(traces):
+        who = f"rank {rank} of {world}"
+        assert abs(trace.values["loss"] - losses[rank]) <= 1e-4 * losses[rank], (
+            f"{who}: the loss is {trace.values['loss']:.7g}, expected {losses[rank]:.7g}"
+        )
+        for name, tensor in m.state_dict().items():
+            off = (trace.values["sums"][name] - tensor.double().sum(0)).abs().max()
+            assert off <= 1e-3, f"{who}: {name} after a step of SGD is off by {float(off):.3g}, summed over its rows"
+        needs_bytes = ballast + shares * whole // world
+        never_holds(trace, little, what, whole, needs_bytes)
