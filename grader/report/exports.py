@@ -193,8 +193,9 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
             continue
         case = f" [{one_line(r.case, 100)}]" if r.case else ""
         why = REASONS.get(r.reason, one_line(r.reason, 300)) if r.outcome == "failed" else one_line(r.reason, 300)
+        how = why if r.reason == "unwritten" else f"{r.outcome.replace('_', ' ')}{why and f', {why}'}"
         seed = {"passed": " On the secret seed only.", "failed": " On the public seed too."}.get(r.public, "")
-        said = f"{r.outcome.replace('_', ' ')}{why and f', {why}'}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
+        said = f"{how}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
         alike.setdefault(said, []).append(f"{readable(r.test)}{case}")
     lines += [f"{'; '.join(names)}: {said}" for said, names in alike.items()]
     hint = s.exercise.hints[0]
