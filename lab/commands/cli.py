@@ -46,7 +46,7 @@ def status(
     context: typer.Context,
     profile: Annotated[
         str | None,
-        typer.Option(help="Keep to the exercises of short, core or full. Default: LAB_PROFILE or core."),
+        typer.Option(help="Keep to the exercises of a profile, such as core. Default: LAB_PROFILE or core."),
     ] = None,
 ) -> None:
     """Where you are, what is next, and its first hint."""

@@ -48,8 +48,8 @@ def _points(progress: Progress) -> str:
     earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
     again = f", {old:.4g} of them not tested again since a change" if old else ""
-    whole = len(progress.known.exercises)
-    others = f" (all {whole}: --profile full)" if len(chosen) < whole else ""
+    whole = progress.known.profiles.get("full", ())  # a release of core has no other
+    others = f" (all {len(whole)}: --profile full)" if len(chosen) < len(whole) else ""
     of = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
     return f"{of}[bold]{earned:.4g} of {points:g} points[/bold]{again}, about {hours:g} h to go"
 
