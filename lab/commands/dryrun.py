@@ -18,6 +18,7 @@ from .. import standins
 from ..course.assignment import ROOT, AssignmentError, default
 from ..solution.impl import folder_of
 from ..solution.unwritten import written
+from .prose import say
 
 if TYPE_CHECKING:
     from ..cluster.hardware import Cluster
@@ -80,36 +81,33 @@ def dryrun(
         raise AssignmentError(f"dryrun: {error}") from None
     replace = stand_ins(folder, step)
     if replace:
-        out.print(
-            f"not written yet, so a stand-in takes its place: {', '.join(replace)}", style="yellow", soft_wrap=True
-        )
+        say(out, f"not written yet, so a stand-in takes its place: {', '.join(replace)}", style="yellow")
     runner = Runner(Executor(folder))
     try:
         accounts = [_account(runner, step, each, replace) for each in step.stages(rank)]
     finally:
         runner.close()
-    out.print(
-        f"{model} on {_mesh(step)}, {step.world:,} ranks: {step.sequences:,} sequences of {step.context:,} tokens"
-    )
+    of = f"{step.sequences:,} sequences of {step.context:,} tokens"
+    say(out, f"{model} on {_mesh(step)}, {step.world:,} ranks: {of}")
     for first in range(0, len(accounts), COLUMNS):
         out.print(table(accounts[first : first + COLUMNS], step))
     wrong = matched(accounts)
     if wrong:
-        out.print(wrong, style="red", markup=False, soft_wrap=True)
+        say(out, wrong, style="red")
         sys.exit(1)
     if others := [axis for axis, degree in step.mesh.items() if degree > 1 and axis != "pipe"]:
-        out.print(f"not checked: whether other ranks along {' and '.join(others)} do the same", soft_wrap=True)
-    out.print(fits(accounts, where), markup=False, soft_wrap=True)
+        say(out, f"not checked: whether other ranks along {' and '.join(others)} do the same")
+    say(out, fits(accounts, where))
     try:
         played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
     except SimulationError as error:
-        out.print(str(error), style="red", markup=False, soft_wrap=True)
+        say(out, str(error), style="red")
         sys.exit(1)
-    out.print(_priced(played, accounts, where, step), markup=False, soft_wrap=True)
+    say(out, _priced(played, accounts, where, step))
     for line in strips(played):
         out.print(line)
     draw(played, f"{model} on {_mesh(step)}", picture)
-    out.print(f"drawn in {picture}", markup=False, soft_wrap=True)
+    say(out, f"drawn in {picture}")
 
 
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:

@@ -87,6 +87,18 @@ def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
     assert "  line 8" in lines
 
 
+def test_the_summary_ends_where_the_terminal_does_80_columns_where_its_width_is_unknown(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines, terminal = written()
+    why = "the cause, in many words " * 9 + "a/path/" * 20
+    summary._failures(terminal, [said(FIRST, "failed", reason="assertion", message=f"{why}\n  indented {why}")])
+    summary._next(terminal, default().exercise(FIRST), "student")
+    assert max(len(line) for line in lines if "a/path" not in line) <= 80
+    assert sum("a/path/" * 20 in line for line in lines) == 2, "a word is never broken"
+    first = next(i for i, line in enumerate(lines) if line.startswith("    indented"))
+    assert lines[first + 1].startswith("    "), "a later line begins below the first"
+
+
 def test_what_was_stopped_half_run_has_no_points():
     lines, terminal = written()
     verdicts = SimpleNamespace(passes=lambda id: True, stood_in={})
