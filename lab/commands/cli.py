@@ -106,13 +106,18 @@ def watch(context: typer.Context) -> None:
 
 
 def _named(names: list[str], progress: Progress) -> list[Exercise]:
-    """The exercises that were named. A name in several stages means the stage one is in, and this says so."""
+    """The exercises that were named. Says which one it takes of several, and what the profile leaves out."""
     found: list[Exercise] = []
+    at_hand = progress.next()
     for name in names:
         meant = progress.named(name)
         others = [e.id for e in default().exercises.values() if e.id.endswith(f".{name.lower()}") and e not in meant]
         if len(meant) == 1 and others and name.lower() not in default().exercises:
-            say(out, f"{name}: taken for {meant[0].id}, in the stage you are in; not {some(others)}")
+            here = at_hand is not None and meant[0].stage == at_hand.stage
+            why = "in the stage you are in" if here else f"the only one in {progress.profile}"
+            say(out, f"{name}: taken for {meant[0].id}, {why}; not {some(others)}")
+        if outside := [e.id for e in meant if e.id not in progress.chosen.exercises]:
+            say(out, f"{some(outside)}: not in {progress.profile}, which does not count its points")
         found += meant
     return found
 

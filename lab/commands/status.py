@@ -40,10 +40,10 @@ def show(progress: Progress, out: Console) -> None:
 
 
 def _points(progress: Progress, out: Console) -> None:
-    """How far one is. Points of exercises that changed since their tests stay, and are told apart."""
+    """How far one is. Points of exercises that changed since their tests stay, and are told apart; a stub has none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
-    mine = {id: s for id, s in progress.scores.items() if id in chosen}
+    mine = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
     earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
     again = f", {old:.4g} of them not tested again since a change" if old else ""

@@ -157,6 +157,16 @@ def test_prose_ends_where_the_terminal_does(monkeypatch, width):
     assert default().exercise(FIRST).hints[2] in " ".join(" ".join(lines).split()), "nothing is left out"
 
 
+def test_a_file_that_is_a_stub_again_has_earned_nothing(student):
+    p = day(student, said(FIRST), said(SECOND))
+    points = default().exercise(FIRST).points
+    assert "502 points, about" in shown(p)
+    shutil.copy(ROOT / "student" / "ddp" / "flat.py", student / "ddp")
+    assert shown(again(p)).startswith(f"{points:g} of 502 points, about")
+    shutil.copy(ROOT / "student" / "ddp" / "naive.py", student / "ddp")
+    assert shown(again(p)).startswith("0 of 502 points, about"), "nor is it counted as not tested again"
+
+
 def test_what_changed_is_counted_where_it_is_not_named_and_an_old_message_says_that_it_is_old(student):
     ring = [e.id for e in default().of_stage("ddp")][:8]
     p = day(student, said(ring[0], "failed", reason="assertion", message="off"), *(said(id) for id in ring[1:]))
@@ -224,7 +234,7 @@ finally:
 )
 def test_an_exercise_that_there_is_not_has_neighbours_in_one_short_line(command, name, words):
     with pytest.raises(AssignmentError, match=re.escape(words)) as refused:
-        CliRunner().invoke(cli.app, [command, name], catch_exceptions=False)
+        CliRunner().invoke(cli.app, ["--profile", "full", command, name], catch_exceptions=False)
     assert len(str(refused.value)) < 200
 
 
@@ -284,8 +294,25 @@ def test_a_name_in_several_stages_is_that_of_the_stage_one_is_in_and_a_stage_is_
     assert [e.id for e in p.named("accounting")] == ["ddp.accounting"]
     assert [e.id for e in p.named("ddp")] == [id for id in default().profiles["core"] if id.startswith("ddp.")]
     assert [e.id for e in p.named("broadcast")] == ["ddp.broadcast"], "what is left out can be named"
+    p = Progress(profile="core")
+    assert [e.id for e in p.named("accounting")] == ["zero.accounting"], "the profile's only one"
     with pytest.raises(AssignmentError, match="which of them"):
-        Progress(profile="core").named("accounting")
+        Progress(profile="full").named("accounting")
+
+
+@pytest.mark.parametrize(
+    ("name", "id", "words"),
+    [
+        ("accounting", "zero.accounting", "taken for zero.accounting, the only one in core; not mixed_precision.acc"),
+        ("broadcast", "ddp.broadcast", "ddp.broadcast: not in core, which does not count its points"),
+    ],
+)
+def test_it_says_which_of_several_it_takes_and_what_the_profile_leaves_out(monkeypatch, name, id, words):
+    monkeypatch.setattr(cli, "out", Console(file=io.StringIO(), width=400))
+    assert [e.id for e in cli._named([name], Progress(profile="core"))] == [id]
+    assert words in cli.out.file.getvalue()
+    cli._named(["zero.accounting"], Progress(profile="core"))
+    assert cli.out.file.getvalue().count("\n") == 1, "an id says which"
 
 
 def test_who_trains_another_stack_has_another_folder():
