@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.course.assignment import Assignment
-from lab.course.scoring import ExerciseScore, KindScore, Result
+from lab.course.scoring import ExerciseScore, KindScore, Result, only_refusals_fail
 from lab.harness.files import write_whole
 
 from .. import people, written
@@ -199,7 +199,8 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
         alike.setdefault(said, []).append(f"{readable(r.test)}{case}")
     lines += [f"{'; '.join(names)}: {said}" for said, names in alike.items()]
     hint = s.exercise.hints[0]
-    if any(r.outcome == "failed" for r in results) and not any(hint in said for said in alike):
+    failed = any(r.outcome == "failed" for r in results)
+    if failed and not only_refusals_fail(results) and not any(hint in said for said in alike):
         lines.append(f"Hint: {hint}")
     if not lines:
         lines.append(f"{k.passed} {'test' if k.passed == 1 else 'tests'} passed.")

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ..course.assignment import Exercise
 from ..course.listing import MOST, folded, some
-from ..course.scoring import totals
+from ..course.scoring import only_refusals_fail, totals
 from ..harness.progress import Progress
 from .prose import say
 
@@ -36,7 +36,7 @@ def show(progress: Progress, out: Console) -> None:
         of = f" of {progress.profile}" if progress.profile else ""
         say(out, f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
         return
-    next_up(next_one, 1, out, progress)
+    next_up(next_one, 0 if only_refusals_fail(progress.of(next_one.id)) else 1, out, progress)
 
 
 def _points(progress: Progress, out: Console) -> None:

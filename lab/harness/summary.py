@@ -9,7 +9,7 @@ from typing import Any
 from ..course import assignment as assignments
 from ..course.assignment import ASKS, Exercise
 from ..course.listing import folded, some
-from ..course.scoring import ExerciseScore, Result, score, totals, unattempted
+from ..course.scoring import ExerciseScore, Result, only_refusals_fail, score, totals, unattempted
 from .verdicts import PROFILE, VERDICTS
 
 MESSAGE_LINES = 7  # the cause, and six of evidence
@@ -40,7 +40,8 @@ def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tup
         terminal.write_line(f"{id}: stopped after {ran} of {of} tests, which says nothing yet", yellow=True)
     _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     if next_one is not None and not half:
-        _next(terminal, next_one, config.option.impl)
+        hinted = not only_refusals_fail(r for r in results if r.exercise == next_one.id)
+        _next(terminal, next_one, config.option.impl, hinted)
     elif ids == {*chosen}:
         terminal.write_line("Every exercise that ran here passes.", green=True)
 
@@ -166,8 +167,9 @@ def _points(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _next(terminal: Any, exercise: Exercise, impl: str) -> None:
+def _next(terminal: Any, exercise: Exercise, impl: str, hinted: bool = True) -> None:
     _say(terminal, f"{exercise.id}, about {exercise.hours:g} h, in {impl}/{exercise.file}", "next: ", bold=True)
-    _say(terminal, exercise.hints[0], "hint: ")
-    terminal.write_line(f"lab hint {exercise.id} --level 2 says more")
+    if hinted:
+        _say(terminal, exercise.hints[0], "hint: ")
+    terminal.write_line(f"lab hint {exercise.id} --level {1 + hinted} says more")
     terminal.write_line("")
