@@ -38,6 +38,13 @@ _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
 _INSTRUCTORS = ("instructors.md",)
 _TARGETS = ("VENV ?=", "env:", "$(VENV)/.ready:", "handout pdf:", "clean:")  # paragraphs of the Makefile
 
+_OF_OTHER_PROFILES = (
+    ("README.md", r"^\| all \d+ exercises .*\n"),
+    ("handout/README.md", r"^\| .* \| profile `.*\n"),
+    ("handout/README.md", r"^`make handout PROFILE=.*\n\n"),
+    ("handout/README.md", r"^## Shorter ways\n(?:(?!## ).*\n)*"),
+)
+
 _GIVEN = tomllib.loads((HERE / "given.toml").read_text(encoding="utf-8"))
 GIVEN = {(file, line) for file, lines in _GIVEN.items() for line in lines}  # handed out on purpose
 
@@ -152,7 +159,11 @@ def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> 
         found[name] = tomlkit.dumps(data).encode()
     for name in [n for n in found if n.endswith(".md")]:
         found[name] = _less_links(name, found).encode()
-    found["README.md"] = re.sub(rb"\| all \d+ exercises .*\n", b"", found["README.md"])
+    for name, others in _OF_OTHER_PROFILES:
+        page, times = re.subn(others, "", found[name].decode(), flags=re.MULTILINE)
+        if not times:
+            raise ReleaseError(f"{name}: expected a part on other profiles, {others!r}, to leave out; found none")
+        found[name] = page.encode()
     return found
 
 

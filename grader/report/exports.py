@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.course.assignment import Assignment
-from lab.course.scoring import ExerciseScore, KindScore, Result
+from lab.course.scoring import ExerciseScore, KindScore, Result, only_refusals_fail
 from lab.harness.files import write_whole
 
 from .. import people, written
@@ -193,12 +193,14 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
             continue
         case = f" [{one_line(r.case, 100)}]" if r.case else ""
         why = REASONS.get(r.reason, one_line(r.reason, 300)) if r.outcome == "failed" else one_line(r.reason, 300)
+        how = why if r.reason == "unwritten" else f"{r.outcome.replace('_', ' ')}{why and f', {why}'}"
         seed = {"passed": " On the secret seed only.", "failed": " On the public seed too."}.get(r.public, "")
-        said = f"{r.outcome.replace('_', ' ')}{why and f', {why}'}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
+        said = f"{how}.{seed}\n{plain(r.message, MESSAGE_LIMIT)}".rstrip()
         alike.setdefault(said, []).append(f"{readable(r.test)}{case}")
     lines += [f"{'; '.join(names)}: {said}" for said, names in alike.items()]
     hint = s.exercise.hints[0]
-    if any(r.outcome == "failed" for r in results) and not any(hint in said for said in alike):
+    failed = any(r.outcome == "failed" for r in results)
+    if failed and not only_refusals_fail(results) and not any(hint in said for said in alike):
         lines.append(f"Hint: {hint}")
     if not lines:
         lines.append(f"{k.passed} {'test' if k.passed == 1 else 'tests'} passed.")

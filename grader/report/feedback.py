@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lab.course.assignment import Assignment
+from lab.course.scoring import only_refusals_fail
 from lab.harness.files import write_whole
 
 from .. import written
@@ -51,7 +52,8 @@ def comment(graded: Graded, assignment: Assignment, ids: Collection[str], hints:
     for e in exercise_views(grade.scores, graded.results, _LIMITS):
         if e.failures:
             parts += [f"### `{e.exercise.id}`", _quoted(e.failures[0].message)]
-            parts += [f"Hint {i}: {hint}" for i, hint in enumerate(e.exercise.hints[:hints], 1)]
+            shown = 0 if only_refusals_fail(r for r in graded.results if r.exercise == e.exercise.id) else hints
+            parts += [f"Hint {i}: {hint}" for i, hint in enumerate(e.exercise.hints[:shown], 1)]
     for q in questions:
         if said := [m for m in q.marks.values() if m.comment]:
             parts += [f"### `{q.question.id}` (written)"]

@@ -30,6 +30,7 @@ from ..plots.losses import save
 from ..solution.unwritten import written
 from ..train import loop as train
 from ..train.stack import pieces
+from .prose import say
 
 MESHES = {"data": {"data": 2}, "mesh": {"data": 2, "tensor": 2}}
 STAND_INS = "stand-ins"
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
     for run in runs:
         replace = lacking(run)
         name = STAND_INS if run.everything else run.impl
-        out.print(f"[bold]{name}[/bold]: {of_what(run, replace)}", soft_wrap=True)
+        say(out, of_what(run, replace), f"{name}: ", words={name: "bold"})
         if code := launch(run, replace):
             return code
         named[name] = json.loads((run.folder / "losses.json").read_text())

@@ -16,6 +16,7 @@ from ..harness.progress import STUDENT, Progress, remembered
 from ..solution.unwritten import untouched
 from . import status as status_page
 from .dryrun import dryrun
+from .prose import say
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 out = Console(highlight=False)
@@ -24,11 +25,11 @@ out = Console(highlight=False)
 def main() -> None:
     if other := _another_kit():
         line = f"lab: this is the lab of {ROOT}, and you are in {other}: its own is .venv/bin/lab there"
-        Console(stderr=True).print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(Console(stderr=True, highlight=False), line, style="yellow")
     try:
         app()
     except AssignmentError as error:
-        Console(stderr=True).print(f"lab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(Console(stderr=True, highlight=False), f"lab: {error}", style="red")
         sys.exit(2)
 
 
@@ -46,7 +47,7 @@ def status(
     context: typer.Context,
     profile: Annotated[
         str | None,
-        typer.Option(help="Keep to the exercises of short, core or full. Default: LAB_PROFILE or core."),
+        typer.Option(help="Keep to the exercises of a profile, such as core. Default: LAB_PROFILE or core."),
     ] = None,
 ) -> None:
     """Where you are, what is next, and its first hint."""
@@ -75,7 +76,7 @@ def check(context: typer.Context, exercise: Names = None) -> None:
     with checking.warm() as runner:
         code = checking.run(written, runner)
     if len(written) < len(todo):
-        out.print(f"not written yet: {', '.join(e.id for e in todo if e not in written)}", style="yellow")
+        say(out, f"not written yet: {', '.join(e.id for e in todo if e not in written)}", style="yellow")
     status_page.after(todo, remembered(profile=context.obj), out)
     checking.leave(code or int(written != todo))
 
@@ -87,7 +88,7 @@ def watch(context: typer.Context) -> None:
 
     def once(runner: Any, saved: list[str]) -> int | None:
         if saved:
-            out.print(f"saved: {some(saved)}", style="dim", soft_wrap=True)
+            say(out, f"saved: {some(saved)}", style="dim")
         todo = _to_check([], remembered(profile=context.obj))
         code = None
         if todo and (stub := _stub(todo[0])):  # only the next one: what changed is written
@@ -105,13 +106,18 @@ def watch(context: typer.Context) -> None:
 
 
 def _named(names: list[str], progress: Progress) -> list[Exercise]:
-    """The exercises that were named. A name in several stages means the stage one is in, and this says so."""
+    """The exercises that were named. Says which one it takes of several, and what the profile leaves out."""
     found: list[Exercise] = []
+    at_hand = progress.next()
     for name in names:
         meant = progress.named(name)
         others = [e.id for e in default().exercises.values() if e.id.endswith(f".{name.lower()}") and e not in meant]
         if len(meant) == 1 and others and name.lower() not in default().exercises:
-            out.print(f"{name}: taken for {meant[0].id}, in the stage you are in; not {some(others)}", soft_wrap=True)
+            here = at_hand is not None and meant[0].stage == at_hand.stage
+            why = "in the stage you are in" if here else f"the only one in {progress.profile}"
+            say(out, f"{name}: taken for {meant[0].id}, {why}; not {some(others)}")
+        if outside := [e.id for e in meant if e.id not in progress.chosen.exercises]:
+            say(out, f"{some(outside)}: not in {progress.profile}, which does not count its points")
         found += meant
     return found
 
@@ -121,14 +127,14 @@ def _to_check(asked: list[Exercise], progress: Progress) -> list[Exercise]:
     if asked:
         for e in asked:
             if progress.passes(e.id):
-                out.print(f"{e.id} passes, and nothing that it rests on changed since")
+                say(out, f"{e.id} passes, and nothing that it rests on changed since")
         return [e for e in asked if not progress.passes(e.id)]
     next_one = progress.next()
     todo = progress.to_check() or [e for e in [next_one] if e is not None]
     if not todo:
-        out.print("Nothing changed since, and every exercise that runs here passes.", style="green")
+        say(out, "Nothing changed since, and every exercise that runs here passes.", style="green")
     elif len(todo) > 1:
-        out.print(f"changed: {', '.join(e.id for e in todo)}", soft_wrap=True)
+        say(out, f"changed: {', '.join(e.id for e in todo)}")
     return todo
 
 
@@ -214,9 +220,9 @@ def answers(
             mark, colour, says = "?", "yellow", f"{g.shown} is far off: {g.doubt}; look at the unit"
         elif g.question.kind == "prose":
             says = f"{len(g.shown.split())} words"
-        out.print(f"{mark} {g.question.id:<{width}}  {says}", style=colour, markup=False, soft_wrap=True)
+        say(out, says, f"{mark} {g.question.id:<{width}}  ", style=colour)
     for note in notes:
-        out.print(f"✗ {note}", style="red", markup=False, soft_wrap=True)
+        say(out, note, "✗ ", style="red")
     out.print(f"{sum(g.value is not None for g in given)} of {len(given)} answered", style="bold")
     sys.exit(1 if notes or any(g.problem for g in given) else 0)
 

@@ -18,6 +18,7 @@ from .. import standins
 from ..course.assignment import ROOT, AssignmentError, default
 from ..solution.impl import folder_of
 from ..solution.unwritten import written
+from .prose import say
 
 if TYPE_CHECKING:
     from ..cluster.hardware import Cluster
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..harness.runner import Runner
 
 COMPOSE = "mesh.compose"  # what a step on a mesh begins with
+NEED_NUMBERS = ("mesh.route", "mesh.dispatch")
 PATIENCE_S = 600.0  # for one rank
 ENDINGS = (".png", ".pdf", ".svg")
 COLUMNS = 4  # ranks beside each other: a terminal has 80 characters
@@ -35,7 +37,9 @@ out = Console(highlight=False)
 
 
 def dryrun(
-    mesh: Annotated[str, typer.Option(help="data=16,pipe=8,expert=1,tensor=8; what is left out is 1.")],
+    mesh: Annotated[
+        str, typer.Option(help="data=16,pipe=8,expert=1,tensor=8; an axis left out is 1. Default: that of lab train.")
+    ] = "",
     impl: Annotated[str, typer.Option(help="student, reference or a folder.")] = "student",
     model: Annotated[str, typer.Option(help="By name: tiny, small, 2.7b, 7b, 8b, 70b, 405b, ….")] = "tiny",
     cluster: Annotated[str, typer.Option(help="By name, as in lab/cluster/hardware.toml.")] = "dgx-h100",
@@ -66,6 +70,7 @@ def dryrun(
     if not folder.is_dir():
         raise AssignmentError(f"dryrun: expected --impl student, reference or a folder, got {impl!r}")
     whole = written(folder / default().exercise(COMPOSE).file)
+    mesh = mesh or ("data=2,tensor=2" if whole else "data=2")
     try:
         config = _model(model, layers)
         step = Step(
@@ -80,53 +85,57 @@ def dryrun(
         raise AssignmentError(f"dryrun: {error}") from None
     replace = stand_ins(folder, step)
     if replace:
-        out.print(
-            f"not written yet, so a stand-in takes its place: {', '.join(replace)}", style="yellow", soft_wrap=True
-        )
+        say(out, f"not written yet, so a stand-in takes its place: {', '.join(replace)}", style="yellow")
     runner = Runner(Executor(folder))
     try:
         accounts = [_account(runner, step, each, replace) for each in step.stages(rank)]
     finally:
         runner.close()
-    out.print(
-        f"{model} on {_mesh(step)}, {step.world:,} ranks: {step.sequences:,} sequences of {step.context:,} tokens"
-    )
+    of = f"{step.sequences:,} sequences of {step.context:,} tokens"
+    say(out, f"{model} on {_mesh(step)}, {step.world:,} ranks: {of}")
     for first in range(0, len(accounts), COLUMNS):
         out.print(table(accounts[first : first + COLUMNS], step))
     wrong = matched(accounts)
     if wrong:
-        out.print(wrong, style="red", markup=False, soft_wrap=True)
+        say(out, wrong, style="red")
         sys.exit(1)
     if others := [axis for axis, degree in step.mesh.items() if degree > 1 and axis != "pipe"]:
-        out.print(f"not checked: whether other ranks along {' and '.join(others)} do the same", soft_wrap=True)
-    out.print(fits(accounts, where), markup=False, soft_wrap=True)
+        say(out, f"not checked: whether other ranks along {' and '.join(others)} do the same")
+    say(out, fits(accounts, where))
     try:
         played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)
     except SimulationError as error:
-        out.print(str(error), style="red", markup=False, soft_wrap=True)
+        say(out, str(error), style="red")
         sys.exit(1)
-    out.print(_priced(played, accounts, where, step), markup=False, soft_wrap=True)
+    say(out, _priced(played, accounts, where, step))
     for line in strips(played):
         out.print(line)
     draw(played, f"{model} on {_mesh(step)}", picture)
-    out.print(f"drawn in {picture}", markup=False, soft_wrap=True)
+    say(out, f"drawn in {picture}")
 
 
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:
     """{exercise: its stand-in} for what a step needs and is not written.
 
-    Raises AssignmentError where there is none: nothing stands in for the last chapter's mesh itself.
+    Raises AssignmentError where there is none: nothing stands in for the last chapter's mesh itself, and what chooses
+    experts in their place needs numbers.
     """
+    solution = ", --impl reference runs the solution" if (ROOT / "reference").is_dir() else ""
 
     def lacks(id: str) -> bool:
         return not written(folder / default().exercise(id).file)
 
     if not step.replicated:
+        if step.experts and (blind := [id for id in NEED_NUMBERS if lacks(id)]):
+            raise AssignmentError(
+                f"dryrun: expected {' and '.join(blind)} to be written for --experts: a stand-in needs numbers, and a "
+                f"dry run has none; without --experts it runs{solution}"
+            )
         return {id: standins.source(id) for id in default().exercise(COMPOSE).needs if lacks(id)}
     if {axis for axis, degree in step.mesh.items() if degree > 1} - {"data"} or step.beyond_data():
         raise AssignmentError(
-            f"dryrun: expected {COMPOSE} to be written for an axis beyond data, experts, FSDP or micro-batches, it is "
-            f"not; lab dryrun --mesh data={step.world} runs without it, --impl reference runs the solution"
+            f"dryrun: {COMPOSE} is not written, and nothing stands in for it. Axes beyond data, experts, FSDP and "
+            f"micro-batches need it; lab dryrun --mesh data={step.world} runs without it{solution}"
         )
     found = {"ddp.bucketed": "lab.standins.capstone:ddp_bucketed_dry", "zero.zero1": standins.source("zero.zero1")}
     return {id: source for id, source in found.items() if lacks(id)}
@@ -163,9 +172,7 @@ def _account(runner: Runner, step: Step, rank: int, replace: dict[str, str]) -> 
     except ProbeFailed as error:
         if error.reason == "unwritten":
             name = error.text.partition(":")[0]
-            raise AssignmentError(
-                f"dryrun: {name} is not written yet, and a step needs it; --impl reference runs the solution's"
-            ) from None
+            raise AssignmentError(f"dryrun: {name} is not written yet, and a step needs it") from None
         where = f" ({error.where})" if error.where else ""
         raise AssignmentError(f"dryrun: rank {rank}: {' '.join(error.text.split())}{where}") from None
 

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from ..course.assignment import ROOT, AssignmentError, Exercise
 from ..harness.progress import Progress
+from .prose import say
 
 FOLDER = ROOT / "lab" / "explanations"
 ROWS = 12
@@ -60,7 +61,7 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
         if len(rows) > ROWS:
             out.print(f"and {len(rows) - ROWS} more", style="dim")
     for line in timed:
-        out.print(f"timed: {line}", markup=False, soft_wrap=True)
+        say(out, line, "timed: ")
 
 
 def number(value: float, unit: str) -> str:

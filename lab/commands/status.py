@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from rich.console import Console
 from rich.text import Text
 
 from ..course.assignment import Exercise
-from ..course.listing import MOST, some
-from ..course.scoring import totals
+from ..course.listing import MOST, folded, some
+from ..course.scoring import only_refusals_fail, totals
 from ..harness.progress import Progress
+from .prose import say
 
 _MARKS = {
     "passes": ("✓", "green"), "fails": ("✗", "red"), "not tested again since it changed": ("!", "yellow"),
@@ -24,59 +23,59 @@ CAUSES = 1
 def show(progress: Progress, out: Console) -> None:
     """Points, an overview, what changed, what is next."""
     next_one = progress.next()
-    out.print(_points(progress), soft_wrap=True)
+    _points(progress, out)
     shown = _overview(progress, out, next_one.stage if next_one else "")
     if shown != {"not attempted"}:
-        legend = (f"[{colour}]{mark}[/] {word}" for word, (mark, colour) in _MARKS.items() if word in shown)
-        out.print("  " + "  ".join(legend), soft_wrap=True)
+        legend = [f"{mark} {word}" for word, (mark, _) in _MARKS.items() if word in shown]
+        say(out, _unbroken(legend), "  ", words=dict(_MARKS.values()))
     if not progress.rests:
-        out.print("Nothing is tested yet. Read and write the file below, then run: lab check")
+        say(out, "Nothing is tested yet. Read and write the file below, then run: lab check")
     _missing(progress, out)
     _changed(progress, out)
     if next_one is None:
         of = f" of {progress.profile}" if progress.profile else ""
-        out.print(f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
+        say(out, f"Every exercise{of} that runs here passes. Train with all of it: lab train", style="green")
         return
-    next_up(next_one, 1, out, progress)
+    next_up(next_one, 0 if only_refusals_fail(progress.of(next_one.id)) else 1, out, progress)
 
 
-def _points(progress: Progress) -> str:
-    """How far one is. Points of exercises that changed since their tests stay, and are told apart."""
+def _points(progress: Progress, out: Console) -> None:
+    """How far one is. Points of exercises that changed since their tests stay, and are told apart; a stub has none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
-    mine = {id: s for id, s in progress.scores.items() if id in chosen}
+    mine = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
     earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
     again = f", {old:.4g} of them not tested again since a change" if old else ""
-    whole = len(progress.known.exercises)
-    others = f" (all {whole}: --profile full)" if len(chosen) < whole else ""
+    whole = progress.known.profiles.get("full", ())  # a release of core has no other
+    others = f" (all {len(whole)}: --profile full)" if len(chosen) < len(whole) else ""
     of = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
-    return f"{of}[bold]{earned:.4g} of {points:g} points[/bold]{again}, about {hours:g} h to go"
+    bold = f"{earned:.4g} of {points:g} points"
+    say(out, f"{of}{bold}{again}, about {hours:g} h left", words={bold: "bold"})
 
 
 def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None, word: str = "next") -> None:
     """The exercise, what its tests said last, and hints up to a level."""
-    heading = Text.assemble(
-        f"{word}: ", (exercise.id, "bold"), f" in student/{exercise.file}, about {exercise.hours:g} h"
-    )
-    out.print(heading, soft_wrap=True)
+    where = f"{exercise.id} in student/{exercise.file}, about {exercise.hours:g} h"
+    say(out, where, f"{word}: ", words={exercise.id: "bold"})
     failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
     if failed and failed[0].reason != "unwritten":
         before = ", before it was changed" if progress and exercise.id in progress.stale else ""
-        out.print(f"  last time{before}: {failed[0].id.rpartition('::')[2]}", markup=False, soft_wrap=True)
-        for line in failed[0].message.splitlines()[:MESSAGE_LINES]:
-            out.print(f"    {line}", markup=False, no_wrap=True, overflow="ellipsis")
+        say(out, failed[0].id.rpartition("::")[2], f"  last time{before}: ")
+        lines = [part for line in failed[0].message.splitlines() for part in folded(line, out.width, "    ")]
+        for line in lines[:MESSAGE_LINES]:
+            out.print(line, markup=False, no_wrap=True, overflow="ellipsis")
     for hint in exercise.hints[:level]:
-        out.print(f"  hint: {hint}", markup=False, soft_wrap=True)
+        say(out, hint, "  hint: ")
     asked = "" if word == "next" else f" {exercise.id}"
     more = f"; lab hint{asked} --level {level + 1} says more" if level < 3 else ""
-    out.print(f"  then: lab check{more}")
+    say(out, f"lab check{more}", "  then: ")
 
 
 def unwritten(exercise: Exercise, stub: str, out: Console) -> None:
     """That there is nothing to test yet."""
-    out.print(f"{exercise.id}: not written yet, so there is nothing to test", style="yellow")
-    out.print(f"  the stub says: {stub}", markup=False, soft_wrap=True)
+    say(out, f"{exercise.id}: not written yet, so there is nothing to test", style="yellow")
+    say(out, stub, "  the stub says: ")
     next_up(exercise, 1, out)
 
 
@@ -84,8 +83,8 @@ def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
     """What is to be done when tests have run: read on where they pass, and what is next."""
     passed = [e.id for e in tested if progress.passes(e.id)]
     for id in passed:
-        line = Text.assemble((f"{id} passes", "green"), f"; what it is about, and what was measured: lab explain {id}")
-        out.print(line, soft_wrap=True)
+        line = f"{id} passes; what it is about, and what was measured: lab explain {id}"
+        say(out, line, words={f"{id} passes": "green"})
     next_one = progress.next(after=tested[-1])
     if len(passed) == len(tested) and next_one is not None:
         next_up(next_one, 1, out)
@@ -105,10 +104,13 @@ def _overview(progress: Progress, out: Console, current: str) -> set[str]:
         out.print(row, soft_wrap=True)
         if stage.name == current:
             names = [f"{_MARKS[w][0]} {e.id.partition('.')[2]}" for e, w in zip(exercises, words, strict=True)]
-            unbroken = (name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
-            for line in textwrap.wrap("  ".join(unbroken), out.width - 4):
-                out.print("    " + line.replace("\N{NO-BREAK SPACE}", " "), style="dim", soft_wrap=True)
+            say(out, _unbroken(names), "    ", style="dim")
     return shown
+
+
+def _unbroken(names: list[str]) -> str:
+    """Names in one line, none of which is broken."""
+    return "  ".join(name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
 
 
 def _word(progress: Progress, exercise: Exercise) -> str:
@@ -132,7 +134,7 @@ def _missing(progress: Progress, out: Console) -> None:
             if not (progress.source / f).is_file()]  # fmt: skip
     if gone:
         back = f"take the stub from the archive again, or: git checkout -- {' '.join(gone[:MOST])}"
-        out.print(f"missing: {some(gone)}; {back}", style="red", soft_wrap=True)
+        say(out, f"missing: {some(gone)}; {back}", style="red")
 
 
 def _changed(progress: Progress, out: Console) -> None:
@@ -144,7 +146,6 @@ def _changed(progress: Progress, out: Console) -> None:
     for changed, ids in list(causes.items())[:CAUSES]:
         files = [f"student/{n}" if n.endswith(".py") else f"{n}/" for n in changed]
         tested = "were tested" if len(ids) > 1 else "was tested"
-        line = f"{some(files, 1)} changed since {some(ids, 1)} {tested}: lab check"
-        out.print(line, style="yellow", soft_wrap=True)
+        say(out, f"{some(files, 1)} changed since {some(ids, 1)} {tested}: lab check", style="yellow")
     if (rest := sum(len(ids) for ids in list(causes.values())[CAUSES:])) > 0:
-        out.print(f"and what {rest} more rest on", style="yellow")
+        say(out, f"and what {rest} more rest on", style="yellow")

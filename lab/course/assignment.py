@@ -88,10 +88,10 @@ class Assignment:
         ids = set(self.profiles[profile])
         return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
 
-    def named(self, name: str, stage: str = "") -> list[Exercise]:
+    def named(self, name: str, stage: str = "", preferred: Collection[str] = ()) -> list[Exercise]:
         """One exercise by its id, the end of its id, or its file's path; all of a stage by the stage's name.
 
-        stage: where exercises of several stages have ids with this end, the exercise of this stage is meant.
+        Where exercises of several stages have ids with this end, the one of `stage` is meant, else a preferred one.
         """
         if of_file := [e for e in self.exercises.values() if f"/{name}".endswith(f"/{e.file}")]:
             return of_file
@@ -101,7 +101,7 @@ class Assignment:
         if of_stage := self.of_stage(name):
             return of_stage
         short = [e for id, e in self.exercises.items() if id.partition(".")[2] == name]
-        short = [e for e in short if e.stage == stage] or short
+        short = [e for e in short if e.stage == stage] or [e for e in short if e.id in preferred] or short
         if len(short) > 1:
             raise AssignmentError(f"{name!r} is the end of {' and of '.join(e.id for e in short)}: which of them?")
         return short or [self.exercise(name)]

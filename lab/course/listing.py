@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,15 @@ def some(names: Sequence[str], most: int = MOST) -> str:
     """ "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def folded(text: str, width: int, lead: str = "") -> list[str]:
+    """One line of text behind a lead, broken between words where it is too wide; later lines begin below the text."""
+    lead, text = lead + text[: len(text) - len(text.lstrip())], text.lstrip()
+    if len(lead + text) <= width:
+        return [lead + text]
+    fill = textwrap.TextWrapper(width, lead, " " * len(lead), break_long_words=False, break_on_hyphens=False)
+    return fill.wrap(text)
 
 
 def inputs(case: Mapping[str, Any]) -> str:

@@ -116,6 +116,12 @@ def unattempted(results: Iterable[Result]) -> set[str]:
     return {r.exercise for r in judged} - tried
 
 
+def only_refusals_fail(results: Iterable[Result]) -> bool:
+    """Whether all failed tests ask how bad input is refused: a hint at the method does not help there."""
+    failed = [r.test for r in results if r.outcome == "failed"]
+    return bool(failed) and all("_refused" in test for test in failed)
+
+
 def totals(scores: Iterable[ExerciseScore]) -> tuple[float, float, float]:
     """(earned, possible, not run) in points."""
     scores = list(scores)

@@ -76,9 +76,11 @@ class Progress:
         return next(iter(behind or here or left), None)
 
     def named(self, name: str) -> list[Exercise]:
-        """As Assignment.named: of a stage the profile's exercises; of a name in several stages that of the next's."""
+        """As Assignment.named: of a stage the profile's exercises; of several with a name that of the stage one is in,
+        else the profile's only one.
+        """
         at_hand = self.next()
-        found = self.known.named(name, at_hand.stage if at_hand else "")
+        found = self.known.named(name, at_hand.stage if at_hand else "", self.chosen.exercises)
         return [e for e in found if e.id in self.chosen.exercises] or found
 
     def to_check(self) -> list[Exercise]:

@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--impl", default="student", help="student, reference, or a folder (default: student)")
     group.addoption("--stage", action="append", default=[], help="only this stage; may be given again")
     group.addoption("--exercise", action="append", default=[], help="only this exercise; may be given again")
-    group.addoption("--profile", help="short, core or full: of what is not named (default: LAB_PROFILE or core)")
+    group.addoption("--profile", help="such as core: of what is not named (default: LAB_PROFILE or core)")
     group.addoption("--seed", default="public", help="what inputs are drawn from (default: public)")
     group.addoption("--inline", action="store_true", help="run probes in pytest itself, for a debugger")
     group.addoption("--expect-cache", default=str(ROOT / ".cache" / "expect"), help="where expected values are kept")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 
 from ..course import assignment as assignments
 from ..course.assignment import ASKS, Exercise
-from ..course.listing import some
-from ..course.scoring import ExerciseScore, Result, score, totals, unattempted
+from ..course.listing import folded, some
+from ..course.scoring import ExerciseScore, Result, only_refusals_fail, score, totals, unattempted
 from .verdicts import PROFILE, VERDICTS
 
 MESSAGE_LINES = 7  # the cause, and six of evidence
@@ -32,15 +33,23 @@ def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tup
     stood_in = config.stash[VERDICTS].stood_in
     if scores:
         _table(terminal, scores, next_one.stage if next_one is not None else "", stood_in)
-    if {*known.exercises} > {*chosen} == ids:
-        terminal.write_line(f"{len(ids)} of {len(known.exercises)} exercises: --profile full tests all of them")
+    whole = known.profiles.get("full", ())  # a release of core has no other
+    if {*whole} > {*chosen} == ids:
+        terminal.write_line(f"{len(ids)} of {len(whole)} exercises: --profile full tests all of them")
     for id, (ran, of) in half.items():
         terminal.write_line(f"{id}: stopped after {ran} of {of} tests, which says nothing yet", yellow=True)
     _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     if next_one is not None and not half:
-        _next(terminal, next_one, config.option.impl)
+        hinted = not only_refusals_fail(r for r in results if r.exercise == next_one.id)
+        _next(terminal, next_one, config.option.impl, hinted)
     elif ids == {*chosen}:
         terminal.write_line("Every exercise that ran here passes.", green=True)
+
+
+def _say(terminal: Any, text: str, lead: str = "", **markup: bool) -> None:
+    """As `lab` says it: broken between words where the terminal ends."""
+    for line in folded(text, shutil.get_terminal_size().columns, lead):
+        terminal.write_line(line, **markup)
 
 
 def _next_one(scores: list[ExerciseScore]) -> Exercise | None:
@@ -65,7 +74,7 @@ def write_inline(terminal: Any, results: list[Result]) -> None:
     _failures(terminal, [r for r in results if r.outcome == "failed"])
     for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):
         count = sum(r.reason == reason for r in results)
-        terminal.write_line(f"{count} not run: {reason.removeprefix('Skipped: ')}")
+        _say(terminal, f"{count} not run: {reason.removeprefix('Skipped: ')}")
 
 
 def _failures(terminal: Any, failed: list[Result]) -> None:
@@ -80,7 +89,7 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
             terminal.write_line(f"{id} · {r.kind} · {r.id.rpartition('::')[2]}", red=True, bold=not place)
             lines = r.message.splitlines()
             for line in lines[:most]:
-                terminal.write_line(f"  {line}")
+                _say(terminal, line, "  ")
             if (more := len(lines[most:]) if most else 0) > 0:
                 terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with -v")
             for i, line in enumerate(() if place else printed(r.output)):
@@ -90,7 +99,7 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         terminal.write_line("")
         shown |= {r.kind for r in told}
     for kind in [k for k in ASKS if k in shown]:
-        terminal.write_line(f"{kind}: {ASKS[kind]}")
+        _say(terminal, ASKS[kind], f"{kind}: ")
     if shown:
         terminal.write_line("")
 
@@ -138,7 +147,7 @@ def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, stood_in:
         if reason:
             terminal.write_line(f"    {reason}")
         if s.attempted and (others := stood_in.get(e.id)):
-            terminal.write_line(f"    a stand-in for each that does not pass yet: {some(others)}")
+            _say(terminal, f"a stand-in for each that does not pass yet: {some(others)}", "    ")
 
 
 def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:
@@ -146,11 +155,10 @@ def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Re
     if not undecided:
         return
     points = _points(sum(s.inconclusive for s in scores))
-    terminal.write_line(
-        f"? inconclusive: {points} points, neither earned nor lost; run it again on a quieter machine", bold=True
-    )
+    what = f"inconclusive: {points} points, neither earned nor lost; run it again on a quieter machine"
+    _say(terminal, what, "? ", bold=True)
     for r in undecided:
-        terminal.write_line(f"  {r.id.rpartition('::')[2]}: {r.reason}")
+        _say(terminal, f"{r.id.rpartition('::')[2]}: {r.reason}", "  ")
     terminal.write_line("")
 
 
@@ -159,8 +167,9 @@ def _points(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _next(terminal: Any, exercise: Exercise, impl: str) -> None:
-    terminal.write_line(f"next: {exercise.id}, about {exercise.hours:g} h, in {impl}/{exercise.file}", bold=True)
-    terminal.write_line(f"hint: {exercise.hints[0]}")
-    terminal.write_line(f"lab hint {exercise.id} --level 2 says more")
+def _next(terminal: Any, exercise: Exercise, impl: str, hinted: bool = True) -> None:
+    _say(terminal, f"{exercise.id}, about {exercise.hours:g} h, in {impl}/{exercise.file}", "next: ", bold=True)
+    if hinted:
+        _say(terminal, exercise.hints[0], "hint: ")
+    terminal.write_line(f"lab hint {exercise.id} --level {1 + hinted} says more")
     terminal.write_line("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from lab.harness.raising import raised
 from lab.measure import clock
 from lab.measure.device import current
 from lab.ranks import gates
+
+COLLECT_S = 0.03  # of the host, for a collection of garbage in a process that has imported torch
 
 
 def timed_steps(
@@ -39,11 +42,19 @@ def timed_steps(
             gpu.launch(stream_s[call], side)
         ends.append(max(gpu.now, *(s.tail for s in gpu.streams)))
 
+    def collected(phase: str, about: dict) -> None:
+        if phase == "start" and about["generation"] == 2:
+            gpu.calls.append("gc.collect")
+            gpu.sleep(COLLECT_S)
+
+    gc.disable()  # whoever collects now has asked for it
+    gc.callbacks.append(collected)
     timing = impl.benchmarking.benchmark.benchmark(step, warmup=warmup, steps=steps)
+    gc.callbacks.remove(collected)
     return {
         **plain(timing),
         "calls": len(begins),
-        "order": [*gpu.calls],  # of steps, clocks by name and waits for the device: the last few thousand
+        "order": [*gpu.calls],  # of steps, clocks by name, collections and waits for the device: the last few thousand
         "busy": busy,  # whether the device still worked when call i began
         "pauses": [begin - end for begin, end in zip(begins[1:], ends[:-1], strict=True)],
         "busy_at_the_end": gpu.busy(),

@@ -68,6 +68,8 @@ def why(off: dict[tuple[str, int], float], layers: int, batch: int, context: int
     names, ratio = {name for name, _ in off}, next(iter(off.values()))
     both, alike = len(off) == 2 * len(names), max(off.values()) <= min(off.values()) * (1 + WITHIN)
     is_ratio = lambda of: alike and abs(ratio / of - 1) <= WITHIN  # noqa: E731
+    if not any(off.values()):
+        return f"nothing is counted for {', '.join(n for n in NAMES if n in names)}: each is a product of matrices"
     if {i for _, i in off} == {1} and names == {*NAMES} and is_ratio(1 / 2):
         return "only backward is half: it is two products for each of forward's, one for each factor's gradient"
     if {i for _, i in off} == {1} and names == {*NAMES}:
@@ -85,10 +87,10 @@ def why(off: dict[tuple[str, int], float], layers: int, batch: int, context: int
     if names == {"k_proj", "v_proj"}:
         return "only keys and values are off: their width is kv_heads·dim"
     if names == {"head"}:
-        often = f" {layers} times" if layers > 1 and is_ratio(layers) else ""
-        return (
-            f"only the head is off: it is{' counted' + often + ', but is' if often else ''} there once, not per block"
+        once = (
+            f"it is counted {layers} times, but is there once, not per block" if layers > 1 and is_ratio(layers) else ""
         )
+        return f"only the head is off: {once or 'it is 2·batch·context·width·vocabulary, once, not per block'}"
     if names == {*NAMES} - {"head"} and layers > 1 and is_ratio(1 / layers):
         return f"this is one block's: there are {layers}, and one head"
     if batch > 1 and both and is_ratio(1 / batch):

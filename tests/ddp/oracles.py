@@ -9,7 +9,7 @@ import torch
 
 from lab.cluster.costs import Link
 from lab.harness import gated
-from lab.harness.judge import close, measured, never_holds
+from lab.harness.judge import Judged, close, measured, never_holds
 from lab.harness.named import number_of
 from lab.ranks import gates
 
@@ -60,16 +60,21 @@ def gradients_of(run, kind, values, groups=()) -> list:
 
 
 def survives_fp16(run, rng, kind):
-    """Assert that a mean that fits in fp16 is right though the sum does not fit."""
+    """Assert that a mean that fits in fp16 is right though the sum does not fit; in the first row the sum fits, too."""
     world = rng.integers(3, 4)
     values = [[rng.normal(5, 3).clamp(-1, 1).half() * 30000 + 25000] for _ in range(world)]
+    for (v,) in values:
+        v[0] = v[0].abs() / 16 + 500
     for rank, got in enumerate(gradients_of(run, kind, values)):
         want = torch.stack([v[0] for v in values]).double().mean(0)
-        finite = torch.isfinite(got["gradients"][0])
-        assert finite.all(), (
-            f"rank {rank}: {int((~finite).sum())} gradients overflow although their mean, {want.max():.0f}, "
-            "fits in fp16: divide before the sum, not after"
-        )
+        gradient = got["gradients"][0]
+        if odd := int((~torch.isfinite(gradient)).sum()):
+            factor = float(gradient[0].double().sum() / want[0].sum())  # of the row that does not overflow
+            causes = {1: "divide before the sum, not after", world: "the rest is the sum, which was never divided"}
+            raise Judged(
+                f"rank {rank}: {odd} gradients overflow although their mean, {want.max():.0f}, fits in fp16",
+                causes.get(round(factor, 2), f"the rest is {factor:.2f} times the mean"),
+            )
         close(got["gradients"][0], want, want.half(), f"rank {rank}, fp16 gradient", factor=6)
         dtypes = {row["dtype"] for row in got["rows"] if row["op"] in SUMS}
         assert dtypes == {"float16"}, f"rank {rank}: a float16 gradient was sent as {dtypes}, expected its own dtype"

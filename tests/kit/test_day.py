@@ -53,7 +53,7 @@ def again(p: Progress) -> Progress:
     return dataclasses.replace(p)
 
 
-def shown(p: Progress, width: int = 200) -> str:
+def shown(p: Progress, width: int = 400) -> str:
     out = Console(file=io.StringIO(), width=width)
     status.show(p, out)
     return out.file.getvalue()
@@ -142,8 +142,29 @@ def test_lab_fits_on_one_screen_whatever_happened(student):
     for file in (default().exercise(id).file for id in ids[1:]):
         save(student / file)
         text = shown(again(p), width=80)
-        assert f" in student/{file}, about" in text
-        assert sum(-(-len(line) // 80) or 1 for line in text.splitlines()) <= 23, text
+        assert f"student/{file}, about" in " ".join(text.split())
+        assert len(text.splitlines()) <= 23, text
+        assert max(map(len, text.splitlines())) <= 80, text
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_prose_ends_where_the_terminal_does(monkeypatch, width):
+    monkeypatch.setattr(cli, "out", Console(file=io.StringIO(), width=width))
+    for command in ([], ["check", FIRST], ["hint", FIRST, "--level", "3"], ["answers"]):
+        CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    lines = cli.out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width, max(lines, key=len)
+    assert default().exercise(FIRST).hints[2] in " ".join(" ".join(lines).split()), "nothing is left out"
+
+
+def test_a_file_that_is_a_stub_again_has_earned_nothing(student):
+    p = day(student, said(FIRST), said(SECOND))
+    points = default().exercise(FIRST).points
+    assert "502 points, about" in shown(p)
+    shutil.copy(ROOT / "student" / "ddp" / "flat.py", student / "ddp")
+    assert shown(again(p)).startswith(f"{points:g} of 502 points, about")
+    shutil.copy(ROOT / "student" / "ddp" / "naive.py", student / "ddp")
+    assert shown(again(p)).startswith("0 of 502 points, about"), "nor is it counted as not tested again"
 
 
 def test_what_changed_is_counted_where_it_is_not_named_and_an_old_message_says_that_it_is_old(student):
@@ -166,7 +187,7 @@ def test_what_changed_is_counted_where_it_is_not_named_and_an_old_message_says_t
 
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_hints_unfold(level):
-    out = CliRunner().invoke(cli.app, ["hint", FIRST, "--level", str(level)]).stdout
+    out = " ".join(CliRunner().invoke(cli.app, ["hint", FIRST, "--level", str(level)]).stdout.split())
     hints = default().exercise(FIRST).hints
     assert [h in out for h in hints] == [n < level for n in range(3)]
     assert (f"--level {level + 1}" in out) == (level < 3)
@@ -213,7 +234,7 @@ finally:
 )
 def test_an_exercise_that_there_is_not_has_neighbours_in_one_short_line(command, name, words):
     with pytest.raises(AssignmentError, match=re.escape(words)) as refused:
-        CliRunner().invoke(cli.app, [command, name], catch_exceptions=False)
+        CliRunner().invoke(cli.app, ["--profile", "full", command, name], catch_exceptions=False)
     assert len(str(refused.value)) < 200
 
 
@@ -249,7 +270,7 @@ def test_a_profile_is_all_that_is_counted_and_all_that_comes_next(student):
     text = shown(Progress(source=student, profile="core"))
     points, hours = sum(e.points for e in core), sum(e.hours for e in core)
     says = f"core, {len(ids)} exercises (all {len(default().exercises)}: --profile full): 0 of {points:g} points"
-    assert f"{says}, about {hours:g} h to go" in text
+    assert f"{says}, about {hours:g} h left" in text
     assert "kernel_table" not in text
     p = Progress(
         [said(id) for id in ids], {id: dependencies.on(id, student) for id in ids}, source=student, profile="core"
@@ -273,8 +294,25 @@ def test_a_name_in_several_stages_is_that_of_the_stage_one_is_in_and_a_stage_is_
     assert [e.id for e in p.named("accounting")] == ["ddp.accounting"]
     assert [e.id for e in p.named("ddp")] == [id for id in default().profiles["core"] if id.startswith("ddp.")]
     assert [e.id for e in p.named("broadcast")] == ["ddp.broadcast"], "what is left out can be named"
+    p = Progress(profile="core")
+    assert [e.id for e in p.named("accounting")] == ["zero.accounting"], "the profile's only one"
     with pytest.raises(AssignmentError, match="which of them"):
-        Progress(profile="core").named("accounting")
+        Progress(profile="full").named("accounting")
+
+
+@pytest.mark.parametrize(
+    ("name", "id", "words"),
+    [
+        ("accounting", "zero.accounting", "taken for zero.accounting, the only one in core; not mixed_precision.acc"),
+        ("broadcast", "ddp.broadcast", "ddp.broadcast: not in core, which does not count its points"),
+    ],
+)
+def test_it_says_which_of_several_it_takes_and_what_the_profile_leaves_out(monkeypatch, name, id, words):
+    monkeypatch.setattr(cli, "out", Console(file=io.StringIO(), width=400))
+    assert [e.id for e in cli._named([name], Progress(profile="core"))] == [id]
+    assert words in cli.out.file.getvalue()
+    cli._named(["zero.accounting"], Progress(profile="core"))
+    assert cli.out.file.getvalue().count("\n") == 1, "an id says which"
 
 
 def test_who_trains_another_stack_has_another_folder():

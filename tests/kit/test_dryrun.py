@@ -7,6 +7,7 @@ to disagree, and one that waits for ever to wait.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 
 import pytest
@@ -225,7 +226,7 @@ def test_models_have_the_parameters_they_are_named_for():
     [
         (["--mesh", "data=0"], "of 1 or more each, got 'data=0'"),
         (["--mesh", "data=2,tensor=2", "--impl", "student"], "lab dryrun --mesh data=4 runs without it, --impl refer"),
-        (["--mesh", "data=2", "--fsdp", "--impl", "student"], "expected mesh.compose to be written for an axis beyond"),
+        (["--mesh", "data=2", "--fsdp", "--impl", "student"], "mesh.compose is not written, and nothing stands in"),
         (["--mesh", "data=2", "--picture", "step.xyz"], "picture: expected a name that ends in .png, .pdf, .svg, got"),
         (["--mesh", "data=2", "--schedule", "foo"], "schedule: expected gpipe, 1f1b or interleaved"),
     ],
@@ -237,11 +238,29 @@ def test_what_cannot_be_run_is_told_in_one_line(asked, told, tmp_path):
     assert "\n" not in str(done.exception)
 
 
-def test_on_a_fresh_tree_stand_ins_take_a_step_of_data_parallelism_and_this_is_told(tmp_path):
-    done = CliRunner().invoke(app, ["dryrun", "--mesh", "data=2", "--picture", str(tmp_path / "step.png")])
+@pytest.mark.parametrize("mesh", [["--mesh", "data=2"], []])
+def test_on_a_fresh_tree_stand_ins_take_a_step_of_data_parallelism_and_this_is_told(tmp_path, mesh):
+    done = CliRunner().invoke(app, ["dryrun", *mesh, "--picture", str(tmp_path / "step.png")])
     assert done.exit_code == 0, done.exception
     assert "not written yet, so a stand-in takes its place: ddp.bucketed, zero.zero1" in done.stdout
     assert "sent along data" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("stub", "asked", "told"),
+    [
+        ("conjugates", [], "on data=2 x tensor=2, 4 ranks"),
+        ("route", ["--mesh", "expert=2", "--experts", "4"], "expected mesh.route to be written for --experts"),
+    ],
+)
+def test_what_a_mesh_lacks_is_a_stand_ins_where_one_can_do_without_numbers(tmp_path, stub, asked, told):
+    shutil.copytree(ROOT / "reference", tmp_path / "impl")
+    shutil.copy(ROOT / "student" / "mesh" / f"{stub}.py", tmp_path / "impl" / "mesh")
+    options = ["--impl", str(tmp_path / "impl"), "--picture", str(tmp_path / "step.png")]
+    done = CliRunner().invoke(app, ["dryrun", *asked, *options])
+    assert told in f"{done.stdout}{done.exception}"
+    if not asked:
+        assert f"a stand-in takes its place: mesh.{stub}\n" in done.stdout
 
 
 def test_what_a_replica_sends_is_each_gradient_once_and_each_parameter_once(runner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -144,8 +145,9 @@ REFUSED = {
 
 
 def pytest_says(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of pytest, in a process of its own."""
-    run = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, capture_output=True, text=True)
+    """Exit code and output of pytest, in a process of its own, on a terminal in which no sentence is broken."""
+    command, environment = [sys.executable, "-m", "pytest", *arguments], {**os.environ, "COLUMNS": "400"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return run.returncode, run.stdout + run.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import re
 import tomllib
 
 import pytest
@@ -62,7 +63,10 @@ def test_it_works_by_itself_and_knows_no_other_profile(unpacked):  # noqa: F811
         ended, text = ran(unpacked, "python", "-m", *command.split())
         assert ended == code, text
         assert all(word in text for word in words), text
+        assert "profile full" not in text or code == 2, "it offers a profile that it lacks"
     assert "Error" not in text
+    pages = [unpacked / "README.md", *unpacked.glob("handout/*.md")]
+    assert not [page.name for page in pages if re.search("profile (full|short)|LAB_PROFILE", page.read_text())]
     assert "## mesh." not in (unpacked / "student" / "writeup.md").read_text()
 
 

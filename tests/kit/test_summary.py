@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from grader.graded import Graded
+from grader.report.exports import gradescope
+from lab.commands import status
 from lab.course.assignment import ASKS, ROOT, default
 from lab.course.listing import inputs, some
 from lab.course.scoring import Result, score, unattempted
 from lab.harness import summary
+from lab.harness.progress import Progress
 from lab.harness.verdicts import VERDICTS, Verdicts
 
 FIRST = "ddp.naive"  # needed by others
@@ -85,6 +91,35 @@ def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
     terminal.verbosity = 0
     summary._failures(terminal, [long])
     assert "  line 8" in lines
+
+
+def test_the_summary_ends_where_the_terminal_does_80_columns_where_its_width_is_unknown(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines, terminal = written()
+    why = "the cause, in many words " * 9 + "a/path/" * 20
+    summary._failures(terminal, [said(FIRST, "failed", reason="assertion", message=f"{why}\n  indented {why}")])
+    summary._next(terminal, default().exercise(FIRST), "student")
+    assert max(len(line) for line in lines if "a/path" not in line) <= 80
+    assert sum("a/path/" * 20 in line for line in lines) == 2, "a word is never broken"
+    first = next(i for i, line in enumerate(lines) if line.startswith("    indented"))
+    assert lines[first + 1].startswith("    "), "a later line begins below the first"
+
+
+def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
+    """By the summary, by lab and in Gradescope; with another failure it is given again."""
+    id = next(iter(default().exercises))  # what lab says is next on a fresh tree
+    hint = default().exercise(id).hints[0]
+    refusal = dataclasses.replace(said(id, "failed", reason="assertion", message="off"), test="t::test_0_is_refused")
+    verdicts = SimpleNamespace(passes=lambda id: True, stood_in={})
+    config = SimpleNamespace(stash={VERDICTS: verdicts}, option=SimpleNamespace(impl="student"))
+    for results, given in (([refusal], False), ([refusal, said(id, "failed", reason="assertion")], True)):
+        lines, terminal = written()
+        summary.write(terminal, results, config)
+        out = Console(file=io.StringIO(), width=400)
+        status.show(Progress(results, {id: {}}), out)
+        (entry,) = gradescope(Graded("ada", results=results), default(), [id])["tests"]
+        folded = " ".join(" ".join(lines).split())
+        assert [hint in folded, f"hint: {hint}" in out.file.getvalue(), hint in entry["output"]] == [given] * 3
 
 
 def test_what_was_stopped_half_run_has_no_points():

@@ -184,6 +184,42 @@ def fair_share(run, plan, world) -> None:
         )
 
 
+@exercise(ZERO1, kind="property")
+def test_the_largest_tensors_are_given_out_first(run, rng):
+    """What each rank sends says what it owns; the small tensors come first, in which order they are no fair share."""
+    world = 3
+    sizes = sorted(rng.shuffled(range(300, 4000))[:10])
+    want, as_they_come = shares(sizes[::-1], world), shares(sizes, world)
+    values = [rng.normal(s) for s in sizes]
+    plan = {
+        **draw_plan(rng, count=3),
+        "values": values,
+        "frozen": [],
+        "steps": [{"gradients": draw_gradients(rng, values)}],
+    }
+    (steps,) = zip(*steps_as_the_whole(run, plan, "zero1", world), strict=True)
+    sent = sorted(sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps))
+    padded = [want[-1]] * world  # an all-gather pads every share to the largest
+    order = ", which is what comes out in the order in which they come" if close(sent, as_they_come) else ""
+    assert close(sent, want) or close(sent, padded), (
+        f"{world} ranks own {', '.join(f'{s:,.0f}' for s in sent)} bytes, as they sent them to each other{order}; the "
+        f"largest tensor first, each to the rank with the fewest elements so far, they own "
+        f"{', '.join(f'{s:,}' for s in want)}"
+    )
+
+
+def shares(sizes, world) -> list[int]:
+    """Bytes of each rank, the least first, when float32 tensors of these sizes go one by one to who has the fewest."""
+    held = [0] * world  # a heap: who has least is first
+    for size in sizes:
+        heapq.heapreplace(held, held[0] + 4 * size)
+    return sorted(held)
+
+
+def close(sent, want) -> bool:
+    return all(0 <= s - w <= 64 for s, w in zip(sent, want, strict=True))
+
+
 @exercise(ZERO1, kind="numerics")
 def test_it_loads_what_the_unsharded_optimizer_saved(run, rng):
     plan = draw_plan(rng, count=7)
@@ -250,14 +286,23 @@ def sent_too_much(sent, size, frozen, ops, gradients) -> str:
 
 @exercise(ZERO1, kind="property")
 def test_nobody_waits_for_one_tensor_before_the_next_is_under_way(run, rng):
-    world = 3
-    plan = draw_plan(rng, count=30, steps=2)
-    for rank, steps in enumerate(steps_as_the_whole(run, plan, "zero1", world, hold=range(2))):
+    starts_before_it_waits(run, draw_plan(rng, count=30, steps=2), 3)
+
+
+@exercise(ZERO1, kind="property")
+def test_nor_for_one_that_is_so_large_that_it_may_be_sent_alone(run, rng):
+    large = [[130, rng.integers(127, 140)] for _ in range(12)]
+    starts_before_it_waits(run, draw_plan(rng, count=2, steps=1, large=large), 3)
+
+
+def starts_before_it_waits(run, plan, world) -> None:
+    count = len(plan["values"])
+    for rank, steps in enumerate(steps_as_the_whole(run, plan, "zero1", world, hold=range(len(plan["steps"])))):
         for step, told in enumerate(steps):
             assert told["stood_still"] <= 2 * world, (
-                f"rank {rank}, step {step}: {len(told['rows'])} messages for 30 tensors, and while no message arrived, "
-                f"the rank waited {told['stood_still']} times for one before it started the next: pack them, or start "
-                "all with async_op=True and then wait"
+                f"rank {rank}, step {step}: {len(told['rows'])} messages for {count} tensors, and while no message "
+                f"arrived, the rank waited {told['stood_still']} times for one before it started the next: pack them, "
+                "or start all with async_op=True and then wait"
             )
 
 
@@ -272,12 +317,10 @@ def test_bad_input_is_refused_as_torch_refuses_it(run):
 def test_on_a_link_a_step_takes_a_share_of_the_update(run, rng):
     world, seconds, link = 4, 0.048, Link(3e-4, 100e6)
     sizes = [rng.integers(900, 1000) for _ in range(12)]
-    shares = [0] * world  # a heap: who has least is first
-    for size in sorted(sizes, reverse=True):
-        heapq.heapreplace(shares, shares[0] + size)
+    held = shares(sorted(sizes, reverse=True), world)
     whole = seconds + sum(link.cost_s("broadcast", 4 * size, world) for size in sizes)
-    packed = sum(link.cost_s("broadcast", 4 * share, world) for share in shares)
-    predicted = whole / (seconds * max(shares) / sum(sizes) + packed)
+    packed = sum(link.cost_s("broadcast", share, world) for share in held)
+    predicted = whole / (seconds * max(held) / (4 * sum(sizes)) + packed)
 
     def more():
         arguments = (sizes, seconds / sum(sizes), 12, rng.integers(0, 10**6))
