@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.harness.layouts import lay
 from lab.measure.kernels import watching
 from lab.measure.memory import Held
 from lab.ranks import gates
@@ -17,8 +18,6 @@ from lab.solution.wire import PerRank
 
 if TYPE_CHECKING:  # ranks have no use for it
     from lab.harness.trace import Trace
-
-from lab.harness.layouts import lay
 
 from ..zero.probes_fsdp import at_rest
 

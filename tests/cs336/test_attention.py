@@ -40,13 +40,9 @@ causal = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causa
 
 def draw(rng, which: str) -> list:
     """Cases, each (q, k, v, do)."""
-    if which == "one":
-        pairs, dim = [(64, 64)], 16
-    elif which == "drawn":
-        pairs, dim = [(rng.choice([64, 128, 256]), rng.choice([64, 128, 256]))], rng.choice([16, 32, 64])
-    else:
-        pairs, dim = (SQUARE if which == "square" else OTHER), 16
-    batch = rng.integers(1, 3)
+    drawn = [(rng.choice([64, 128, 256]), rng.choice([64, 128, 256]))]
+    pairs = {"one": [(64, 64)], "square": SQUARE, "not square": OTHER, "drawn": drawn}[which]
+    batch, dim = rng.integers(1, 3), rng.choice([16, 32, 64])
     return [
         [rng.normal(batch, queries, dim), rng.normal(batch, keys, dim), rng.normal(batch, keys, dim),
          rng.normal(batch, queries, dim)] for queries, keys in pairs
