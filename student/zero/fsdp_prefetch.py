@@ -14,10 +14,10 @@ class FSDPPrefetch(FSDP):
 
     Construct and use it like `FSDP`; it sends the same messages, earlier. Before a layer computes, start to gather the
     layer that followed it last time, in forward or backward, and do not wait for it. Each forward and each backward
-    learns the order: the second run in a new order fetches ahead in that order. So at most one layer is whole and one
-    is being gathered. A gathered layer that was not needed is freed when forward returns. Wait for a reduce-scatter
-    when the next one starts, and for the last one in `finish_gradient_synchronization()`, so at most one layer's whole
-    gradient is waiting.
+    learns the order: the second run in a new order prefetches in that order. Once the order is known, at most one layer
+    is whole and one is being gathered. A gathered layer that was not needed is freed when forward returns, or in
+    `finish_gradient_synchronization()`. Wait for a reduce-scatter when the next one starts, and for the last one in
+    `finish_gradient_synchronization()`, so at most one layer's whole gradient is waiting.
     Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.
     """
 

@@ -3,8 +3,8 @@
 What must be true: results and gradients are those of the whole sequence's causal attention; keys and values go around a
 ring, in their own dtype, and every rank has as much to do. How it would be faked or got wrong: all keys gathered
 everywhere; partial results added without their lse; whole matrices with a mask, half of it for nothing; a split in
-blocks, where the last rank works W times as long; gradients of keys that stay where they were computed; all that came
-kept for backward (the kernel tells).
+blocks, where the last rank works W times as long; all computed before it is sent on (a gate before the first product);
+gradients of keys that stay where they were computed; all that came kept for backward (the kernel tells).
 """
 
 from __future__ import annotations
