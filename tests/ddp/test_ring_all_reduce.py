@@ -97,9 +97,10 @@ def test_messages_go_round_the_ring_in_pieces(run, rng, world):
             f"{what}: all {world} ranks together sent {total} bytes, expected 2(W − 1) · {n * item} = {want}; rank 0 "
             f"sent {collectives.messages(sends(told[0], what))}"
         )
-        largest, chunk = max(r["bytes"] for rows in told for r in sends(rows, what)), -(-n // world) * item
-        assert largest <= chunk, (
-            f"{what}: a message of {largest} bytes, expected at most {chunk}: chunks differ by at most one element"
+        lengths_sent = {r["elements"] for rows in told for r in sends(rows, what)}
+        assert lengths_sent <= {n // world, -(-n // world)}, (
+            f"{what}: messages of {sorted(lengths_sent)} elements, expected {n // world} or {-(-n // world)}: "
+            "chunks differ by at most one element"
         )
 
 
