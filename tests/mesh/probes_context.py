@@ -55,16 +55,19 @@ class First(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+IN_ORDER = ("forward", "forward's first product", "backward", "backward's first product")
+
+
 def in_order(impl, whole: dict) -> dict:
-    """The same in the default group, with a gate before the first product of each direction."""
+    """The same in the default group, through the gates of IN_ORDER."""
     mine = positions(whole["q"].shape[-2], dist.get_world_size(), dist.get_rank())
     q, k, v = (whole[name][..., mine, :].clone().requires_grad_() for name in "qkv")
-    gates.mark("forward")
-    with First("forward's first product") as first:
+    gates.mark(IN_ORDER[0])
+    with First(IN_ORDER[1]) as first:
         o = impl.mesh.context.ring_attention(q, k, v)
         first.mark()
-    gates.mark("backward")
-    with First("backward's first product") as first:
+    gates.mark(IN_ORDER[2])
+    with First(IN_ORDER[3]) as first:
         o.backward(whole["do"][..., mine, :])
         first.mark()
     return {"positions": mine, "o": o.detach().clone(), "dq": q.grad, "dk": k.grad, "dv": v.grad}

@@ -17,10 +17,9 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_context as probes
-from .carried import BOTH, asked, does_not_grow
+from .carried import asked, does_not_grow
 
 CONTEXT = "mesh.context"
-IN_ORDER = ("forward", "forward's first product", "backward", "backward's first product")
 
 
 def draw(rng, world: int, dtype=torch.float32, local: int = 0, lead: list | None = None) -> dict:
@@ -178,10 +177,10 @@ def test_keys_and_values_go_around_the_ring(run, rng):
 def test_keys_and_values_are_on_their_way_before_a_rank_attends_to_them(run, rng):
     world = rng.integers(2, 4)
     whole = draw(rng, world)
-    ranks = asked(run, probes.in_order, whole, parts=IN_ORDER, world=world)
+    ranks = asked(run, probes.in_order, whole, parts=probes.IN_ORDER, world=world)
     judge(whole, {}, ranks, [*range(world)], 12)
     for rank, got in enumerate(ranks):
-        for phase in BOTH:
+        for phase in ("forward", "backward"):
             assert any(row["op"] == "send" for row in got["sent"][phase]), (
                 f"rank {rank} of {world}, {phase}: it computed a product of matrices before it had sent anything: "
                 "start to send k and v first, and attend to them while they travel"
