@@ -7,6 +7,7 @@ import secrets
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ def serve(
     ] = None,
     add_users: Annotated[
         Path | None,
-        typer.Option(help="Add a student for each row of a CSV with columns login and submission, as people.csv has."),
+        typer.Option(help="Add or move a student for each row of a CSV with columns login and submission: people.csv."),
     ] = None,
     role: Annotated[str, typer.Option(help="With --add-user: staff or student.")] = "student",
     submission: Annotated[str, typer.Option(help="With --add-user: what the student sees; default: the login.")] = "",
@@ -42,13 +43,17 @@ def serve(
             if not {"login", "submission"} <= set(sheet.headings):
                 came = ", ".join(sheet.headings)[:200]
                 raise Wrong(f"--add-users: expected columns login and submission, got {came}")
-            made, there = [], book.graded(run.id)
+            made, moved, there, named = [], [], book.graded(run.id), {}
             for line, row in sheet:
                 known([row["submission"]], there, f"--add-users: line {line}")
-                if book.account(row["login"]) is None:
-                    made.append((row["login"], secrets.token_urlsafe(9), row["submission"]))
-            book.admit(pages.account(login, "student", name, password) for login, password, name in made)
-            say(f"{len(made)} students added; those who had an account keep theirs", err)
+                named[row["login"]] = row["submission"]
+            for login, name in named.items():
+                if (has := book.account(login)) is None:
+                    made.append((login, secrets.token_urlsafe(9), name))
+                elif has.role == "student" and has.name != name:  # handed in again, under another number
+                    moved.append(replace(has, name=name))
+            book.admit([*moved, *(pages.account(login, "student", name, password) for login, password, name in made)])
+            say(f"{len(made)} students added, {len(moved)} moved to another submission; all others stay", err)
             print(csv_text([("login", "password", "submission"), *made]), end="")
             return
         if add_user is not None:

@@ -339,7 +339,9 @@ def test_accounts_are_added_by_the_command(out):
     (out / "people.csv").write_text("submission,submitted,student,login,id\nada,,Ada,al,1\nada,,Bob,cyd,2\n")
     done = CliRunner().invoke(commands, ["serve", "--out", str(out), "--add-users", str(out / "people.csv")])
     (made,) = csv.DictReader(done.stdout.splitlines())
-    assert (made["login"], made["submission"]) == ("al", "ada"), "cyd keeps what cyd had"
+    assert (made["login"], made["submission"]) == ("al", "ada"), "cyd has a password"
+    assert Client(serve.create_app(out), "cyd", "a long word").get("/").location == "/student/ada", "a new number"
+    assert "1 students added, 1 moved to another submission" in done.stderr
     assert Client(serve.create_app(out), "al", made["password"]).get("/").location == "/student/ada"
     (out / "words.csv").write_text("words")
     with refused(Wrong, "--add-users: expected columns login and submission, got "):
