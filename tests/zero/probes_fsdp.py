@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.harness import modes
+from lab.harness.calls import plain
 from lab.harness.named import Named, Numbered
 from lab.harness.raising import raised
 from lab.measure.memory import Held
@@ -241,6 +242,14 @@ def nested(impl, kind: str) -> str:
     """What layers within each other raise."""
     m = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.Linear(3, 3))
     return raised(lambda: wrap(impl, kind, m, layers=[m[1], m[0], m[0][0]]))
+
+
+def two_names(impl, kind: str) -> list[dict]:
+    """The state of a layer that is registered twice: as it is whole, and as the wrapper gives it."""
+    m = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    m.append(m[0])
+    whole = plain(nn.Module.state_dict(m))
+    return [whole, plain_state(wrap(impl, kind, m, small=0))]
 
 
 class Keywords(nn.Module):

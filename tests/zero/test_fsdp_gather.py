@@ -14,6 +14,7 @@ from collections import Counter
 
 import pytest
 
+from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import oracles_fsdp as oracles
@@ -63,6 +64,14 @@ def test_only_the_ranks_of_its_group_are_averaged(run, rng):
 @exercise(GATHER, kind="numerics")
 def test_large_fp16_gradients_do_not_overflow(run, rng):
     oracles.survives_fp16(run, rng, "gather")
+
+
+@exercise(GATHER, kind="numerics")
+def test_the_state_has_every_name_of_a_layer(run):
+    for rank, (want, got) in enumerate(run(probes_fsdp.two_names, "gather", world=2)):
+        assert sorted(got) == sorted(want), f"rank {rank} of 2: full_state() has {[*got]}, state_dict() had {[*want]}"
+        for name, tensor in want.items():
+            close(got[name], tensor, tensor, f"{name} of rank {rank} of 2")
 
 
 @exercise(GATHER, kind="numerics")
