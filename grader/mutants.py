@@ -47,7 +47,7 @@ class Edited:
 
     name: str
     exercise: str
-    why: str  # of a mutant: what is wrong, as a clause after "This is what comes out when"
+    why: str  # of a mutant: what is wrong, as a clause after "The same comes out when"
     how: str  # a key of HOW: what must kill it
     edits: tuple[tuple[str, str, str], ...]  # (file, old, new)
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..course.assignment import ROOT
 
 PUBLIC = "public"  # the seed on which mistakes are recorded
-SAYS = "This is what comes out when "
+SAYS = "The same comes out when "
 CHECK = "Check: "  # what a test itself takes for the likely cause
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _MOST = 24  # numbers of a message that are kept

@@ -49,7 +49,7 @@ def known(tmp_path, monkeypatch):
 def test_the_same_words_and_nearly_the_same_numbers_are_one_mistake(known, message, is_told):
     known(sum="rank 1: got 0.5, expected 1,000")
     told = mistakes.explain(TEST, message)
-    assert told == ("This is what comes out when sum is wrong." if is_told else "")
+    assert told == ("The same comes out when sum is wrong." if is_told else "")
     assert mistakes.explain(TEST.replace("[2]", "[3]"), message) == ""
 
 
@@ -69,7 +69,7 @@ def test_what_the_kernel_measures_is_compared_roughly(known, message, is_told):
 def test_several_causes_are_all_told_in_the_first_line(known):
     known(sum="got 1\nthe inputs", mean="got 1\nthe inputs")
     added = mistakes.added(TEST, "got 1\nthe inputs")
-    assert added == "This is what comes out when sum is wrong; or when mean is wrong.\ngot 1\nthe inputs"
+    assert added == "The same comes out when sum is wrong; or when mean is wrong.\ngot 1\nthe inputs"
     assert mistakes.without(added) == "got 1\nthe inputs"
 
 
@@ -80,10 +80,10 @@ def test_where_nothing_is_recorded_the_message_stays_as_it_is(known):
 def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one():
     secret = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "got 7\nthe inputs")
     public = Result(
-        "ddp.naive", "numerics", TEST, "", "failed", "assertion", "This is what comes out when x.\ngot 1\n2"
+        "ddp.naive", "numerics", TEST, "", "failed", "assertion", "The same comes out when x.\ngot 1\n2"
     )
     both = judge._with(secret, public)
-    assert (both.message, both.public) == ("This is what comes out when x.\ngot 7\nthe inputs", "failed")
+    assert (both.message, both.public) == ("The same comes out when x.\ngot 7\nthe inputs", "failed")
 
 
 @pytest.mark.parametrize("stage", RECORDED)
