@@ -1,7 +1,8 @@
-"""Everything that needs a GPU, in one command: `make gpu`, about 20 minutes. Run it again to go on where it stopped.
+"""Everything that needs a GPU, in one command: `make gpu`, at most 20 minutes. Run it again to go on where it stopped.
 
 Each part is a process of its own with a time limit, so a part that fails does not end the others. A part that passed on
-this commit and device is not run again. Without a GPU, the parts that need none run as a rehearsal.
+this commit and device, with the same uncommitted changes, is not run again. Without a GPU, the parts that need none run
+as a rehearsal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from lab.course.assignment import ROOT
 
-from .results import FOLDER, commit, device, write
+from .results import COMMIT, FOLDER, UNCOMMITTED, device, write
 
 STATE = ROOT / ".cache" / "gpu.json"
 
@@ -59,7 +60,7 @@ def main(parts: Sequence[Part] = PARTS, state: Path = STATE) -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--again", action="store_true", help="forget what passed before")
     again = asked.parse_args(sys.argv[1:] if parts is PARTS else []).again
-    here = f"{commit()} {device()}"
+    here = f"{COMMIT} {UNCOMMITTED} {device()}"
     known = {} if again or not state.is_file() else json.loads(state.read_text())
     done: dict[str, dict] = known.get("parts", {}) if known.get("here") == here else {}
     for part in parts:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from grader.batch import commit, versions
+from lab.course.provenance import commit, uncommitted, versions
 
 FOLDER = Path(__file__).parent / "results"
+COMMIT, UNCOMMITTED = commit(), uncommitted()  # of the code that is running: read before anything is measured
 
 
 def device() -> str:
@@ -42,7 +43,8 @@ def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
     about = {
         "device": device(),
         "versions": versions(),
-        "commit": commit(),
+        "commit": COMMIT,
+        **({"uncommitted": UNCOMMITTED} if UNCOMMITTED else {}),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     FOLDER.mkdir(exist_ok=True)
@@ -51,6 +53,7 @@ def write(name: str, rows: list[dict[str, Any]], note: str = "") -> str:
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(str(row[c]) for c in columns)} |" for row in rows]
     head = f"{about['date']} · {about['device']} · " + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
-    text = "\n".join([f"# {name}", "", head, f"commit {about['commit'][:12]}", "", *lines, "", note, ""])
+    at = f"commit {COMMIT[:12]}" + f", with changes that are in no commit ({UNCOMMITTED})" * bool(UNCOMMITTED)
+    text = "\n".join([f"# {name}", "", head, at, "", *lines, "", note, ""])
     (FOLDER / f"{name}.md").write_text(text)
     return text

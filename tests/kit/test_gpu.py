@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+from packaging.requirements import Requirement
 
 from benchmarks import gpu, static
+from lab.course.assignment import ROOT
 
 from .classroom import refused
 
@@ -44,3 +52,35 @@ def test_a_peer_for_the_static_race_may_import_its_neighbours(tmp_path):
     assert (name, forward(3)) == ("forward", 6)
     with refused(argparse.ArgumentTypeError, "expected a function in", "it has no 'backward'"):
         static.forward_of(f"{tmp_path}/kernels/mine.py:backward")
+
+
+BLOCKED = """
+import importlib, sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}: it is of an extra", name=name)
+
+blocked, modules, tests = map(str.split, sys.argv[1:])
+sys.meta_path.insert(0, Block())
+for module in modules:
+    importlib.import_module(module)
+import pytest
+sys.exit(pytest.main(["--collect-only", "-q", *tests]))
+"""
+
+
+def test_no_part_needs_a_package_of_an_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {Requirement(text).name for some in project["optional-dependencies"].values() for text in some}
+    blocked = {name for name, of in metadata.packages_distributions().items() if {d.lower() for d in of} & extras}
+    assert {"yaml", "libcst", "hypothesis"} <= blocked
+    modules = ["benchmarks.gpu", *(p.arguments[1] for p in gpu.PARTS if p.arguments[1] not in ("lab", "pytest"))]
+    tests = [a for part in gpu.PARTS for a in part.arguments if a.startswith("tests/")]
+    run = subprocess.run(
+        [sys.executable, "-c", BLOCKED, " ".join(blocked), " ".join(modules), " ".join(tests)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": ".", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
