@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lab.course.assignment import ROOT
 from lab.course.provenance import commit, uncommitted, versions
 
 FOLDER = Path(__file__).parent / "results"
@@ -30,6 +32,42 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+class Kept:
+    """Rows that are kept in .cache/ as they come, so that a run that was stopped goes on.
+
+    Rows of another commit, device or command line are forgotten.
+    """
+
+    def __init__(self, name: str):
+        self.path = ROOT / ".cache" / f"{name}-rows.json"
+        self.here = [COMMIT, UNCOMMITTED, device(), sys.argv[1:]]
+        told = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        self.rows: list[dict[str, Any]] = told["rows"] if told.get("here") == self.here else []
+
+    def has(self, **key: Any) -> bool:
+        """Whether a row has these values."""
+        return any(key.items() <= row.items() for row in self.rows)
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        self.rows += rows
+        self.path.parent.mkdir(exist_ok=True)
+        half = self.path.with_suffix(".half")
+        half.write_text(json.dumps({"here": self.here, "rows": self.rows}))
+        half.replace(self.path)
+
+    def write(self, note: str) -> str:
+        """Write all rows as a result, and forget them."""
+        text = write(self.path.name.removesuffix("-rows.json"), self.rows, note)
+        self.path.unlink()
+        return text
+
+
+def reason(error: Exception) -> str:
+    """Its kind, and the first line of what it says."""
+    said = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {said}"[:100].replace("|", "/")
 
 
 def earlier(name: str, rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -7,11 +7,7 @@ adds another forward, called as `attention_forward` is, whose tiles are named BL
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +20,7 @@ from reference.flash_attention.triton_backward_dkdv import attention_backward_dk
 from reference.flash_attention.triton_backward_dq import attention_backward_dq
 from reference.flash_attention.triton_forward import attention_forward
 
+from .peers import add_peer
 from .replay import RATES, Replay
 from .results import write
 
@@ -46,7 +43,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--arch", type=int, nargs="+", choices=TENSOR_FLOPS, default=[*TENSOR_FLOPS])
     asked.add_argument("--dim", type=int, nargs="+", choices=(64, 128), default=[128, 64])
-    asked.add_argument("--peer", action="append", default=[], metavar="path:function", type=forward_of)
+    add_peer(asked)
     asked.add_argument("--print", action="store_true", help="keep nothing")
     options = asked.parse_args()
     rows = []
@@ -61,21 +58,6 @@ def main() -> None:
                     print(*rows[-1].values(), flush=True)
     if not options.print:
         print(write("static", rows, NOTE))
-
-
-def forward_of(text: str) -> tuple[str, Callable]:
-    """The function of `path:function`, and its name."""
-    path, _, name = text.rpartition(":")
-    file = Path(path).resolve()
-    if not file.is_file() or file.suffix != ".py":
-        raise argparse.ArgumentTypeError(f"expected path:function with the path of a Python file, got {text!r}")
-    package = types.ModuleType(f"peer{len(sys.modules)}")  # the file imports its neighbours
-    package.__path__ = [str(file.parents[1])]
-    sys.modules[package.__name__] = package
-    module = importlib.import_module(f"{package.__name__}.{file.parent.name}.{file.stem}")
-    if not callable(getattr(module, name, None)):
-        raise argparse.ArgumentTypeError(f"expected a function in {path}, and it has no {name!r}")
-    return name, getattr(module, name)
 
 
 def passes(dim: int, is_causal: bool, peers: dict[str, Callable]) -> list[tuple[str, int, Callable[[], Any]]]:
