@@ -52,7 +52,7 @@ PARTS = (
     Part("attention", ("-m", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10"),
          limit_s=260, rehearsal=("-m", "benchmarks.attention", "--device", "cpu"), peers=True),
     Part("mixed precision", ("-m", "benchmarks.mixed_precision"),
-         rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--steps", "2")),
+         rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
     Part("NCCL", (*_TRAIN, "20"), gpus=2, rehearsal=(*_TRAIN, "3")),
 )  # fmt: skip
 
