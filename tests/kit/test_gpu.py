@@ -10,9 +10,10 @@ import sys
 import tomllib
 from importlib import metadata
 
+import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import gpu, peers, results
+from benchmarks import gpu, peers, results, static
 from lab.course.assignment import ROOT
 
 from .classroom import refused
@@ -99,6 +100,41 @@ def test_a_peer_may_import_its_neighbours(tmp_path):
     assert (name, forward(3)) == ("forward", 6)
     with refused(argparse.ArgumentTypeError, "expected a function in", "it has no 'backward'"):
         peers.forward_of(f"{tmp_path}/kernels/mine.py:backward")
+
+
+PEERS = """
+import triton, triton.language as tl
+
+@triton.jit
+def kernel(x, TILE: tl.constexpr):
+    tl.store(x, 1.0)
+
+def other_names(q, k, v, is_causal):
+    kernel[(1,)](q, TILE=64)
+
+def raises(q, k, v, is_causal):
+    raise RuntimeError("expected dim 64, got 128")
+
+def no_kernel(q, k, v, is_causal):
+    return q @ k.mT @ v
+"""
+
+
+def test_a_peer_that_cannot_be_read_gets_a_row_with_the_reason(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("triton")
+    (tmp_path / "peers.py").write_text(PEERS)
+    own = static.passes
+    monkeypatch.setattr(static, "passes", lambda *how: [own(*how)[0], *own(*how)[4:]])
+    names = [f"--peer={tmp_path}/peers.py:{name}" for name in ("other_names", "raises", "no_kernel")]
+    monkeypatch.setattr("sys.argv", ["static", "--print", "--arch=90", "--dim=128", *names])
+    static.main()
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].startswith("90 128 no forward 128 × 128")
+    told = "expected BLOCK_M and BLOCK_N among the launch's keywords, got TILE"
+    for row, reason in zip(rows[1:4], (told, "expected dim 64, got 128", "launched no Triton kernel"), strict=True):
+        assert f"not read: {'RuntimeError' if 'dim' in reason else 'ValueError'}: {reason}" in row
+    assert "forward at dim 128" in rows[-1]
+    assert "falls short" in rows[-1]
 
 
 BLOCKED = """
