@@ -29,8 +29,8 @@ TENSOR_FLOPS = {80: 2048, 90: 4096, 100: 8192}  # per cycle and SM, dense 16-bit
 GPUS = {80: (108, 1.41), 90: (132, 1.755)}  # SMs and GHz: A100, H100 SXM
 TILE = 128  # cycles and instructions are per TILE × TILE scores
 # Published over replayed TFLOP/s of Triton's tutorial 06: forward, dim 128, N 8,192, not causal, on an H100. Published
-# are 464 (facebookexperimental/triton, pull request 205) and 471 (pytorch/benchmark, pull request 2391). This model gave
-# 538 for the tutorial's kernel, compiled by Triton 3.7.1.
+# are 464 (facebookexperimental/triton, pull request 205) and 471 (pytorch/benchmark, pull request 2391). This model
+# gave 538 for the tutorial's kernel, compiled by Triton 3.7.1.
 CALIBRATION = 467 / 538
 # TFLOP/s of FlashAttention-2 and cuDNN on an H100, N 8,192, not causal, by direction and dim: Shah et al. 2024,
 # "FlashAttention-3", figures 5 and 6. Backward counts five products.
