@@ -137,6 +137,25 @@ def test_a_peer_that_cannot_be_read_gets_a_row_with_the_reason(tmp_path, monkeyp
     assert "falls short" in rows[-1]
 
 
+SPILLS = """
+import torch
+from lab.measure.kernels import compiling
+from reference.flash_attention.overlap import attention_forward_overlapped
+for is_causal in (False, True):
+    q, k, v = (torch.empty(2, 16, 8192, 128, dtype=torch.bfloat16) for _ in range(3))
+    with compiling(80) as kernels:
+        attention_forward_overlapped(q, k, v, is_causal)
+    print(kernels[-1].spilled_bytes)
+"""
+
+
+def test_overlap_spills_nothing_on_the_generation_before_hopper():
+    pytest.importorskip("triton")
+    run = subprocess.run([sys.executable, "-c", SPILLS], cwd=ROOT, env={**os.environ, "PYTHONPATH": "."},
+                         capture_output=True, text=True)  # fmt: skip
+    assert run.stdout.split() == ["0", "0"], run.stdout + run.stderr[-2000:]
+
+
 BLOCKED = """
 import importlib, sys
 
