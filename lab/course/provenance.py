@@ -1,4 +1,4 @@
-"""What results rest on: versions, the kit's commit, and changes that are in no commit."""
+"""Where a result comes from: versions of packages, the kit's commit, and changes that are not committed."""
 
 from __future__ import annotations
 
