@@ -84,9 +84,10 @@ bench: env sandbox
 	$(PY) -m benchmarks.overhead
 	$(PY) -m benchmarks.grading
 
-# Everything that needs a GPU, in about 20 minutes; needs nothing installed beyond torch and triton. Again: goes on.
+# Everything that needs a GPU, in at most 20 minutes. A checkout needs no install, but the packages of `dependencies` in
+# pyproject.toml. Run it again to go on; AGAIN=1 forgets what passed; PEER=path:function adds another attention.
 gpu:
-	PYTHONPATH=. $(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m benchmarks.gpu
+	PYTHONPATH=. $(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m benchmarks.gpu $(if $(AGAIN),--again) $(if $(PEER),--peer $(PEER))
 
 survival: env sandbox
 	$(PY) -m benchmarks.survival

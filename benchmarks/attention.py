@@ -1,17 +1,21 @@
 """Attention side by side: `PYTHONPATH=. python -m benchmarks.attention`, on a GPU.
 
-Ours, PyTorch's FlashAttention-2, cuDNN, FlexAttention and compiled naive attention, in interleaved rounds of one run,
-so that clocks and heat are shared; medians and quartiles; the matrix ceiling measured beside them; results compared on
-fresh inputs after timing. bfloat16, batch · N = 16,384, heads · dim = 2,048.
+Ours, PyTorch's FlashAttention-2, the package flash_attn where it is installed, cuDNN, FlexAttention, compiled naive
+attention, and any forward of `--peer path:function`. Rounds of one run are interleaved, so that clocks and heat are
+shared; medians and quartiles; the matrix ceiling measured beside them; results compared on fresh inputs after timing.
+bfloat16, batch · N = 16,384, heads · dim = 2,048. A run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
+import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,10 +24,12 @@ from torch import Tensor
 from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
-from .results import FOLDER, write
+from .peers import add_peer
+from .results import FOLDER, Kept, reason
 
 GOALS = "Goals on Hopper, N >= 4,096: forward 1.4 x FlashAttention-2 and 0.9 x cuDNN, backward 1.3 x FlashAttention-2."
 TOKENS, WIDTH = 16384, 2048
+PEERS = ["ours", "flash2", "flash_attn", "cudnn", "flex", "compiled"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -33,29 +39,35 @@ def main() -> None:
     parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--rounds", type=int, default=20, help="at least 2")
-    parser.add_argument("--peers", nargs="+", default=["ours", "flash2", "cudnn", "flex", "compiled"])
+    parser.add_argument("--peers", nargs="+", default=PEERS)
+    add_peer(parser)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a smoke test of ours, tiny")
     options = parser.parse_args()
     if options.device == "cpu":
-        return smoke()
+        return smoke(dict(options.peer))
     if not torch.cuda.is_available():
         raise SystemExit("not run: no CUDA device (--device cpu shows that it works, on a tiny size)")
-    ceiling = matrix_ceiling()
-    rows = []
+    ceiling, kept = matrix_ceiling(), Kept("attention")
     for dim in options.dims:
         for is_causal in (False, True):
             for n in options.lengths:
-                rows += measure(dim, n, is_causal, options, ceiling)
-                print(*rows[-3:], sep="\n", flush=True)
+                if not kept.has(dim=dim, causal=is_causal, N=n):
+                    kept.add(*measure(dim, n, is_causal, options, ceiling))
+                    print(*kept.rows[-3:], sep="\n", flush=True)
+    rows = kept.rows
     note = (
         f"{torch.cuda.get_device_name()}: {ceiling / 1e12:.0f} TFLOP/s measured in bfloat16 products of 8,192. {GOALS}"
     )
-    print(write("attention", rows, note))
+    print(kept.write(note))
     plot(rows)
+    if lost := [f"{r['what']} at dim {r['dim']}, N {r['N']}" + ", causal" * r["causal"] for r in rows if not r["ours"]]:
+        raise SystemExit(f"ours did not run: {'; '.join(lost)}")
 
 
-def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str, Attend]:
-    """By name, those that this torch has and this size allows."""
+def candidates(
+    names: Collection[str], is_causal: bool, n: int, dim: int, peers: dict[str, Callable]
+) -> dict[str, Attend]:
+    """By name, those that are installed and that this size allows; then the user's."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -75,17 +87,33 @@ def candidates(names: list[str], is_causal: bool, n: int, dim: int) -> dict[str,
         compiled = torch.compile(flex_attention, dynamic=False)
         return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
+    def flash_attn() -> Attend:
+        from flash_attn import flash_attn_func  # its tensors are (batch, N, heads, dim)
+
+        return lambda *qkv: flash_attn_func(*(x.transpose(1, 2) for x in qkv), causal=is_causal).transpose(1, 2)
+
+    def of_the_user(forward: Callable) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            got = forward(q, k, v, is_causal)
+            return got if isinstance(got, Tensor) else got[0]
+
+        return attend
+
     ours = fastest(dim)
     made: dict[str, Callable[[], Attend]] = {
         "ours": lambda: lambda q, k, v: ours(q, k, v, is_causal),
         "flash2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
+        "flash_attn": flash_attn,
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
         "flex": flex,
         "compiled": lambda: functools.partial(torch.compile(naive, dynamic=False), is_causal=is_causal),
     }
     if n > 4096:
         made.pop("compiled")  # the matrix would fill the memory
-    return {name: make() for name, make in made.items() if name in names}
+    if not find_spec("flash_attn"):
+        made.pop("flash_attn")
+    own = {name: of_the_user(forward) for name, forward in peers.items()}
+    return {name: make() for name, make in made.items() if name in names} | own
 
 
 def fastest(dim: int) -> Callable[..., Tensor]:
@@ -118,7 +146,11 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
     q, k, v = inputs(n, dim)
     do = torch.randn_like(q)
     torch.compiler.reset()  # or a size after the eighth would not be compiled
-    calls = candidates(options.peers, is_causal, n, dim)
+    calls = candidates(options.peers, is_causal, n, dim, dict(options.peer))
+    columns = [
+        "dim", "causal", "N", "what", *PEERS, *dict(options.peer), "of the ceiling", "over flash2", "over cudnn",
+        "error over flash2's",
+    ]  # fmt: skip
     rows = []
     for direction, products in (("forward", 2), ("backward", 5), ("both", 7)):
         flops = products * 2 * TOKENS * n * WIDTH * (0.5 if is_causal else 1.0)
@@ -128,7 +160,9 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
                 try:
                     took = seconds(calls[name], direction, q, k, v, do)
                 except Exception as error:
-                    print(f"{name}: not run at dim {dim}, N {n}: {str(error).splitlines()[0][:120]}")
+                    print(f"{name}: no {direction} at dim {dim}, N {n}: {reason(error)}", flush=True)
+                    if "CUDA error" in str(error):
+                        raise SystemExit("after a CUDA error this process can measure nothing: run again") from None
                     calls.pop(name)
                     times.pop(name)
                     continue
@@ -145,14 +179,8 @@ def measure(dim: int, n: int, is_causal: bool, options: Any, ceiling: float) -> 
             for peer in ("flash2", "cudnn"):
                 row[f"over {peer}"] = f"{statistics.median(times[peer]) / ours:.2f}" if peer in times else ""
         row["error over flash2's"] = error_ratio(calls, dim, n, is_causal) if direction == "both" else ""
-        rows.append({**dict.fromkeys(COLUMNS, ""), **row})
+        rows.append({**dict.fromkeys(columns, ""), **row})
     return rows
-
-
-COLUMNS = [
-    "dim", "causal", "N", "what", "ours", "flash2", "cudnn", "flex", "compiled", "of the ceiling", "over flash2",
-    "over cudnn", "error over flash2's",
-]  # fmt: skip
 
 
 def inputs(n: int, dim: int) -> list[Tensor]:
@@ -215,20 +243,28 @@ def matrix_ceiling() -> float:
     return 2 * 8192**3 / statistics.median(times[5:])
 
 
-def smoke() -> None:
-    """Ours in the interpreter, if TRITON_INTERPRET=1 is set: that it runs, and is right."""
-    attend = candidates(["ours"], True, 64, 32)["ours"]
+def smoke(peers: dict[str, Callable]) -> None:
+    """Ours, and the user's if they can, in the interpreter: that they run, and are right."""
+    os.environ["TRITON_INTERPRET"] = "1"
     q, k, v = (torch.randn(1, 2, 64, 32, requires_grad=True) for _ in range(3))
-    error = (attend(q, k, v) - naive(q, k, v, True)).abs().max().item()
-    print(f"a CPU: nothing is kept; largest difference {error:.1e}")
+    for name, attend in candidates(["ours"], True, 64, 32, peers).items():
+        try:
+            off = (attend(q, k, v) - naive(q, k, v, True)).abs().max().item()
+        except Exception as error:
+            if name == "ours":
+                raise
+            print(f"{name}: does not run on a CPU: {reason(error)}")
+        else:
+            print(f"{name} on a CPU: nothing is kept; largest difference {off:.1e}")
 
 
 def plot(rows: list[dict]) -> None:
     """TFLOP/s over N, a panel each for dim, mask and direction."""
     import matplotlib.pyplot as plt
 
-    colours = {"ours": "#0072B2", "flash2": "#D55E00", "cudnn": "#009E73", "flex": "#CC79A7", "compiled": "#999999"}
-    marks = dict(zip(colours, "os^Dx", strict=True))
+    names = [name for name in rows[0] if any("%" in str(r[name]) for r in rows)]
+    some = ["#0072B2", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#999999", "#56B4E9", "#F0E442"]
+    colours, marks = (dict(zip(names, itertools.cycle(them), strict=False)) for them in (some, "osv^DxP*"))
     panels = [(d, c) for d in sorted({r["dim"] for r in rows}) for c in (False, True)]
     figure, axes = plt.subplots(2, len(panels), figsize=(4 * len(panels), 6), squeeze=False, sharex=True)
     for line, direction in zip(axes, ("forward", "backward"), strict=True):

@@ -1,7 +1,8 @@
-"""Everything that needs a GPU, in one command: `make gpu`, about 20 minutes. Run it again to go on where it stopped.
+"""Everything that needs a GPU, in one command: `make gpu`, at most 20 minutes. Run it again to go on where it stopped.
 
 Each part is a process of its own with a time limit, so a part that fails does not end the others. A part that passed on
-this commit and device is not run again. Without a GPU, the parts that need none run as a rehearsal.
+this commit and device, with the same uncommitted changes, is not run again. Without a GPU, the parts that need none run
+as a rehearsal.
 """
 
 from __future__ import annotations
@@ -14,105 +15,154 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from lab.course.assignment import ROOT
 
-from .results import FOLDER, commit, device, write
+from .results import COMMIT, FOLDER, UNCOMMITTED, device, write
 
 STATE = ROOT / ".cache" / "gpu.json"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command. gpus: how many it needs."""
+    """One command, for as many GPUs as it needs, and the command that rehearses it with fewer."""
 
     name: str
     arguments: tuple[str, ...]  # after `python`
-    gpus: int
-    limit_s: float
-
-
-def _module(name: str, module: str, *arguments: str, gpus: int = 1, limit_s: float = 240.0) -> Part:
-    return Part(name, ("-m", module, *arguments), gpus, limit_s)
+    gpus: int = 1
+    limit_s: float = 80.0
+    rehearsal: tuple[str, ...] = ()
+    peers: bool = False  # takes --peer
 
 
 _TESTS = ("--impl", "reference", "--profile", "full", "-q")
+_TRAIN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.train", "--mesh", "data=2", "--impl",
+          "reference", "--fresh", "--folder", ".cache/gpu-train", "--steps")  # fmt: skip
 PARTS = (
-    _module("doctor", "lab", "doctor", gpus=0, limit_s=60),
-    _module("machine code", "benchmarks.static", "--print", "--arch", "90", "--dim", "128", gpus=0),
-    _module("kernels, bfloat16 too", "pytest", "tests/flash_attention", *_TESTS, limit_s=420),
-    _module("CUDA graphs", "pytest", "tests/benchmarking/test_cuda_graph.py", *_TESTS, limit_s=90),
-    _module("tile sizes", "benchmarks.sweep", limit_s=180),
-    _module("attention", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10", limit_s=300),
-    _module("mixed precision", "benchmarks.mixed_precision", limit_s=120),
-    _module("NCCL", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lab.train", "--mesh", "data=2",
-            "--steps", "20", "--impl", "reference", "--fresh", gpus=2, limit_s=120),
+    Part("doctor", ("-m", "lab", "doctor"), gpus=0),
+    Part("machine code", ("-m", "benchmarks.static", "--print", "--arch", "90", "--dim", "128"), gpus=0, peers=True),
+    Part("kernels, bfloat16 too", ("-m", "pytest", "tests/flash_attention", *_TESTS), limit_s=320),
+    Part("CUDA graphs", ("-m", "pytest", "tests/benchmarking/test_cuda_graph.py", *_TESTS), limit_s=60),
+    Part("tile sizes", ("-m", "benchmarks.sweep"), limit_s=240,
+         rehearsal=("-m", "benchmarks.sweep", "--device", "cpu")),
+    Part("attention", ("-m", "benchmarks.attention", "--lengths", "2048", "8192", "16384", "--rounds", "10"),
+         limit_s=260, rehearsal=("-m", "benchmarks.attention", "--device", "cpu"), peers=True),
+    Part("mixed precision", ("-m", "benchmarks.mixed_precision"),
+         rehearsal=("-m", "benchmarks.mixed_precision", "--device", "cpu", "--batch", "1", "--steps", "2")),
+    Part("NCCL", (*_TRAIN, "20"), gpus=2, rehearsal=(*_TRAIN, "3")),
 )  # fmt: skip
 
 
-def main(parts: Sequence[Part] = PARTS, state: Path = STATE) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run what has not passed yet; return how many parts failed."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--again", action="store_true", help="forget what passed before")
-    again = asked.parse_args(sys.argv[1:] if parts is PARTS else []).again
-    here = f"{commit()} {device()}"
-    known = {} if again or not state.is_file() else json.loads(state.read_text())
-    done: dict[str, dict] = known.get("parts", {}) if known.get("here") == here else {}
-    for part in parts:
-        if done.get(part.name, {}).get("result") != "passed":
-            done[part.name] = _run(part)
-            state.parent.mkdir(exist_ok=True)
-            state.write_text(json.dumps({"here": here, "parts": done}, indent=1))
-        print(f"{part.name}: {done[part.name]['result']}", flush=True)
-    if torch.cuda.is_available() and parts is PARTS:
-        rows = [{"part": part.name, **done[part.name]} for part in parts]
-        write("gpu", rows, "Each part is a process of its own; seconds are wall time.")
-        _tell_readme()
+    asked.add_argument("--again", action="store_true", help="forget what passed and was measured before")
+    asked.add_argument("--peer", action="append", default=[], metavar="path:function", help="see benchmarks.attention")
+    options = asked.parse_args(arguments)
+    if options.again:
+        for kept in (STATE, *STATE.parent.glob("*-rows.json")):
+            kept.unlink(missing_ok=True)
+    more = tuple(word for peer in options.peer for word in ("--peer", peer))
+    done = run([_with(part, more) for part in PARTS], STATE)
+    if torch.cuda.is_available():
+        keep(done)
     return sum(row["result"].startswith(("failed", "stopped")) for row in done.values())
+
+
+def _with(part: Part, more: tuple[str, ...]) -> Part:
+    """The part, with these arguments if it takes peers."""
+    if not (more and part.peers):
+        return part
+    return replace(part, arguments=part.arguments + more, rehearsal=part.rehearsal and part.rehearsal + more)
+
+
+def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
+    """What each part came to; what passed before is not run again."""
+    here = f"{COMMIT} {UNCOMMITTED} {device()}"
+    known = json.loads(state.read_text()) if state.is_file() else {}
+    before: dict[str, dict] = known["parts"] if known.get("here") == here else {}
+    done = {}
+    for part in parts:
+        command = " ".join(part.arguments)
+        row = before.get(part.name, {})
+        if row.get("command") != command or not row["result"].startswith(("passed", "rehearsed")):
+            row = {"command": command, **_run(part)}
+        done[part.name] = row
+        state.parent.mkdir(exist_ok=True)
+        state.write_text(json.dumps({"here": here, "parts": before | done}, indent=1))
+        print(f"{part.name}: {row['result']}", flush=True)
+    return done
+
+
+def keep(done: dict[str, dict]) -> None:
+    """Write the results of a GPU, and the README's line if attention was measured."""
+    rows = [{"part": name, **row} for name, row in done.items()]
+    write("gpu", rows, "Each part is a process of its own; seconds are wall time.")
+    if done["attention"]["result"] == "passed":
+        _tell_readme()
 
 
 def _run(part: Part) -> dict:
     """The result and seconds of one part."""
-    there = torch.cuda.device_count()
-    if there < part.gpus:
-        what = "CUDA" if part.gpus == 1 else f"{part.gpus} GPUs"
-        return {"result": f"not run: needs {what}", "seconds": 0}
+    arguments, passed = part.arguments, "passed"
     start, environment = time.monotonic(), {**os.environ, "PYTHONPATH": str(ROOT)}
+    if torch.cuda.device_count() < part.gpus:
+        needs = "needs CUDA" if part.gpus == 1 else f"needs {part.gpus} GPUs"
+        if not part.rehearsal:
+            return {"result": f"not run: {needs}", "seconds": 0}
+        arguments, passed = part.rehearsal, f"rehearsed: {needs}"
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     log = STATE.parent / f"gpu-{re.sub(r'[^a-z]+', '-', part.name.lower())}.log"
     log.parent.mkdir(exist_ok=True)
     with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
         try:
-            command = [sys.executable, *part.arguments]
-            code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=part.limit_s
-            ).returncode
-            result = "passed" if code == 0 else f"failed with exit code {code}: see {log.relative_to(ROOT)}"
+            code = process.wait(part.limit_s)
+            result = passed if code == 0 else f"failed with exit code {code}: see {log.relative_to(ROOT)}"
         except subprocess.TimeoutExpired:
             result = f"stopped after {part.limit_s:g} s: see {log.relative_to(ROOT)}"
+        finally:
+            _end(process)
     return {"result": result, "seconds": round(time.monotonic() - start)}
 
 
+def _end(process: subprocess.Popen) -> None:
+    """End it by SIGTERM, so that torchrun ends its ranks, too."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def _tell_readme() -> None:
-    """Write the README's line on status from the results of `benchmarks.attention`."""
-    path = FOLDER / "attention.json"
-    if not path.is_file():
-        return
-    rows = json.loads(path.read_text())["rows"]
-    best = {row["what"]: row for row in rows if (row["dim"], row["causal"], row["N"]) == (128, False, 8192)}
-    parts = []
-    for what in ("forward", "backward"):
-        row = best[what]
-        ratios = f"{row['over flash2']} × FlashAttention-2, {row['over cudnn']} × cuDNN"
-        parts.append(f"{what} {row['ours'].split()[0]} TFLOP/s ({ratios})")
-    line = f"On one {torch.cuda.get_device_name()}, attention in bfloat16 at dim 128, N 8,192: {', '.join(parts)}."
+    """Replace the README's line on status by what `benchmarks.attention` measured, if it measured ours."""
+    line = readme_line(json.loads((FOLDER / "attention.json").read_text())["rows"])
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    changed = re.sub(r"^(All figures are from CPUs|On one ).*$", line, text, count=1, flags=re.MULTILINE)
-    readme.write_text(changed, encoding="utf-8")
+    if line:
+        text = re.sub(r"^(All figures are from CPUs|On one ).*$", lambda _: line, text, count=1, flags=re.MULTILINE)
+    readme.write_text(text, encoding="utf-8")
+
+
+def readme_line(rows: list[dict]) -> str:
+    """Our speed at dim 128 and N 8,192, not causal, and its ratios to the peers that ran; "" if ours did not run."""
+    parts = []
+    for row in rows:
+        if (row["dim"], row["causal"], row["N"]) == (128, False, 8192) and row["what"] != "both" and row["ours"]:
+            peers = {"FlashAttention-2": row["over flash2"], "cuDNN": row["over cudnn"]}
+            ratios = ", ".join(f"{ratio} × {peer}" for peer, ratio in peers.items() if ratio)
+            parts.append(f"{row['what']} {row['ours'].split()[0]} TFLOP/s" + f" ({ratios})" * bool(ratios))
+    if not parts:
+        return ""
+    return f"On one {torch.cuda.get_device_name()}, attention in bfloat16 at dim 128, N 8,192: {', '.join(parts)}."
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from grader.batch import commit
 from grader.graded import Flag, Graded, Run
 from grader.policy import Decision, read
 from grader.report.html import submission_page, write_reports
 from grader.sandbox import available
 from lab.course.assignment import ROOT, default
+from lab.course.provenance import commit
 from lab.course.scoring import Result
 
 from . import browser

@@ -23,7 +23,7 @@ NOTE = (
     "A transformer of 20 M parameters, AdamW in float32, sequences of 64 tokens: data, one a rank, sharded; tensor, "
     "one; pipe, 1F1B with 4 micro-batches of one. Medians of interleaved steps, of each the slowest rank; before, the "
     "losses of three steps were found to agree to 1e-4. peak, kept, sent: MiB, on the rank that has most. Goal: at "
-    "most 1.05 of torch on each axis."
+    "most 1.00 of torch on each axis."
 )
 AXES = ("data", "pipe", "tensor")
 

@@ -1,70 +1,107 @@
-"""Tile sizes, warps and stages of the attention kernels, tried one by one: `python -m benchmarks.sweep`, on a GPU."""
+"""Tile sizes, warps and stages of the attention kernels, tried one by one: `python -m benchmarks.sweep`, on a GPU.
+
+A run that was stopped goes on where it was. `--device cpu` runs each kernel once in the interpreter, and keeps nothing.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import os
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lab.course.assignment import ROOT
 from lab.solution.impl import load
 
 from .attention import TOKENS, WIDTH, inputs, timed
-from .results import write
+from .results import Kept, reason
 
 N, REPEATS = 8192, 8
-TILES = {
-    "forward": [(128, 128), (128, 64), (64, 128)],
-    "dq": [(128, 64), (64, 64), (64, 128)],
-    "dkdv": [(64, 128), (32, 128), (64, 64)],
+TILES = {  # BLOCK_M, BLOCK_N, warps
+    "forward": [(128, 128, 8), (128, 64, 8), (64, 128, 4)],
+    "overlapped": [(128, 128, 8), (128, 64, 8)],
+    "dq": [(128, 64, 8), (64, 64, 4), (64, 128, 8)],
+    "dkdv": [(64, 128, 8), (32, 128, 8), (64, 64, 4)],
 }
-PRODUCTS = {"forward": 2, "dq": 3, "dkdv": 4}
+STAGES = (2, 3)
+PRODUCTS = {"forward": 2, "overlapped": 2, "dq": 3, "dkdv": 4}
 
 
 def main() -> None:
     """Measure, print, keep."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    if asked.parse_args().device == "cpu":
+        return rehearse()
     if not torch.cuda.is_available():
-        raise SystemExit("not run: no CUDA device")
+        raise SystemExit("not run: no CUDA device (--device cpu runs each kernel once in the interpreter)")
+    kept, modules = Kept("sweep"), _modules()
+    for dim, is_causal in itertools.product((128, 64), (False, True)):
+        calls = _calls(modules, dim, is_causal, *inputs(N, dim))
+        for name, module in modules.items():
+            if name == "overlapped" and dim != 128:
+                continue
+            chosen = module._blocks
+            for (m, n, warps), stages in itertools.product(TILES[name], STAGES):
+                words = f"{m} × {n}, {warps} warps, {stages} stages"
+                key = {"dim": dim, "causal": is_causal, "kernel": name, "configuration": words}
+                if not kept.has(**key):
+                    module._blocks = lambda *_, choice=(m, n, warps, stages): choice
+                    kept.add({**key, "TFLOP/s": _speed(calls[name], PRODUCTS[name], is_causal)})
+                    print(*kept.rows[-1].values(), flush=True)
+                    if "CUDA error" in kept.rows[-1]["TFLOP/s"]:
+                        raise SystemExit("after a CUDA error this process can measure nothing: run again, to go on")
+            module._blocks = chosen
+    print(kept.write(f"bfloat16, N {N:,}; each kernel's own products; medians of {REPEATS}."))
+
+
+def _speed(call: Any, products: int, is_causal: bool) -> str:
+    flops = products * 2 * TOKENS * N * WIDTH * (0.5 if is_causal else 1.0)
+    try:
+        seconds = sorted(timed(call) for _ in range(REPEATS + 2))[REPEATS // 2]
+    except Exception as error:  # too much shared memory, or the compiler gives up
+        return reason(error)
+    return f"{flops / seconds / 1e12:.0f}"
+
+
+def _modules() -> dict[str, Any]:
     kernels = load(ROOT / "reference").flash_attention
-    modules = {
+    return {
         "forward": kernels.triton_forward,
+        "overlapped": kernels.overlap,
         "dq": kernels.triton_backward_dq,
         "dkdv": kernels.triton_backward_dkdv,
     }
-    rows = []
-    for dim, is_causal in itertools.product((128, 64), (False, True)):
-        calls = _calls(modules, dim, is_causal)
-        for name, module in modules.items():
-            chosen = module._blocks
-            flops = PRODUCTS[name] * 2 * TOKENS * N * WIDTH * (0.5 if is_causal else 1.0)
-            for (m, n), warps, stages in itertools.product(TILES[name], (4, 8), (2, 3)):
-                words = f"{m} × {n}, {warps} warps, {stages} stages"
-                module._blocks = lambda *_, choice=(m, n, warps, stages): choice
-                row: dict[str, Any] = {"dim": dim, "causal": is_causal, "kernel": name, "configuration": words}
-                try:
-                    seconds = sorted(timed(calls[name]) for _ in range(REPEATS + 2))[REPEATS // 2]
-                    rows.append({**row, "TFLOP/s": f"{flops / seconds / 1e12:.0f}"})
-                except Exception as error:  # too much shared memory, or the compiler gives up
-                    rows.append({**row, "TFLOP/s": str(error).splitlines()[0][:80]})
-                print(*rows[-1].values(), flush=True)
-            module._blocks = chosen
-    print(write("sweep", rows, f"bfloat16, N {N:,}; each kernel's own products; medians of {REPEATS}."))
 
 
-def _calls(modules: dict[str, Any], dim: int, is_causal: bool) -> dict[str, Any]:
-    """Launches of the three kernels on the same inputs."""
+def _calls(modules: dict[str, Any], dim: int, is_causal: bool, *given: torch.Tensor) -> dict[str, Any]:
+    """Launches of the kernels on the same q, k and v."""
     with torch.no_grad():
-        q, k, v = (t.detach() for t in inputs(N, dim))
-        do: Tensor = torch.randn_like(q)
+        q, k, v = (t.detach() for t in given)
+        do = torch.randn_like(q)
         o, lse = modules["forward"].attention_forward(q, k, v, is_causal)
         _, delta = modules["dq"].attention_backward_dq(q, k, v, o, lse, do, is_causal)
     return {
         "forward": lambda: modules["forward"].attention_forward(q, k, v, is_causal),
+        "overlapped": lambda: modules["overlapped"].attention_forward_overlapped(q, k, v, is_causal),
         "dq": lambda: modules["dq"].attention_backward_dq(q, k, v, o, lse, do, is_causal),
         "dkdv": lambda: modules["dkdv"].attention_backward_dkdv(q, k, v, lse, do, delta, is_causal),
     }
+
+
+def rehearse() -> None:
+    """Each kernel once in the interpreter, with the first configuration of the sweep."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    modules = _modules()
+    calls = _calls(modules, 32, True, *(torch.randn(1, 2, 64, 32, dtype=torch.float16) for _ in range(3)))
+    for name, module in modules.items():
+        module._blocks = lambda *_, choice=(*TILES[name][0], STAGES[0]): choice
+        first, second = calls[name]()
+        assert first.isfinite().all(), f"{name}: not finite"
+        assert second.isfinite().all(), f"{name}: not finite"
+        print(f"{name}: ran in the interpreter; nothing is kept")
 
 
 if __name__ == "__main__":

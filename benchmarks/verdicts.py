@@ -13,10 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from grader.batch import commit
 from grader.judge import run_tests
 from grader.mutants import apply, read
 from lab.course.assignment import ROOT, default
+from lab.course.provenance import commit
 from lab.harness.runner import Executor, Runner
 
 from .results import earlier, write

@@ -25,8 +25,8 @@ NOTE = (
     "peak, kept: MiB held at most in a step and after it, on the rank that has most; sent: MiB a rank, the mean. "
     "Goals: zero1 at most 1.00 of torch's best, split at most 1.05 of zero1, zero2 at most 0.95 of fully_shard. "
     "On Gloo each message costs: zero1 sends large tensors as they lie (44 here), torch with views one buffer an "
-    "owner, into which it has moved the parameters; alone, on 2 ranks, 63 and 48 ms. split cuts each tensor into a "
-    "piece a rank, so it sends as many times more."
+    "owner, into which it has moved the parameters. split cuts each tensor into a piece a rank, so it sends up to as "
+    "many times more."
 )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import ctypes
 import multiprocessing
 import os
 import secrets
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from lab.course.assignment import KINDS, ROOT, needed
@@ -185,20 +182,6 @@ _KINDS_OF_FLAGS = {"forbidden": "forbidden call", "crashed": "ended its process"
 
 def new_seed() -> str:
     return secrets.token_hex(16)
-
-
-def versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for package in ("torch", "triton", "numpy", "pytest"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
-def commit() -> str:
-    """The kit's own commit, "" outside a checkout."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def seconds_left(spent: Sequence[float], todo: int, jobs: int) -> float | None:

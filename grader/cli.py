@@ -15,6 +15,7 @@ from rich.table import Table
 
 from lab.course.assignment import Assignment, AssignmentError, default
 from lab.course.listing import some
+from lab.course.provenance import commit, versions
 from lab.course.questions import default as questions
 from lab.course.scoring import ExerciseScore
 from lab.harness.files import sweep_halves
@@ -182,10 +183,10 @@ app.add_typer(decide.rubric, name="rubric")
 
 def _begin(book: Any, layout: str, **how: Any) -> int:
     """Start a run by the assignment and the kit as they are now; how: what else `Gradebook.start_run` takes."""
-    from . import batch, fingerprint
+    from . import fingerprint
 
     rests_on = {"assignment": fingerprint.whole(), "manifest": fingerprint.manifest(layout)}
-    return int(book.start_run(versions=batch.versions(), commit=batch.commit(), **rests_on, **how))
+    return int(book.start_run(versions=versions(), commit=commit(), **rests_on, **how))
 
 
 def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:

@@ -89,18 +89,20 @@ def dryrun(
     runner = Runner(Executor(folder))
     try:
         accounts = [_account(runner, step, each, replace) for each in step.stages(rank)]
+        beside = {axis: _account(runner, step, each, replace) for axis, each in step.neighbours(rank).items()}
     finally:
         runner.close()
     of = f"{step.sequences:,} sequences of {step.context:,} tokens"
     say(out, f"{model} on {_mesh(step)}, {step.world:,} ranks: {of}")
     for first in range(0, len(accounts), COLUMNS):
         out.print(table(accounts[first : first + COLUMNS], step))
-    wrong = matched(accounts)
+    wrong = matched([*accounts, *beside.values()])
     if wrong:
         say(out, wrong, style="red")
         sys.exit(1)
-    if others := [axis for axis, degree in step.mesh.items() if degree > 1 and axis != "pipe"]:
-        say(out, f"not checked: whether other ranks along {' and '.join(others)} do the same")
+    if beside:
+        told = ", ".join(f"rank {account.rank} along {axis}" for axis, account in beside.items())
+        say(out, f"compared with a neighbour along each axis: {told}; other ranks are not run")
     say(out, fits(accounts, where))
     try:
         played = play({account.rank: account.program(step) for account in accounts}, where, timeline=True)

@@ -92,6 +92,17 @@ class Step:
         first = outer * self.mesh["pipe"] * inner + place % inner
         return [first + stage * inner for stage in range(self.mesh["pipe"])]
 
+    def neighbours(self, rank: int = 0) -> dict[str, int]:
+        """The next rank along each axis but pipe, behind the last the first."""
+        stride, found = 1, {}
+        for axis in reversed(AXES):
+            degree = self.mesh[axis]
+            if axis != "pipe" and degree > 1:
+                place = rank // stride % degree
+                found[axis] = rank + ((place + 1) % degree - place) * stride
+            stride *= degree
+        return dict(reversed(found.items()))
+
     def axes(self, ranks: Sequence[int]) -> str:
         """What a group's ranks differ along, as "data×expert"; "" for one rank alone."""
         sizes, told = [self.mesh[axis] for axis in AXES], []
@@ -140,9 +151,9 @@ class Account:
 
 
 def matched(accounts: Sequence[Account]) -> str:
-    """Where these ranks, all stages of one pipeline, disagree, wait for each other for ever or do not wait for what
-    they are sent, in one line; "" if they do none of it. Operations with ranks that have no account are taken to be
-    matched.
+    """Where these ranks, all stages of one pipeline and maybe others, disagree, wait for each other for ever or do not
+    wait for what they are sent, in one line; "" if they do none of it. Operations with ranks that have no account are
+    taken to be matched.
     """
     accounts = sorted(accounts, key=lambda account: account.rank)
     for i, one in enumerate(accounts):

@@ -5,7 +5,8 @@ process groups are as large as the mesh, and write the ledger that Gloo's do (la
 other end: what is sent is written down, and what is received has been. Nothing here is computed from a formula.
 
 Numbers that the host must know come through `lab.dryrun.host`, which gives balanced ones. What another rank would do is
-known by running that one, too: `lab.dryrun.accounts.matched` compares those of all stages of a pipeline.
+known by running that one, too: `lab.dryrun.accounts.matched` compares all stages of a pipeline, and a neighbour along
+each other axis.
 """
 
 from __future__ import annotations

@@ -26,14 +26,21 @@ def attention_forward_overlapped(q: Tensor, k: Tensor, v: Tensor, is_causal: boo
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     width, tma = padded(dim), fits_tma(q, k, v, o)
-    block_n, stages = (128, 3) if architecture() >= 90 else (64, 2)
-    flash_forward_overlapped[(triton.cdiv(queries, 128) * batch * heads,)](
-        operand(q, 128, tma), operand(k, block_n, tma), operand(v, block_n, tma), operand(o, 128, tma), lse,
+    block_m, block_n, warps, stages = _blocks(width)
+    flash_forward_overlapped[(triton.cdiv(queries, block_m) * batch * heads,)](
+        operand(q, block_m, tma), operand(k, block_n, tma), operand(v, block_n, tma), operand(o, block_m, tma), lse,
         q.stride(), k.stride(), v.stride(), o.stride(), dim**-0.5, heads, heads // kv_heads, queries, keys,
-        BLOCK_M=128, BLOCK_N=block_n, DIM=dim, WIDTH=width, IS_CAUSAL=is_causal, TMA=tma,
-        num_warps=8, num_stages=stages,
+        BLOCK_M=block_m, BLOCK_N=block_n, DIM=dim, WIDTH=width, IS_CAUSAL=is_causal, TMA=tma,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return o, lse
+
+
+def _blocks(width: int) -> tuple[int, int, int, int]:
+    """BLOCK_M, BLOCK_N, warps, stages: nothing spills."""
+    if architecture() >= 90:
+        return 128, 128, 8, 3
+    return 128, 64 if width <= 64 else 32, 8, 2
 
 
 @triton.jit

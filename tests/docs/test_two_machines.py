@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,12 @@ import pytest
 
 from lab.course.assignment import ROOT
 
-SCRIPT = str(ROOT / "examples" / "cluster" / "two_machines.sh")
+from . import pages
+
+NAME, GUIDE = "examples/cluster/two_machines.sh", ROOT / "handout" / "cluster.md"
+SCRIPT = str(ROOT / NAME)
 STEPS, PATIENCE_S = 120, 300.0
+ENVIRONMENT = {**os.environ, "PYTHON": sys.executable}
 CONF = """
 ClusterName=two
 SlurmctldHost=shardlings-0(10.77.0.10)
@@ -57,16 +62,20 @@ def machines() -> Iterator[None]:
     subprocess.run([SCRIPT, "down"], check=True)
 
 
-def test_a_run_survives_the_loss_of_a_machine_and_takes_it_back(machines, tmp_path):
-    folder = tmp_path / "run"
-    with _node(0, folder, tmp_path / "0.log") as first, _node(1, folder, tmp_path / "1.log"):
-        _until(lambda: _saved(folder, 2), "two machines have saved a checkpoint")
-        subprocess.run([SCRIPT, "kill", "1"], check=True)
-        _until(lambda: _saved(folder, 1), "one machine has saved a checkpoint alone")
-        with _node(1, folder, tmp_path / "2.log"):
-            _until(lambda: _saved(folder, 2) or first.poll() is not None, "two machines have saved again")
-            assert _saved(folder, 2), "the run ended before the second machine was back: more --steps"
-            assert first.wait(PATIENCE_S) == 0, (tmp_path / "0.log").read_text()[-2000:]
+def test_a_run_survives_the_loss_of_a_machine_and_takes_it_back_as_the_guide_types_it(machines, tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    commands = [c.text for c in pages.steps(GUIDE) if isinstance(c, pages.Command) and c.needs == "root"]
+    assert (commands[0], commands[-1]) == (f"{NAME} up", f"{NAME} down")  # both are the fixture's part
+    script = "\n".join(commands[1:-1]).replace(".cache/two", str(folder))
+    with log.open("w") as output:
+        process = subprocess.Popen(["bash", "-ec", script], cwd=ROOT, stdout=output, stderr=output, env=ENVIRONMENT)
+        try:
+            assert process.wait(2 * PATIENCE_S) == 0, log.read_text()[-2000:]
+        finally:
+            process.kill()
+            process.wait()
+    assert log.read_text().count("resumed behind step") == 2, log.read_text()[-2000:]
+    assert _saved(folder, 2), "the run ended before the second machine was back: more --steps"
     _check_losses(folder, tmp_path)
 
 
@@ -150,24 +159,10 @@ def _check_losses(folder: Path, tmp_path: Path) -> None:
     """Assert that they are those of a run that nothing happened to."""
     got = json.loads((folder / "losses.json").read_text())
     alone = [*TRAIN[2:], "--folder", str(tmp_path / "alone")]
-    subprocess.run(["python", "-m", "lab.train", *alone], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "lab.train", *alone], cwd=ROOT, check=True, capture_output=True)
     want = json.loads((tmp_path / "alone" / "losses.json").read_text())
     worst = max(abs(a - b) for a, b in zip(got, want, strict=True))
     assert worst < 1e-4, f"losses differ by up to {worst:.1e} from those of a run on one machine"
-
-
-@contextlib.contextmanager
-def _node(machine: int, folder: Path, log: Path) -> Iterator[subprocess.Popen]:
-    """The agent of a machine, which is killed at the end if it is still there."""
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [SCRIPT, "node", str(machine), *TRAIN, "--folder", str(folder)], stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
 
 
 def _saved(folder: Path, ranks: int) -> bool:

@@ -15,7 +15,7 @@ import math
 import pytest
 
 from lab.harness import layouts
-from lab.harness.judge import close, harmless
+from lab.harness.judge import close, harmless, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes
@@ -23,6 +23,7 @@ from .oracles import ALLOWED, WHERE, attention, draw, gradients, needs_triton
 
 COMPILES = "flash_attention.compiles_for_hopper"
 COMPILE_S = 240.0  # three kernels, one to three seconds each on an idle core
+REGISTERS = 255  # that a thread can have
 TENSOR_CORES = {80: "mma", 90: "wgmma", 100: "tcgen05"}
 pytestmark = needs_triton
 
@@ -97,7 +98,11 @@ def check(run, *wanted):
 def judge(kernels, arch: int, dim: int, is_causal: bool, queries: int, dtype: str):
     where = f"for sm_{arch}, {dtype}, dim {dim}, {queries:,} queries{', causal' * is_causal}"
     assert len(kernels) == 3, f"{len(kernels)} kernels {where}, expected one forward and two backward"
+    target = f"sm_{arch}, dim {dim}"  # causal or not: the nearer to the bound is shown
+    measured(f"bytes that three kernels spill, {target}", sum(k["spilled"] for k in kernels), 0, "bytes", at_most=True)
     for kernel in kernels:
+        named = f"registers of {kernel['name']}, {target}, {kernel['warps']} warps"
+        measured(named, kernel["registers"], REGISTERS, at_most=True)
         what = f"{kernel['name']} {where} ({kernel['registers']} registers, {kernel['warps']} warps)"
         assert kernel["spilled"] == 0, (
             f"{what} spills {kernel['spilled']} bytes: fewer rows in a tile, more warps, or fewer stages"

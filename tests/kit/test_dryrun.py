@@ -122,6 +122,13 @@ def test_a_rank_of_a_thousand_costs_what_a_rank_of_two_does(runner):
 EDITS = {
     "sends-more": ("mesh/conjugates.py", "(total, group=group)", "(total.double(), group=group)"),
     "disagrees": ("mesh/compose.py", "(total, group=", "(total if loss is None else total.double(), group="),
+    "disagrees-along-tensor": (
+        "mesh/conjugates.py", "(total, group=group)", "(total.double() if dist.get_rank() % 2 else total, group=group)",
+    ),
+    "disagrees-along-data": (
+        "mesh/reduce_gradients.py", "(parameter.grad, group=group)",
+        "(parameter.grad.double() if dist.get_rank() > 3 else parameter.grad, group=group)",
+    ),
     "never-waits": ("mesh/execute.py", "            works[-1].wait()\n", "            pass\n"),
     "tags-otherwise": ("mesh/execute.py", "tag=tag, group_peer=source", "tag=tag + 1, group_peer=source"),
     "asks-for-numbers": ("mesh/compose.py", "    if clip is not None:\n", "    if bool(tokens.sum()) and clip:\n"),
@@ -163,6 +170,30 @@ def test_stages_that_do_not_fit_each_other_are_named(edited, micro_batches, begi
     wrong = matched(accounts(edited, Step(CONFIG, {"pipe": 2}, micro_batches=micro_batches)))
     assert wrong.startswith(begins)
     assert holds in wrong
+
+
+def beside(runner: Runner, step: Step) -> list[Account]:
+    return [account(runner, step, rank) for rank in step.neighbours().values()]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_neighbours_along_the_other_axes_do_the_same(runner, name):
+    mesh, options = MESHES[name]
+    step = Step(CONFIG, mesh, **options)
+    assert matched([*accounts(runner, step), *beside(runner, step)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("edited", "other"), [("disagrees-along-tensor", 1), ("disagrees-along-data", 4)], indirect=["edited"]
+)
+def test_a_neighbour_that_does_something_else_is_named(edited, other):
+    step = Step(CONFIG, {"data": 2, "pipe": 2, "tensor": 2}, micro_batches=2)
+    assert step.neighbours() == {"data": 4, "tensor": 1}
+    assert step.neighbours(7) == {"data": 3, "tensor": 6}
+    assert matched(accounts(edited, step)) == ""
+    wrong = matched([*accounts(edited, step), *beside(edited, step)])
+    assert wrong.startswith("mismatch: rank 0 issued all_reduce #")
+    assert f"rank {other} issued all_reduce #" in wrong
 
 
 @pytest.mark.parametrize(
@@ -244,6 +275,7 @@ def test_on_a_fresh_tree_stand_ins_take_a_step_of_data_parallelism_and_this_is_t
     assert done.exit_code == 0, done.exception
     assert "not written yet, so a stand-in takes its place: ddp.bucketed, zero.zero1" in done.stdout
     assert "sent along data" in done.stdout
+    assert "rank 1 along data" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Orders that Narayanan et al. 2021 state in words or figures, section 5, as the planner's prices have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from lab.cluster import steps
+from lab.cluster.hardware import cluster
+from lab.cluster.jobs import MEGATRON_2021, Job, Plan, gpt
+
+
+def sweeps() -> str:
+    """Print each, and return how many come out, and those that do not."""
+    print("\n## Sweeps of Narayanan et al. 2021: is the order right?\n")
+    print("| claim | predicted TFLOP/s | right |\n|---|---|---|")
+    claims = _claims()
+    right = [_claim(*claim) for claim in claims]
+    said = f"Sweeps of Narayanan et al. 2021 in the right order: {sum(right)} of {len(right)}."
+    for (words, values, _), holds in zip(claims, right, strict=True):
+        if not holds:
+            said += f" Not {words}: {', '.join(f'{what} {speed:.1f}' for what, speed in values.items())} TFLOP/s."
+    print("\n" + said)
+    return said
+
+
+def _claim(words: str, values: dict[str, float], holds: Callable[[list[float]], bool]) -> bool:
+    right = holds(list(values.values()))
+    print(
+        f"| {words} | {', '.join(f'{k}: {v:.0f}' for k, v in values.items())} | {'yes' if right else 'NO'} |",
+        flush=True,
+    )
+    return right
+
+
+def _claims() -> list[tuple[str, dict[str, float], Callable[[list[float]], bool]]]:
+    def speed(model: tuple[int, int, int], sequences: int, plan: Plan, **change: Any) -> float:
+        gpus = plan.data * plan.pipe * plan.tensor
+        job = Job(gpt(*model), sequences, 2048, cluster("dgx-a100", gpus), replace(MEGATRON_2021, **change))
+        return steps.model_flops(job, True) / steps.price(job, replace(plan, recompute="full")).step_s / gpus / 1e12
+
+    def falls(v: list[float]) -> bool:
+        return all(a > b for a, b in pairwise(v))
+
+    claims: list[tuple[str, dict[str, float], Callable[[list[float]], bool]]] = []
+    big, small, middle, large = (32, 20480, 128), (32, 3840, 32), (48, 12288, 96), (96, 12288, 96)
+    degrees = (2, 4, 8, 16, 32)
+    for b in (32, 128):
+        values = {f"tensor {t}": speed(big, b, Plan(1, 64 // t, t)) for t in degrees}
+        claims.append((f"figure 13, 162B, batch {b}: best with tensor = 8, a node", values, lambda v: max(v) == v[2]))
+    for b in (32, 128, 512):
+        values = {f"pipe {p}": speed(small, b, Plan(64 // p, p, 1)) for p in degrees}
+        claims.append((f"figure 14, 5.9B, batch {b}: slower the more pipe in place of data", values, falls))
+        values = {f"tensor {t}": speed(small, b, Plan(64 // t, 1, t)) for t in degrees}
+        claims.append((f"figure 15, 5.9B, batch {b}: slower the more tensor in place of data", values, falls))
+    for b in (128, 512):
+        values = {f"micro-batch {m}": speed(middle, b, Plan(1, 8, 8, m)) for m in (1, 2, 4, 8)}
+        claims.append((f"figure 16, 91B, batch {b}: best with micro-batch 2", values, lambda v: max(v) == v[1]))
+    gains = {}
+    for b in (12, 24, 36, 48, 60):
+        gains[f"batch {b}"] = 100 * speed(large, b, Plan(1, 12, 8, 1, 2)) / speed(large, b, Plan(1, 12, 8)) - 100
+    claims.append(("figure 12, 175B: interleaving gains, per cent, and less the larger the batch", gains,
+                   lambda v: min(v) > 0 and falls(v)))  # fmt: skip
+    values = {}
+    for on in (True, False):
+        values["scatter/gather" if on else "whole"] = speed(large, 60, Plan(1, 12, 8, 1, 2), scatter_messages=on)
+    claims.append(("figure 18, 175B: scatter/gather gains, at most 11 %", values,
+                   lambda v: 1 < v[0] / v[1] <= 1.115))  # fmt: skip
+    return claims

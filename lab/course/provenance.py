@@ -1,0 +1,38 @@
+"""Where a result comes from: versions of packages, the kit's commit, and changes that are not committed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import subprocess
+import sys
+from importlib import metadata
+
+from .assignment import ROOT
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in ("torch", "triton", "numpy", "pytest"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def commit() -> str:
+    """The kit's own commit, "" outside a checkout."""
+    return _git("rev-parse", "HEAD").strip()
+
+
+def uncommitted() -> str:
+    """A digest of the changes to tracked files since the commit, "" if none. Results and README do not count."""
+    changes = _git("diff", "HEAD", "--", ".", ":!benchmarks/results", ":!README.md")
+    return hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else ""
+
+
+def _git(*arguments: str) -> str:
+    try:
+        asked = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:  # no git here
+        return ""
+    return asked.stdout if asked.returncode == 0 else ""
