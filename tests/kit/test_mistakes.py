@@ -79,9 +79,7 @@ def test_where_nothing_is_recorded_the_message_stays_as_it_is(known):
 
 def test_a_failure_on_the_secret_seed_has_the_cause_of_the_public_one():
     secret = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "got 7\nthe inputs")
-    public = Result(
-        "ddp.naive", "numerics", TEST, "", "failed", "assertion", "The same comes out when x.\ngot 1\n2"
-    )
+    public = Result("ddp.naive", "numerics", TEST, "", "failed", "assertion", "The same comes out when x.\ngot 1\n2")
     both = judge._with(secret, public)
     assert (both.message, both.public) == ("The same comes out when x.\ngot 7\nthe inputs", "failed")
 
