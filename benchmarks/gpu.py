@@ -81,7 +81,7 @@ def _with(part: Part, more: tuple[str, ...]) -> Part:
 
 
 def run(parts: Sequence[Part], state: Path) -> dict[str, dict]:
-    """What each part came to; what passed before is not run again."""
+    """Run the parts that have not passed before; return the outcome of each."""
     here = f"{COMMIT} {UNCOMMITTED} {device()}"
     known = json.loads(state.read_text()) if state.is_file() else {}
     before: dict[str, dict] = known["parts"] if known.get("here") == here else {}

@@ -119,8 +119,7 @@ def dryrun(
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:
     """{exercise: its stand-in} for what a step needs and is not written.
 
-    Raises AssignmentError where there is none: nothing stands in for the last chapter's mesh itself, and what chooses
-    experts in their place needs numbers.
+    Raises AssignmentError if one has no stand-in (mesh.compose), or if its stand-in needs numbers (those of experts).
     """
     solution = ", --impl reference runs the solution" if (ROOT / "reference").is_dir() else ""
 

@@ -40,7 +40,7 @@ def show(progress: Progress, out: Console) -> None:
 
 
 def _points(progress: Progress, out: Console) -> None:
-    """How far one is. Points of exercises that changed since their tests stay, and are told apart; a stub has none."""
+    """Say how far the student is. Points stay when a file changes after its tests, and are marked; a stub has none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
     mine = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}

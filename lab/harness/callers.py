@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Theirs:
-    """What callers hand in, by name: tensors, or lists of them. No call may change it, nor may backward.
+    """A caller's arguments by name, tensors or lists of them. Neither a call nor its backward may change them.
 
     A probe returns `seen()` as "callers" beside its values, and `run` judges it before the test judges these.
     """

@@ -7,7 +7,7 @@ one sample (every step has its own length); by waiting for the current stream on
 another); by reading the end of the device's work instead of the clock (part of a step is the host's); by
 measuring the warm-up, or starting while it still runs (first calls are slow, and the last warm-up step is
 the longest of all); by collecting garbage in the loop (the device sits idle); by a clock that stops in
-sleep, or one taken before the simulation (there is none: the implementation is imported after it); by
+sleep, or one taken before the simulation (the implementation is imported only after it has begun); by
 returning numbers without running the steps (their lengths are drawn from the seed, and calls are counted);
 by reading the simulator's own books (the switch sees whether the device was waited for, or polled until it
 was done).

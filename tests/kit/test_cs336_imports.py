@@ -1,4 +1,4 @@
-"""What of a fork an import costs that fails, and where the package cs336_basics is found."""
+"""An import that fails costs a fork only what uses it; and where the package cs336_basics is found."""
 
 from __future__ import annotations
 

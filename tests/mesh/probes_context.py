@@ -38,7 +38,7 @@ def ring(impl, cases: list, members: list) -> list:
 
 
 class First(TorchDispatchMode):
-    """A gate of this name before the first product of matrices inside; at the end, where there is none."""
+    """A gate of this name before the first product of matrices inside; at the end if no matrices are multiplied."""
 
     def __init__(self, name: str):
         super().__init__()

@@ -115,7 +115,7 @@ def wrap(impl, kind: str, m: nn.Module, **options: Any) -> Any:
 
 
 def sharded(impl, kind: str, m: Net, optim: list, **options: Any) -> tuple:
-    """What computes and what steps: the net itself and ZeRO2 ("zero2"), or a sharded model and torch's optimizer."""
+    """Return model and optimizer: the net itself and ZeRO2 ("zero2"), or a sharded model and torch's optimizer."""
     if kind == "zero2":
         return m, optimizer(optim[0], m, optim[1], partial(impl.zero.zero2.ZeRO2, **options))
     wrapped = wrap(impl, kind, m, **options)
