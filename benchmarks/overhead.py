@@ -49,8 +49,8 @@ def row(what: str, value: float, unit: str, goal: str, reached: bool, spread: st
 def probe_overhead() -> list[dict]:
     """Milliseconds from asking for an empty probe to having its answer."""
     runner = Runner(Executor(ROOT / "reference"))
-    rows = []
-    for world, goal_ms in ((None, 20), (4, 80)):
+    rows = switch_speed(runner)
+    for world, goal_ms in ((None, 20), (4, 60)):
         runner.run(probes.nothing, world=world)
         times = sorted(1e3 * seconds(lambda w=world: runner.run(probes.nothing, world=w)) for _ in range(REPEATS))
         median = statistics.median(times)
@@ -59,6 +59,18 @@ def probe_overhead() -> list[dict]:
         rows.append(row(name, median, "ms", f"≤ {goal_ms} ms", median <= goal_ms, spread))
     runner.close()
     return rows
+
+
+def switch_speed(runner: Runner) -> list[dict]:
+    """A small and a large all-reduce of two ranks: what the switch adds, and what it carries."""
+    small = [1e6 * max(runner.run(probes.all_reduces, 1, 300, world=2)) for _ in range(7)]
+    large = [32 / max(runner.run(probes.all_reduces, 4_000_000, 10, world=2)) for _ in range(7)]
+    us, mb_per_s = statistics.median(small), statistics.median(large)
+    return [
+        row("all-reduce of 4 B, 2 ranks", us, "µs", "≤ 300 µs", us <= 300, f"{min(small):.3g}–{max(small):.3g} µs"),
+        row("all-reduce of 16 MB, 2 ranks: what they hand in", mb_per_s, "MB/s", "≥ 400 MB/s",
+            mb_per_s >= 400, f"{min(large):.3g}–{max(large):.3g} MB/s"),
+    ]  # fmt: skip
 
 
 def student_runs() -> list[dict]:
