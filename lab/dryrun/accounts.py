@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from ..cluster.costs import sent_bytes
 from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
 from ..model.transformer import Config
-from ..ranks.ledger import diff, readable
+from ..ranks.ledger import readable
+from .mismatch import diff
 
 AXES = ("data", "pipe", "expert", "tensor")
 

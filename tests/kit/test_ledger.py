@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.ranks.ledger import Row, diff
+from lab.dryrun.mismatch import diff
+from lab.ranks.ledger import Row
 
 
 def rows(rank: int, told: list[tuple]) -> list[Row]:

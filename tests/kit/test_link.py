@@ -14,9 +14,9 @@ import torch
 
 from lab.cluster.costs import Link, ring_cost, sent_bytes
 from lab.course.assignment import ROOT
+from lab.dryrun.mismatch import diff
 from lab.harness.inline import InlineRunner
 from lab.harness.runner import Executor, ProbeFailed
-from lab.ranks.ledger import diff
 
 from . import probes, probes_link
 from .probes_backend import CASES, WORLD, train
