@@ -14,6 +14,7 @@ from .prices import collective_s, compute_s
 from .simulator import Played, closed, play
 
 TIED = "tied embedding"
+NORM = "gradient norm"
 GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: of the next unit's parameters, of gradients, of a step's first forwards
 RESERVED = 0.05  # of device memory: the context, NCCL's buffers, fragments; assumed
 
@@ -165,6 +166,7 @@ def _end(job: Job, plan: Plan, stage: int) -> list[Event]:
         events += [scattered(job, plan, group, held, None) for held in held_by(job, plan, stage)]
     held = sum(held_by(job, plan, stage))
     sharded = plan.data if plan.zero else 1
+    events.append(Collective("all_reduce", 4, range(job.cluster.gpus), "step", NORM))
     events.append(Compute(0, recipe.step_traffic * held / sharded, phase="step", label="AdamW"))
     if plan.zero in (1, 2) and not recipe.overlap_data:
         events += [gathered(job, plan, group, held, None) for held in held_by(job, plan, stage)]
@@ -291,11 +293,11 @@ def _unlike(plan: Plan, slowest: bool = False) -> list[int]:
 
 
 def _end_s(job: Job, plan: Plan, stage: int) -> float:
-    """Of what follows the last backward: the optimizer's step, and what is reduced at once."""
+    """Of what follows the last backward: the norm, the optimizer's step, and what is reduced at once."""
     seconds = 0.0
     for event in _end(job, plan, stage):
         if isinstance(event, Compute):
             seconds += compute_s(event, job.cluster.device)
-        elif isinstance(event, Collective) and event.label == DATA and event.op != "all_gather":
+        elif isinstance(event, Collective) and event.label in (DATA, NORM) and event.op != "all_gather":
             seconds += collective_s(event, job.cluster)
     return seconds

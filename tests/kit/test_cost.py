@@ -198,13 +198,15 @@ def test_flops_bytes_and_parameters_are_those_of_accounting():
             (step,) = (e for e in events if isinstance(e, Compute) and e.label == "AdamW")
             assert step.bytes == pytest.approx(KIT.step_traffic * want.parameters / shards), (plan, stage)
             assert sum(e.flops for e in events if isinstance(e, Compute)) == want.flops, (plan, stage)
-            sent = dict.fromkeys(("tensor", "data"), 0.0)
+            sent = dict.fromkeys(("tensor", "data", "gradient norm"), 0.0)
             for e in events:
                 if isinstance(e, Collective):
                     sent[e.label] += sent_bytes(e.op, e.bytes, len(e.ranks))
             assert sent["tensor"] == pytest.approx(want.bytes["tensor"]), (plan, stage)
             assert sent["data"] == pytest.approx(want.bytes["data"] + want.bytes["data×expert"]), (plan, stage)
             assert sum(e.bytes for e in events if isinstance(e, Send)) == want.bytes["pipe"], (plan, stage)
+            gpus = job.cluster.gpus  # clipping adds up one float32 over all ranks
+            assert sent["gradient norm"] == pytest.approx(sent_bytes("all_reduce", 4, gpus)), (plan, stage)
 
 
 def test_flops_of_gpt_are_the_formula_of_narayanan():
