@@ -245,7 +245,12 @@ def room() -> Picture:
             "a second?" if taken / there > 0.2 else "2",
         )
         p.line(16 + width, y - 2, 16 + width, y + 32)
-    p.words(16, 232, f"Line: what there is. {fits.programs} program fits; {fits.limited_by} run out first.", "soft")
+    p.words(
+        16,
+        232,
+        f"Line: what there is. {fits.programs} program fits; registers and memory have no room for two.",
+        "soft",
+    )
     return p
 
 

@@ -56,7 +56,7 @@ def stages() -> Picture:
         362,
         "What a step sends: data parallel, the paper's ZeRO-1, the one you write, ZeRO-2 and ZeRO-3",
     )
-    p.words(16, 24, "each box: (W − 1)/W · S bytes from every rank", "soft")
+    p.words(16, 24, "colour: (W − 1)/W · S bytes a rank sends, or 2 times that", "soft")
     rows = (
         ("data parallel: 2", (("reduce-scatter g", GREEN), ("all-gather g", GREEN), ("step: all", GREY))),
         ("ZeRO-1 of the paper: 2", (("reduce-scatter g", GREEN), ("step: a W-th", GREY), ("all-gather p", BLUE))),
