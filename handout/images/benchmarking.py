@@ -207,7 +207,7 @@ def layers() -> Picture:
     p = Picture("layers", WIDTH, 312, "The layers of GPT-2's size on the roofline of an A100")
     c = Chart(p, (8, 2048), (16, 700))
     c.axes(
-        "intensity, FLOPs a byte", "TFLOP/s at most, A100, bfloat16",
+        "intensity, FLOPs per byte", "TFLOP/s at most, A100, bfloat16",
         {x: f"{x:,}" for x in (8, 32, 128, 512, 2048)}, {y: str(y) for y in (20, 50, 100, 200, 500)},
     )  # fmt: skip
     ridge = A100.peak_flops / A100.hbm_bytes_per_s

@@ -52,7 +52,7 @@ def tree() -> Picture:
 
 
 def ring_states(world: int = RANKS) -> list[tuple[list[list[int]], list[tuple[int, int]]]]:
-    """A ring all-reduce of a number a rank: each rank's numbers, and which (rank, chunk) came last."""
+    """A ring all-reduce of a number per rank: each rank's numbers, and which (rank, chunk) came last."""
     have = [[(c + 1) * 10**r for c in range(world)] for r in range(world)]
     states = [([row[:] for row in have], list[tuple[int, int]]())]
     for step in range(2 * (world - 1)):

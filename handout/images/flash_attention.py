@@ -199,7 +199,7 @@ def roofline() -> Picture:
     once = flash.flops / (16 * 8192 * (4 * 128 * 2 + 4))  # each tensor crosses once; the cache serves the rest
     c = Chart(p, (16, 4096), (50, 1500))
     c.axes(
-        "FLOPs a byte", "TFLOP/s at most, H100, bfloat16",
+        "FLOPs per byte", "TFLOP/s at most, H100, bfloat16",
         {x: f"{x:,}" for x in (16, 64, 256, 1024, 4096)}, {y: f"{y:,}" for y in (50, 100, 200, 500, 1000)},
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ def axes_bytes() -> Picture:
     p = Picture(
         "axes_bytes", WIDTH, 206, "Gigabytes that a rank sends along each axis in a step of the 70-billion model"
     )
-    p.words(16, 24, "GB a rank and step, data=16, pipe=8, tensor=8", "soft")
+    p.words(16, 24, "GB per rank and step, data=16, pipe=8, tensor=8", "soft")
     for i, (axis, colour) in enumerate((("tensor", BLUE), ("pipe", GREEN), ("data×expert", ORANGE))):
         gigabytes, y = sent[axis] / 1e9, 40 + 48 * i
         w = 250 * sent[axis] / sent["tensor"]

@@ -122,7 +122,7 @@ def schedules() -> dict[str, Any]:
 
 
 def growth() -> dict[str, Any]:
-    """By precision and ranks: (parameters, gradients, state) in bytes a parameter for each stage."""
+    """By precision and ranks: (parameters, gradients, state) in bytes per parameter for each stage."""
     size = 1024  # elements: every rank has as many
     found: dict[str, Any] = {"models": MODELS, "gpu_bytes": GPU_BYTES, "stages": [name for name, _ in zero.STAGES]}
     for precision in ("mixed", "float32"):

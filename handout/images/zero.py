@@ -38,7 +38,7 @@ def growth() -> Picture:
     worlds = [2**i for i in range(11)]
     c = Chart(p, (1, 1024), (0.01, 32))
     named_x, named_y = {w: f"{w:,}" for w in (1, 4, 16, 64, 256, 1024)}, {0.01: "0.01", 0.1: "0.1", 1: "1", 16: "16"}
-    c.axes("ranks", "bytes a parameter on each rank", dict(named_x), named_y)
+    c.axes("ranks", "bytes per parameter on each rank", dict(named_x), named_y)
     looks = ((GREY, 12, -8), (ORANGE, 0, -8), (GREEN, 0, 20), (BLUE, -8, 10))
     for (name, method), (colour, dx, dy) in zip(STAGES, looks, strict=True):
         size = 1024  # elements: every rank has as many
