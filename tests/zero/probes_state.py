@@ -145,7 +145,8 @@ WRITING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.syml
 
 
 def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
-    """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else].
+    """What could be loaded if all had been killed at some moment of the second save: [event, "old", "new" or else, and
+    bytes of the folder once a run on one rank has gone on from there and saved].
 
     Looked at are weights and buffers, this rank's part of the moments, the groups' rates, and `extra`. Rank `late` is
     slow to begin.
@@ -158,11 +159,23 @@ def killed(impl, width, state, batches, gathered: bool, late: int) -> dict:
     dist.barrier()
     new = everything(m, o)
     told = []
-    for event, copy in [*copies, ("at the end", folder)]:
+    for event, copy in copies:
         if copy is not None:
-            told.append([event, loads_as(impl, width, own, copy, old, new)])
+            loaded = loads_as(impl, width, own, copy, old, new)
+            told.append([event, loaded, goes_on(impl, width, own, copy) if loaded in ("old", "new") else 0])
+    whole = sum(size for _, size, _ in listing(folder))
+    told.append(["at the end", loads_as(impl, width, own, folder, old, new), whole])
     dist.barrier()
-    return {"told": told}
+    return {"told": told, "whole": whole}
+
+
+def goes_on(impl, width, group, folder: Path) -> int:
+    """Bytes of the folder after a run of its own has loaded what is there, and saved."""
+    m, o, _ = start(impl, width, "AdamW", OPTIONS, group)
+    saved = checkpoint(impl, folder, group)
+    saved.load(m, o)
+    saved.save(m, o)
+    return sum(size for _, size, _ in listing(folder))
 
 
 def saved_once(impl, width, state, batches, gathered: bool) -> tuple:
