@@ -102,10 +102,9 @@ class Graded:
     results: list[Result] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
-    # From the gradebook alone: what people marked, the latest of each criterion; what rests on earlier runs and what
-    # people decided.
-    marks: list[Mark] = field(default_factory=list)
     judged: dict[str, int | None] = field(default_factory=dict)  # exercise → an earlier run; None: asked for again
+    # What people wrote, which is not packed: the latest mark of each criterion, and what they decided.
+    marks: list[Mark] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)  # of people, beside the results; those that stand
     policy: Policy | None = None  # of lateness
 
@@ -118,7 +117,7 @@ class Graded:
         return grade(self.scores(assignment, ids), self.decisions, self.policy)
 
     def packed(self) -> str:
-        """What was judged, as JSON, for a file; any name and message survives, lone surrogates too."""
+        """What was judged, as JSON in ASCII; any name and message survives, lone surrogates too."""
         return json.dumps({name: value for name, value in asdict(self).items() if name not in _OF_THE_GRADEBOOK})
 
     @classmethod
@@ -134,4 +133,4 @@ class Graded:
 
 
 AllGraded = Mapping[str, Graded]  # by name
-_OF_THE_GRADEBOOK = ("marks", "judged", "decisions", "policy")
+_OF_THE_GRADEBOOK = ("marks", "decisions", "policy")

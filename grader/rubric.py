@@ -14,8 +14,8 @@ from pathlib import Path
 from lab.harness.files import write_whole
 
 from .csv_io import Sheet, csv_text, disarmed, read_text
-from .desk import now
 from .errors import Wrong
+from .gradebook import now
 from .graded import AllGraded, Mark
 from .report import labels, one_line, plain
 from .written import QuestionScore, score, text_id
