@@ -21,7 +21,22 @@ from lab.course.scoring import ExerciseScore
 from lab.harness.files import sweep_halves
 
 from . import decide, staff, tools
-from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
+from .console import (
+    Grading,
+    Out,
+    Paths,
+    Profile,
+    Wrong,
+    err,
+    ids_of,
+    known,
+    latest,
+    out,
+    say,
+    shown,
+    write_pages,
+    writing,
+)
 from .people import superseded
 from .report import points, signed
 
@@ -210,16 +225,15 @@ def _judge(
     """
     from . import batch
     from .cluster import grade_on
-    from .progress import grading
 
     have, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
     ids, asked = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
     settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), asked)
     sweep_halves(book.path.parent)
     problems = []
-    spent = [] if again else [g.seconds for g in have.values()]
+    progress = Grading(len(found), len(found) - len(todo), quiet)
     try:
-        with grading(len(found), len(found) - len(todo), jobs, spent, err, quiet) as tell:
+        with progress.bar:
 
             def record(graded: Any) -> None:
                 if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
@@ -227,7 +241,7 @@ def _judge(
                     problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
                     graded = kept
                 book.record(run_id, graded)
-                tell(graded.name)
+                progress.tell(graded.name)
 
             if nodes:
                 judged = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
