@@ -284,18 +284,11 @@ def _refused(graded: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
-    """Points by submission: a column per exercise where the terminal is wide enough, else per stage.
+    """Points by submission, a column per stage.
 
     now: the submissions that this call was given; the others were graded by earlier calls.
     """
-    table = _table(graded, assignment, ids, {id.replace(".", ".\n"): [id] for id in ids})
-    if out.measure(table, options=out.options.update(width=10_000)).maximum > out.width:
-        by_stage: dict[str, list[str]] = {}
-        for id in ids:
-            by_stage.setdefault(assignment.exercises[id].stage, []).append(id)
-        short = {_heading(stage, assignment, of): of for stage, of in by_stage.items()}
-        table = _table(graded, assignment, ids, short)
-    out.print(table)
+    out.print(_table(graded, assignment, ids))
     scores = [s for g in graded.values() if g.status != "refused" for s in g.grade(assignment, ids).scores]
     if any(s.inconclusive for s in scores):
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
@@ -313,23 +306,25 @@ def _heading(stage: str, assignment: Assignment, ids: list[str]) -> str:
     return f"{name}\nof {points(sum(assignment.exercises[id].points for id in ids))}"
 
 
-def _table(
-    graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], columns: dict[str, list[str]]
-) -> Table:
-    """columns: by heading, the exercises whose points it adds up. Only a submission's name may be wrapped."""
+def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> Table:
+    """Only a submission's name may be wrapped."""
+    stages: dict[str, list[str]] = {}
+    for id in ids:
+        stages.setdefault(assignment.exercises[id].stage, []).append(id)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
     grades = {name: g.grade(assignment, ids) for name, g in graded.items() if g.status != "refused"}
     decided = any(grade.adjusted or grade.late for grade in grades.values())
-    for heading in (*columns, *["adjusted\n− late"] * decided, "points", "not\nrun"):
+    headings = [_heading(stage, assignment, of) for stage, of in stages.items()]
+    for heading in (*headings, *["adjusted\n− late"] * decided, "points", "not\nrun"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, g in graded.items():
         if g.status == "refused":
-            table.add_row(shown(name), *["–"] * (len(columns) + decided), "refused", "")
+            table.add_row(shown(name), *["–"] * (len(stages) + decided), "refused", "")
             continue
         grade = grades[name]
         scores = {s.exercise.id: s for s in grade.scores}
-        cells = [_mark([scores[id] for id in of if id in scores]) for of in columns.values()]
+        cells = [_mark([scores[id] for id in of if id in scores]) for of in stages.values()]
         cells += [signed(grade.adjusted - grade.late)] * decided
         own = any(s.inconclusive for s in grade.scores)
         away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"

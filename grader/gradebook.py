@@ -9,7 +9,6 @@ not to a run: they are added, never changed, and survive every regrade (see `gra
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,13 +24,11 @@ from .errors import GradebookError
 from .graded import Account, Flag, Graded, Mark, Message, Run
 from .policy import Decision
 from .postgres import Postgres
-from .report import one_line, plain
+from .report import TEXT_LIMIT, fit, one_line, plain
 
 __all__ = ["Decision", "Flag", "Gradebook", "GradebookError", "Graded", "Run"]
 
-TEXT_LIMIT = 20_000  # characters of a message or an output that are kept
 NOTES_LIMIT = 100
-_LONG = ("message", "output", "detail", "given")
 
 
 def now() -> str:
@@ -95,11 +92,11 @@ class Gradebook:
             if run not in {r.id for r in self.runs()}:
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
             notes = [plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]]
-            fit = replace(_fit(graded, exact=("name", "source")), notes=notes)
-            fit.results, fit.flags, fit.answers = (
-                [_fit(row) for row in rows] for rows in (graded.results, graded.flags, graded.answers)
+            kept = replace(fit(graded, exact=("name", "source")), notes=notes)
+            kept.results, kept.flags, kept.answers = (
+                [fit(row) for row in rows] for rows in (graded.results, graded.flags, graded.answers)
             )
-            self._put(run, fit)
+            self._put(run, kept)
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
         """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
@@ -108,7 +105,7 @@ class Gradebook:
             if strangers := sorted(set(details) - set(there)):
                 raise GradebookError(f"{self.path}: no submission {strangers[0]!r} in run {run}; grade it first")
             for name, g in there.items():
-                new = [_fit(Flag(kind, detail)) for detail in details.get(name, ())]
+                new = [fit(Flag(kind, detail)) for detail in details.get(name, ())]
                 flags = [*(f for f in g.flags if f.kind != kind), *new]
                 if flags != g.flags:
                     self._put(run, replace(g, flags=flags))
@@ -207,14 +204,3 @@ class Gradebook:
 
     def _next(self, latest: str, *values: str) -> int:
         return (self._db.ask(latest, values)[0][0] or 0) + 1  # this process alone writes
-
-
-def _fit(row: Any, exact: Collection[str] = ()) -> Any:
-    """A submission, result, flag or answer, with texts that are safe to show, and numbers that are finite."""
-    changed: dict[str, str | float] = {}
-    for name, value in vars(row).items():
-        if isinstance(value, str) and name not in exact:
-            changed[name] = plain(value, TEXT_LIMIT if name in _LONG else 1000)
-        elif isinstance(value, float) and not math.isfinite(value):
-            changed[name] = 0.0
-    return replace(row, **changed)
