@@ -39,12 +39,9 @@ def serve(
 
     with latest(out_folder, write=bool({add_user, add_users} - {None})) as (book, run, _):
         if add_users is not None:
-            sheet = Sheet(read_text(add_users, f"--add-users: expected a CSV, {add_users}"), "--add-users: ")
-            if not {"login", "submission"} <= set(sheet.headings):
-                came = ", ".join(sheet.headings)[:200]
-                raise Wrong(f"--add-users: expected columns login and submission, got {came}")
+            listed = read_text(add_users, f"--add-users: expected a CSV, {add_users}")
             made, moved, there, named = [], [], book.graded(run.id), {}
-            for line, row in sheet:
+            for line, row in Sheet(listed, "--add-users: ", ("login", "submission")):
                 known([row["submission"]], there, f"--add-users: line {line}")
                 named[row["login"]] = row["submission"]
             for login, name in named.items():

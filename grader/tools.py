@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import sys
+import tempfile
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
@@ -107,27 +108,19 @@ def hostile(
     name: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
     honest: Annotated[bool, typer.Option("--honest", help="Reference and variants: none may be flagged.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 2,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Keep gradebook and report in this new folder.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
     """Check the grader: grade the hostile corpus, each attack with an honest neighbour."""
     from . import hostility
 
     attacks = hostility.chosen(technique or (), name or (), honest)
     outcomes = []
-    with hostility.kept(out_folder) as folder, progress(as_json) as bar:
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, progress(hidden=False) as bar:
         task = bar.add_task("grading", total=len(attacks))
-        for outcome in hostility.grade(attacks, folder, jobs):
+        for outcome in hostility.grade(attacks, Path(folder), jobs):
             outcomes.append(outcome)
             bar.update(task, advance=1, description=outcome.attack.name[:30])
-            if not as_json:
-                out.print(shown(outcome.line), style="red" if outcome.wrong else None, soft_wrap=True)
-    if as_json:
-        print(json.dumps({o.attack.name: o.plain() for o in outcomes}, indent=1))
-    else:
-        say(hostility.summary(outcomes))
+            out.print(shown(outcome.line), style="red" if outcome.wrong else None, soft_wrap=True)
+    say(hostility.summary(outcomes))
     sys.exit(1 if any(o.wrong for o in outcomes) else 0)
 
 

@@ -193,7 +193,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
         (b"", "'name' is missing"),
         (b"name,points\nada,1\n", "'question' is missing"),
         (b"\xff\xfen\x00a\x00", "expected CSV in UTF-8"),
-        (b'name,question,criterion,points possible,points,comment\n"ada', "not CSV"),
+        (b'name,question,criterion,points possible,points,comment\n"ada', "expected CSV"),
         (None, "expected a CSV of `grader rubric export`"),
     ],
 )

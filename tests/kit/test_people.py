@@ -181,7 +181,7 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
         ("x.yml", "{", "expected Gradescope's list with :submitters"),
         ("x.yml", "submission_1: {}", "expected Gradescope's list with :submitters of each submission: ':submitters'"),
         ("x.yml", "{}", "expected submissions, it lists none"),
-        ("x.csv", "a,b\n1,2\n", "expected GitHub Classroom's grades.csv; column 'student_repository_name' is missing"),
+        ("x.csv", "a,b\n1,2\n", "GitHub Classroom's grades.csv: expected columns student_repository_name, "),
     ],
 )
 def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
