@@ -84,12 +84,13 @@ class Gradebook:
         return [Run(number, **value) for number, value in self._entries("run")]
 
     def latest_run(self) -> Run | None:
-        return next(reversed(self.runs()), None)
+        rows = self._db.ask("SELECT number, value FROM entry WHERE kind = 'run' ORDER BY number DESC LIMIT 1")
+        return next((Run(number, **json.loads(value)) for number, value in rows), None)
 
     def record(self, run: int, graded: Graded) -> None:
         """Write a submission, whole or not at all; one of that name in this run is replaced."""
         with self._db.transaction():
-            if run not in {r.id for r in self.runs()}:
+            if not self._db.ask("SELECT number FROM entry WHERE kind = 'run' AND number = ?", (run,)):
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
             notes = [plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]]
             kept = replace(fit(graded, exact=("name", "source")), notes=notes)

@@ -190,7 +190,7 @@ def test_a_log_says_how_far_it_is_and_how_long_it_will_take(monkeypatch):
 def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
     ids, now = default().profiles["tour"], fingerprint.whole()
     ada, bob, cyd = (Graded(name, results=[result()]) for name in ("ada", "bob", "cyd"))
-    first = recorded(tmp_path, ada, bob, cyd, assignment="then", manifest={"files": {}, "exercises": {}})
+    first = recorded(tmp_path, ada, bob, cyd, assignment="then", manifest={"exercises": {}})
     why = regrade.asked(latest(tmp_path), {"ada", "bob"}, ["ddp.naive"])
     second = recorded(tmp_path, assignment=now, base=first, again=why)
     found = latest(tmp_path)
