@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -146,7 +147,7 @@ def test_a_second_grader_is_refused_and_a_reader_is_not(path: Path) -> None:
 def _of_format(number: int) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         Gradebook(path).close()
-        with sqlite3.connect(path) as db:
+        with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute(f"PRAGMA user_version = {number}")
 
     return make
