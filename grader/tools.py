@@ -73,7 +73,7 @@ def mutants(
         if operators:
             asked = [e for e in only or default().exercises.values() if e.stage in stages and e.track == "cpu"]
             changes = made.drawn([e.id for e in asked], most, seed)
-            left = m.survivors([c.edited(f"change-{i}") for i, c in enumerate(changes)], bar, seed)
+            left = m.survivors(changes, bar, seed)
             out.print(f"changes made {len(changes)}, survived {len(left)}: each makes no difference, or shows a gap")
             for change in left:
                 out.print(f"  {change.why}", markup=False, highlight=False, soft_wrap=True)
