@@ -73,10 +73,11 @@ class Gradebook:
         ids = self.assignment.profiles.get(about["profile"], ())
         with self._db.transaction():
             run = self._add("run", {"versions": {}, "commit": "", "manifest": {}, "started": now(), **about})
-            for name, g in (self._stored(base) if base else {}).items():
-                stale = (again or {}).get(name, ())
-                judged = {id: None if id in stale else g.judged.get(id, base) for id in ids}
-                self._put(run, replace(g, judged=judged))
+            for (text,) in self._db.ask("SELECT graded FROM submission WHERE run = ?", (base,)):
+                g = json.loads(text)
+                stale = (again or {}).get(g["name"], ())
+                g["judged"] = {id: None if id in stale else g["judged"].get(id, base) for id in ids}
+                self._put(run, g["name"], json.dumps(g))
         return run
 
     def runs(self) -> list[Run]:
@@ -97,7 +98,7 @@ class Gradebook:
             kept.results, kept.flags, kept.answers = (
                 [fit(row) for row in rows] for rows in (graded.results, graded.flags, graded.answers)
             )
-            self._put(run, kept)
+            self._put(run, graded.name, kept.packed())
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
         """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
@@ -109,7 +110,7 @@ class Gradebook:
                 new = [fit(Flag(kind, detail)) for detail in details.get(name, ())]
                 flags = [*(f for f in g.flags if f.kind != kind), *new]
                 if flags != g.flags:
-                    self._put(run, replace(g, flags=flags))
+                    self._put(run, name, replace(g, flags=flags).packed())
 
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, in the order of names, with the decisions that stand."""
@@ -184,11 +185,11 @@ class Gradebook:
         rows = self._db.ask("SELECT graded FROM submission WHERE run = ?", (run,))
         return {g.name: g for g in sorted((Graded.unpacked(text) for (text,) in rows), key=lambda g: g.name)}
 
-    def _put(self, run: int, graded: Graded) -> None:
+    def _put(self, run: int, name: str, graded: str) -> None:
         number = self._next("SELECT max(number) FROM submission")
-        key = (run, json.dumps(graded.name)[1:-1])
+        key = (run, json.dumps(name)[1:-1])
         self._db.ask("DELETE FROM submission WHERE run = ? AND name = ?", key)
-        self._db.ask("INSERT INTO submission VALUES (?, ?, ?, ?)", (number, *key, graded.packed()))
+        self._db.ask("INSERT INTO submission VALUES (?, ?, ?, ?)", (number, *key, graded))
 
     def _entries(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = self._db.ask("SELECT number, value FROM entry WHERE kind = ? ORDER BY number", (kind,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.course.assignment import Assignment
@@ -118,7 +118,8 @@ class Graded:
 
     def packed(self) -> str:
         """What was judged, as JSON in ASCII; any name and message survives, lone surrogates too."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name not in _OF_THE_GRADEBOOK})
+        own = {name: value for name, value in vars(self).items() if name not in _OF_THE_GRADEBOOK}
+        return json.dumps(own, default=vars)
 
     @classmethod
     def unpacked(cls, text: str) -> Graded:
