@@ -173,10 +173,10 @@ class Gradebook:
             found[message.name, message.exercise].append(message)
         return dict(found)
 
-    def account(self, login: str) -> Account | None:
-        """The account with this login, or None if it is unknown or closed. The latest entry counts."""
-        found = {value["login"]: Account(**value) for _, value in self._entries("account")}.get(login)
-        return found if found and found.password else None
+    def accounts(self) -> dict[str, Account]:
+        """Who may log in, by login. The latest entry of a login counts; without a password it is closed."""
+        latest = {value["login"]: Account(**value) for _, value in self._entries("account")}
+        return {login: account for login, account in latest.items() if account.password}
 
     def admit(self, accounts: Iterable[Account]) -> None:
         self._add_all("account", map(asdict, accounts))
