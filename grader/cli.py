@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,6 @@ from lab.course.assignment import Assignment, AssignmentError, default
 from lab.course.listing import some
 from lab.course.provenance import commit, versions
 from lab.course.questions import default as questions
-from lab.course.scoring import ExerciseScore
 from lab.harness.files import sweep_halves
 
 from . import decide, staff, tools
@@ -39,6 +39,7 @@ from .console import (
 )
 from .people import superseded
 from .report import points, signed
+from .report.classroom import ClassRow, class_summary
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -288,9 +289,9 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], 
 
     now: the submissions that this call was given; the others were graded by earlier calls.
     """
-    out.print(_table(graded, assignment, ids))
-    scores = [s for g in graded.values() if g.status != "refused" for s in g.grade(assignment, ids).scores]
-    if any(s.inconclusive for s in scores):
+    rows = class_summary(graded, assignment, ids).rows
+    out.print(_table(rows, assignment, ids))
+    if any(row.grade.inconclusive for row in rows):
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
     earlier_counts = superseded(graded)
     for name, reason in _refused(graded):
@@ -300,43 +301,22 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], 
         say(f"refused by earlier calls: {some(earlier, 5)}")
 
 
-def _heading(stage: str, assignment: Assignment, ids: list[str]) -> str:
-    """A stage's name on narrow lines, and its points."""
-    name = stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")
-    return f"{name}\nof {points(sum(assignment.exercises[id].points for id in ids))}"
-
-
-def _table(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...]) -> Table:
-    """Only a submission's name may be wrapped."""
-    stages: dict[str, list[str]] = {}
-    for id in ids:
-        stages.setdefault(assignment.exercises[id].stage, []).append(id)
+def _table(rows: Sequence[ClassRow], assignment: Assignment, ids: tuple[str, ...]) -> Table:
+    """Only a submission's name may be wrapped; a stage's name is on narrow lines."""
+    worth: dict[str, float] = defaultdict(float)
+    for e in map(assignment.exercise, ids):
+        worth[e.stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")] += e.points
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
-    grades = {name: g.grade(assignment, ids) for name, g in graded.items() if g.status != "refused"}
-    decided = any(grade.adjusted or grade.late for grade in grades.values())
-    headings = [_heading(stage, assignment, of) for stage, of in stages.items()]
+    decided = any(row.grade.adjusted or row.grade.late for row in rows)
+    headings = [f"{stage}\nof {points(possible)}" for stage, possible in worth.items()]
     for heading in (*headings, *["adjusted\n− late"] * decided, "points", "not\nrun"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, g in graded.items():
-        if g.status == "refused":
-            table.add_row(shown(name), *["–"] * (len(stages) + decided), "refused", "")
-            continue
-        grade = grades[name]
-        scores = {s.exercise.id: s for s in grade.scores}
-        cells = [_mark([scores[id] for id in of if id in scores]) for of in stages.values()]
-        cells += [signed(grade.adjusted - grade.late)] * decided
-        own = any(s.inconclusive for s in grade.scores)
-        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
-        table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)
+    for row in rows:
+        grade, refused = row.grade, row.graded.status == "refused"
+        cells = [points(cell.earned) if cell.ran else "–" for cell in row.stages]
+        cells += ["–" if refused else signed(grade.adjusted - grade.late)] * decided
+        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if grade.inconclusive else ''}"
+        total = ["refused", ""] if refused else [f"{points(grade.final)}/{points(grade.possible)}", away]
+        table.add_row(shown(row.label), *cells, *total)
     return table
-
-
-def _mark(scores: list[ExerciseScore]) -> str:
-    """The points of some exercises in a cell; none of them: they are excluded."""
-    if not scores:
-        return "⊘"
-    if any(s.possible for s in scores):
-        earned = points(sum(s.earned for s in scores))
-        return f"{earned}/{points(scores[0].possible)}" if len(scores) == 1 else earned
-    return "?" if any(s.inconclusive for s in scores) else "–"
