@@ -23,6 +23,7 @@ from ..graded import AllGraded, Answer, Graded, Run
 from ..policy import Grade
 from . import fit, labels, one_line, page_name, plain, points, signed
 from .canvas import canvas
+from .classroom import class_summary
 from .summary import REASONS, decisions, number, readable, standing
 
 MESSAGE_LIMIT = 4000  # characters of one message
@@ -78,19 +79,17 @@ def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) ->
     What is inconclusive is a part of what was not run; final = earned + adjusted − late. The written part is in three
     columns of its own: points, those possible so far, and those of prose that nobody has marked yet.
     """
-    shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
     of_written = ["written", "written_possible", "written_unmarked"]
     rows: list[list[str | float]] = [["submission", "status", *_SUMS, *of_written, *exercises, "flags", "message"]]
-    for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
-        g = graded[name]
-        grade = g.grade(assignment, ids)
+    for row in class_summary(graded, assignment, ids).rows:
+        g, grade = row.graded, row.grade
         of: dict[str, float | str] = {s.exercise.id: number(s.earned) if s.possible > 0 else "" for s in grade.scores}
         of |= {s.exercise.id: "not attempted" for s in grade.scores if not s.attempted}
-        numbers = [*_numbers(grade, _SUMS).values(), *map(number, written.totals(written.score(g)))]
+        numbers = [*_numbers(grade, _SUMS).values(), *map(number, row.written)]
         cells = [of.get(id, "excluded") for id in exercises]
         message = disarmed(one_line(g.message, 500))
-        rows.append([disarmed(shown[name]), g.status, *numbers, *cells, len(g.flags), message])
+        rows.append([disarmed(row.label), g.status, *numbers, *cells, len(g.flags), message])
     return rows
 
 
