@@ -73,12 +73,17 @@ class Source(ABC):
                 yield _checked(name, kind, size)
 
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        """(name, content) of each wanted member."""
+        """(name, content) of each wanted member. Raises SubmissionError where they are too many bytes in all."""
+        total = 0
         with self._blaming(self.path.name):
             for name, kind, _, read in self._entries():
                 if name in wanted and kind == "file":
                     with self._blaming(name):
                         content = read()
+                    total += len(content)
+                    if total > self.limits.total_bytes:
+                        most = f"{self.limits.total_bytes >> 20} MiB"
+                        raise SubmissionError(f"{name}: expected at most {most} in all; hand in less")
                     yield name, content
 
     @abstractmethod

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import secrets
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -182,11 +181,6 @@ _KINDS_OF_FLAGS = {"forbidden": "forbidden call", "crashed": "ended its process"
 
 def new_seed() -> str:
     return secrets.token_hex(16)
-
-
-def seconds_left(spent: Sequence[float], todo: int, jobs: int) -> float | None:
-    """How long `todo` submissions will take, from what others took; None while none is known."""
-    return statistics.fmean(spent) * todo / min(jobs, todo) if spent and todo else None
 
 
 def _pool() -> ProcessPoolExecutor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +18,28 @@ from lab.course.assignment import Assignment, AssignmentError, default
 from lab.course.listing import some
 from lab.course.provenance import commit, versions
 from lab.course.questions import default as questions
-from lab.course.scoring import ExerciseScore
 from lab.harness.files import sweep_halves
 
 from . import decide, staff, tools
-from .console import Out, Paths, Profile, Wrong, err, ids_of, known, latest, out, say, shown, write_pages, writing
+from .console import (
+    Grading,
+    Out,
+    Paths,
+    Profile,
+    Wrong,
+    err,
+    ids_of,
+    known,
+    latest,
+    out,
+    say,
+    shown,
+    write_pages,
+    writing,
+)
 from .people import superseded
 from .report import points, signed
+from .report.classroom import ClassRow, class_summary
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -210,16 +226,15 @@ def _judge(
     """
     from . import batch
     from .cluster import grade_on
-    from .progress import grading
 
     have, run = book.graded(run_id), next(r for r in book.runs() if r.id == run_id)
     ids, asked = book.assignment.profiles[run.profile], questions().of_profile(run.profile)
     settings = batch.Settings(run.seed, ids, isolation, str(book.path.parent.resolve() / "expected"), asked)
     sweep_halves(book.path.parent)
     problems = []
-    spent = [] if again else [g.seconds for g in have.values()]
+    progress = Grading(len(found), len(found) - len(todo), quiet)
     try:
-        with grading(len(found), len(found) - len(todo), jobs, spent, err, quiet) as tell:
+        with progress.bar:
 
             def record(graded: Any) -> None:
                 if graded.status == "refused" and not again and (kept := _graded_before(book, run_id, graded)):
@@ -227,7 +242,7 @@ def _judge(
                     problems.append(f"{graded.name}: refused, its earlier attempt counts: {why}")
                     graded = kept
                 book.record(run_id, graded)
-                tell(graded.name)
+                progress.tell(graded.name)
 
             if nodes:
                 judged = grade_on(nodes.of_run(run), todo, settings, jobs, record)  # whole submissions only
@@ -270,20 +285,13 @@ def _refused(graded: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
-    """Points by submission: a column per exercise where the terminal is wide enough, else per stage.
+    """Points by submission, a column per stage.
 
     now: the submissions that this call was given; the others were graded by earlier calls.
     """
-    table = _table(graded, assignment, ids, {id.replace(".", ".\n"): [id] for id in ids})
-    if out.measure(table, options=out.options.update(width=10_000)).maximum > out.width:
-        by_stage: dict[str, list[str]] = {}
-        for id in ids:
-            by_stage.setdefault(assignment.exercises[id].stage, []).append(id)
-        short = {_heading(stage, assignment, of): of for stage, of in by_stage.items()}
-        table = _table(graded, assignment, ids, short)
-    out.print(table)
-    scores = [s for g in graded.values() if g.status != "refused" for s in g.grade(assignment, ids).scores]
-    if any(s.inconclusive for s in scores):
+    rows = class_summary(graded, assignment, ids).rows
+    out.print(_table(rows, assignment, ids))
+    if any(row.grade.inconclusive for row in rows):
         out.print("? timed, but inconclusive on this machine: neither earned nor lost")
     earlier_counts = superseded(graded)
     for name, reason in _refused(graded):
@@ -293,41 +301,22 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], 
         say(f"refused by earlier calls: {some(earlier, 5)}")
 
 
-def _heading(stage: str, assignment: Assignment, ids: list[str]) -> str:
-    """A stage's name on narrow lines, and its points."""
-    name = stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")
-    return f"{name}\nof {points(sum(assignment.exercises[id].points for id in ids))}"
-
-
-def _table(
-    graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], columns: dict[str, list[str]]
-) -> Table:
-    """columns: by heading, the exercises whose points it adds up. Only a submission's name may be wrapped."""
+def _table(rows: Sequence[ClassRow], assignment: Assignment, ids: tuple[str, ...]) -> Table:
+    """Only a submission's name may be wrapped; a stage's name is on narrow lines."""
+    worth: dict[str, float] = defaultdict(float)
+    for e in map(assignment.exercise, ids):
+        worth[e.stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")] += e.points
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
-    grades = {name: g.grade(assignment, ids) for name, g in graded.items() if g.status != "refused"}
-    decided = any(grade.adjusted or grade.late for grade in grades.values())
-    for heading in (*columns, *["adjusted\n− late"] * decided, "points", "not\nrun"):
+    decided = any(row.grade.adjusted or row.grade.late for row in rows)
+    headings = [f"{stage}\nof {points(possible)}" for stage, possible in worth.items()]
+    for heading in (*headings, *["adjusted\n− late"] * decided, "points", "not\nrun"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, g in graded.items():
-        if g.status == "refused":
-            table.add_row(shown(name), *["–"] * (len(columns) + decided), "refused", "")
-            continue
-        grade = grades[name]
-        scores = {s.exercise.id: s for s in grade.scores}
-        cells = [_mark([scores[id] for id in of if id in scores]) for of in columns.values()]
-        cells += [signed(grade.adjusted - grade.late)] * decided
-        own = any(s.inconclusive for s in grade.scores)
-        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if own else ''}"
-        table.add_row(shown(name), *cells, f"{points(grade.final)}/{points(grade.possible)}", away)
+    for row in rows:
+        grade, refused = row.grade, row.graded.status == "refused"
+        cells = [points(cell.earned) if cell.ran else "–" for cell in row.stages]
+        cells += ["–" if refused else signed(grade.adjusted - grade.late)] * decided
+        away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if grade.inconclusive else ''}"
+        total = ["refused", ""] if refused else [f"{points(grade.final)}/{points(grade.possible)}", away]
+        table.add_row(shown(row.label), *cells, *total)
     return table
-
-
-def _mark(scores: list[ExerciseScore]) -> str:
-    """The points of some exercises in a cell; none of them: they are excluded."""
-    if not scores:
-        return "⊘"
-    if any(s.possible for s in scores):
-        earned = points(sum(s.earned for s in scores))
-        return f"{earned}/{points(scores[0].possible)}" if len(scores) == 1 else earned
-    return "?" if any(s.inconclusive for s in scores) else "–"

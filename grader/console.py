@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Collection, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from lab.course.assignment import Assignment, default
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 err = Console(stderr=True)
 out = Console()
-COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+_COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 Paths = Annotated[list[Path], typer.Argument(help="Submissions: folders, .zip, .tar.gz, or a folder of those.")]
 Profile = Annotated[str, typer.Option(help="Which exercises count: a profile of assignment.toml.")]
 Out = Annotated[Path, typer.Option("--out", help="A folder that `grader grade` wrote.")]
@@ -48,6 +49,30 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
 def say(text: str, to: Console = out, style: str | None = None) -> None:
     """One line, shown as it is whatever a submission's name holds."""
     to.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def progress(hidden: bool) -> Progress:
+    """A bar with the time left, estimated from the last hours: what advances it may take minutes."""
+    columns = (*_COLUMNS, TimeRemainingColumn())
+    return Progress(*columns, console=err, disable=hidden, transient=True, speed_estimate_period=3 * 3600)
+
+
+class Grading:
+    """How far a batch is: a bar in a terminal, in a log a line a submission; both with the time left."""
+
+    def __init__(self, total: int, done: int, quiet: bool):
+        self.told = not quiet and not err.is_terminal
+        self.bar = progress(hidden=quiet or self.told)
+        self.bar.add_task("grading", total=total, completed=done)
+        (self.task,) = self.bar.tasks
+
+    def tell(self, name: str) -> None:
+        """One more is written down."""
+        self.bar.update(self.task.id, advance=1, description=f"graded {one_line(name, 100)[:30]}")
+        if self.told:
+            left = self.task.time_remaining
+            about = "" if left is None else f"; about {timedelta(seconds=round(left))} left"
+            say(f"{self.task.completed:g} of {self.task.total:g}: {name}{about}", err)
 
 
 def known(given: Collection[str], there: Collection[str], what: str) -> None:

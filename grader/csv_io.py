@@ -16,10 +16,10 @@ _FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE incl
 class Sheet:
     """A text's headings and its rows; a comma, a semicolon or a tab parts cells, as the first line has it.
 
-    where: what stands before the line at fault. Raises Wrong, as its rows do.
+    where: what stands before the line at fault. needs: columns that it must have. Raises Wrong, as its rows do.
     """
 
-    def __init__(self, text: str, where: str = ""):
+    def __init__(self, text: str, where: str = "", needs: Sequence[str] = ()):
         text = text.removeprefix("\ufeff")
         heading = text.partition("\n")[0]
         delimiter = max(",;\t", key=heading.count)
@@ -29,6 +29,9 @@ class Sheet:
             self.headings = list(self._rows.fieldnames or ())
         except csv.Error as error:
             raise Wrong(f"{where}line 1: expected CSV: {error}") from None
+        if missing := [name for name in needs if name not in self.headings]:
+            came = ", ".join(self.headings)[:200] or "nothing"
+            raise Wrong(f"{where}expected columns {', '.join(needs)}; {missing[0]!r} is missing, got {came}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
         """(its last line, cells by heading, "" where a row is short) of each row."""

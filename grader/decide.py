@@ -197,15 +197,17 @@ def feedback(
     out_folder: Out = Path("out"),
 ) -> None:
     """Write what goes back to each student: report.html, and comment.md for a pull request."""
-    from .report import feedback as pages
+    from .report import html
 
     if to.exists():
         raise Wrong(f"TO: expected a new folder, {to} is there; remove it or name another")
     with latest(out_folder, write=False) as (book, run, ids):
         graded = book.graded(run.id)
     with writing(to):
-        for g in graded.values():
-            pages.write(to, g, default(), run, ids, hints)
+        for name, g in graded.items():
+            folder = to / page_name(name)
+            write_whole(folder / "report.html", html.submission_page(g, default(), run, ids, hints))
+            write_whole(folder / "comment.md", html.comment(g, default(), run, ids, hints))
         folders = [(name, page_name(name)) for name in graded]
         write_whole(to / "folders.csv", csv_text([("submission", "folder"), *folders]))
     say(f"wrote {to}: report.html and comment.md of {len(graded)} submissions")

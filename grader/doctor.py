@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import platform
 import shutil
@@ -106,18 +105,12 @@ def _cgroups() -> Finding:
 
 def slurm() -> Iterator[Finding]:
     """Whether `--cluster slurm` works, and what it would run on."""
-    missing = [name for name in schedulers.COMMANDS if shutil.which(name) is None]
-    if len(missing) == len(schedulers.COMMANDS):
+    if not any(map(shutil.which, schedulers.COMMANDS)):
         yield Finding("Slurm", "none", "needed for --cluster slurm only")
         return
-    if missing:
-        yield Finding("Slurm", f"{', '.join(missing)} not found", "run it on a node that submits jobs")
-        return
-    if importlib.util.find_spec("submitit") is None:
-        yield Finding("Slurm", "submitit is not installed", "pip install submitit")
-        return
-    if not schedulers.answers():
-        yield Finding("Slurm", "no controller answers", "scontrol ping; systemctl status slurmctld")
+    what, do = schedulers.lacking("slurm")
+    if what:
+        yield Finding("Slurm", what, do)
         return
     yield Finding("Slurm", output(["sinfo", "--version"]).strip().removeprefix("slurm ") or "answers")
     rows = [line.split("|") for line in output(["sinfo", "--noheader", "--format=%P|%a|%D|%T|%G"]).splitlines()]

@@ -23,7 +23,6 @@ _CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.
 _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
 # What comes after the results
 _SHOWS = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
-_ENTRY = "its entry in assignment.toml"
 
 
 def whole() -> str:
@@ -38,17 +37,12 @@ def whole() -> str:
 
 
 def manifest(layout: str = "auto") -> dict[str, Any]:
-    """{"files": {path: digest}, "exercises": {id: {"entry": digest, "all": digest}}, "written": digest, "layout": …}.
+    """{"exercises": {id: {what it rests on: digest}}, "written": digest, "layout": …}.
 
     What `changes` and `written_changes` compare with.
     """
-    files: dict[str, str] = {}
-    exercises = {}
-    for id, exercise in default().exercises.items():
-        parts = _parts(exercise)
-        files |= {path: digest for path, digest in parts.items() if path != _ENTRY}
-        exercises[id] = {"entry": parts[_ENTRY], "all": _of_all(parts)}
-    return {"files": dict(sorted(files.items())), "exercises": exercises, "written": _written(), "layout": layout}
+    exercises = {id: _parts(exercise) for id, exercise in default().exercises.items()}
+    return {"exercises": exercises, "written": _written(), "layout": layout}
 
 
 def changes(id: str, earlier: dict[str, Any]) -> str:
@@ -57,12 +51,9 @@ def changes(id: str, earlier: dict[str, Any]) -> str:
         return "no note was kept of what it rests on"
     if id not in earlier["exercises"]:
         return "it is new in the assignment"
-    then, parts = earlier["exercises"][id], _parts(default().exercise(id))
-    if _of_all(parts) == then["all"]:
-        return ""
-    before = {**earlier["files"], _ENTRY: then["entry"]}
-    found = [path for path, digest in parts.items() if before.get(path) != digest]
-    return f"{some(found)} changed" if found else "it imports less than it did"
+    then, now = earlier["exercises"][id], _parts(default().exercise(id))
+    found = [path for path, digest in now.items() if then.get(path) != digest]
+    return f"{some(found)} changed" if found else "" if then == now else "it imports less than it did"
 
 
 def written_changes(earlier: dict[str, Any]) -> str:
@@ -91,11 +82,8 @@ def _parts(exercise: Exercise) -> dict[str, str]:
     solution = forbidden.reachable(ROOT / "reference", exercise.file)
     roots = [*tests, *(ROOT / f for f in _CORE), *(ROOT / "lab" / "standins" / f"{s}.py" for s in sorted(stages))]
     files = _closure([*roots, *(f for s in solution for f in _imports(s))])
-    return {_ENTRY: _digest(repr(entry).encode()), **{f.relative_to(ROOT).as_posix(): _of_file(f) for f in files}}
-
-
-def _of_all(parts: dict[str, str]) -> str:
-    return _digest("".join(f"{path}\0{digest}\0" for path, digest in sorted(parts.items())).encode())
+    digests = {f.relative_to(ROOT).as_posix(): _of_file(f) for f in files}
+    return {"its entry in assignment.toml": _digest(repr(entry).encode()), **digests}
 
 
 @functools.cache

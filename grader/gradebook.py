@@ -1,89 +1,57 @@
-"""The gradebook: one SQLite file that holds every run, every submission and what every test said of it.
+"""The gradebook holds every run, every submission with what tests said of it, and everything that people wrote.
 
-A submission is written in one transaction: a grader that dies (Ctrl-C, crash, kill -9) leaves it whole
-or absent. What tests said is the truth; points are computed from it by `lab.course.scoring` each time. The totals in
-the table `submission` are for people who open the file by hand. Evidence (`flag`) never changes a grade. What
-people decide (`decision`) stands beside the results and survives every regrade: see `grader.policy`.
+A submission is written in one transaction: a grader that dies (Ctrl-C, crash, kill -9) leaves it whole or absent. What
+tests said is the truth; points are computed from it by `lab.course.scoring` each time. Evidence (`Flag`) never changes
+a grade. What people write (decisions, marks, messages, accounts) are entries of their own, which belong to a name and
+not to a run: they are added, never changed, and survive every regrade (see `grader.policy`).
 """
 
 from __future__ import annotations
 
 import json
-import math
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from lab.course.assignment import Assignment, default
-from lab.course.scoring import Result, totals
 
-from .database import GradebookError, exact, text, texts
-from .desk import KINDS, SINCE_3, TEXT_LIMIT, Desk, now
-from .graded import Answer, Flag, Graded, Run
+from . import policy
+from .database import Database, Sqlite
+from .errors import GradebookError
+from .graded import Account, Flag, Graded, Mark, Message, Run
 from .policy import Decision
-from .report import plain
+from .postgres import Postgres
+from .report import TEXT_LIMIT, fit, one_line, plain
 
 __all__ = ["Decision", "Flag", "Gradebook", "GradebookError", "Graded", "Run"]
 
-FORMAT = 3  # PRAGMA user_version: raise it when a table changes, and say in _UPGRADES how older ones become it
 NOTES_LIMIT = 100
 
-_OWNED = "submission INTEGER NOT NULL REFERENCES submission ON DELETE CASCADE"
-_SUBMISSION = "name, source, hash, status, message, seconds, notes, earned, possible, not_run"
-_RESULT = 'exercise, kind, test, "case", outcome, reason, message, seconds, output, public, instrumented'
-_FLAG = "kind, detail"
-_ANSWER = "question, given, outcome, share, message"
-# Marks and decisions belong to a name, not to a run: they stay when it is graded again. Each is kept.
-_WRITTEN = f"""
-CREATE TABLE answer (
-    {_OWNED}, question TEXT NOT NULL, given TEXT NOT NULL, outcome TEXT NOT NULL, share REAL NOT NULL,
-    message TEXT NOT NULL);
-CREATE INDEX answer_submission ON answer (submission);
-CREATE TABLE rubric (
-    name NOT NULL, question TEXT NOT NULL, criterion TEXT NOT NULL, points REAL NOT NULL, comment TEXT NOT NULL,
-    "by" TEXT NOT NULL, at TEXT NOT NULL, text TEXT NOT NULL);
-"""
-_SINCE_2 = f"""
-CREATE TABLE carried ({_OWNED}, exercise TEXT NOT NULL, run INTEGER REFERENCES run);
-CREATE INDEX carried_submission ON carried (submission);
-CREATE TABLE decision (
-    number INTEGER PRIMARY KEY, made TEXT NOT NULL, "by" TEXT NOT NULL, kind TEXT NOT NULL CHECK (kind IN (
-    {KINDS})), name NOT NULL, exercise TEXT NOT NULL, value NOT NULL, why TEXT NOT NULL);
-CREATE TRIGGER decision_stays BEFORE UPDATE ON decision BEGIN SELECT RAISE(ABORT, 'decisions are never changed'); END;
-CREATE TRIGGER decision_kept BEFORE DELETE ON decision BEGIN SELECT RAISE(ABORT, 'decisions are never removed'); END;
-{_WRITTEN}"""
-_UPGRADES = {1: f"ALTER TABLE run ADD COLUMN manifest TEXT NOT NULL DEFAULT '{{}}';{_SINCE_2}", 2: SINCE_3}
-_SCHEMA = f"""
-CREATE TABLE run (
-    id INTEGER PRIMARY KEY, seed TEXT NOT NULL, profile TEXT NOT NULL, isolation TEXT NOT NULL,
-    assignment TEXT NOT NULL, started TEXT NOT NULL, versions TEXT NOT NULL, "commit" TEXT NOT NULL,
-    manifest TEXT NOT NULL DEFAULT '{{}}');
-CREATE TABLE submission (
-    id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run, name NOT NULL, source NOT NULL,
-    hash TEXT NOT NULL, status TEXT NOT NULL CHECK (status IN ('graded', 'refused')), message TEXT NOT NULL,
-    seconds REAL NOT NULL, notes TEXT NOT NULL, earned REAL NOT NULL, possible REAL NOT NULL,
-    not_run REAL NOT NULL, UNIQUE (run, name));
-CREATE TABLE result (
-    {_OWNED}, exercise TEXT NOT NULL, kind TEXT NOT NULL, test TEXT NOT NULL, "case" TEXT NOT NULL,
-    outcome TEXT NOT NULL, reason TEXT NOT NULL, message TEXT NOT NULL, seconds REAL NOT NULL,
-    output TEXT NOT NULL, public TEXT NOT NULL, instrumented INTEGER NOT NULL);
-CREATE TABLE flag ({_OWNED}, kind TEXT NOT NULL, detail TEXT NOT NULL);
-CREATE INDEX result_submission ON result (submission);
-CREATE INDEX flag_submission ON flag (submission);
-{_SINCE_2}{SINCE_3}"""
+
+def now() -> str:
+    """UTC, "2026-01-31 23:59:59"."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
 
 
-class Gradebook(Desk):
+class Gradebook:
     """Opens or creates a gradebook; `with Gradebook(path) as book: ...`.
 
-    With `write` (the default) this process is the only grader on it: a second one is refused. `write=False`
-    reads an existing one, also while another process grades into it. Use it from the thread that opened it.
+    With `write` (the default) this process is the only grader on it: a second one is refused. `write=False` reads an
+    existing one, also while another process grades into it. Use it from the thread that opened it. Where
+    gradebook.address stands beside `path`, the gradebook is in the PostgreSQL database that this file names.
     """
 
     def __init__(self, path: str | Path, *, write: bool = True, assignment: Assignment | None = None):
-        self.assignment = assignment or default()
-        super().__init__(path, _SCHEMA, FORMAT, _UPGRADES, write=write)
+        self.path, self.assignment = Path(path), assignment or default()
+        address = self.path.with_suffix(".address")
+        self._db: Database
+        if address.is_file():
+            self._db = Postgres(address.read_text(encoding="utf-8").strip(), write)
+        else:
+            self._db = Sqlite(self.path, write)
 
     def __enter__(self) -> Gradebook:
         return self
@@ -91,112 +59,150 @@ class Gradebook(Desk):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def close(self) -> None:
+        self._db.close()
+
     def start_run(
-        self, *, seed: str, profile: str, isolation: str, assignment: str, versions: dict[str, str] | None = None,
-        commit: str = "", manifest: dict[str, Any] | None = None, base: int | None = None,
-        again: Mapping[str, Collection[str]] | None = None,
-    ) -> int:  # fmt: skip
+        self, *, base: int | None = None, again: Mapping[str, Collection[str]] | None = None, **about: Any
+    ) -> int:
         """Begin a run and return its id.
 
-        base: an earlier run, whose submissions this one takes over as they are; again: by name, the exercises of
-        which no more than that is to stand.
+        about: what else a Run says. base: an earlier run, whose submissions this one takes over as they are; again: by
+        name, the exercises of which no more than that is to stand.
         """
-        told = (json.dumps(versions or {}), commit, json.dumps(manifest or {}))
-        with self._transaction(of="results"):
-            run = self._insert("run", (None, seed, profile, isolation, assignment, now(), *told))
-            if base is not None:
-                self._carry_over(base, run, self.assignment.profiles.get(profile, ()), again or {})
-        return int(run)
-
-    def latest_run(self) -> Run | None:
-        return next(reversed(self.runs()), None)
+        ids = self.assignment.profiles.get(about["profile"], ())
+        with self._db.transaction():
+            run = self._add("run", {"versions": {}, "commit": "", "manifest": {}, "started": now(), **about})
+            for (text,) in self._db.ask("SELECT graded FROM submission WHERE run = ?", (base,)):
+                g = json.loads(text)
+                stale = (again or {}).get(g["name"], ())
+                g["judged"] = {id: None if id in stale else g["judged"].get(id, base) for id in ids}
+                self._put(run, g["name"], json.dumps(g))
+        return run
 
     def runs(self) -> list[Run]:
         """All runs, oldest first."""
-        rows = self._ask("SELECT * FROM run ORDER BY id")
-        return [Run(*[*row[:6], json.loads(row[6]), row[7], json.loads(row[8])]) for row in rows]
+        return [Run(number, **value) for number, value in self._entries("run")]
+
+    def latest_run(self) -> Run | None:
+        rows = self._db.ask("SELECT number, value FROM entry WHERE kind = 'run' ORDER BY number DESC LIMIT 1")
+        return next((Run(number, **json.loads(value)) for number, value in rows), None)
 
     def record(self, run: int, graded: Graded) -> None:
         """Write a submission, whole or not at all; one of that name in this run is replaced."""
-        with self._transaction(of="results"):
-            found = self._ask("SELECT profile FROM run WHERE id = ?", (run,))
-            if not found:
+        with self._db.transaction():
+            if not self._db.ask("SELECT number FROM entry WHERE kind = 'run' AND number = ?", (run,)):
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
-            earned = totals(graded.scores(self.assignment, self.assignment.profiles.get(found[0][0])))
-            name = exact(graded.name)
-            self._ask("DELETE FROM submission WHERE run = ? AND name = ?", (run, name))
-            notes = json.dumps([plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]])
-            came = (exact(graded.source), graded.hash, graded.status, plain(graded.message, TEXT_LIMIT))
-            key = self._insert("submission", (None, run, name, *came, _finite(graded.seconds), notes, *earned))
-            for result in graded.results:
-                self._insert("result", (key, *_result_row(result)))
-            for flag in graded.flags:
-                self._insert("flag", (key, plain(flag.kind, 200), plain(flag.detail, TEXT_LIMIT)))
-            for a in graded.answers:
-                said = (plain(a.given, TEXT_LIMIT), a.outcome, _finite(a.share), plain(a.message, 1000))
-                self._insert("answer", (key, a.question, *said))
-            for exercise, earlier in graded.judged.items():
-                self._insert("carried", (key, exercise, earlier))
+            notes = [plain(note, 1000) for note in graded.notes[:NOTES_LIMIT]]
+            kept = replace(fit(graded, exact=("name", "source")), notes=notes)
+            kept.results, kept.flags, kept.answers = (
+                [fit(row) for row in rows] for rows in (graded.results, graded.flags, graded.answers)
+            )
+            self._put(run, graded.name, kept.packed())
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
         """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
-        with self._transaction(of="results"):
-            keys = {text(n): k for k, n in self._ask("SELECT id, name FROM submission WHERE run = ?", (run,))}
-            if strangers := sorted(set(details) - set(keys)):
+        with self._db.transaction():
+            there = self._stored(run)
+            if strangers := sorted(set(details) - set(there)):
                 raise GradebookError(f"{self.path}: no submission {strangers[0]!r} in run {run}; grade it first")
-            for key in keys.values():
-                self._ask("DELETE FROM flag WHERE submission = ? AND kind = ?", (key, kind))
-            for name, several in details.items():
-                for detail in several:
-                    self._insert("flag", (keys[name], kind, plain(detail, TEXT_LIMIT)))
+            for name, g in there.items():
+                new = [fit(Flag(kind, detail)) for detail in details.get(name, ())]
+                flags = [*(f for f in g.flags if f.kind != kind), *new]
+                if flags != g.flags:
+                    self._put(run, name, replace(g, flags=flags).packed())
 
     def graded(self, run: int) -> dict[str, Graded]:
         """Every submission of a run by name, in the order of names, with the decisions that stand."""
-        of_run = "WHERE submission IN (SELECT id FROM submission WHERE run = ?) ORDER BY rowid"
+        with self._db.transaction(self._db.reading):
+            return self.decided(self._stored(run))
 
-        def rows(table: str, columns: str) -> dict[int, list[list[Any]]]:
-            of: dict[int, list[list[Any]]] = defaultdict(list)
-            for key, *row in self._ask(f"SELECT submission, {columns} FROM {table} {of_run}", (run,)):
-                of[key].append(row)
-            return of
+    def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
+        """The same submissions with the marks and decisions that stand now."""
+        marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
+        own: dict[str, list[Decision]] = defaultdict(list)
+        decisions = self.decisions()
+        for _, value in self._entries("mark"):
+            name, mark = value.pop("name"), Mark(**value)
+            marks[name][mark.question, mark.criterion] = mark
+        for decision in policy.standing(decisions):
+            own[decision.name].append(decision)
+        of_all = [d for d in own.pop(policy.EVERYONE, []) if d.kind == "exclude"]
+        rules = policy.in_force(decisions, self.assignment)
+        return {
+            name: replace(g, marks=list(marks[name].values()), decisions=[*of_all, *own[name]], policy=rules)
+            for name, g in graded.items()
+        }
 
-        with self._transaction("DEFERRED"):  # one moment, while another process may be grading
-            results, judged = rows("result", _RESULT), rows("carried", "exercise, run")
-            flags, answers = rows("flag", _FLAG), rows("answer", _ANSWER)
-            columns, found = "id, name, source, hash, status, message, seconds, notes", []
-            for key, *row in self._ask(f"SELECT {columns} FROM submission WHERE run = ?", (run,)):
-                g = Graded(*[*texts(row[:-1]), json.loads(row[-1])])
-                g.judged = dict(judged[key])
-                g.results = [Result(*[*row[:-1], bool(row[-1])]) for row in results[key]]  # instrumented
-                g.flags = [Flag(*row) for row in flags[key]]
-                g.answers = [Answer(*row) for row in answers[key]]
-                found.append(g)
-            return self.decided({g.name: g for g in sorted(found, key=lambda g: g.name)})
+    def changes(self) -> tuple[int, int]:
+        """Numbers that grow with the results, and with what people write: readers see by them when to look again."""
+        results, runs, entries = self._db.ask(
+            "SELECT (SELECT coalesce(max(number), 0) FROM submission),"
+            " (SELECT count(*) FROM entry WHERE kind = 'run'), (SELECT count(*) FROM entry)"
+        )[0]
+        return results + runs, entries - runs
 
-    def _carry_over(self, base: int, run: int, ids: Iterable[str], again: Mapping[str, Collection[str]]) -> None:
-        """Copy the submissions of a run, and note from which one each exercise's results are."""
-        earlier: dict[int, dict[str, int | None]] = defaultdict(dict)
-        carried = "SELECT c.submission, c.exercise, c.run FROM carried c"
-        for key, exercise, judged in self._ask(
-            f"{carried} JOIN submission o ON o.id = submission AND o.run = ?", (base,)
-        ):
-            earlier[key][exercise] = judged
-        for old, name in self._ask("SELECT id, name FROM submission WHERE run = ?", (base,)):
-            columns = f"INSERT INTO submission (run, {_SUBMISSION}) SELECT {run}, {_SUBMISSION} FROM submission"
-            ((new,),) = self._ask(f"{columns} WHERE id = ? RETURNING id", (old,))
-            for table, kept in (("result", _RESULT), ("flag", _FLAG), ("answer", _ANSWER)):
-                sql = f"INSERT INTO {table} SELECT {new}, {kept} FROM {table} WHERE submission = ? ORDER BY rowid"
-                self._ask(sql, (old,))
-            stale = again.get(text(name), ())
-            for id in ids:
-                self._insert("carried", (new, id, None if id in stale else earlier[old].get(id, base)))
+    def decide(self, kind: str, name: str, exercise: str, value: str | float, why: str, by: str) -> int:
+        """Add a decision, one of policy.KINDS, and return its number."""
+        return self.decide_all([(kind, name, exercise, value)], why, by)[0]
 
+    def decide_all(self, rows: Iterable[tuple[str, str, str, str | float]], why: str, by: str) -> list[int]:
+        """Add decisions (kind, name, exercise, value) made for one reason: all of them or none."""
+        told = {"made": now(), "by": one_line(by, 200), "why": plain(why, TEXT_LIMIT)}
+        names = ("kind", "name", "exercise", "value")
+        return self._add_all("decision", ({**dict(zip(names, row, strict=True)), **told} for row in rows))
 
-def _result_row(r: Result) -> tuple[Any, ...]:
-    where = (plain(r.exercise, 200), r.kind, plain(r.test, 1000), plain(r.case, 1000))
-    said = (r.outcome, plain(r.reason, 1000), plain(r.message, TEXT_LIMIT))
-    return (*where, *said, _finite(r.seconds), plain(r.output, TEXT_LIMIT), r.public, int(r.instrumented))
+    def decisions(self) -> list[Decision]:
+        """Every decision ever made, withdrawn ones too, oldest first."""
+        return [Decision(number, **value) for number, value in self._entries("decision")]
 
+    def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
+        """Write down what people gave, (name of a submission, mark): all of it or nothing."""
+        fit = ((name, replace(m, comment=plain(m.comment, TEXT_LIMIT), by=plain(m.by, 200))) for name, m in marks)
+        self._add_all("mark", ({"name": name, **asdict(m)} for name, m in fit))
 
-def _finite(seconds: float) -> float:
-    return float(seconds) if math.isfinite(seconds) else 0.0  # SQLite would store NaN as NULL
+    def say(self, name: str, exercise: str, words: str, by: str, role: str, state: str = "open") -> None:
+        """Add a message to the thread about an exercise of a submission ("": about the whole), and its state."""
+        message = Message(name, exercise, one_line(by, 200), role, now(), plain(words, TEXT_LIMIT), state)
+        self._add_all("message", [asdict(message)])
+
+    def threads(self) -> dict[tuple[str, str], list[Message]]:
+        """(submission, exercise) → its messages, oldest first; the state of the last one is the thread's."""
+        found: dict[tuple[str, str], list[Message]] = defaultdict(list)
+        for message in (Message(**value) for _, value in self._entries("message")):
+            found[message.name, message.exercise].append(message)
+        return dict(found)
+
+    def accounts(self) -> dict[str, Account]:
+        """Who may log in, by login. The latest entry of a login counts; without a password it is closed."""
+        latest = {value["login"]: Account(**value) for _, value in self._entries("account")}
+        return {login: account for login, account in latest.items() if account.password}
+
+    def admit(self, accounts: Iterable[Account]) -> None:
+        self._add_all("account", map(asdict, accounts))
+
+    def _stored(self, run: int) -> dict[str, Graded]:
+        rows = self._db.ask("SELECT graded FROM submission WHERE run = ?", (run,))
+        return {g.name: g for g in sorted((Graded.unpacked(text) for (text,) in rows), key=lambda g: g.name)}
+
+    def _put(self, run: int, name: str, graded: str) -> None:
+        number = self._next("SELECT max(number) FROM submission")
+        key = (run, json.dumps(name)[1:-1])
+        self._db.ask("DELETE FROM submission WHERE run = ? AND name = ?", key)
+        self._db.ask("INSERT INTO submission VALUES (?, ?, ?, ?)", (number, *key, graded))
+
+    def _entries(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        rows = self._db.ask("SELECT number, value FROM entry WHERE kind = ? ORDER BY number", (kind,))
+        return ((number, json.loads(value)) for number, value in rows)
+
+    def _add(self, kind: str, value: Mapping[str, Any]) -> int:
+        number = self._next("SELECT max(number) FROM entry WHERE kind = ?", kind)
+        self._db.ask("INSERT INTO entry VALUES (?, ?, ?)", (kind, number, json.dumps(value)))
+        return number
+
+    def _add_all(self, kind: str, values: Iterable[Mapping[str, Any]]) -> list[int]:
+        with self._db.transaction():
+            return [self._add(kind, value) for value in values]
+
+    def _next(self, latest: str, *values: str) -> int:
+        return (self._db.ask(latest, values)[0][0] or 0) + 1  # this process alone writes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from lab.course.assignment import Assignment
@@ -102,10 +102,9 @@ class Graded:
     results: list[Result] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
-    # From the gradebook alone: what people marked, the latest of each criterion; what rests on earlier runs and what
-    # people decided.
-    marks: list[Mark] = field(default_factory=list)
     judged: dict[str, int | None] = field(default_factory=dict)  # exercise → an earlier run; None: asked for again
+    # What people wrote, which is not packed: the latest mark of each criterion, and what they decided.
+    marks: list[Mark] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)  # of people, beside the results; those that stand
     policy: Policy | None = None  # of lateness
 
@@ -118,8 +117,9 @@ class Graded:
         return grade(self.scores(assignment, ids), self.decisions, self.policy)
 
     def packed(self) -> str:
-        """What was judged, as JSON, for a file; any name and message survives, lone surrogates too."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name not in _OF_THE_GRADEBOOK})
+        """What was judged, as JSON in ASCII; any name and message survives, lone surrogates too."""
+        own = {name: value for name, value in vars(self).items() if name not in _OF_THE_GRADEBOOK}
+        return json.dumps(own, default=vars)
 
     @classmethod
     def unpacked(cls, text: str) -> Graded:
@@ -134,4 +134,4 @@ class Graded:
 
 
 AllGraded = Mapping[str, Graded]  # by name
-_OF_THE_GRADEBOOK = ("marks", "judged", "decisions", "policy")
+_OF_THE_GRADEBOOK = ("marks", "decisions", "policy")

@@ -1,4 +1,4 @@
-"""Grades the hostile corpus as a class is graded: each attack with an honest neighbour in the same batch and book.
+"""Grades the hostile corpus as a class is graded: each attack with an honest neighbour in the same batch.
 
 An attack is as it must be when it passes no test that its honest code fails, with a reason for what it lost, ends
 within the limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it, earns
@@ -18,18 +18,15 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score, totals
 
-from . import batch, fingerprint
-from .gradebook import Gradebook
+from . import batch
 from .graded import Graded
 from .hostile import EVERYTHING, HONEST, Attack, HostileError, honest, read
-from .report import exports, html
 from .sandbox import choose
 from .sandbox.cgroups import lacking, owner_tag
 from .submissions import Submission, find
@@ -92,15 +89,6 @@ class Outcome:
         what = f"{state:7} {self.attack.name:36} {self.earned:4.2f} {flags:7}"
         return f"{what} {beside} {self.seconds:5.1f} s  {told[:200]}"
 
-    def plain(self) -> dict[str, Any]:
-        must = self.attack
-        return {
-            "technique": must.technique, "exercise": must.exercise, "earned": round(self.earned, 4),
-            "loses": [*must.loses], "flagged": bool(self.flags),
-            "evidence": self.evidence, "neighbour_unharmed": not self.neighbour, "left_behind": self.left,
-            "seconds": round(self.seconds, 1), "open": must.open, "not_run": self.not_run, "wrong": self.wrong,
-        }  # fmt: skip
-
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
     """The attacks of these techniques and of these names; all where nothing is asked for. Raises HostileError.
@@ -116,24 +104,8 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
     return [a for a in attacks if not (wanted or names) or a.technique in wanted or a.name in names]
 
 
-@contextlib.contextmanager
-def kept(folder: Path | None) -> Iterator[Path]:
-    """`folder`, new or empty, or one that is gone afterwards. Raises HostileError."""
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="hostile-") as temporary:
-            yield Path(temporary)
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise HostileError(f"--out: expected a new or empty folder, {folder} is neither; remove it first")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HostileError(f"--out: expected a place for a folder, got {folder}: {error.strerror}") from None
-    yield folder
-
-
 def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
-    """Grade each beside its neighbour, into one gradebook and one report in `folder`; outcomes as they come.
+    """Grade each beside its neighbour, in the new or empty `folder`; outcomes as they come.
 
     Raises SandboxError where there is no bubblewrap: nothing weaker holds what is in here.
     """
@@ -144,8 +116,7 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
     given = _written([a for a in attacks if a.name not in away], folder / "class")
     settings = batch.Settings(batch.new_seed(), (), isolation, str(folder / "expected"), limit_s=LIMIT_S)
     ended: dict[str, dict[str, tuple[Graded, list[str]]]] = {a.name: {} for a in given.values()}
-    with Gradebook(folder / "gradebook.sqlite") as book, _workers(jobs, folder / "scratch") as workers:
-        run = book.start_run(seed=settings.seed, profile="full", isolation=isolation, assignment=fingerprint.whole())
+    with _workers(jobs, folder / "scratch") as workers:
         waiting = {}
         for submission, attack in given.items():
             beside = Submission(f"beside-{submission.name}", ROOT / "reference")
@@ -159,12 +130,8 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
             except Exception as error:
                 yield Outcome(attack, broken=f"the {who} could not be judged: {type(error).__name__}: {error}")
                 continue
-            book.record(run, ended[attack.name][who][0])
             if attack.is_honest or len(ended[attack.name]) == 2:
                 yield _outcome(attack, *ended[attack.name]["attack"], *ended[attack.name].get("neighbour", ()))
-        ids = [id for id in default().exercises if id in {a.exercise for a in attacks} | {NEIGHBOUR}]
-        html.write_reports(folder / "report", book.graded(run), default(), book.runs()[-1], ids)
-        exports.write_exports(folder, book.graded(run), default(), ids)
 
 
 def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:

@@ -11,7 +11,6 @@ import ast
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,7 @@ _SYMMETRIC = {"allclose", "equal", "isinstance", "logaddexp", "max", "maximum", 
 _MESSAGES = (ast.Raise, ast.Assert, ast.JoinedStr)
 
 
-@dataclass(frozen=True)
-class Change:
-    exercise: str
-    file: str
-    function: str  # with what it stands in: "NaiveDDP.forward"
-    line: int
-    what: str  # "was → is"
-    before: str  # the whole file
-    after: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.function}: {self.what}"
-
-    def edited(self, name: str) -> Edited:
-        return Edited(name, self.exercise, str(self), "assertion", ((self.file, self.before, self.after),))
-
-
-def drawn(exercises: Sequence[str], most: int, seed: str) -> list[Change]:
+def drawn(exercises: Sequence[str], most: int, seed: str) -> list[Edited]:
     """Up to `most` changes, one from each exercise in turn, in an order drawn from `seed`."""
     dice = random.Random(seed)
     found = [changes(id, default().exercises[id].file) for id in dice.sample(exercises, len(exercises))]
@@ -52,8 +34,8 @@ def drawn(exercises: Sequence[str], most: int, seed: str) -> list[Change]:
     return [change for turn in turns for change in turn if change][:most]
 
 
-def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> list[Change]:
-    """Every change of a file, outside of what is provided, from top to bottom."""
+def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> list[Edited]:
+    """Every change of a file, outside of what is provided, from top to bottom; `why` is its place and the change."""
     text = (reference / file).read_text(encoding="utf-8")
     raw = text.encode()  # ast counts columns in bytes
     starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
@@ -63,9 +45,13 @@ def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> l
         end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         written = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
         after = (raw[:begin] + written.encode() + raw[end:]).decode()
-        what = f"{ast.unparse(node)} → {ast.unparse(new)}"
-        found.append(Change(exercise, file, function, node.lineno, what, text, after))
-    return sorted(found, key=lambda change: change.line)
+        why = f"{file}:{node.lineno}: {function}: {ast.unparse(node)} → {ast.unparse(new)}"
+        found.append((node.lineno, why, after))
+    found.sort(key=lambda change: change[0])
+    return [
+        Edited(f"{exercise}-{i}", exercise, why, "assertion", ((file, text, after),))
+        for i, (_, why, after) in enumerate(found)
+    ]
 
 
 def _places(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]]:

@@ -52,9 +52,7 @@ def read(folder: Path) -> list[dict[str, str]]:
     """The rows of the folder's people.csv, a row per student; none where there is no such file. Raises Wrong."""
     if not (path := folder / NAME).is_file():
         return []
-    sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ")
-    if missing := [c for c in COLUMNS if c not in sheet.headings]:
-        raise Wrong(f"{path}: expected columns {', '.join(COLUMNS)}; {missing[0]!r} is missing; put it back")
+    sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ", COLUMNS)
     return [{c: row[c] for c in COLUMNS} for _, row in sheet]
 
 
@@ -102,10 +100,7 @@ def _gradescope(path: Path, text: str) -> Iterable[dict[str, str]]:
 
 
 def _classroom(path: Path, text: str) -> Iterable[dict[str, str]]:
-    sheet = Sheet(text, f"{path}: ")
-    if missing := [c for c in _CLASSROOM if c not in sheet.headings]:
-        raise Wrong(f"{path}: expected GitHub Classroom's grades.csv; column {missing[0]!r} is missing")
-    for _, row in sheet:
+    for _, row in Sheet(text, f"{path}: GitHub Classroom's grades.csv: ", _CLASSROOM):
         submission, submitted, identifier, login = (row[c] for c in _CLASSROOM)
         yield _row(submission, submitted, identifier, login, identifier)
 

@@ -47,12 +47,9 @@ def unpack(path: Path, into: Path, tell: Callable[[str], None]) -> Path:
     target = into / f"{path.name.partition('.')[0]}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     shutil.rmtree(target, ignore_errors=True)  # of the same archive, opened before
     try:
-        total = 0
+        if len(wanted) > _LIMITS.files:
+            raise archives.SubmissionError(f"{path.name}: expected at most {_LIMITS.files} files; split it")
         for name, content in source.read(set(wanted)):
-            total += len(content)
-            if total > _LIMITS.total_bytes or len(wanted) > _LIMITS.files:
-                most = f"{_LIMITS.files} files and {_LIMITS.total_bytes >> 30} GiB"
-                raise archives.SubmissionError(f"{path.name}: expected at most {most}; split it")
             file = target.joinpath(*wanted[name])
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)

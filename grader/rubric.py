@@ -14,8 +14,8 @@ from pathlib import Path
 from lab.harness.files import write_whole
 
 from .csv_io import Sheet, csv_text, disarmed, read_text
-from .desk import now
 from .errors import Wrong
+from .gradebook import now
 from .graded import AllGraded, Mark
 from .report import labels, one_line, plain
 from .written import QuestionScore, score, text_id
@@ -50,9 +50,7 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 def read(path: Path, graded: AllGraded, by: str) -> list[tuple[str, Mark]]:
     """The marks of a sheet, as `taken` has them. Raises Wrong, also for a file that is no such sheet."""
     expected = f"{path}: expected a CSV of `grader rubric export`"
-    sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: not CSV: ")
-    if missing := [c for c in READ if c not in sheet.headings]:
-        raise Wrong(f"{path}: expected columns {', '.join(READ)}; {missing[0]!r} is missing")
+    sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: ", READ)
     rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet counts
     return taken(rows, graded, by, f"{path}: ")
 

@@ -77,15 +77,24 @@ class Cluster:
 
 def check(cluster: Cluster) -> None:
     """Raise ClusterError where it would take no jobs as they are asked for."""
-    if importlib.util.find_spec("submitit") is None:
-        raise ClusterError("--cluster needs submitit, which is not installed; run: pip install submitit")
+    what, do = lacking(cluster.kind)
+    if what:
+        raise ClusterError(f"--cluster {cluster.kind}: {what}; {do}")
     if cluster.kind == "slurm":
-        if missing := [name for name in COMMANDS if not shutil.which(name)]:
-            raise ClusterError(f"--cluster slurm: {', '.join(missing)} not found; run it on a node that submits jobs")
-        if not answers():
-            raise ClusterError("--cluster slurm: no controller answers; look at: scontrol ping")
         for track in ("cpu", "gpu") if cluster.gpus else ("cpu",):
             _try(cluster.asked(track))
+
+
+def lacking(kind: str) -> tuple[str, str]:
+    """What this machine lacks to hand jobs over, and what to do about it; ("", "") where it lacks nothing."""
+    missing = [name for name in COMMANDS if kind == "slurm" and shutil.which(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not found", "run it on a node that submits jobs"
+    if importlib.util.find_spec("submitit") is None:
+        return "submitit is not installed", "run: pip install submitit"
+    if kind == "slurm" and not answers():
+        return "no controller answers", "look at: scontrol ping; systemctl status slurmctld"
+    return "", ""
 
 
 class _Scheduler:

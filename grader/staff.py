@@ -39,16 +39,13 @@ def serve(
 
     with latest(out_folder, write=bool({add_user, add_users} - {None})) as (book, run, _):
         if add_users is not None:
-            sheet = Sheet(read_text(add_users, f"--add-users: expected a CSV, {add_users}"), "--add-users: ")
-            if not {"login", "submission"} <= set(sheet.headings):
-                came = ", ".join(sheet.headings)[:200]
-                raise Wrong(f"--add-users: expected columns login and submission, got {came}")
-            made, moved, there, named = [], [], book.graded(run.id), {}
-            for line, row in sheet:
+            listed = read_text(add_users, f"--add-users: expected a CSV, {add_users}")
+            made, moved, there, named, accounts = [], [], book.graded(run.id), {}, book.accounts()
+            for line, row in Sheet(listed, "--add-users: ", ("login", "submission")):
                 known([row["submission"]], there, f"--add-users: line {line}")
                 named[row["login"]] = row["submission"]
             for login, name in named.items():
-                if (has := book.account(login)) is None:
+                if (has := accounts.get(login)) is None:
                     made.append((login, secrets.token_urlsafe(9), name))
                 elif has.role == "student" and has.name != name:  # handed in again, under another number
                     moved.append(replace(has, name=name))

@@ -8,31 +8,35 @@ with lines from `# begin solution` to `# end solution` these alone go.
 from __future__ import annotations
 
 import ast
+import json
 import re
-import textwrap
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from grader.errors import Wrong
-from grader.stub_cutter import SCAFFOLD, Cutter, raising, used
 from lab.course.assignment import Assignment, default
 
+from .stub_cutter import WIDTH, Cutter, StubError
+
 RERUN = "run python -m grader stubs"
-_MARK = re.compile(r"#+\s*(begin|end) solution\s*$")
-
-
-class StubError(Wrong):
-    """The reference cannot be turned into stubs; the line names the file and its line."""
+_RUFF = [sys.executable, "-m", "ruff"]
+_AS_THE_KIT = ["--isolated", "--no-cache", "--target-version=py311", f"--config=line-length={WIDTH}"]
+_RULES = ["--select=F401,F821,I001,TC005", "--config=lint.isort.known-first-party=['lab']"]
+_CHECK = [*_RUFF, "check", "--fix", *_RULES, "--output-format=json", *_AS_THE_KIT]
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
     """The stub of every Python file of the reference: relative file to text. Raises StubError."""
     if not reference.is_dir():
         raise StubError(f"{reference}: expected the folder of the reference, found none")
-    return {
-        file: _read(path, file) if path.name == "__init__.py" else _stub(file, _read(path, file), assignment)
-        for file, path in _files(reference).items()
-    }
+    stubs, cutters = {}, {}
+    for file, path in _files(reference).items():
+        stubs[file] = _read(path, file)
+        if path.name != "__init__.py":
+            cutters[file] = _cutter(file, stubs[file], assignment)
+    return stubs | _tidied(cutters)
 
 
 def write(reference: Path, student: Path, assignment: Assignment | None = None) -> list[str]:
@@ -82,85 +86,61 @@ def _read(path: Path, file: str) -> str:
         raise StubError(f"{file}: cannot be read as UTF-8 text: {error}") from None
 
 
-def _stub(file: str, reference: str, assignment: Assignment) -> str:
-    """One file. An import stays if what stays uses it, or nothing did before."""
+def _cutter(file: str, text: str, assignment: Assignment) -> Cutter:
     try:
-        before = used(reference)
+        ast.parse(text)
     except SyntaxError as error:
         raise StubError(f"{file}:{error.lineno}: not Python: {error.msg}") from None
-    cutter = Cutter(file, _without_regions(file, reference, assignment), assignment)
-    while (unimported := before - used(code := cutter.code())) != cutter.unimported:
-        cutter.unimported = unimported
-    nodes = [*ast.walk(ast.parse(code))]
-    defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    named = used(code) | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
-    for name in sorted(named & cutter.hidden - defined):
-        lines = [i for i, line in enumerate(reference.splitlines(), 1) if re.search(rf"\b{name}\b", line)]
+    return Cutter(file, text, assignment)
+
+
+def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
+    """What the cutters leave, without imports that nothing uses, formatted. Raises StubError."""
+    with tempfile.TemporaryDirectory(prefix="stubs-") as folder:
+        root = Path(folder).resolve()
+        for file, cutter in cutters.items():
+            code = cutter.code()
+            if "tl.static_assert(" in code and " as tl" not in code:
+                raise StubError(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
+            try:
+                code = _less_guarded(code)
+            except SyntaxError as error:
+                raise StubError(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).write_text(code, encoding="utf-8", newline="\n")
+        said = subprocess.run([*_CHECK, root], capture_output=True, text=True)
+        for problem in json.loads(said.stdout):
+            file = Path(problem["filename"]).relative_to(root).as_posix()
+            if problem["code"] == "F821":
+                _miss(file, cutters[file], {re.findall("`(.*)`", problem["message"])[0]})
+        subprocess.run([*_RUFF, "format", "--quiet", *_AS_THE_KIT, root], check=True)
+        stubs = {file: _read(root / file, file) for file in cutters}
+    for file, cutter in cutters.items():
+        nodes = [*ast.walk(ast.parse(stubs[file]))]
+        defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+        _miss(file, cutter, {n.attr for n in nodes if isinstance(n, ast.Attribute)} - defined)
+    return stubs
+
+
+def _less_guarded(code: str) -> str:
+    """The code without a `try: import …` that nothing needs any more: ruff leaves those alone."""
+    tree, lines = ast.parse(code), code.splitlines(keepends=True)
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    for node in reversed(tree.body):
+        if isinstance(node, ast.Try):
+            bound = {
+                a.asname or a.name for s in node.body if isinstance(s, ast.Import | ast.ImportFrom) for a in s.names
+            }
+            if bound and not bound & used:
+                del lines[node.lineno - 1 : node.end_lineno]
+    return "".join(lines)
+
+
+def _miss(file: str, cutter: Cutter, names: set[str]) -> None:
+    """Raise StubError where what stays uses one of these names, and it was left out."""
+    for name in sorted(names & cutter.hidden):
+        lines = [i for i, line in enumerate(cutter.lines) if re.search(rf"\b{name}\b", line)]
         raise StubError(
             f"{file}:{lines[-1]}: this stays in the stub and uses {name}, which does not; "
             f"mark {name} @provided, make it public, or write its value out"
         )
-    code = re.sub(rf"(?m)^[ \t]*{SCAFFOLD}\n", "", code)
-    if "tl.static_assert(" in code and " as tl" not in code:
-        raise StubError(f"{file}: a kernel's stub speaks through tl: import triton.language as tl")
-    try:
-        compile(code, file, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise StubError(f"{file}: the stub is not Python (its line {error.lineno}): {error.msg}") from None
-    return code
-
-
-def _without_regions(file: str, text: str, assignment: Assignment) -> str:
-    """Replace what is from `# begin solution` to `# end solution` by a line that raises, below SCAFFOLD."""
-    lines, regions, begun = text.splitlines(keepends=True), list[tuple[int, int]](), 0
-    for number, line in enumerate(lines, 1):
-        if (mark := _MARK.search(line)) is None:
-            continue
-        if line[: mark.start()].strip():
-            raise StubError(f"{file}:{number}: {mark[0].strip()} belongs on a line of its own, between statements")
-        if mark[1] == "begin" and begun:
-            raise StubError(f"{file}:{number}: begin solution inside the region begun on line {begun}")
-        if mark[1] == "end" and not begun:
-            raise StubError(f"{file}:{number}: end solution without a begin solution before it")
-        regions += [(begun, number)] if begun else []
-        begun = 0 if begun else number
-    if begun:
-        raise StubError(f"{file}:{begun}: begin solution without an end solution after it")
-    functions = list(_functions(ast.parse(text)))
-    for begin, end in reversed(regions):
-        first, *inside, last = (line for line in lines[begin - 1 : end] if line.strip())
-        column = min((_column(line) for line in inside if not line.lstrip().startswith("#")), default=-1)
-        if column < 0:
-            raise StubError(f"{file}:{begin}: the region holds no statement")
-        if {_column(first), _column(last)} != {column}:
-            raise StubError(f"{file}:{begin}: the region crosses a block; begin, end and statements share a column")
-        around = [(name, node) for name, node in functions if node.lineno < begin <= (node.end_lineno or 0)]
-        if not around:
-            raise StubError(f"{file}:{begin}: a region belongs inside a function")
-        name, node = around[-1]
-        kernel = any("jit" in ast.unparse(d) for d in node.decorator_list)
-        stands = raising(kernel, file, name, ast.get_docstring(node), column, assignment)
-        lines[begin - 1 : end] = [textwrap.indent(f"{SCAFFOLD}\n{stands}\n", " " * column)]
-        try:
-            ast.parse("".join(lines))
-        except SyntaxError:
-            raise StubError(
-                f"{file}:{begin}: the region to line {end} does not hold whole statements; "
-                "begin and end belong between statements"
-            ) from None
-    return "".join(lines)
-
-
-def _column(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _functions(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every function with its qualified name, outer before inner."""
-    for child in ast.iter_child_nodes(node):
-        inner = scope
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inner = f"{scope}{child.name}."
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield scope + child.name, child
-        yield from _functions(child, inner)

@@ -6,16 +6,16 @@ import functools
 import itertools
 import json
 import sys
+import tempfile
 from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, TimeRemainingColumn
 
 from lab.course.assignment import ROOT, default
 
-from .console import COLUMNS, Out, Paths, Profile, Wrong, err, ids_of, latest, out, say, shown, writing
+from .console import Out, Paths, Profile, Wrong, err, ids_of, latest, out, progress, say, shown, writing
 
 
 def stubs(
@@ -63,22 +63,22 @@ def mutants(
     if bad := [s for s in stage or [] if s not in known]:
         raise Wrong(f"--stage: expected one of {', '.join(known)}, got {bad[0]!r}")
     only = [default().exercise(id) for id in exercise or []]
-    with _progress(as_json) as progress:
+    with progress(as_json) as bar:
         stages = [name for name in stage or known if not only or name in {e.stage for e in only}]
         ids = [e.id for e in only]
         if record:
-            for name, count in m.record(stages, progress, ids).items():
+            for name, count in m.record(stages, bar, ids).items():
                 out.print(f"{name}: {count} mutants are known by their messages")
             return
         if operators:
             asked = [e for e in only or default().exercises.values() if e.stage in stages and e.track == "cpu"]
             changes = made.drawn([e.id for e in asked], most, seed)
-            left = m.survivors([c.edited(f"change-{i}") for i, c in enumerate(changes)], progress, seed)
+            left = m.survivors(changes, bar, seed)
             out.print(f"changes made {len(changes)}, survived {len(left)}: each makes no difference, or shows a gap")
             for change in left:
                 out.print(f"  {change.why}", markup=False, highlight=False, soft_wrap=True)
             return
-        outcome = m.check(stages, progress, sample=sample, thorough=thorough, seed=seed, only=ids)
+        outcome = m.check(stages, bar, sample=sample, thorough=thorough, seed=seed, only=ids)
     if as_json:
         print(json.dumps(outcome, indent=1))
     else:
@@ -108,27 +108,19 @@ def hostile(
     name: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given again.")] = None,
     honest: Annotated[bool, typer.Option("--honest", help="Reference and variants: none may be flagged.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 2,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Keep gradebook and report in this new folder.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
 ) -> None:
     """Check the grader: grade the hostile corpus, each attack with an honest neighbour."""
     from . import hostility
 
     attacks = hostility.chosen(technique or (), name or (), honest)
     outcomes = []
-    with hostility.kept(out_folder) as folder, _progress(as_json) as progress:
-        bar = progress.add_task("grading", total=len(attacks))
-        for outcome in hostility.grade(attacks, folder, jobs):
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, progress(hidden=False) as bar:
+        task = bar.add_task("grading", total=len(attacks))
+        for outcome in hostility.grade(attacks, Path(folder), jobs):
             outcomes.append(outcome)
-            progress.update(bar, advance=1, description=outcome.attack.name[:30])
-            if not as_json:
-                out.print(shown(outcome.line), style="red" if outcome.wrong else None, soft_wrap=True)
-    if as_json:
-        print(json.dumps({o.attack.name: o.plain() for o in outcomes}, indent=1))
-    else:
-        say(hostility.summary(outcomes))
+            bar.update(task, advance=1, description=outcome.attack.name[:30])
+            out.print(shown(outcome.line), style="red" if outcome.wrong else None, soft_wrap=True)
+    say(hostility.summary(outcomes))
     sys.exit(1 if any(o.wrong for o in outcomes) else 0)
 
 
@@ -229,19 +221,19 @@ def similarity(
 
     tell = functools.partial(say, to=err)
     ours, before = submissions.find(paths, tell), submissions.find(earlier, tell) if earlier else []
-    with _progress(False) as progress:
-        bar = progress.add_task("reading", total=len(ours) + len(before))
+    with progress(False) as bar:
+        task = bar.add_task("reading", total=len(ours) + len(before))
         read = []
         for party in itertools.chain(alike.of_class(ours), alike.of_class(before, "earlier")):
             read.append(party)
-            progress.update(bar, advance=1)
+            bar.advance(task)
         left_out = [p for p in read if isinstance(p, str)]
         parties = [p for p in read if not isinstance(p, str)]
         parties.append(alike.of_kit({file for p in parties for file in p.files}))
         of_class = sum(p.kind == "class" for p in parties)
         count = of_class * (of_class - 1) // 2 + of_class * (len(parties) - of_class)
-        progress.update(bar, description="comparing", total=count, completed=0)
-        found_pairs = alike.pairs(parties, lambda: progress.update(bar, advance=1))
+        bar.update(task, description="comparing", total=count, completed=0)
+        found_pairs = alike.pairs(parties, lambda: bar.advance(task))
     with writing(out_folder):
         index = pages.write(out_folder / "similarity", found_pairs, left_out, default(), threshold)
     marked = [p for p in found_pairs if p.share >= threshold]
@@ -251,7 +243,3 @@ def similarity(
     for p in marked[:20]:
         out.print(shown(f"{p.share:4.0%}  {p.one.name}  {p.other.name}"))
     say(f"{len(marked)} of {len(found_pairs)} pairs are marked: {index}")
-
-
-def _progress(quiet: bool) -> Progress:
-    return Progress(*COLUMNS, TimeRemainingColumn(), console=err, disable=quiet, transient=True)

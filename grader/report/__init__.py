@@ -8,11 +8,16 @@ HTML or CSV comes after.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
 
+TEXT_LIMIT = 20_000  # characters of a long text that are kept
+_LONG = ("message", "output", "detail", "given", "comment")
 # A terminal's escape sequences: CSI ("\x1b[31m"), OSC ("\x1b]0;title\x07"), and the two-character ones.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 # Everything unseen that changes how the rest looks: controls, surrogates, direction marks, zero widths, tags.
@@ -38,6 +43,20 @@ def plain(text: str, limit: int) -> str:
         return head
     kept = head[: limit - 40]
     return f"{kept}… ({len(head) - len(kept) + unread} more characters)"
+
+
+def fit(row: Any, exact: Collection[str] = ()) -> Any:
+    """A submission, result, flag, answer or mark, with texts that are safe to show, and numbers that are finite.
+
+    exact: fields that stay as they are.
+    """
+    changed: dict[str, str | float] = {}
+    for name, value in vars(row).items():
+        if isinstance(value, str) and name not in exact:
+            changed[name] = plain(value, TEXT_LIMIT if name in _LONG else 1000)
+        elif isinstance(value, float) and not math.isfinite(value):
+            changed[name] = 0.0
+    return replace(row, **changed)
 
 
 def one_line(text: str, limit: int) -> str:

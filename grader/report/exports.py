@@ -21,8 +21,9 @@ from ..cs336 import ADVISORY
 from ..csv_io import Sheet, csv_text, disarmed
 from ..graded import AllGraded, Answer, Graded, Run
 from ..policy import Grade
-from . import labels, one_line, page_name, plain, points, signed
+from . import fit, labels, one_line, page_name, plain, points, signed
 from .canvas import canvas
+from .classroom import class_summary
 from .summary import REASONS, decisions, number, readable, standing
 
 MESSAGE_LIMIT = 4000  # characters of one message
@@ -78,24 +79,18 @@ def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) ->
     What is inconclusive is a part of what was not run; final = earned + adjusted − late. The written part is in three
     columns of its own: points, those possible so far, and those of prose that nobody has marked yet.
     """
-    shown = labels(graded)
     exercises = [e for e in assignment.exercises if e in set(ids)]
     of_written = ["written", "written_possible", "written_unmarked"]
     rows: list[list[str | float]] = [["submission", "status", *_SUMS, *of_written, *exercises, "flags", "message"]]
-    for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
-        g = graded[name]
-        grade = g.grade(assignment, ids)
+    for row in class_summary(graded, assignment, ids).rows:
+        g, grade = row.graded, row.grade
         of: dict[str, float | str] = {s.exercise.id: number(s.earned) if s.possible > 0 else "" for s in grade.scores}
         of |= {s.exercise.id: "not attempted" for s in grade.scores if not s.attempted}
-        numbers = [*_numbers(grade, _SUMS).values(), *map(number, written.totals(written.score(g)))]
+        numbers = [*_numbers(grade, _SUMS).values(), *map(number, row.written)]
         cells = [of.get(id, "excluded") for id in exercises]
         message = disarmed(one_line(g.message, 500))
-        rows.append([disarmed(shown[name]), g.status, *numbers, *cells, len(g.flags), message])
+        rows.append([disarmed(row.label), g.status, *numbers, *cells, len(g.flags), message])
     return rows
-
-
-def write_csv(path: str | Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
-    write_whole(Path(path), csv_text(csv_rows(graded, assignment, ids)))
 
 
 def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
@@ -106,43 +101,33 @@ def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection
 
 
 def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
-    grade = g.grade(assignment, ids)
-    of: dict[str, list[Result]] = defaultdict(list)
+    grade, questions, of_written = g.grade(assignment, ids), written.score(g), ("earned", "possible", "unmarked")
+    tests: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for r in g.results:
-        of[r.exercise].append(r)
+        tests[r.exercise].append(asdict(fit(r)))
     return {
         "status": g.status, "message": plain(g.message, MESSAGE_LIMIT), "hash": one_line(g.hash, 100),
         "seconds": round(g.seconds, 3), "notes": [one_line(note, 300) for note in g.notes], **_numbers(grade, _SUMS),
-        "decisions": [{"what": d.what, "why": d.why, "who": d.who} for d in decisions(g, grade)],
+        "decisions": [told._asdict() for told in decisions(g, grade)],
         "exercises": {
             s.exercise.id: {
                 **_numbers(s, _SUMS[:4]), "attempted": s.attempted, "excluded": s.exercise.id in grade.excluded,
-                "tests": [_test(r) for r in of[s.exercise.id]],
+                "tests": tests[s.exercise.id],
             }
             for s in g.scores(assignment, ids)
         },
-        "written": _written(g),
-        "flags": [{"kind": one_line(f.kind, 200), "detail": plain(f.detail, MESSAGE_LIMIT)} for f in g.flags],
+        "written": {
+            **dict(zip(of_written, map(number, written.totals(questions)), strict=True)),
+            "questions": {
+                s.question.id: {
+                    **_numbers(s, of_written), **asdict(fit(s.answer)),
+                    "marks": [asdict(fit(m)) for m in s.marks.values()],
+                }
+                for s in questions
+            },
+        },
+        "flags": [asdict(fit(flag)) for flag in g.flags],
     }  # fmt: skip
-
-
-def _written(g: Graded) -> dict[str, Any]:
-    scores, sums = written.score(g), ("earned", "possible", "unmarked")
-    questions: dict[str, Any] = {}
-    for s in scores:
-        marks = [
-            {**asdict(m), "comment": plain(m.comment, MESSAGE_LIMIT), "by": one_line(m.by, 200)}
-            for m in s.marks.values()
-        ]
-        said = {name: plain(getattr(s.answer, name), MESSAGE_LIMIT) for name in ("outcome", "given", "message")}
-        questions[s.question.id] = {**_numbers(s, sums), **said, "marks": marks}
-    return {**dict(zip(sums, map(number, written.totals(scores)), strict=True)), "questions": questions}
-
-
-def _test(r: Result) -> dict[str, Any]:
-    cut = {"message": MESSAGE_LIMIT, "output": MESSAGE_LIMIT}
-    fields = {k: plain(v, cut.get(k, 1000)) if isinstance(v, str) else v for k, v in asdict(r).items()}
-    return {**fields, "seconds": round(r.seconds, 6)}
 
 
 def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[str, Any]]:
@@ -235,12 +220,11 @@ def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
 
 def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
     """grades.csv, gradescope/<name>.json for each submission, and canvas.csv anew where `grader canvas` wrote one."""
-    write_csv(folder / "grades.csv", graded, assignment, ids)
+    write_whole(folder / "grades.csv", csv_text(csv_rows(graded, assignment, ids)))
     asked = dict.fromkeys(a.question for one in graded.values() for a in one.answers)
     for name, one in graded.items():
-        path = folder / "gradescope" / f"{page_name(name)}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(gradescope(one, assignment, ids, asked), indent=1) + "\n")
+        told = json.dumps(gradescope(one, assignment, ids, asked), indent=1) + "\n"
+        write_whole(folder / "gradescope" / f"{page_name(name)}.json", told)
     before = folder / "canvas.csv"  # says who is who, as the roster did
     if before.is_file():
         text = before.read_text(encoding="utf-8-sig")

@@ -1,4 +1,4 @@
-"""Self-contained HTML: a page for each submission and one for the class.
+"""What people read: a page for each submission, one for the class, and a comment in Markdown for a pull request.
 
 Pages load nothing from anywhere and run no script but the table's sorting; a Content-Security-Policy holds
 browsers to that. Everything from a submission is plain text first, then escaped by jinja2.
@@ -33,20 +33,31 @@ _LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limi
 
 def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int = 3) -> str:
     """The student's page: points, what failed and how to see it, so many hints. At most PAGE_LIMIT bytes."""
-    grade = graded.grade(assignment, ids)
-    scores, page = written.score(graded), ""
+    page = ""
     for limits in _LEVELS:
-        page = _render(
-            "submission.html", title=labels([graded.name])[graded.name], assignment=assignment, run=run, graded=graded,
-            message=plain(graded.message, max(limits.message, 1000)), limits=limits, hints=hints,
-            notes=[one_line(note, 300) for note in graded.notes[:20]], more_notes=max(0, len(graded.notes) - 20),
-            grade=grade, decisions=decisions(graded, grade)[:50], written=scores, written_totals=written.totals(scores),
-            exercises=exercise_views(grade.scores, graded.results, limits), together=together(graded, assignment, ids),
-            adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
-        )  # fmt: skip
+        page = _of_one("submission.html", graded, assignment, run, ids, hints, limits)
         if len(page.encode()) <= PAGE_LIMIT:
             break
     return page
+
+
+def comment(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int) -> str:
+    """Markdown: the points, the first failure of each failed exercise with its hints, and the marks of the prose."""
+    return _of_one("comment.md", graded, assignment, run, ids, hints, Limits(1500, 0, 1, tests=False))
+
+
+def _of_one(
+    template: str, graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int, limits: Limits
+) -> str:
+    grade, scores = graded.grade(assignment, ids), written.score(graded)
+    return _render(
+        template, title=labels([graded.name])[graded.name], assignment=assignment, run=run, graded=graded,
+        message=plain(graded.message, max(limits.message, 1000)), limits=limits, hints=hints,
+        notes=[one_line(note, 300) for note in graded.notes[:20]], more_notes=max(0, len(graded.notes) - 20),
+        grade=grade, decisions=decisions(graded, grade)[:50], written=scores, written_totals=written.totals(scores),
+        exercises=exercise_views(grade.scores, graded.results, limits), together=together(graded, assignment, ids),
+        adapters=cs336.profiles().get(run.profile, {}).get("adapters", {}),
+    )  # fmt: skip
 
 
 def class_page(graded: AllGraded, assignment: Assignment, run: Run, ids: Collection[str]) -> str:
@@ -75,10 +86,10 @@ def _render(template: str, **values: Any) -> str:
 def _templates() -> jinja2.Environment:
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(folder), autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters |= {f.__name__: f for f in (points, signed, percent, seconds, plain, one_line)}
+    environment.filters |= {f.__name__: f for f in (points, signed, percent, seconds, plain, one_line, quoted)}
     environment.globals.update(reasons=REASONS, symbols=SYMBOLS, outcomes=written.OUTCOMES, kinds=ASKS)
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
@@ -90,6 +101,11 @@ def _templates() -> jinja2.Environment:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def quoted(text: str) -> str:
+    """Text as a block of code in Markdown by indentation, which nothing in it can end."""
+    return "\n".join(f"    {line}" for line in plain(text, 2000).splitlines()) or "    (no message)"
 
 
 def seconds(value: float) -> str:

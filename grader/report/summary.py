@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lab.course.assignment import KINDS, Assignment, Exercise
-from lab.course.scoring import ExerciseScore, Result, of_function
+from lab.course.scoring import ExerciseScore, Result, of_function, only_refusals_fail
 
 from .. import written
 from ..graded import Graded
@@ -79,6 +79,7 @@ class ExerciseView:
     score: ExerciseScore
     state: str
     failures: list[Failure]
+    refusals: bool  # only refusals of bad input fail: no hint helps there
     more: list[str]  # names of failing tests beyond the limit
     skipped: dict[str, list[str]]  # why it was not run → names of tests
     undecided: dict[str, list[str]]  # why it is inconclusive → names of tests
@@ -156,8 +157,9 @@ def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseVi
             beyond.setdefault(readable(one_line(r.test, 300)), one_line(r.message, max(100, limits.message // 8)))
     more = [name for f in failures[limits.failures :] for name in f.names]
     tests = _tests(results) if limits.tests else []
-    shown = failures[: limits.failures]
-    return ExerciseView(s.exercise, s, state(s), shown, list(dict.fromkeys(more)), skipped, undecided, beyond, tests)
+    shown, refusals = failures[: limits.failures], only_refusals_fail(results)
+    more = list(dict.fromkeys(more))
+    return ExerciseView(s.exercise, s, state(s), shown, refusals, more, skipped, undecided, beyond, tests)
 
 
 def _reasons(results: Iterable[Result], outcome: str, limits: Limits) -> dict[str, list[str]]:

@@ -67,7 +67,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
 
     @manager.user_loader
     def load(id: str) -> User | None:
-        found = shelf.account(id.rpartition(":")[0])
+        found = shelf.now().accounts.get(id.rpartition(":")[0])
         user = User(found) if found else None
         return user if user and secrets.compare_digest(user.id.encode(), id.encode()) else None
 
@@ -95,7 +95,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
             tries = sum(who == name for who, _ in failures)
         if tries > TRIES:
             return render_template("login.html", wrong=f"too many tries; wait {MINUTES} minutes"), 429
-        found = shelf.account(name)
+        found = shelf.now().accounts.get(name)
         right = check_password_hash(found.password if found else _NOBODY, request.form.get("password", ""))
         if not (found and right):
             return render_template("login.html", wrong="unknown login, or wrong password"), 401

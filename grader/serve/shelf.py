@@ -72,6 +72,7 @@ class Class:
     rows: dict[str, Row]
     scores: dict[str, list[ExerciseScore]]
     decisions: list[Decision]
+    accounts: dict[str, Account]  # by login
     table: str = ""  # the class page's table, once it was asked for
 
 
@@ -89,10 +90,6 @@ class Shelf:
             if self._now is None or self._now.changes != book.changes():
                 self._now = self._read(book)
             return self._now
-
-    def account(self, login: str) -> Account | None:
-        with self._book() as book:
-            return book.account(login)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[Gradebook, Class]]:
@@ -147,7 +144,7 @@ class Shelf:
             grade = policy.grade(scores[name], g.decisions, g.policy)
             rows.append(Row(name, slug, shown[name], g, grade, written.score(g), own))
         rows.sort(key=lambda row: (row.label.casefold(), row.label))
-        return Class(changes, run, ids, {row.slug: row for row in rows}, scores, book.decisions())
+        return Class(changes, run, ids, {row.slug: row for row in rows}, scores, book.decisions(), book.accounts())
 
 
 def _written(g: Graded) -> tuple[object, ...]:

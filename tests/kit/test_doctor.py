@@ -217,7 +217,7 @@ def test_slurm_is_told_piece_by_piece(monkeypatch):
     monkeypatch.setattr(schedulers, "answers", lambda: True)
     outputs = {"--version": "slurm 22.05.8\n"}
     monkeypatch.setattr(grader_doctor, "output", lambda command: outputs.get(command[-1], SINFO))
-    monkeypatch.setattr(grader_doctor.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(schedulers.importlib.util, "find_spec", lambda name: object())
     found = list(grader_doctor.slurm())
     assert one(found, "Slurm") == Finding("Slurm", "22.05.8")
     assert one(found, "partition class*") == Finding("partition class*", "up, 3 nodes idle, gpu:h100:8")
@@ -230,8 +230,8 @@ def test_slurm_is_told_piece_by_piece(monkeypatch):
     assert one(grader_doctor.slurm(), "partitions").do == "look at: sinfo"
     monkeypatch.setattr(schedulers, "answers", lambda: False)
     assert "scontrol ping" in one(grader_doctor.slurm(), "Slurm").do
-    monkeypatch.setattr(grader_doctor.importlib.util, "find_spec", lambda name: None)
-    assert one(grader_doctor.slurm(), "Slurm").do == "pip install submitit"
+    monkeypatch.setattr(schedulers.importlib.util, "find_spec", lambda name: None)
+    assert one(grader_doctor.slurm(), "Slurm").do == "run: pip install submitit"
     there.remove("sbatch")
     assert one(grader_doctor.slurm(), "Slurm").found == "sbatch not found"
     there.clear()

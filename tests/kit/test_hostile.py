@@ -118,7 +118,6 @@ def test_a_sample_earns_what_it_must_and_harms_nobody(tmp_path):
     outcomes = list(hostility.grade(sample(), tmp_path, jobs=2))
     assert len(outcomes) == 3
     assert not [f"{o.attack.name}: {'; '.join(o.wrong)}" for o in outcomes if o.wrong]
-    assert (tmp_path / "report" / "index.html").is_file()
 
 
 def outcome(**fields) -> Outcome:

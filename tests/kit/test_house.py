@@ -80,7 +80,7 @@ def test_a_page_names_each_file_of_lab_with_its_first_sentence():
         (["leaderboard", "{file}", "--out", "{empty}/nowhere"], "gradebook.sqlite"),
         (["similarity", "{one}", "--earlier", "{empty}"], "expected a folder with one of"),
         (["similarity", "{one}", "--out", "{file}"], "--out: expected a folder, or a place for one"),
-        (["hostile", "--name", "exits-with-code-0", "--out", "{file}/x"], "--out: expected a place for a folder"),
+        (["hostile", "--name", "nope"], "--name: expected one that there is"),
     ],
 )
 def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, said, arguments, words):

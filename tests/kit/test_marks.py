@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from lab.commands.cli import main as lab_main
 from lab.course.assignment import default
 from lab.harness.runner import ExecutorLost
 
-from .classroom import ABOUT, latest, recorded, refused, result
+from .classroom import ABOUT, latest, reading, recorded, refused, result
 from .test_written import KNOWN, PROSE, handed_in
 
 
@@ -138,8 +137,8 @@ def test_the_latest_mark_counts_earlier_ones_stay_in_the_book_and_one_of_an_earl
         assert take(out, rows, by) == 1
     (mark,) = latest(out)["ada"].marks
     assert (mark.points, mark.by) == (1, "fay")
-    with sqlite3.connect(out / "gradebook.sqlite") as db:
-        assert db.execute('SELECT points, "by" FROM rubric').fetchall() == [(0, "eve"), (1, "fay")]
+    with reading(out) as book:
+        assert [(value["points"], value["by"]) for _, value in book._entries("mark")] == [(0, "eve"), (1, "fay")]
     recorded(out, graded("ada", "I thought again."))
     g = latest(out)["ada"]
     assert written.totals(written.score(g))[0] == 3
@@ -194,7 +193,7 @@ def test_one_bad_row_and_nothing_is_taken(out, row, words):
         (b"", "'name' is missing"),
         (b"name,points\nada,1\n", "'question' is missing"),
         (b"\xff\xfen\x00a\x00", "expected CSV in UTF-8"),
-        (b'name,question,criterion,points possible,points,comment\n"ada', "not CSV"),
+        (b'name,question,criterion,points possible,points,comment\n"ada', "expected CSV"),
         (None, "expected a CSV of `grader rubric export`"),
     ],
 )

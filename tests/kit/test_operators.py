@@ -42,14 +42,14 @@ CHANGES = [
 def test_each_rule_changes_its_place_and_nothing_that_is_provided_or_said(tmp_path):
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     found = operators.changes("ddp.naive", "toy.py", tmp_path)
-    assert [(c.line, c.what) for c in found] == CHANGES
-    assert {c.function for c in found} == {"Toy.step"}
-    for change in found:
-        after = mutants.texts(change.edited("change-0"), tmp_path)["toy.py"]
+    assert [c.why for c in found] == [f"toy.py:{line}: Toy.step: {what}" for line, what in CHANGES]
+    assert len({c.name for c in found}) == len(CHANGES)
+    for change, (line, _) in zip(found, CHANGES, strict=True):
+        after = mutants.texts(change, tmp_path)["toy.py"]
         differ = [
             i for i, pair in enumerate(zip(TOY.splitlines(), after.splitlines(), strict=True), 1) if len({*pair}) > 1
         ]
-        assert differ == [change.line]
+        assert differ == [line]
         compile(after, "toy.py", "exec")
 
 

@@ -12,12 +12,12 @@ import pytest
 from grader import people, policy
 from grader.gradebook import Gradebook
 from grader.graded import Answer, Graded, Mark
-from grader.report import feedback
+from grader.report.html import comment as feedback
 from grader.submissions import Submission, find
 from lab.course.assignment import default
 from lab.course.questions import default as questions
 
-from .classroom import passed, recorded, refused, result, say
+from .classroom import ABOUT, passed, recorded, refused, result, say
 from .test_submissions import a_zip
 
 A = default()
@@ -181,7 +181,7 @@ def test_a_second_list_is_added_to_the_first(out: Path) -> None:
         ("x.yml", "{", "expected Gradescope's list with :submitters"),
         ("x.yml", "submission_1: {}", "expected Gradescope's list with :submitters of each submission: ':submitters'"),
         ("x.yml", "{}", "expected submissions, it lists none"),
-        ("x.csv", "a,b\n1,2\n", "expected GitHub Classroom's grades.csv; column 'student_repository_name' is missing"),
+        ("x.csv", "a,b\n1,2\n", "GitHub Classroom's grades.csv: expected columns student_repository_name, "),
     ],
 )
 def test_a_list_that_is_none_gets_one_line(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -219,4 +219,5 @@ def test_a_comment_has_the_written_part_and_what_was_not_attempted(out: Path) ->
                   "together: **25 of 36 points: 69.4 %**.", f"{first.name}, 0.5:\n\n    say | why\n"):  # fmt: skip
         assert words in comment, comment
     assert "together: <strong>25 of 36 points: 69.4 %</strong>." in page
-    assert feedback._points(0, 0, 1, " of the written part") == "1 point of the written part is not marked yet"
+    unmarked = Graded("fay", answers=[Answer("ddp.timeline", "words", "prose")])
+    assert f", and {whole:g} points of the written part are not marked yet\n" in feedback(unmarked, A, ABOUT, IDS, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import getpass
 import json
-import sqlite3
 from datetime import datetime
 from pathlib import Path
 
@@ -93,16 +92,16 @@ def test_free_days_are_spent_once_the_earliest_due_date_first_and_on_what_counts
 def test_decisions_survive_a_regrade_and_nothing_is_changed_behind_them(tmp_path: Path) -> None:
     first = recorded(tmp_path, ADA)
     with Gradebook(tmp_path / "gradebook.sqlite") as book:
-        results = book._db.execute("SELECT * FROM result").fetchall()
+        results = book._db.ask("SELECT * FROM submission")
         for text in (POLICY, POLICY.replace("percent_a_day = 10", "percent_a_day = 50")):
             book.decide("policy", "", "", text, "policy.toml", "tess")
         book.decide_all([("exclude", "ada", IDS[0], "")], "lost its device", "tess")
         number = book.decide("adjust", "ada", "ddp.naive", 2, "found by hand", "tess")
         book.decide("submitted", "ada", "", "2026-02-17T12:00:00-08:00", "times.csv", "tess")
-        assert book._db.execute("SELECT * FROM result").fetchall() == results
-        for sql in ("UPDATE decision SET value = 9", "DELETE FROM decision"):
-            with pytest.raises(sqlite3.IntegrityError, match="decisions are never"):
-                book._db.execute(sql)
+        assert book._db.ask("SELECT * FROM submission") == results
+        for sql in ("UPDATE entry SET value = '{}'", "DELETE FROM entry"):
+            with pytest.raises(GradebookError, match="entries are never"):
+                book._db.ask(sql)
     recorded(tmp_path, ADA, base=first)
     grade = latest(tmp_path)["ada"].grade(A, IDS)
     assert (grade.adjusted, list(grade.excluded), grade.late) == (2, [IDS[0]], 7.5), "the last policy: half of 15"

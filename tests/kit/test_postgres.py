@@ -125,7 +125,7 @@ def test_a_second_grader_is_refused_and_nothing_is_changed_behind(path: Path):
         with pytest.raises(GradebookError, match="another grader"):
             Gradebook(path)
         with pytest.raises(GradebookError, match="never changed or removed"):
-            book._db.execute("DELETE FROM decision")
+            book._db.ask("DELETE FROM entry")
         with Gradebook(path, write=False) as reader, pytest.raises(GradebookError, match="read-only"):
             reader.decide("adjust", "ada", "", 1, "x", "tess")
     Gradebook(path).close()

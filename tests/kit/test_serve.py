@@ -344,7 +344,7 @@ def test_accounts_are_added_by_the_command(out):
     assert "1 students added, 1 moved to another submission" in done.stderr
     assert Client(serve.create_app(out), "al", made["password"]).get("/").location == "/student/ada"
     (out / "words.csv").write_text("words")
-    with refused(Wrong, "--add-users: expected columns login and submission, got "):
+    with refused(Wrong, "--add-users: expected columns login, submission; "):
         say(out, "serve", "--add-users", "{out}/words.csv")
     for arguments, typed, words in (
         ("dan --submission dan", WORD, "expected one that is graded"),

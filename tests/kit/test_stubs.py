@@ -248,12 +248,12 @@ def test_what_cannot_be_cut_is_refused_in_a_line_that_names_its_own(tmp_path, sa
 MORE = {  # source, what stays, what does not
     "guarded": (
         "try:\n  import zlib\nexcept ImportError:\n  zlib = None\nif 1:\n  def f():\n    zlib.SECRET\n",
-        "if 1:\n  def f():\n    raise",
+        "if 1:\n\n    def f():\n        raise",
         "zlib",
     ),
-    "else": ("if 1:\n  x = 1\nelse:\n  def f():\n    SECRET\n", "else:\n  def f():\n    raise", "SECRET"),
+    "else": ("if 1:\n  x = 1\nelse:\n  def f():\n    SECRET\n", "else:\n\n    def f():\n        raise", "SECRET"),
     "dunder all": ("from os import sep, path\n__all__ = ['path']\ndef f(): sep, path\n", "import path", "sep"),
-    "side effect": ("import readline\nimport zlib\ndef f(): zlib\n", "import readline", "zlib"),
+    "side effect": ("import readline  # noqa: F401\nimport zlib\ndef f(): zlib\n", "import readline", "zlib"),
     "shadowed": (
         "import zlib\ndef _h(): SECRET\n@provided\ndef f(zlib, _h):\n    return zlib, _h\ndef g(): zlib\n",
         "zlib, _h",
@@ -280,7 +280,7 @@ MORE = {  # source, what stays, what does not
     "backslash": ('def f():\n    r"""Do \\alpha."""\n    SECRET\n', "Do \\\\alpha", "SECRET"),
     "fields": ("class A:\n    _x: int\n    _y: int = 'SECRET'\n    z = 3\n", "_x: int\n    z = 3", "SECRET"),
     "first in a class": ("class A:\n    _x = 1\n\n    def f(self): SECRET\n", "class A:\n    def f", "SECRET"),
-    "end of a class": ("class A:\n    y = 1\n    def _f(self): x\n\n    # SECRET\nz = 2\n", "y = 1\nz", "SECRET"),
+    "end of a class": ("class A:\n    y = 1\n    def _f(self): x\n\n    # SECRET\nz = 2\n", "y = 1\n\n\nz", "SECRET"),
     "end of a file": ("x = 1\ndef _f(): x\n\n# SECRET\n", "x = 1\n", "SECRET"),
     "private kernel": ("@triton.jit\ndef _k(x): SECRET\n@provided\n@triton.jit\ndef _p(x): x\n", "def _p", "SECRET"),
 }
