@@ -2,7 +2,9 @@
 
 `grader mutants --record` runs the mutants of a stage on the public seed. For each test that fails it keeps the words of
 the message, as a hash, and its numbers in `tests/<stage>/mistakes.json`. A message with the same words and nearly the
-same numbers probably has the same cause. The file holds no line of a solution.
+same numbers probably has the same cause, unless another test that the mistake fails has passed. Many bugs give a 0 or a
+False, so a message without a longer number stays first, and the mistake is an example. The file holds no line of a
+solution.
 """
 
 from __future__ import annotations
@@ -11,16 +13,24 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..course.assignment import ROOT
+from ..course.scoring import Result
 
 PUBLIC = "public"  # the seed on which mistakes are recorded
 SAYS = "The same comes out when "
+EXAMPLE = "The same comes out, for example, when "  # where many bugs may give it
+NEARLY = "Not quite this mistake: "  # which another test rules out
 CHECK = "Check: "  # what a test itself takes for the likely cause
+_KNOWN = (SAYS, EXAMPLE, NEARLY)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _MOST = 24  # numbers of a message that are kept
+_MANY = 12  # different numbers that hardly another bug gives
+_LONG = 4  # digits of a number that hardly another bug gives; one fewer where there are decimals
 _NEAR = 2e-3  # relative: another order of the same sums
 _GREW = "the process grew by"  # from here on the kernel has measured, which differs from run to run:
 _ROUGHLY = 0.2  # relative
@@ -41,20 +51,41 @@ def alike(message: str, words: str, numbers: list[float]) -> bool:
     return mine == words and len(theirs) == len(numbers) and all(near)
 
 
-def explain(test: str, message: str) -> str:
-    """One line that names the known mistakes with this message in this test; "" if there are none, or no test."""
+def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
+    """One line that names the known mistakes with this message in this test; "" if there are none, or no test.
+
+    passed: tests that passed in this run. A mistake that fails one of them is named only where no other is left.
+    """
     if not test:
         return ""
-    known = read(Path(test.partition("::")[0]).parent.name)
-    names = [
-        name
-        for words, numbers, mutants in known["tests"].get(test, ())
-        if alike(message, words, numbers)
-        for name in mutants
-        if name in known["when"]
-    ]
-    causes = list(dict.fromkeys(known["when"][name] for name in names))
-    return f"{SAYS}{'; or when '.join(causes)}." if causes else ""
+    stage = read(Path(test.partition("::")[0]).parent.name)
+    seen, when = stage["tests"].get(test, ()), stage["when"]
+    found = [(words, numbers, names) for words, numbers, names in seen if alike(message, words, numbers)]
+    known = [name for *_, names in found for name in names if name in when]
+    others = {other: {n for *_, names in of for n in names} for other, of in stage["tests"].items() if other in passed}
+    against = {name: [other for other, fail in others.items() if name in fail] for name in known}
+    if causes := list(dict.fromkeys(when[name] for name in known if not against[name])):
+        says = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
+        return f"{says}{'; or when '.join(causes)}."
+    if known:
+        other = against[known[0]][0].rpartition("::")[2]
+        return f"{NEARLY}{when[known[0]]}. Then {other} would fail too, but it passes."
+    return ""
+
+
+def _informative(words: str, numbers: list[float], seen: Sequence[Any]) -> bool:
+    """Whether hardly another bug gives these numbers: a longer one is among them, or they are many.
+
+    seen: all that is known of the test. A number that is the same in all messages with these words is the test's own.
+    """
+    same = [theirs for other, theirs, _ in seen if other == words and len(theirs) == len(numbers)]
+    vary = [n for n, *theirs in zip(numbers, *same, strict=True) if len({*theirs}) > 1] or numbers
+    return len({*vary}) >= _MANY or any(_digits(n) >= _LONG - (not n.is_integer()) for n in vary)
+
+
+def _digits(number: float) -> int:
+    """How many significant digits a number has: 448 has three, 1,000 one, 0 none."""
+    return len(f"{number:.10g}".partition("e")[0].replace(".", "").strip("0"))
 
 
 @functools.cache
@@ -79,27 +110,40 @@ def file(stage: str) -> Path:
     return ROOT / "tests" / stage / "mistakes.json"
 
 
-def added(test: str, message: str, likely: str = "") -> str:
-    """The message below a line with its cause: the known mistake, or the likely cause that ends the message."""
-    if known := explain(test, message):
+def added(test: str, message: str, likely: str = "", passed: Collection[str] = ()) -> str:
+    """The message with its cause: the known mistake, or the likely cause that ends the message."""
+    return beside(message, explain(test, message, passed), likely)
+
+
+def beside(message: str, known: str, likely: str = "") -> str:
+    """The message with what `explain` found: above it, or as an example below its first line."""
+    if known.startswith(SAYS):
         return f"{known}\n{message}"
-    if likely and message.endswith(f": {likely}"):
-        return f"{CHECK}{likely}\n{message.removesuffix(f': {likely}')}"
-    return message
+    check = [f"{CHECK}{likely}"] if likely and message.endswith(f": {likely}") else []
+    first, *more = (message.removesuffix(f": {likely}") if check else message).split("\n")
+    return "\n".join([*check, first, *filter(None, [known]), *more])
+
+
+def settled(results: Iterable[Result]) -> list[Result]:
+    """Results of a session on the public seed, when it is known which tests passed."""
+    results = list(results)
+    passed = {r.id for r in results if r.outcome == "passed"}
+    return [
+        replace(r, message=added(r.id, without(r.message), passed=passed)) if cause(r.message) else r for r in results
+    ]
 
 
 def without(message: str) -> str:
     """The message as it was before `added`."""
-    first, _, rest = message.partition("\n")
-    if first.startswith(CHECK):
-        return f"{rest}: {first.removeprefix(CHECK)}"
-    return rest if first.startswith(SAYS) else message
+    lines = [line for line in message.split("\n") if not line.startswith(_KNOWN)]
+    if lines and lines[0].startswith(CHECK):
+        return "{}: {}".format("\n".join(lines[1:]), lines[0].removeprefix(CHECK))
+    return "\n".join(lines)
 
 
 def cause(message: str) -> str:
-    """The known mistake that `added` put first; "" if there is none."""
-    first = message.partition("\n")[0]
-    return first if first.startswith(SAYS) else ""
+    """The line about known mistakes that `added` put into the message; "" if there is none."""
+    return next((line for line in message.split("\n") if line.startswith(_KNOWN)), "")
 
 
 def _near(one: float, other: float, relative: float) -> bool:
