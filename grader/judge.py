@@ -69,7 +69,7 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
     return cs336.settled(results, edition) if edition else results
 
 
-def _with(secret: Result, public: Result, passed: Container[str]) -> Result:
+def _with(secret: Result, public: Result, passed: Collection[str]) -> Result:
     """A result on the secret seed, with what became of the same test on the public one, whose mistakes are known."""
     known = mistakes.explain(public.id, mistakes.without(public.message), passed)
     message = mistakes.beside(mistakes.without(secret.message), known) if known else secret.message

@@ -13,13 +13,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..course.assignment import ROOT
 from ..course.scoring import Result
+from .diagnose import LOOKS
 
 PUBLIC = "public"  # the seed on which mistakes are recorded
 SAYS = "The same comes out when "
@@ -38,7 +39,8 @@ _COUNTS = 1e6  # integers below are counts, and equal or not; above they may be 
 
 
 def fingerprint(message: str) -> tuple[str, list[float]]:
-    """A hash of the words of a message, and its first numbers."""
+    """A hash of the words of a message, and its first numbers; not of what its values look like."""
+    message = _told(message)
     words = hashlib.sha256(_NUMBER.sub("#", message).encode()).hexdigest()[:12]
     return words, [float(n.replace(",", "")) for n in _NUMBER.findall(message)[:_MOST]]
 
@@ -46,7 +48,7 @@ def fingerprint(message: str) -> tuple[str, list[float]]:
 def alike(message: str, words: str, numbers: list[float]) -> bool:
     """Whether a message has the words and nearly the numbers of this fingerprint."""
     mine, theirs = fingerprint(message)
-    exact = len(_NUMBER.findall(message.partition(_GREW)[0]))
+    exact = len(_NUMBER.findall(_told(message).partition(_GREW)[0]))
     near = (_near(*pair, _NEAR if i < exact else _ROUGHLY) for i, pair in enumerate(zip(theirs, numbers, strict=False)))
     return mine == words and len(theirs) == len(numbers) and all(near)
 
@@ -68,7 +70,8 @@ def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
         says = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
         return f"{says}{'; or when '.join(causes)}."
     if known:
-        other = against[known[0]][0].rpartition("::")[2]
+        same = test.partition("[")[0]  # another case of this test, if there is one, is the easiest to compare
+        other = min(against[known[0]], key=lambda other: other.partition("[")[0] != same).rpartition("::")[2]
         return f"{NEARLY}{when[known[0]]}. Then {other} would fail too, but it passes."
     return ""
 
@@ -116,17 +119,21 @@ def added(test: str, message: str, likely: str = "", passed: Collection[str] = (
 
 
 def beside(message: str, known: str, likely: str = "") -> str:
-    """The message with what `explain` found: above it, or as an example below its first line."""
+    """The message with what `explain` found: above it, or as an example below its first line.
+
+    Above it is also what its values look like; and what the test takes for the likely cause, if nothing is known.
+    """
+    lines = message.split("\n")
+    looks, rest = [line for line in lines if line.startswith(LOOKS)], "\n".join(_others(lines, LOOKS))
     if known.startswith(SAYS):
-        return f"{known}\n{message}"
-    check = [f"{CHECK}{likely}"] if likely and message.endswith(f": {likely}") else []
-    first, *more = (message.removesuffix(f": {likely}") if check else message).split("\n")
-    return "\n".join([*check, first, *filter(None, [known]), *more])
+        return "\n".join([known, *looks, rest])
+    check = [f"{CHECK}{likely}"] if likely and rest.endswith(f": {likely}") else []
+    first, *more = (rest.removesuffix(f": {likely}") if check else rest).split("\n")
+    return "\n".join([*looks, *check, first, *filter(None, [known]), *more])
 
 
-def settled(results: Iterable[Result]) -> list[Result]:
+def settled(results: list[Result]) -> list[Result]:
     """Results of a session on the public seed, when it is known which tests passed."""
-    results = list(results)
     passed = {r.id for r in results if r.outcome == "passed"}
     return [
         replace(r, message=added(r.id, without(r.message), passed=passed)) if cause(r.message) else r for r in results
@@ -134,16 +141,26 @@ def settled(results: Iterable[Result]) -> list[Result]:
 
 
 def without(message: str) -> str:
-    """The message as it was before `added`."""
-    lines = [line for line in message.split("\n") if not line.startswith(_KNOWN)]
-    if lines and lines[0].startswith(CHECK):
-        return "{}: {}".format("\n".join(lines[1:]), lines[0].removeprefix(CHECK))
-    return "\n".join(lines)
+    """The message as it was before `added`, but what its values look like stays above it."""
+    lines = _others(message.split("\n"), _KNOWN)
+    looks, rest = [line for line in lines if line.startswith(LOOKS)], _others(lines, LOOKS)
+    if rest[0].startswith(CHECK):
+        rest = ["{}: {}".format("\n".join(rest[1:]), rest[0].removeprefix(CHECK))]
+    return "\n".join(looks + rest)
 
 
 def cause(message: str) -> str:
     """The line about known mistakes that `added` put into the message; "" if there is none."""
     return next((line for line in message.split("\n") if line.startswith(_KNOWN)), "")
+
+
+def _told(message: str) -> str:
+    """The message without what its values look like."""
+    return "\n".join(_others(message.split("\n"), LOOKS))
+
+
+def _others(lines: list[str], begin: str | tuple[str, ...]) -> list[str]:
+    return [line for line in lines if not line.startswith(begin)] or [""]
 
 
 def _near(one: float, other: float, relative: float) -> bool:

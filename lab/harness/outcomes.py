@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from ..course import assignment as assignments
@@ -20,7 +18,7 @@ def judges(item: pytest.Item) -> tuple[str, str]:
 
 
 def result(
-    item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str, before: Iterable[Result] = ()
+    item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str, before: list[Result]
 ) -> Result:
     """What happened to an exercise's test. before: what this session has found so far."""
     (id, kind), (base, _, case) = judges(item), item.nodeid.partition("[")
