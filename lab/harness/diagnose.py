@@ -113,21 +113,29 @@ def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
 
 
 @harmless
-def as_when(got: Any, others: Mapping[str, Any]) -> str:
-    """A line that names the mistakes which give exactly this. others: by clause ("x is left out") what each gives."""
-    causes = [clause for clause, other in others.items() if _same(got, other)]
+def exactly(got: Any, others: Callable[[], Mapping[str, Any]], want: Any = None) -> str:
+    """A line that names the mistakes which give exactly this. others: by clause ("x is left out") what each gives.
+
+    want: what is expected; what is nearly that shows no mistake but rounding.
+    """
+    causes = [] if _same(got, want) else [clause for clause, other in others().items() if _same(got, other)]
     return f"\n{LOOKS}exactly what comes out when {'; or when '.join(causes)}" if causes else ""
 
 
 def _same(got: Any, other: Any) -> bool:
     match got, other:
         case torch.Tensor(), torch.Tensor():
-            return got.shape == other.shape and torch.allclose(got.double(), other.double(), rtol=1e-4, atol=1e-7)
+            return got.shape == other.shape and _near(got.double(), other.double())
         case list() | tuple(), list() | tuple():
             return len(got) == len(other) and all(map(_same, got, other))
         case int() | float(), int() | float():
             return abs(got - other) <= 1e-9 * abs(other)
     return type(got) is type(other) and bool(got == other)
+
+
+def _near(got: torch.Tensor, other: torch.Tensor) -> bool:
+    most = float(other.nan_to_num(0, 0, 0).abs().max()) if other.numel() else 0.0
+    return torch.allclose(got, other, rtol=1e-4, atol=1e-6 * most, equal_nan=True)
 
 
 @harmless

@@ -124,7 +124,7 @@ def beside(message: str, known: str, likely: str = "") -> str:
     Above it is also what its values look like; and what the test takes for the likely cause, if nothing is known.
     """
     lines = message.split("\n")
-    looks, rest = [line for line in lines if line.startswith(LOOKS)], "\n".join(_others(lines, LOOKS))
+    looks, rest = _looks(lines), "\n".join(_others(lines, LOOKS))
     if known.startswith(SAYS):
         return "\n".join([known, *looks, rest])
     check = [f"{CHECK}{likely}"] if likely and rest.endswith(f": {likely}") else []
@@ -143,7 +143,7 @@ def settled(results: list[Result]) -> list[Result]:
 def without(message: str) -> str:
     """The message as it was before `added`, but what its values look like stays above it."""
     lines = _others(message.split("\n"), _KNOWN)
-    looks, rest = [line for line in lines if line.startswith(LOOKS)], _others(lines, LOOKS)
+    looks, rest = _looks(lines), _others(lines, LOOKS)
     if rest[0].startswith(CHECK):
         rest = ["{}: {}".format("\n".join(rest[1:]), rest[0].removeprefix(CHECK))]
     return "\n".join(looks + rest)
@@ -159,8 +159,12 @@ def _told(message: str) -> str:
     return "\n".join(_others(message.split("\n"), LOOKS))
 
 
+def _looks(lines: list[str]) -> list[str]:
+    return [line.lstrip() for line in lines if line.lstrip().startswith(LOOKS)]
+
+
 def _others(lines: list[str], begin: str | tuple[str, ...]) -> list[str]:
-    return [line for line in lines if not line.startswith(begin)] or [""]
+    return [line for line in lines if not line.lstrip().startswith(begin)] or [""]  # pytest indents an assert's
 
 
 def _near(one: float, other: float, relative: float) -> bool:
