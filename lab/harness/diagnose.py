@@ -125,7 +125,7 @@ def exactly(got: Any, others: Callable[[], Mapping[str, Any]], want: Any = None)
 def _same(got: Any, other: Any) -> bool:
     match got, other:
         case torch.Tensor(), torch.Tensor():
-            return got.shape == other.shape and _near(got.double(), other.double())
+            return got.shape == other.shape and _near(got, other)
         case list() | tuple(), list() | tuple():
             return len(got) == len(other) and all(map(_same, got, other))
         case int() | float(), int() | float():
@@ -134,8 +134,11 @@ def _same(got: Any, other: Any) -> bool:
 
 
 def _near(got: torch.Tensor, other: torch.Tensor) -> bool:
-    most = float(other.nan_to_num(0, 0, 0).abs().max()) if other.numel() else 0.0
-    return torch.allclose(got, other, rtol=1e-4, atol=1e-6 * most, equal_nan=True)
+    if not got.is_floating_point():
+        return torch.equal(got, other)
+    rounded, eps = other.to(got.dtype).double(), torch.finfo(got.dtype).eps
+    most = float(rounded.nan_to_num(0, 0, 0).abs().max()) if got.numel() else 0.0
+    return torch.allclose(got.double(), rounded, rtol=max(1e-4, 2 * eps), atol=1e-6 * most, equal_nan=True)
 
 
 @harmless
