@@ -97,6 +97,23 @@ def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: 
     return "the expected numbers, in another order"
 
 
+@harmless
+def places(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str) -> str:
+    """A line that says which of the expected rows, parts, … lies where, by numbers that equal ones share."""
+    kinds: list[torch.Tensor] = []
+    for row in want:
+        if not any(torch.equal(row, kind) for kind in kinds):
+            kinds.append(row)
+    has, expected = (
+        [next((str(i) for i, kind in enumerate(kinds) if torch.equal(row, kind)), "?") for row in rows]
+        for rows in (got, want)
+    )
+    if len(has) > 32 or {*has} <= {"?"}:
+        return ""
+    unknown = " (?: none of these)" if "?" in has else ""
+    return f"\n{LOOKS}{what} {' '.join(has)} where {' '.join(expected)} are expected{unknown}"
+
+
 def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
     wrong = (got - want).abs() > allowed
     g, w, near = got[wrong], want[wrong], allowed[wrong]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness.diagnose import places
 from lab.harness.pytest_plugin import exercise
 
 from . import collectives
@@ -38,7 +39,8 @@ def judge(ranks, cases, members):
                 and not torch.equal(told["output"][part], want[part])
             ]  # fmt: skip
             cause = f"; nothing was written for rank {', '.join(missing)}" if missing else ""
-            collectives.same(told["output"], want, what, f"all parts, in rank order{cause}")
+            looks = places(*(t.chunk(len(members)) for t in (told["output"], want)), "parts of ranks")
+            collectives.same(told["output"], want, what, f"all parts, in rank order{cause}{looks}")
 
 
 @exercise(RING, kind="numerics")
