@@ -29,6 +29,12 @@ def harmless(explain: Callable[P, str]) -> Callable[P, str]:
     return explained
 
 
+def amended(error: AssertionError, more: str) -> str:
+    """An error's text with more at its end, but before the line of what its values look like."""
+    text, mark, looks = str(error).partition(f"\n{LOOKS}")
+    return f"{text}{more}{mark}{looks}"
+
+
 def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
     """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
     told = []
