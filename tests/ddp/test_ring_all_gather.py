@@ -63,7 +63,7 @@ def test_the_part_is_not_changed(run, rng):
         for told, case in zip(got, cases[rank], strict=True):
             sent = collectives.sends(told["rows"], f"rank {rank}")
             if any(r["bytes"] != case["tensor"].nbytes for r in sent):
-                wider.append(f"; of a part of {case['part'].dtype} it sent {collectives.messages(sent)}")
+                wider.append(f"; of a part of {case['tensor'].dtype} it sent {collectives.messages(sent)}")
         other = next(iter(wider), "")
         for i, told in enumerate(got):
             before = cases[rank][i]["tensor"]
