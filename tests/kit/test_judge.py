@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from lab.harness import diagnose, judge, mistakes
+from lab.harness import diagnose, judge, layouts, mistakes
 
 
 def test_of_bounds_the_one_that_came_nearest_is_kept():
@@ -132,3 +132,23 @@ def test_the_cause_is_the_first_line():
     told = mistakes.added("", str(error.value), error.value.cause)
     assert told.startswith("Check: the mean\ny: 90 of 90 values are off")
     assert mistakes.without(told) == str(error.value)
+
+
+def test_the_operand_whose_layout_makes_the_difference_is_named():
+    def right_unless_sliced(lie: dict[str, str]) -> None:
+        if lie["w"] == "sliced" or lie["x"] == "one number":
+            raise judge.Judged("y is off", "its formula")
+
+    def never_right(lie: dict[str, str]) -> None:
+        raise judge.Judged("y is off", "its formula")
+
+    def told(judged, **lie: str) -> str:
+        with pytest.raises(judge.Judged, match="y is off: its formula") as error:
+            layouts.blaming(lie, judged)
+        return str(error.value).partition(diagnose.LOOKS)[2]
+
+    begin = "right where all operands are contiguous in memory, wrong where "
+    assert told(right_unless_sliced, x="odd offset", w="sliced").startswith(f"{begin}w is sliced and all else")
+    assert told(right_unless_sliced, x="one number", w="sliced").startswith(f"{begin}x is one number or w is sliced")
+    assert told(never_right, x="odd offset", w="sliced") == ""
+    layouts.blaming({"x": "sliced", "w": "contiguous"}, right_unless_sliced)
