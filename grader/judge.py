@@ -64,14 +64,15 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
     again = {r.id for r in results if r.outcome == "failed" and r.reason not in SEEDLESS and r.kind != "timing"}
     if again and secret != mistakes.PUBLIC:
         public = {r.id: r for r in run_tests(runner, ids, mistakes.PUBLIC, cache, only=again, more=more)}
-        results = [_with(r, public[r.id]) if r.id in public else r for r in results]
+        passed = {r.id for r in results if r.outcome == "passed"}
+        results = [_with(r, public[r.id], passed) if r.id in public else r for r in results]
     return cs336.settled(results, edition) if edition else results
 
 
-def _with(secret: Result, public: Result) -> Result:
+def _with(secret: Result, public: Result, passed: Collection[str]) -> Result:
     """A result on the secret seed, with what became of the same test on the public one, whose mistakes are known."""
-    known = mistakes.cause(public.message)
-    message = f"{known}\n{mistakes.without(secret.message)}" if known else secret.message
+    known = mistakes.explain(public.id, mistakes.without(public.message), passed)
+    message = mistakes.beside(mistakes.without(secret.message), known) if known else secret.message
     return replace(secret, public=public.outcome, message=message)
 
 

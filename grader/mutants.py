@@ -280,8 +280,9 @@ class _Bench:
         if fails[0].reason not in HOW[mutant.how]:
             return f"{mutant.name}: expected death by {mutant.how}, died by {fails[0].reason}: {fails[0].message[:300]}"
         recorded = mistakes.read(default().exercises[mutant.exercise].stage)["when"]
-        said = fails[0].message if self.seed == mistakes.PUBLIC and fails[0].reason == "assertion" else mutant.why
-        if mutant.name in recorded and recorded[mutant.name] not in said:
+        said, asked = mistakes.cause(fails[0].message), self.seed == mistakes.PUBLIC and fails[0].reason == "assertion"
+        named = mutant.why in said and not said.startswith(mistakes.NEARLY)
+        if asked and mutant.name in recorded and not named:
             return f"{mutant.name}: its message does not name it: grader mutants --record --exercise {mutant.exercise}"
         if self.thorough:
             all_of_stage = default().of_stage(default().exercises[mutant.exercise].stage)

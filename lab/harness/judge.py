@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any
 
 import pytest
 import torch
 
 from .compare import Comparison, slowest
+from .diagnose import exactly, looks_like, pattern, region
+from .diagnose import harmless as harmless
 from .trace import NOISE_BYTES, Trace
 
 
 class Judged(AssertionError):
-    """An assertion that knows what probably caused it; its text ends with the cause."""
+    """An assertion that knows what probably caused it; its text ends with the cause.
 
-    def __init__(self, text: str, cause: str = ""):
-        super().__init__(f"{text}: {cause}" if cause else text)
+    looks: what the values look like, a line of `lab.harness.diagnose`.
+    """
+
+    def __init__(self, text: str, cause: str = "", looks: str = ""):
+        super().__init__((f"{text}: {cause}" if cause else text) + looks)
         self.cause = cause
-
-
-P = ParamSpec("P")
 
 
 def close(
@@ -35,13 +36,14 @@ def close(
     dims: str = "",
     cause: str | Callable[[], str] = "",
     rounded_once: bool = False,
+    others: Callable[[], Mapping[str, torch.Tensor]] = dict,
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
     measured; where that is luckily small, some units in the last place are allowed all the same. cause: what probably
     went wrong, or a function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is
-    wanted.
+    wanted. others: what known mistakes give, by a clause for each ("the mask is left out").
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
@@ -74,8 +76,9 @@ def close(
     raise Judged(
         f"{what}: {int(wrong.sum())} of {wrong.numel()} values are off; worst at {place}: "
         f"got {came}, expected {expected}, allowed ±{float(allowed[index]):.2g}"
-        f"{_region(wrong, names)}{_pattern(got64, want64, allowed)}",
+        f"{region(wrong, names)}{pattern(got64, want64, allowed)}",
         cause() if callable(cause) else cause,
+        exactly(got, others, want) or looks_like(got64, want64, allowed, names),
     )
 
 
@@ -126,57 +129,6 @@ def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
         if texts[0] != texts[1]:
             break
     return texts
-
-
-def harmless(explain: Callable[P, str]) -> Callable[P, str]:
-    """A decorator of what explains a failure: "" where that itself goes wrong, since the message is worth more."""
-
-    @functools.wraps(explain)
-    def explained(*args: P.args, **kwargs: P.kwargs) -> str:
-        try:
-            return explain(*args, **kwargs)
-        except Exception:
-            return ""
-
-    return explained
-
-
-def _region(wrong: torch.Tensor, names: Sequence[str]) -> str:
-    """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
-    told = []
-    for dim, name in enumerate(names):
-        hit = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
-        if len(hit) == wrong.shape[dim]:
-            continue
-        first, last = hit[0], hit[-1]
-        whole = f"{first} … {last}" if last > first else f"{first}"
-        if len(hit) == last - first + 1:
-            told.append(f"{name} {whole} of {wrong.shape[dim]}")
-        elif (step := hit[1] - first) > 1 and hit == list(range(first, last + 1, step)):
-            told.append(f"one {name} in {step}, from {first} on")
-    return f"; all of these at {', '.join(told)}" if told else ""
-
-
-def _pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
-    """What all values show together, where they do: a factor that was forgotten, zeros, what is no number."""
-    if odd := int((~torch.isfinite(got)).sum()):
-        return f"; {odd} of them are not finite"
-    if not want.any():
-        return ""
-    if not got.any():
-        return "; all of them are 0" if got.numel() > 1 else ""
-    for dtype in (torch.bfloat16, torch.float16):
-        ulp = torch.finfo(dtype).eps * float(want.abs().mean())  # whoever is off by many was not only rounded
-        rounded = float((got - want).abs().mean()) < 8 * ulp and torch.equal(got.to(dtype).double(), got)
-        if rounded and 2 * float(allowed.min()) < ulp:
-            return f"; each is a number of {str(dtype)[6:]}: on the way, something was rounded to it"
-    factor = float((got * want).sum() / want.square().sum())
-    if got.numel() == 1 and min(abs(factor - round(factor)), abs(1 / factor - round(1 / factor))) > 1e-4:
-        return ""  # any number is some other one times a factor
-    near = ((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all()
-    if abs(factor) > 1e-3 and abs(factor - 1) > 1e-2 and bool(near):
-        return f"; {'all of them are' if got.numel() > 1 else 'that is'} {factor:.4g} times what is expected"
-    return ""
 
 
 def bars(values: Mapping[str, float], unit: str = "") -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from .diagnose import LOOKS, harmless
 from .rng import Rng
+
+T = TypeVar("T")
 
 ALIGNED = ["contiguous", "heads inside", "rows apart"]  # as tensor descriptors want them
 # Of a tensor and what lies between its elements. Of one tensor no two have the same strides.
@@ -78,6 +81,37 @@ def far(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]
 def told(layouts: dict[str, str]) -> str:
     """For a message."""
     return ", ".join(f"{name} {layout}" for name, layout in layouts.items())
+
+
+def blaming(layouts: dict[str, str], judge: Callable[[dict[str, str]], T]) -> T:
+    """judge(layouts); if it fails, the message also says whose layout makes the difference.
+
+    judge: asserts that a result is right where operands lie as its argument says.
+    """
+    try:
+        return judge(layouts)
+    except AssertionError as error:
+        text, *rest = str(error).partition("\nassert ")
+        error.args = ("".join([text, _blamed(layouts, judge), *rest]),)
+        raise
+
+
+@harmless
+def _blamed(layouts: dict[str, str], judge: Callable[[dict[str, str]], object]) -> str:
+    def right(layouts: dict[str, str]) -> bool:
+        try:
+            judge(layouts)
+        except AssertionError:
+            return False
+        return True
+
+    plain = dict.fromkeys(layouts, "contiguous")
+    odd = {name: layout for name, layout in layouts.items() if layout != "contiguous"}
+    if not odd or not right(plain):
+        return ""
+    alone = " or ".join(f"{name} is {layout}" for name, layout in odd.items() if not right({**plain, name: layout}))
+    where = f"wrong where {alone} and all else contiguous" if alone else "wrong as they lie here"
+    return f"\n{LOOKS}right where all operands are contiguous in memory, {where}: are its own strides used?"
 
 
 def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, Tensor]:

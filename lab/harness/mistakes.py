@@ -2,7 +2,9 @@
 
 `grader mutants --record` runs the mutants of a stage on the public seed. For each test that fails it keeps the words of
 the message, as a hash, and its numbers in `tests/<stage>/mistakes.json`. A message with the same words and nearly the
-same numbers probably has the same cause. The file holds no line of a solution.
+same numbers probably has the same cause, unless another test that the mistake fails has passed. Many bugs give a 0 or a
+False, so a message without a longer number stays first, and the mistake is an example. The file holds no line of a
+solution.
 """
 
 from __future__ import annotations
@@ -11,16 +13,25 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..course.assignment import ROOT
+from ..course.scoring import Result
+from .diagnose import LOOKS
 
 PUBLIC = "public"  # the seed on which mistakes are recorded
 SAYS = "The same comes out when "
+EXAMPLE = "The same comes out, for example, when "  # where many bugs may give it
+NEARLY = "Not quite this mistake: "  # which another test rules out
 CHECK = "Check: "  # what a test itself takes for the likely cause
+_KNOWN = (SAYS, EXAMPLE, NEARLY)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _MOST = 24  # numbers of a message that are kept
+_MANY = 12  # different numbers that hardly another bug gives
+_LONG = 4  # digits of a number that hardly another bug gives; one fewer where there are decimals
 _NEAR = 2e-3  # relative: another order of the same sums
 _GREW = "the process grew by"  # from here on the kernel has measured, which differs from run to run:
 _ROUGHLY = 0.2  # relative
@@ -28,7 +39,8 @@ _COUNTS = 1e6  # integers below are counts, and equal or not; above they may be 
 
 
 def fingerprint(message: str) -> tuple[str, list[float]]:
-    """A hash of the words of a message, and its first numbers."""
+    """A hash of the words of a message, and its first numbers; not of what its values look like."""
+    message = _told(message)
     words = hashlib.sha256(_NUMBER.sub("#", message).encode()).hexdigest()[:12]
     return words, [float(n.replace(",", "")) for n in _NUMBER.findall(message)[:_MOST]]
 
@@ -36,25 +48,47 @@ def fingerprint(message: str) -> tuple[str, list[float]]:
 def alike(message: str, words: str, numbers: list[float]) -> bool:
     """Whether a message has the words and nearly the numbers of this fingerprint."""
     mine, theirs = fingerprint(message)
-    exact = len(_NUMBER.findall(message.partition(_GREW)[0]))
+    exact = len(_NUMBER.findall(_told(message).partition(_GREW)[0]))
     near = (_near(*pair, _NEAR if i < exact else _ROUGHLY) for i, pair in enumerate(zip(theirs, numbers, strict=False)))
     return mine == words and len(theirs) == len(numbers) and all(near)
 
 
-def explain(test: str, message: str) -> str:
-    """One line that names the known mistakes with this message in this test; "" if there are none, or no test."""
+def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
+    """One line that names the known mistakes with this message in this test; "" if there are none, or no test.
+
+    passed: tests that passed in this run. A mistake that fails one of them is named only where no other is left.
+    """
     if not test:
         return ""
-    known = read(Path(test.partition("::")[0]).parent.name)
-    names = [
-        name
-        for words, numbers, mutants in known["tests"].get(test, ())
-        if alike(message, words, numbers)
-        for name in mutants
-        if name in known["when"]
-    ]
-    causes = list(dict.fromkeys(known["when"][name] for name in names))
-    return f"{SAYS}{'; or when '.join(causes)}." if causes else ""
+    stage = read(Path(test.partition("::")[0]).parent.name)
+    seen, when = stage["tests"].get(test, ()), stage["when"]
+    found = [(words, numbers, names) for words, numbers, names in seen if alike(message, words, numbers)]
+    known = [name for *_, names in found for name in names if name in when]
+    others = {other: {n for *_, names in of for n in names} for other, of in stage["tests"].items() if other in passed}
+    against = {name: [other for other, fail in others.items() if name in fail] for name in known}
+    if causes := list(dict.fromkeys(when[name] for name in known if not against[name])):
+        says = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
+        return f"{says}{'; or when '.join(causes)}."
+    if known:
+        same = test.partition("[")[0]  # another case of this test, if there is one, is the easiest to compare
+        other = min(against[known[0]], key=lambda other: other.partition("[")[0] != same).rpartition("::")[2]
+        return f"{NEARLY}{when[known[0]]}. Then {other} would fail too, but it passes."
+    return ""
+
+
+def _informative(words: str, numbers: list[float], seen: Sequence[Any]) -> bool:
+    """Whether hardly another bug gives these numbers: a longer one is among them, or they are many.
+
+    seen: all that is known of the test. A number that is the same in all messages with these words is the test's own.
+    """
+    same = [theirs for other, theirs, _ in seen if other == words and len(theirs) == len(numbers)]
+    vary = [n for n, *theirs in zip(numbers, *same, strict=True) if len({*theirs}) > 1] or numbers
+    return len({*vary}) >= _MANY or any(_digits(n) >= _LONG - (not n.is_integer()) for n in vary)
+
+
+def _digits(number: float) -> int:
+    """How many significant digits a number has: 448 has three, 1,000 one, 0 none."""
+    return len(f"{number:.10g}".partition("e")[0].replace(".", "").strip("0"))
 
 
 @functools.cache
@@ -79,27 +113,58 @@ def file(stage: str) -> Path:
     return ROOT / "tests" / stage / "mistakes.json"
 
 
-def added(test: str, message: str, likely: str = "") -> str:
-    """The message below a line with its cause: the known mistake, or the likely cause that ends the message."""
-    if known := explain(test, message):
-        return f"{known}\n{message}"
-    if likely and message.endswith(f": {likely}"):
-        return f"{CHECK}{likely}\n{message.removesuffix(f': {likely}')}"
-    return message
+def added(test: str, message: str, likely: str = "", passed: Collection[str] = ()) -> str:
+    """The message with its cause: the known mistake, or the likely cause that ends the message."""
+    return beside(message, explain(test, message, passed), likely)
+
+
+def beside(message: str, known: str, likely: str = "") -> str:
+    """The message with what `explain` found: above it, or as an example below its first line.
+
+    Above it is also what its values look like; and what the test takes for the likely cause, if nothing is known.
+    """
+    lines = message.split("\n")
+    looks, rest = _looks(lines), "\n".join(_others(lines, LOOKS))
+    if known.startswith(SAYS):
+        return "\n".join([known, *looks, rest])
+    check = [f"{CHECK}{likely}"] if likely and rest.endswith(f": {likely}") else []
+    first, *more = (rest.removesuffix(f": {likely}") if check else rest).split("\n")
+    return "\n".join([*looks, *check, first, *filter(None, [known]), *more])
+
+
+def settled(results: list[Result]) -> list[Result]:
+    """Results of a session on the public seed, when it is known which tests passed."""
+    passed = {r.id for r in results if r.outcome == "passed"}
+    return [
+        replace(r, message=added(r.id, without(r.message), passed=passed)) if cause(r.message) else r for r in results
+    ]
 
 
 def without(message: str) -> str:
-    """The message as it was before `added`."""
-    first, _, rest = message.partition("\n")
-    if first.startswith(CHECK):
-        return f"{rest}: {first.removeprefix(CHECK)}"
-    return rest if first.startswith(SAYS) else message
+    """The message as it was before `added`, but what its values look like stays above it."""
+    lines = _others(message.split("\n"), _KNOWN)
+    looks, rest = _looks(lines), _others(lines, LOOKS)
+    if rest[0].startswith(CHECK):
+        rest = ["{}: {}".format("\n".join(rest[1:]), rest[0].removeprefix(CHECK))]
+    return "\n".join(looks + rest)
 
 
 def cause(message: str) -> str:
-    """The known mistake that `added` put first; "" if there is none."""
-    first = message.partition("\n")[0]
-    return first if first.startswith(SAYS) else ""
+    """The line about known mistakes that `added` put into the message; "" if there is none."""
+    return next((line for line in message.split("\n") if line.startswith(_KNOWN)), "")
+
+
+def _told(message: str) -> str:
+    """The message without what its values look like."""
+    return "\n".join(_others(message.split("\n"), LOOKS))
+
+
+def _looks(lines: list[str]) -> list[str]:
+    return [line.lstrip() for line in lines if line.lstrip().startswith(LOOKS)]
+
+
+def _others(lines: list[str], begin: str | tuple[str, ...]) -> list[str]:
+    return [line for line in lines if not line.lstrip().startswith(begin)] or [""]  # pytest indents an assert's
 
 
 def _near(one: float, other: float, relative: float) -> bool:

@@ -17,8 +17,10 @@ def judges(item: pytest.Item) -> tuple[str, str]:
     return (mark.args[0], mark.kwargs["kind"]) if mark else ("", "")
 
 
-def result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str) -> Result:
-    """What happened to an exercise's test."""
+def result(
+    item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str, before: list[Result]
+) -> Result:
+    """What happened to an exercise's test. before: what this session has found so far."""
     (id, kind), (base, _, case) = judges(item), item.nodeid.partition("[")
     outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
     error = call.excinfo.value if call.excinfo else None
@@ -34,7 +36,8 @@ def result(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, 
     elif isinstance(error, AssertionError):
         outcome, reason, message = "failed", "assertion", str(error).partition("\nassert ")[0]
         known = item.nodeid if item.config.option.seed == mistakes.PUBLIC else ""
-        message = mistakes.added(known, message, getattr(error, "cause", ""))
+        passed = {r.id for r in before if r.outcome == "passed"}
+        message = mistakes.added(known, message, getattr(error, "cause", ""), passed)
         output = printed
     elif isinstance(error, ExecutorLost):
         outcome, reason, message = "failed", "kit", str(error)

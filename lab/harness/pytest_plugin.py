@@ -24,7 +24,7 @@ from ..course.assignment import KINDS, ROOT, Assignment, AssignmentError
 from ..solution import forbidden, wire
 from ..solution.impl import folder_of
 from ..solution.unwritten import untouched
-from . import dependencies, timing_lock
+from . import dependencies, mistakes, timing_lock
 from .files import write_whole
 from .judge import DECIDED, MEASURED, Measurement, callers, keep
 from .outcomes import judges, result
@@ -178,6 +178,7 @@ def _runner(config: pytest.Config) -> Runner:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.config.stash[RESULTS][:] = mistakes.settled(session.config.stash[RESULTS])
     if VERDICTS in session.config.stash:
         session.config.stash[VERDICTS].keep()
 
@@ -298,7 +299,7 @@ def pytest_runtest_makereport(
     uneventful = {"setup": report.passed, "teardown": not report.failed}.get(report.when or "", False)
     if uneventful or not judges(item)[0]:
         return report
-    found = result(item, call, report, _runner(item.config).printed)
+    found = result(item, call, report, _runner(item.config).printed, item.config.stash[RESULTS])
     item.config.stash[RESULTS].append(found)
     if found.outcome == "passed":
         keep(item.config.stash[NUMBERS].setdefault(found.exercise, {}), MEASURED)

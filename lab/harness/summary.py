@@ -28,7 +28,7 @@ def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tup
     ids, chosen = {s.exercise.id for s in scores}, config.stash.get(PROFILE, known).exercises
     untried = unattempted(results)
     terminal.write_line("")
-    _failures(terminal, [r for r in results if r.outcome == "failed" and r.exercise not in untried])
+    _failures(terminal, [r for r in results if r.exercise not in untried])
     next_one = _next_one(scores)
     stood_in = config.stash[VERDICTS].stood_in
     if scores:
@@ -71,14 +71,15 @@ def printed(output: str) -> list[str]:
 def write_inline(terminal: Any, results: list[Result]) -> None:
     """What failed in a debugger's session, and why some tests did not run in it: that is no verdict."""
     terminal.write_line("")
-    _failures(terminal, [r for r in results if r.outcome == "failed"])
+    _failures(terminal, results)
     for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):
         count = sum(r.reason == reason for r in results)
         _say(terminal, f"{count} not run: {reason.removeprefix('Skipped: ')}")
 
 
-def _failures(terminal: Any, failed: list[Result]) -> None:
+def _failures(terminal: Any, results: list[Result]) -> None:
     """One message an exercise, the first, and how many more there are; with -v all of them, and whole."""
+    failed = [r for r in results if r.outcome == "failed"]
     all_of_them = terminal.verbosity >= 0  # -q is what the kit begins with
     most = None if all_of_them else MESSAGE_LINES
     shown: set[str] = set()
@@ -92,6 +93,8 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
                 _say(terminal, line, "  ")
             if (more := len(lines[most:]) if most else 0) > 0:
                 terminal.write_line(f"  … {more} more line{'s' * (more > 1)} with -v")
+            if cases := "" if all_of_them else _cases(r, results):
+                _say(terminal, cases, "  ")
             for i, line in enumerate(() if place else printed(r.output)):
                 terminal.write_line(f"  {'         ' if i else 'printed: '}{line}")
         if len(mine) > 1 and not all_of_them:
@@ -102,6 +105,15 @@ def _failures(terminal: Any, failed: list[Result]) -> None:
         _say(terminal, ASKS[kind], f"{kind}: ")
     if shown:
         terminal.write_line("")
+
+
+def _cases(failed: Result, results: list[Result]) -> str:
+    """The cases in which this test fails, and those in which it passes; "" if it passes in none."""
+    wrong, right = (
+        some([r.case for r in results if r.test == failed.test and r.outcome == outcome], most=MESSAGE_LINES)
+        for outcome in ("failed", "passed")
+    )
+    return f"this test fails in [{wrong}] and passes in [{right}]" if right else ""
 
 
 def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: dict[str, list[str]]) -> None:

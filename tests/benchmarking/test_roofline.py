@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.harness.diagnose import in_parts
 from lab.harness.judge import harmless, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -35,7 +36,24 @@ def test_bytes_are_those_of_operands_and_results(run, rng, case, dtype):
                 f"{name}, {('forward', 'backward')[direction]}, of {sizes}, batch {batch}, context {context}, {dtype}: "
                 f"got {got[name][direction]:,} bytes, a run moves {want[name][direction]:,} ({off:+.1%}): "
                 f"{because(got, name, sizes, batch, context, dtype)}"
+                f"{in_parts(got[name][0], want[name][0], parts(name, sizes, batch, context, dtype))}"
             )
+
+
+def parts(name: str, sizes: dict, batch: int, context: int, dtype: str) -> dict[str, int]:
+    """Bytes of one product's matrices, over all blocks, in forward."""
+    size = {"float32": 4, "bfloat16": 2}[dtype]
+    if name not in ("scores", "values"):
+        called = ("the rows that go in", "the weight", "the result")
+        return {what: size * n for what, n in zip(called, factors(sizes, batch, context)[name], strict=True)}
+    head = size * sizes["layers"] * batch * context * sizes["width"] // sizes["heads"]
+    heads, shared = sizes["heads"], sizes["kv_heads"]
+    return {
+        "what repeating keys or values from kv_heads to heads adds": (heads - shared) * head,
+        "q, or k repeated to heads": heads * head,
+        "k of kv_heads": shared * head,
+        "the matrix of (context, context)": size * sizes["layers"] * batch * heads * context**2,
+    }
 
 
 @harmless

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness.diagnose import places
 from lab.harness.pytest_plugin import exercise
 
 from . import collectives
@@ -38,7 +39,8 @@ def judge(ranks, cases, members):
                 and not torch.equal(told["output"][part], want[part])
             ]  # fmt: skip
             cause = f"; nothing was written for rank {', '.join(missing)}" if missing else ""
-            collectives.same(told["output"], want, what, f"all parts, in rank order{cause}")
+            looks = places(*(t.chunk(len(members)) for t in (told["output"], want)), "parts of ranks")
+            collectives.same(told["output"], want, what, f"all parts, in rank order{cause}{looks}")
 
 
 @exercise(RING, kind="numerics")
@@ -61,7 +63,7 @@ def test_the_part_is_not_changed(run, rng):
         for told, case in zip(got, cases[rank], strict=True):
             sent = collectives.sends(told["rows"], f"rank {rank}")
             if any(r["bytes"] != case["tensor"].nbytes for r in sent):
-                wider.append(f"; of a part of {case['part'].dtype} it sent {collectives.messages(sent)}")
+                wider.append(f"; of a part of {case['tensor'].dtype} it sent {collectives.messages(sent)}")
         other = next(iter(wider), "")
         for i, told in enumerate(got):
             before = cases[rank][i]["tensor"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness.diagnose import LOOKS
 from lab.harness.judge import harmless
 from lab.harness.pytest_plugin import exercise
 
@@ -32,6 +33,24 @@ def part_of(told, parts) -> str:
     sums = [torch.stack(part).double().sum(0) for part in parts]
     found = [p for p, total in enumerate(sums) if torch.allclose(told["output"].double(), total, rtol=0.02)]
     return f": this is part {found[0]}" if len(found) == 1 else ""
+
+
+@harmless
+def overwritten(now, rank, parts) -> str:
+    """A line that says which of this rank's parts have changed, and what lies there. parts: all ranks' of each."""
+    world, told = len(parts), []
+    for place, part in enumerate(now):
+        if torch.equal(part, parts[place][rank]):
+            continue
+        sums = {
+            f"part {p} as ranks {[(first + j) % world for j in range(many)]} added it up": sum(
+                parts[p][(first + j) % world].double() for j in range(many)
+            )
+            for p in range(world) for first in range(world) for many in range(1, world + 1)
+        }  # fmt: skip
+        holds = [what for what, total in sums.items() if torch.allclose(part.double(), total, rtol=0.02)]
+        told.append(f"part {place} of {world} was overwritten" + (f": it holds {holds[0]}" if holds else ""))
+    return f"\n{LOOKS}{'; '.join(told)}" if told else ""
 
 
 def judge(ranks, cases, members):
@@ -63,9 +82,12 @@ def test_a_group_that_is_a_part_of_the_world(run, rng):
 def test_the_input_is_not_changed(run, rng, world):
     ranks, cases = scattered(run, rng, world)
     for rank, got in enumerate(ranks):
-        for told, case in zip(got, cases[rank], strict=True):
+        for i, (told, case) in enumerate(zip(got, cases[rank], strict=True)):
             what = f"rank {rank} of {world}, input"
-            collectives.same(told["tensor"], case["tensor"], what, "it is not to be changed")
+            n = case["shape"][0]
+            parts = [[cases[r][i]["tensor"][p * n : (p + 1) * n] for r in range(world)] for p in range(world)]
+            cause = f"it is not to be changed{overwritten(told['tensor'].split(n), rank, parts)}"
+            collectives.same(told["tensor"], case["tensor"], what, cause)
 
 
 @exercise(RING, kind="property")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -39,6 +40,12 @@ def check(kernel, run, rng, expect, drawn, is_causal, cause="", lie=None, keep=F
     keep &= where == "interpret"
     if lie is None:
         lie = layouts.draw(rng, **{n: given[n] for n in OPERANDS[kernel].split()})[1]
+    return layouts.blaming(
+        lie, functools.partial(_check, kernel, run, given, want, yardstick, is_causal, cause, keep, where)
+    )
+
+
+def _check(kernel, run, given, want, yardstick, is_causal, cause, keep, where, lie) -> dict:
     got = run(probes.launched, kernel, given, is_causal, lie, where, keep, triton=where, replace=NEEDS[kernel])
     what = described(given["q"], given["k"], is_causal, layouts.told(lie))
     causes = {

@@ -41,6 +41,25 @@ def cross_entropy(x, weight, targets, dloss, dtype) -> dict:
     return {"loss": loss.detach(), "dx": dx, "dweight": dweight}
 
 
+def otherwise(name, x, weight, targets, dloss, chunk) -> dict:
+    """What some mistakes give instead of this result. chunk: rows at a time."""
+    pieces = [(piece, piece_targets) for piece, piece_targets in zip(x.split(chunk), targets.split(chunk), strict=True)]
+    parts = [cross_entropy(piece, weight, some, dloss, torch.float64)[name] for piece, some in pieces]
+    shares = [len(piece) / len(x) for piece, _ in pieces]
+    put = torch.cat if name == "dx" else sum
+
+    def scaled(factors) -> torch.Tensor:
+        return put([factor * part for factor, part in zip(factors, parts, strict=True)])
+
+    return {
+        "each chunk's mean counts equally, however few rows it has": scaled([1 / len(parts)] * len(parts)),
+        "each chunk is divided by its own rows, not by all": scaled([1.0] * len(parts)),
+        "nothing is divided by the number of rows": len(x) * scaled(shares),
+        "the last chunk alone counts": scaled([0.0] * (len(parts) - 1) + shares[-1:]),
+        "the incoming gradient is left out": scaled(shares) / (1 if name == "loss" else dloss),
+    }
+
+
 def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0, lie=layouts.draw) -> dict:
     width = width or rng.integers(10, 40)
     operands = {
@@ -61,27 +80,39 @@ def check(run, cases: list[dict], factor: float = 3.0) -> Trace:
     """The trace of a run whose numbers are right."""
     (trace,) = run.trace(probes.fused_losses, cases)
     for case, got in zip(cases, trace.values, strict=True):
-        inputs = (case["x"], case["weight"], case["targets"], case["dloss"] * case.get("times", 1))
-        dtype = case["x"].dtype
-        want, yardstick = cross_entropy(*inputs, torch.float64), cross_entropy(*inputs, dtype)
-        what = (
-            f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
-            f"incoming gradient {case['dloss']:.4g}, in memory: {layouts.told(case['layouts'])}"
-        )
-        needs = case.get("needs", (True, True))
-        most = case["x"].nbytes + case["weight"].nbytes
-        assert got["saved"] <= most, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {most:,}"
-        for name, expected in (("loss", torch.float32), ("dx", dtype), ("dweight", dtype)):
-            if name != "loss" and not needs[name == "dweight"]:
-                assert got[name] is None, f"{name} {what}: no gradient was asked for, one came"
-                continue
-            assert got[name] is not None, f"{name} {what}: none came"
-            assert got[name].dtype == expected, f"{name} {what} is {got[name].dtype}, expected {expected}"
-            close(
-                got[name], want[name], yardstick[name], f"{name} {what}", factor, cause=CAUSE[name],
-                dims={"dx": "row, width", "dweight": "vocabulary, width"}.get(name, ""),
-            )  # fmt: skip
+        come = {str(case["layouts"]): got}
+
+        def judge(lie: dict[str, str], case=case, come=come) -> None:
+            if str(lie) not in come:
+                (come[str(lie)],) = run(probes.fused_losses, [case | {"layouts": lie}])
+            judged(case | {"layouts": lie}, come[str(lie)], factor)
+
+        layouts.blaming(case["layouts"], judge)
     return trace
+
+
+def judged(case: dict, got: dict, factor: float) -> None:
+    inputs = (case["x"], case["weight"], case["targets"], case["dloss"] * case.get("times", 1))
+    dtype = case["x"].dtype
+    want, yardstick = cross_entropy(*inputs, torch.float64), cross_entropy(*inputs, dtype)
+    what = (
+        f"of x {tuple(case['x'].shape)}, weight {tuple(case['weight'].shape)}, {dtype}, chunk {case['chunk']}, "
+        f"incoming gradient {case['dloss']:.4g}, in memory: {layouts.told(case['layouts'])}"
+    )
+    needs = case.get("needs", (True, True))
+    most = case["x"].nbytes + case["weight"].nbytes
+    assert got["saved"] <= most, f"{got['saved']:,} bytes saved for backward {what}: x and weight have {most:,}"
+    for name, expected in (("loss", torch.float32), ("dx", dtype), ("dweight", dtype)):
+        if name != "loss" and not needs[name == "dweight"]:
+            assert got[name] is None, f"{name} {what}: no gradient was asked for, one came"
+            continue
+        assert got[name] is not None, f"{name} {what}: none came"
+        assert got[name].dtype == expected, f"{name} {what} is {got[name].dtype}, expected {expected}"
+        close(
+            got[name], want[name], yardstick[name], f"{name} {what}", factor, cause=CAUSE[name],
+            dims={"dx": "row, width", "dweight": "vocabulary, width"}.get(name, ""),
+            others=lambda name=name, inputs=inputs, chunk=case["chunk"]: otherwise(name, *inputs, chunk or 128),
+        )  # fmt: skip
 
 
 @exercise(FUSED, kind="numerics")

@@ -17,6 +17,7 @@ import torch
 
 from lab.harness import layouts
 from lab.harness.calls import metered
+from lab.harness.diagnose import amended
 from lab.harness.judge import close, never_holds
 from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import Trace
@@ -89,8 +90,14 @@ def draw_long(rng, shape: str) -> list:
 def check(run, rng, expect, q, k, v, do, is_causal, lie=None, factor=3.0) -> Trace:
     """The trace of a run whose numbers are right. lie: how arguments lie in memory; otherwise it is drawn."""
     passed = expect(forward, q, k, v, is_causal)
-    o, lse = passed["o"], passed["lse"]
+    o = passed["o"]
     lie = layouts.draw(rng, q=q, k=k, v=v, o=o, do=do)[1] if lie is None else lie
+    return layouts.blaming(
+        lie, functools.partial(_check, run, expect, q, k, v, o, passed["lse"], do, is_causal, factor)
+    )
+
+
+def _check(run, expect, q, k, v, o, lse, do, is_causal, factor, lie) -> Trace:
     (trace,) = run.trace(probes.attention_gradients, q, k, v, o, lse, do, is_causal, lie)
     got = trace.values
     want, yardstick = expect(oracle, q, k, v, do, is_causal), expect(plain, q, k, v, o, lse, do, is_causal)
@@ -103,7 +110,7 @@ def check(run, rng, expect, q, k, v, do, is_causal, lie=None, factor=3.0) -> Tra
                 dims=f"batch, {'query' if name == 'dq' else 'key'}, dim",
             )  # fmt: skip
         except AssertionError as error:
-            raise AssertionError(f"{error}; {_others(name, got, want, yardstick)}") from None
+            raise AssertionError(amended(error, f"; {_others(name, got, want, yardstick)}")) from None
     return trace
 
 

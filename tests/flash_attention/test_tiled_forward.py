@@ -10,6 +10,7 @@ numbers are judged); return anything where it is long (numerics have the same le
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -100,6 +101,10 @@ def small_tiles(run, function: str, arguments: list) -> None:
 def check(run, rng, expect, q, k, v, is_causal, lie=None, factor=3.0) -> Trace:
     """The trace of a run whose numbers are right. lie: how q, k and v lie in memory; otherwise it is drawn."""
     lie = layouts.draw(rng, q=q, k=k, v=v)[1] if lie is None else lie
+    return layouts.blaming(lie, functools.partial(_check, run, expect, q, k, v, is_causal, factor))
+
+
+def _check(run, expect, q, k, v, is_causal, factor, lie) -> Trace:
     (trace,) = run.trace(probes.attend, q, k, v, is_causal, lie)
     got = trace.values
     want, yardstick = expect(oracle, q, k, v, is_causal), expect(plain, q, k, v, is_causal)

@@ -41,20 +41,31 @@ def sums(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> dict[str, Tenso
 def check(run, cases: list[dict], strides: str, tiles: str) -> None:
     """strides, tiles: what to ask where a value is off, and where one was never written."""
     for case, got in zip(cases, run(probes.weighted_sums, cases), strict=True):
-        operands = [case[name] for name in ("x", "weight", "dy") if name in case]
-        x, forward = case["x"], "dy" not in case
-        of = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.told(case['layouts'])}"
-        want, plain = (sums(*(t.to(dtype) for t in operands)) for dtype in (torch.float64, torch.float32))
-        for name in want:
-            whose = "y in x's" if forward else "it in the input's"
-            assert got[name].dtype == x.dtype, f"{name} {of} is {got[name].dtype}: return {whose} dtype"
-        for name, value in want.items():
-            far = layouts.FAR in case["layouts"].values()
-            cause = f"{UNWRITTEN}{tiles}?" if got[name].isnan().any() else strides
-            close(
-                got[name], value, plain[name].to(x.dtype), f"{name} {of}", dims=DIMS[name],
-                cause=layouts.FAR_CAUSE if far else cause, rounded_once=True,
-            )  # fmt: skip
+        come = {str(case["layouts"]): got}
+
+        def judge(lie: dict[str, str], case=case, come=come) -> None:
+            if str(lie) not in come:
+                (come[str(lie)],) = run(probes.weighted_sums, [case | {"layouts": lie}])
+            _judge(case | {"layouts": lie}, come[str(lie)], strides, tiles)
+
+        layouts.blaming(case["layouts"], judge)
+
+
+def _judge(case: dict, got: dict, strides: str, tiles: str) -> None:
+    operands = [case[name] for name in ("x", "weight", "dy") if name in case]
+    x, forward = case["x"], "dy" not in case
+    of = f"of x {tuple(x.shape)}, {x.dtype}, in memory: {layouts.told(case['layouts'])}"
+    want, plain = (sums(*(t.to(dtype) for t in operands)) for dtype in (torch.float64, torch.float32))
+    for name in want:
+        whose = "y in x's" if forward else "it in the input's"
+        assert got[name].dtype == x.dtype, f"{name} {of} is {got[name].dtype}: return {whose} dtype"
+    for name, value in want.items():
+        far = layouts.FAR in case["layouts"].values()
+        cause = f"{UNWRITTEN}{tiles}?" if got[name].isnan().any() else strides
+        close(
+            got[name], value, plain[name].to(x.dtype), f"{name} {of}", dims=DIMS[name],
+            cause=layouts.FAR_CAUSE if far else cause, rounded_once=True,
+        )  # fmt: skip
 
 
 def alone(got: dict) -> None:

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from lab.harness import judge, mistakes
+from lab.harness import diagnose, judge, layouts, mistakes
 
 
 def test_of_bounds_the_one_that_came_nearest_is_kept():
@@ -71,8 +71,51 @@ def test_a_message_says_what_all_values_together_show_and_where_they_lie(got, wa
 
 
 @pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (torch.cat([3 * WANT[:1], WANT[1:]]), "those that are off are all 3 times what is expected"),
+        (torch.cat([0 * WANT[:1], WANT[1:]]), "those that are off are all 0"),
+        (changed(numpy.s_[:, 7:], 1), "those that are off are all 1 above what is expected"),
+        (WANT.roll(2, 1), "the expected numbers, shifted along query by 2"),
+        (WANT.flip(0), "the expected numbers, shifted along batch by 1"),
+        (WANT.flip(2), "the expected numbers, in reverse order along dim"),
+        (WANT.mT.reshape(WANT.shape), "the expected numbers, transposed in memory"),
+        (WANT.flatten()[torch.arange(90) * 7 % 90].view(WANT.shape), "the expected numbers, in another order"),
+    ],
+)
+def test_what_wrong_values_look_like_is_a_line_that_known_mistakes_do_not_depend_on(got, words):
+    with pytest.raises(judge.Judged) as error:
+        judge.close(got, WANT.double(), WANT, "y", dims="batch, query, dim", cause="the mean")
+    message, looks = str(error.value), f"{diagnose.LOOKS}{words}"
+    assert message.endswith(f"\n{looks}")
+    told = mistakes.added("", message, error.value.cause)
+    assert told.startswith(f"{looks}\nCheck: the mean\ny: ")
+    assert mistakes.fingerprint(mistakes.without(told)) == mistakes.fingerprint(message.removesuffix(f"\n{looks}"))
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (10_240 + 480, "480 too many, that is a row"), (10_240 - 240, "240 too few, that is 0.5 times a row"),
+        (10_240 + 64, "64 too many, that is 2 times the head"), (10_239, "off by 1 alone"), (10_240 + 7, ""),
+    ],
+)  # fmt: skip
+def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
+    told = diagnose.in_parts(got, 10_240, {"a row": 480, "the head": 32})
+    assert told.startswith(f"\n{diagnose.LOOKS}{words}") if words else told == ""
+
+
+def test_the_mistakes_that_give_exactly_this_are_named():
+    others = {"x is doubled": 2 * WANT, "y is left out": [1, 2.0], "z is a word": "z"}
+    begin = f"\n{diagnose.LOOKS}exactly what comes out when "
+    told = [diagnose.exactly(got, lambda: others) for got in (2 * WANT, [1, 2.0], "z", 3 * WANT, None)]
+    assert told == [f"{begin}x is doubled", f"{begin}y is left out", f"{begin}z is a word", "", ""]
+
+
+@pytest.mark.parametrize(
     ("got", "want", "words"),
     [
+        (WANT.sin(), WANT, "Looks like"),
         (WANT.sin(), WANT, "times what"),
         (WANT + 1, WANT, "all of these"),
         (torch.ones(30), torch.linspace(-2, 2, 30), "each is"),
@@ -89,3 +132,23 @@ def test_the_cause_is_the_first_line():
     told = mistakes.added("", str(error.value), error.value.cause)
     assert told.startswith("Check: the mean\ny: 90 of 90 values are off")
     assert mistakes.without(told) == str(error.value)
+
+
+def test_the_operand_whose_layout_makes_the_difference_is_named():
+    def right_unless_sliced(lie: dict[str, str]) -> None:
+        if lie["w"] == "sliced" or lie["x"] == "one number":
+            raise judge.Judged("y is off", "its formula")
+
+    def never_right(lie: dict[str, str]) -> None:
+        raise judge.Judged("y is off", "its formula")
+
+    def told(judged, **lie: str) -> str:
+        with pytest.raises(judge.Judged, match="y is off: its formula") as error:
+            layouts.blaming(lie, judged)
+        return str(error.value).partition(diagnose.LOOKS)[2]
+
+    begin = "right where all operands are contiguous in memory, wrong where "
+    assert told(right_unless_sliced, x="odd offset", w="sliced").startswith(f"{begin}w is sliced and all else")
+    assert told(right_unless_sliced, x="one number", w="sliced").startswith(f"{begin}x is one number or w is sliced")
+    assert told(never_right, x="odd offset", w="sliced") == ""
+    layouts.blaming({"x": "sliced", "w": "contiguous"}, right_unless_sliced)

@@ -57,6 +57,15 @@ def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest(
     assert sum("stand-in" in line for line in lines) == 1
 
 
+def test_the_cases_in_which_a_test_passes_stand_beside_those_in_which_it_fails():
+    lines, terminal = written()
+    cases = [dataclasses.replace(said(FIRST, "failed", message="off"), case=case) for case in ("half", "single")]
+    summary._failures(terminal, cases)
+    assert not any("passes" in line for line in lines)
+    summary._failures(terminal, [*cases, dataclasses.replace(said(FIRST), case="double")])
+    assert "  this test fails in [half, single] and passes in [double]" in lines
+
+
 def test_an_untouched_stub_is_not_attempted_and_next_follows_what_was_tried():
     stub = said(FIRST, "failed", reason="unwritten", message="not written")
     lines, terminal = written()

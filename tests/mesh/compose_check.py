@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 
+from lab.harness.diagnose import LOOKS
 from lab.harness.judge import harmless
 
 from . import probes_compose as probes
 from .carried import asked
 from .compose import (
+    coordinate,
     draw_model,
     draw_run,
     members,
     same_as_alone,
 )
+from .probes_placed import stage_of
 
 NEEDS = [
     "mesh.mesh", "mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel",
@@ -49,8 +52,25 @@ def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int =
     except AssertionError as error:
         alone = degrees.get("data", 1) == 1 < degrees.get("expert", 1)
         because = unsummed(run, rng, expect, degrees, plan, model, ranks) if alone else ""
-        raise AssertionError(f"{error}{because}") from None
+        raise AssertionError(f"{error}{because}{misplaced(ranks, degrees, plan, model)}") from None
     return ranks
+
+
+@harmless
+def misplaced(ranks: list, degrees: dict, plan: dict, model: dict) -> str:
+    """A line for a rank that has other blocks than its virtual stages."""
+    stages, chunks, layers = degrees.get("pipe", 1), plan.get("chunks", 1), model["sizes"]["layers"]
+    for rank, got in enumerate(ranks):
+        place = coordinate(degrees, rank)["pipe"]
+        names = [name.split(".") for name, *_ in got["gradients"]]
+        has = sorted({int(rest[0]) for kind, *rest in names if kind == "blocks"})
+        should = [b for b in range(layers) if stage_of(b, layers, stages * chunks) % stages == place]
+        if has != should:
+            return (
+                f"\n{LOOKS}blocks on the wrong rank: rank {rank}, stage {place} of {stages} with {chunks} chunks, has "
+                f"blocks {has} of {layers}, expected {should}: virtual stage c · pipe + p is chunk c of stage p"
+            )
+    return ""
 
 
 @harmless

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.harness.diagnose import places
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -43,6 +44,7 @@ def judged(run, cases: list, kinds: list = KINDS, groups: list | None = (), memb
             assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
             assert torch.equal(got["tokens"], want), (
                 f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
+                f"{places(got['tokens'], want, 'tokens')}"
             )
             gradient = here[place]["x"].double() * (here[place]["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
             close(

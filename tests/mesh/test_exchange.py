@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lab.harness import layouts
+from lab.harness.diagnose import places
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -64,6 +65,7 @@ def judged(run, cases: list, groups: list | None = (), members: list = ()) -> li
             assert torch.equal(got["arrived"], arrived[place]), (
                 f"{what}: sent {here[place]['sent']}, received {here[place]['received']}: got "
                 f"{got['arrived'].tolist()}, expected {arrived[place].tolist()}: rows by the rank they come from"
+                f"{places(got['arrived'], arrived[place], 'rows')}"
             )
         if kind == "integers":
             continue

@@ -13,6 +13,7 @@ import math
 
 import pytest
 
+from lab.harness.diagnose import amended
 from lab.harness.judge import close, harmless
 from lab.harness.pytest_plugin import exercise
 from lab.model.transformer import Config, Transformer
@@ -129,7 +130,7 @@ def judged(run, rng, expect, degrees: dict, small: int, micro_batches: int = 2, 
                     factor=12, cause=f"the sum over {' × '.join(axes_of(name))}, divided by data · expert",
                 )  # fmt: skip
             except AssertionError as error:
-                raise AssertionError(f"{error}{roles(got, want[rank])}") from None
+                raise AssertionError(amended(error, roles(got, want[rank]))) from None
     return states, ranks
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.harness.diagnose import in_parts
 from lab.harness.judge import harmless, measured
 from lab.harness.pytest_plugin import exercise
 
@@ -66,7 +67,25 @@ def check(run, names, *case) -> None:
             f"{name} of {sizes}, batch {batch}, context {context}, {precision}, segment {segment}: counted "
             f"{got[name]:,} bytes, measured {want[name]:,} ({off:+.2%}): "
             f"{MEANING[name]}{a_parameter(name, got, want, precision)}{short_last(name, sizes['layers'], segment)}"
+            f"{in_parts(got[name], want[name], parts(sizes, batch, context, precision))}"
         )
+
+
+def parts(sizes: dict, batch: int, context: int, precision: str) -> dict[str, int]:
+    """Bytes of the docstring's list, of T = batch · context tokens and s bytes an element."""
+    tokens, s = batch * context, {"float32": 4, "bfloat16": 2}[precision]
+    width, layers = sizes["width"], sizes["layers"]
+    one = {
+        "T·width·s, a segment's input or one of q, k, v, o": s * tokens * width,
+        "T·width in float32, a norm's input": 4 * tokens * width,
+        "T·hidden·s, one of SwiGLU's four": s * tokens * sizes["hidden"],
+        "the probabilities of a block": s * batch * sizes["heads"] * context**2,
+        "the mask of a block": context**2,
+        "T·vocabulary in float32, the loss's": 4 * tokens * sizes["vocabulary"],
+        "T ids of 8 bytes": 8 * tokens,
+        "T float32 numbers, one a token": 4 * tokens,
+    }
+    return one | {f"{name}, in each of {layers} blocks": layers * size for name, size in one.items()}
 
 
 @harmless

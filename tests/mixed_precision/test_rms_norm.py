@@ -8,6 +8,8 @@ forward are counted); by bytes on ctx that are no tensors (the kernel knows how 
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -42,7 +44,7 @@ def check(run, rng, shape, dtype="float32", weight_dtype=None, scale=1.0, eps=1e
     weight = rng.normal(shape[-1]).add(1).to(DTYPES[weight_dtype or dtype])
     drawn = {"dy": dy, "x": x, "weight": weight}
     for given, lie in layouts.every(rng, **drawn) if strides else [layouts.draw(rng, **drawn)]:
-        judged(run, **given, eps=eps, needs=needs, lie=lie)
+        layouts.blaming(lie, functools.partial(judged, run, *given.values(), eps, needs))
 
 
 def judged(run, dy, x, weight, eps, needs, lie):

@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from lab.harness.diagnose import LOOKS
 from lab.harness.judge import Judged, harmless, never_holds
 from lab.harness.trace import Trace
 
@@ -176,6 +177,7 @@ def same_steps(what, got, want, plan) -> None:
                 f"worst in tensor {off[0]} of shape {tuple(tensors[off[0]].shape)} at flat index {worst}: got "
                 f"{float(his[worst]):.9g}, the unsharded optimizer has {float(tensor[worst]):.9g}: each tensor is "
                 "updated by its owner, by its own group's hyperparameters of this moment, and sent to all the others"
+                f"{_scheduled(want['changed'], step)}"
             )
         assert got["returned"][step] == want["returned"][step], (
             f"{what}: step {step} returned {got['returned'][step]}, expected {want['returned'][step]}: what the "
@@ -189,6 +191,14 @@ def same_steps(what, got, want, plan) -> None:
     assert got["listed"] == want["listed"], (
         f"{what}: tensors by group {got['listed']}, expected {want['listed']}: param_groups has those of all ranks"
     )
+
+
+@harmless
+def _scheduled(changed, step) -> str:
+    """A line for steps that are right until a scheduler changes hyperparameters. changed: their names, by step."""
+    if not changed[step] or changed[step - 1]:
+        return ""
+    return f"\n{LOOKS}right until the scheduler wrote other {' and '.join(changed[step])} into param_groups"
 
 
 def _listed(off, plan) -> str:

@@ -105,7 +105,8 @@ def train(impl, kind: str, plan: dict) -> dict:
     o = optimizer(impl, kind, given(plan, ps, plan["groups"]), plan["optimizer"], plan["options"], group)
     assert isinstance(o, torch.optim.Optimizer), f"a {type(o).__name__} is no torch.optim.Optimizer"
     scheduler = SCHEDULERS[plan.get("scheduler", "none")](o)
-    told: dict = {"values": [], "kept": [], "returned": [], "calls": 0, "grad_enabled": True}
+    told: dict = {"values": [], "kept": [], "returned": [], "changed": [], "calls": 0, "grad_enabled": True}
+    begun = [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
 
     def closure(gradients: list) -> float:
         told["calls"] += 1
@@ -127,6 +128,8 @@ def train(impl, kind: str, plan: dict) -> dict:
         gates.mark(f"step {number} is done")
         told["returned"].append(returned if returned is None else float(returned))
         told["values"].append([p.detach().clone() for p in ps])
+        groups = list(zip(o.param_groups, begun, strict=False))
+        told["changed"].append(sorted({k for now, old in groups for k in old if now.get(k) != old[k]}))
         o.zero_grad(**({"set_to_none": plan["set_to_none"]} if "set_to_none" in plan else {}))
         told["kept"].append([-1.0 if p.grad is None else float(p.grad.abs().max()) for p in ps])
         if scheduler is not None:

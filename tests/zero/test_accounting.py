@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import pytest
 
+from lab.harness.diagnose import in_parts
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
@@ -55,6 +56,19 @@ def bytes_of(sizes, world, method, precision, activations, micro) -> dict:
     return {**want, "sent": int(kept[3] * small), "total": sum(want.values())}
 
 
+def parts(sizes, world, precision) -> dict[str, int]:
+    """What may be counted too often or left out."""
+    whole, share, small = sum(sizes), -(-sum(sizes) // world), 4 if precision == "float32" else 2
+    return {
+        "the parameters": small * whole,
+        f"the other ranks' {world - 1} parts of them": small * (world - 1) * share,
+        "one rank's share of them": small * share,
+        "one float32 number for each": 4 * whole,
+        "one float32 number for each of a rank's share": 4 * share,
+        "the padding of the shares": small * (world * share - whole) or whole**2,
+    }
+
+
 @exercise(ACCOUNTING, kind="numerics")
 @pytest.mark.parametrize("precision", ["float32", "mixed"])
 @pytest.mark.parametrize("method", METHODS)
@@ -66,6 +80,7 @@ def test_bytes_kept_and_sent(run, rng, method, precision):
             assert got[name] == number, (
                 f"{name} of {args[0]} elements, {world} ranks, {method}, {precision}, {args[5]} micro-batches: "
                 f"{got[name]:,.0f} bytes, expected {number:,}: {WHY[name]}"
+                f"{in_parts(got[name], number, parts(args[0], world, precision))}"
             )
 
 

@@ -1,0 +1,178 @@
+"""What wrong values have in common: where they lie, by what they differ, and which mistake gives exactly these.
+
+Functions whose text is a line of its own begin it with LOOKS. Such a line goes to the top of a message, and
+`lab.harness.mistakes` leaves it out where it compares messages, so a new pattern makes no known mistake unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
+
+import torch
+
+LOOKS = "Looks like: "
+P = ParamSpec("P")
+
+
+def harmless(explain: Callable[P, str]) -> Callable[P, str]:
+    """A decorator of what explains a failure: "" where that itself goes wrong, since the message is worth more."""
+
+    @functools.wraps(explain)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> str:
+        try:
+            return explain(*args, **kwargs)
+        except Exception:
+            return ""
+
+    return explained
+
+
+def amended(error: AssertionError, more: str) -> str:
+    """An error's text with more at its end, but before the line of what its values look like."""
+    text, mark, looks = str(error).partition(f"\n{LOOKS}")
+    return f"{text}{more}{mark}{looks}"
+
+
+def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
+    """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
+    told = []
+    for dim, name in enumerate(names):
+        hit = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
+        if len(hit) == wrong.shape[dim]:
+            continue
+        first, last = hit[0], hit[-1]
+        whole = f"{first} … {last}" if last > first else f"{first}"
+        if len(hit) == last - first + 1:
+            told.append(f"{name} {whole} of {wrong.shape[dim]}")
+        elif (step := hit[1] - first) > 1 and hit == list(range(first, last + 1, step)):
+            told.append(f"one {name} in {step}, from {first} on")
+    return f"; all of these at {', '.join(told)}" if told else ""
+
+
+def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
+    """What all values show together, where they do: a factor that was forgotten, zeros, what is no number."""
+    if odd := int((~torch.isfinite(got)).sum()):
+        return f"; {odd} of them are not finite"
+    if not want.any():
+        return ""
+    if not got.any():
+        return "; all of them are 0" if got.numel() > 1 else ""
+    for dtype in (torch.bfloat16, torch.float16):
+        ulp = torch.finfo(dtype).eps * float(want.abs().mean())  # whoever is off by many was not only rounded
+        rounded = float((got - want).abs().mean()) < 8 * ulp and torch.equal(got.to(dtype).double(), got)
+        if rounded and 2 * float(allowed.min()) < ulp:
+            return f"; each is a number of {str(dtype)[6:]}: on the way, something was rounded to it"
+    factor = float((got * want).sum() / want.square().sum())
+    if got.numel() == 1 and min(abs(factor - round(factor)), abs(1 / factor - round(1 / factor))) > 1e-4:
+        return ""  # any number is some other one times a factor
+    near = ((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all()
+    if abs(factor) > 1e-3 and abs(factor - 1) > 1e-2 and bool(near):
+        return f"; {'all of them are' if got.numel() > 1 else 'that is'} {factor:.4g} times what is expected"
+    return ""
+
+
+@harmless
+def looks_like(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: Sequence[str] = ()) -> str:
+    """A line for values that are the expected ones, but shifted, in another order, times a number or with one added.
+
+    Of those that are off alone; "" where `pattern` has said it of all.
+    """
+    if not (torch.isfinite(got).all() and got.any() and want.any()) or pattern(got, want, allowed):
+        return ""
+    told = _order(got, want, allowed, names) or _change(got, want, allowed)
+    return f"\n{LOOKS}{told}" if told else ""
+
+
+def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: Sequence[str]) -> str:
+    def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+        return bool(((a - b).abs() <= float(allowed.max())).all())
+
+    if got.numel() < 4 or not same(got.flatten().sort().values, want.flatten().sort().values):
+        return ""
+    for dim, size in enumerate(got.shape):
+        name = names[dim] if names else f"dimension {dim}"
+        for by in range(1, min(size, 64)):
+            if same(got, want.roll(by, dim)):
+                return f"the expected numbers, shifted along {name} by {by if by <= size // 2 else by - size}"
+        if same(got, want.flip(dim)):
+            return f"the expected numbers, in reverse order along {name}"
+    if got.dim() > 1 and same(got.flatten(), want.mT.flatten()):
+        return "the expected numbers, transposed in memory"
+    return "the expected numbers, in another order"
+
+
+@harmless
+def places(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str) -> str:
+    """A line that says which of the expected rows, parts, … lies where, by numbers that equal ones share."""
+    kinds: list[torch.Tensor] = []
+    for row in want:
+        if not any(torch.equal(row, kind) for kind in kinds):
+            kinds.append(row)
+    has, expected = (
+        [next((str(i) for i, kind in enumerate(kinds) if torch.equal(row, kind)), "?") for row in rows]
+        for rows in (got, want)
+    )
+    if len(has) > 32 or {*has} <= {"?"}:
+        return ""
+    unknown = " (?: none of these)" if "?" in has else ""
+    return f"\n{LOOKS}{what} {' '.join(has)} where {' '.join(expected)} are expected{unknown}"
+
+
+def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
+    wrong = (got - want).abs() > allowed
+    g, w, near = got[wrong], want[wrong], allowed[wrong]
+    if len(g) < 3:
+        return ""  # any two numbers are some others times a factor, or with a number added
+    if not g.any():
+        return "those that are off are all 0"
+    factor, more = float((g * w).sum() / w.square().sum()), float((g - w).mean())
+    if abs(factor) > 1e-3 and bool(((g - factor * w).abs() <= max(1.0, abs(factor)) * near).all()):
+        return f"those that are off are all {factor:.4g} times what is expected"
+    if bool(((g - w - more).abs() <= near).all()):
+        return f"those that are off are all {abs(more):.4g} {'above' if more > 0 else 'below'} what is expected"
+    return ""
+
+
+@harmless
+def exactly(got: Any, others: Callable[[], Mapping[str, Any]], want: Any = None) -> str:
+    """A line that names the mistakes which give exactly this. others: by clause ("x is left out") what each gives.
+
+    want: what is expected; what is nearly that shows no mistake but rounding.
+    """
+    causes = [] if _same(got, want) else [clause for clause, other in others().items() if _same(got, other)]
+    return f"\n{LOOKS}exactly what comes out when {'; or when '.join(causes)}" if causes else ""
+
+
+def _same(got: Any, other: Any) -> bool:
+    match got, other:
+        case torch.Tensor(), torch.Tensor():
+            return got.shape == other.shape and _near(got, other)
+        case list() | tuple(), list() | tuple():
+            return len(got) == len(other) and all(map(_same, got, other))
+        case int() | float(), int() | float():
+            return abs(got - other) <= 1e-9 * abs(other)
+    return type(got) is type(other) and bool(got == other)
+
+
+def _near(got: torch.Tensor, other: torch.Tensor) -> bool:
+    if not got.is_floating_point():
+        return torch.equal(got, other)
+    rounded, eps = other.to(got.dtype).double(), torch.finfo(got.dtype).eps
+    most = float(rounded.nan_to_num(0, 0, 0).abs().max()) if got.numel() else 0.0
+    return torch.allclose(got.double(), rounded, rtol=max(1e-4, 2 * eps), atol=1e-6 * most, equal_nan=True)
+
+
+@harmless
+def in_parts(got: float, want: float, parts: Mapping[str, float]) -> str:
+    """A line that says what was counted too often or left out: by how many times one of `parts` a count is off."""
+    more = got - want
+    for name, size in parts.items():
+        times = abs(more) / size
+        if times and 2 * times == round(2 * times) and times <= 4:
+            what = name if times == 1 else f"{times:g} times {name}"
+            return f"\n{LOOKS}{abs(more):,} {'too many' if more > 0 else 'too few'}, that is {what}"
+    if 0 < abs(more) < 3 and want > 1000:
+        return f"\n{LOOKS}off by {abs(more):g} alone, as where each part is rounded by itself: round once, at the end"
+    return ""
