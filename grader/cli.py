@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -302,19 +302,30 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], 
 
 
 def _table(rows: Sequence[ClassRow], assignment: Assignment, ids: tuple[str, ...]) -> Table:
-    """Only a submission's name may be wrapped; a stage's name is on narrow lines."""
-    worth: dict[str, float] = defaultdict(float)
-    for e in map(assignment.exercise, ids):
-        worth[e.stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")] += e.points
+    """Points by submission: a column per exercise where the terminal is wide enough, else per stage."""
+    by_exercise = {id.replace(".", ".\n"): [id] for id in ids}
+    by_stage: dict[str, list[str]] = defaultdict(list)
+    for id in ids:  # a stage's name is on narrow lines
+        by_stage[assignment.exercises[id].stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")] += [id]
+    wide, narrow = (_of_columns(rows, assignment, columns) for columns in (by_exercise, by_stage))
+    return wide if out.measure(wide, options=out.options.update(width=10_000)).maximum <= out.width else narrow
+
+
+def _of_columns(rows: Sequence[ClassRow], assignment: Assignment, columns: Mapping[str, list[str]]) -> Table:
+    """columns: by heading, the exercises whose points it adds up. Only a submission's name may be wrapped."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
     decided = any(row.grade.adjusted or row.grade.late for row in rows)
-    headings = [f"{stage}\nof {points(possible)}" for stage, possible in worth.items()]
+    headings = [
+        f"{what}\nof {points(sum(assignment.exercises[id].points for id in of))}" for what, of in columns.items()
+    ]
     for heading in (*headings, *["adjusted\n− late"] * decided, "points", "not\nrun"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         grade, refused = row.grade, row.graded.status == "refused"
-        cells = [points(cell.earned) if cell.ran else "–" for cell in row.stages]
+        counted = {s.exercise.id: s for s in row.scores if s.exercise.id not in grade.excluded}
+        parts = [[counted[id] for id in of if id in counted] for of in columns.values()]
+        cells = [points(sum(s.earned for s in of)) if any(s.possible for s in of) else "–" for of in parts]
         cells += ["–" if refused else signed(grade.adjusted - grade.late)] * decided
         away = f"{points(grade.not_run) if grade.not_run else ''}{'?' if grade.inconclusive else ''}"
         total = ["refused", ""] if refused else [f"{points(grade.final)}/{points(grade.possible)}", away]

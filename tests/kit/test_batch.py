@@ -205,8 +205,9 @@ def test_a_regrade_that_was_killed_goes_on_with_what_it_had_not_done(tmp_path):
     assert told == ["ada: ddp.naive: 10 of 10 → 0 of 10", "ada: written answers: 1 of 1 → 0 of 1"]
 
 
-def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypatch, capsys):
-    terminal = Console(file=io.StringIO(), width=80)
+@pytest.mark.parametrize(("width", "by_exercise"), [(80, False), (2000, True)])
+def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypatch, capsys, width, by_exercise):
+    terminal = Console(file=io.StringIO(), width=width)
     monkeypatch.setattr(cli, "out", terminal)
     assignment, ids, name = default(), default().profiles["full"], "a-long-name-" * 5
     results = [result(id, test=f"{i % 3}") for i, id in enumerate(ids)]
@@ -216,12 +217,13 @@ def test_the_table_cuts_no_points_and_says_why_a_submission_is_refused(monkeypat
     graded = {name: Graded(name, results=results, decisions=[bonus]), "zed": bad}
     cli._show({**graded, "yan": bad}, assignment, ids, {name, "zed"})
     table = terminal.file.getvalue()
-    assert max(map(len, table.splitlines())) <= 80
+    assert max(map(len, table.splitlines())) <= width
     assert "…" not in table
     rows = [line.split()[0] for line in table.splitlines() if "long" in line or "name" in line]
     assert "".join(rows).startswith(name)
     grade = graded[name].grade(assignment, ids)
     assert f"{grade.final:.2f}".rstrip("0").rstrip(".") + f"/{grade.possible:g}" in table
+    assert ("naive" in table) == by_exercise
     assert " +2.5 " in table
     told = "refused: zed: expected a stage folder; zip it anew\nrefused by earlier calls: yan\n"
     assert capsys.readouterr().out == told
