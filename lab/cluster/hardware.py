@@ -79,13 +79,14 @@ def cluster(name: str, gpus: int) -> Cluster:
     entry = table["cluster"][name]
     if gpus < 1 or (gpus > entry["devices"] and gpus % entry["devices"]):
         raise ValueError(f"gpus: expected at most {entry['devices']}, or a multiple of it (whole nodes), got {gpus}")
-    device = Device(**_fields(table["device"][entry["device"]]))
-    inside, between = (Wire(**_fields(table["link"][entry[which]])) for which in ("inside", "between"))
+    device = Device(**_fields("device", entry["device"]))
+    inside, between = (Wire(**_fields("link", entry[which])) for which in ("inside", "between"))
     return Cluster(device, inside, between, entry["devices"], gpus)
 
 
-def _fields(entry: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "sources"}
+def _fields(kind: str, name: str) -> dict[str, Any]:
+    numbers = _table()["every"][kind] | _table()[kind][name]
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items() if k != "sources"}
 
 
 def _scaled(number: Any, times: float) -> Any:

@@ -46,8 +46,8 @@ KIT = Recipe(
 def test_each_number_has_its_source():
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     for kind in ("device", "link"):
-        for name, entry in table[kind].items():
-            without = entry.keys() - {"name", "sources", "matmul_shape", "base_s"} - entry["sources"].keys()
+        for name, entry in [*table[kind].items(), (f"every {kind}", table["every"][kind])]:
+            without = entry.keys() - {"name", "sources", "matmul_shape"} - entry["sources"].keys()
             assert not without, f"{name}: {without} without one"
             for number, source in entry["sources"].items():
                 cited = source.partition(":")[0] in table["source"]
