@@ -169,7 +169,9 @@ def _unawaited(accounts: Sequence[Account]) -> str:
         waited = {number for kind, number, *_ in account.trace if kind == "wait"}
         for number, row in enumerate(account.rows):
             if row["op"] != "send" and number not in waited:
-                return f"not waited for: {_told(row)}: what it brings may be used before it is there"
+                return (
+                    f"not waited for: rank {row['rank']}: {_told(row)}: what it brings may be used before it is there"
+                )
     return ""
 
 
@@ -177,45 +179,44 @@ def _played(accounts: Sequence[Account]) -> str:
     """Each rank's trace as far as it goes: nobody gets past a wait before the others have issued their part."""
     issued: Counter[tuple] = Counter()  # by (rank, group) of collectives, (op, from, to, tag) of messages
     ranks = {account.rank for account in accounts}
-    keys: dict[tuple[int, int], tuple[tuple, int]] = {}
-    at = dict.fromkeys(ranks, 0)
 
-    def waits(account: Account, number: int) -> bool:
-        row, (key, count) = account.rows[number], keys[account.rank, number]
-        if row["op"] in ("send", "recv"):
-            other = ("recv" if row["op"] == "send" else "send", *key[1:])
-            return row["peer"] in ranks and issued[other] <= count
+    def missing(row: dict, key: tuple, count: int) -> bool:
+        if other := _OTHER_END.get(row["op"]):
+            return row["peer"] in ranks and issued[other, *key[1:]] <= count
         return any(issued[rank, key[1]] <= count for rank in row["group"] if rank in ranks)
 
-    moved = True
-    while moved:
-        moved = False
-        for account in accounts:
-            while at[account.rank] < len(account.trace):
-                kind, number, *rest = account.trace[at[account.rank]]
-                if kind == "issue":
-                    key = _key(account.rows[number], *rest)
-                    keys[account.rank, number] = key, issued[key]
-                    issued[key] += 1
-                elif kind == "wait" and waits(account, number):
-                    break
-                at[account.rank] += 1
-                moved = True
-    stuck = [account for account in accounts if at[account.rank] < len(account.trace)]
-
-    def waiting(account: Account) -> str:
-        number = account.trace[at[account.rank]][1]
-        row, key = account.rows[number], keys[account.rank, number][0]
-        told = f"rank {account.rank} waits in {_told(row).removeprefix(f'rank {account.rank}: ')}"
-        if row["op"] not in ("send", "recv"):
+    def waiting(row: dict, key: tuple) -> str:
+        other, told = _OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {_told(row)}"
+        if not other:
             return told
-        other = "recv" if row["op"] == "send" else "send"
         same = (theirs for theirs in issued if theirs[:3] == (other, *key[1:3]))
         loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
         return f"{told} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
 
-    told = [waiting(account) for account in stuck]
-    return f"deadlock: {'; '.join(told)}" if told else ""
+    def played(account: Account) -> Iterator[str]:
+        """Yield what the rank waits in, as long as it does."""
+        parts: dict[int, tuple[dict, tuple, int]] = {}
+        for kind, number, *rest in account.trace:
+            if kind == "issue":
+                row = account.rows[number]
+                key = _key(row, *rest)
+                parts[number] = row, key, issued[key]
+                issued[key] += 1
+            elif kind == "wait":
+                while missing(*parts[number]):
+                    yield waiting(*parts[number][:2])
+
+    running = [played(account) for account in accounts]
+    while running:
+        before = issued.total()
+        stands = [(rank, told) for rank in running if (told := next(rank, ""))]
+        if len(stands) == len(running) and issued.total() == before:
+            return f"deadlock: {'; '.join(told for _, told in stands)}"
+        running = [rank for rank, _ in stands]
+    return ""
+
+
+_OTHER_END = {"send": "recv", "recv": "send"}
 
 
 def _key(row: dict, tag: int) -> tuple:
@@ -226,10 +227,9 @@ def _key(row: dict, tag: int) -> tuple:
 
 
 def _told(row: dict) -> str:
-    place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}.get(
-        row["op"], f"over {row['group']}"
-    )
-    return f"rank {row['rank']}: {row['op']} #{row['number']} ({readable(row['bytes'])}) {place}"
+    place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
+    where = place.get(row["op"], f"over {row['group']}")
+    return f"{row['op']} #{row['number']} ({readable(row['bytes'])}) {where}"
 
 
 # ---- as events ----
