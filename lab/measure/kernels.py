@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -282,23 +283,14 @@ class Kernel:
     cubin: bytes
 
 
-class _Driver:
+def _driver(target: Any) -> Any:
     """A driver of a GPU that is not there: it names the target, and is asked for nothing else."""
-
-    def __init__(self, target: Any):
-        self.target = target
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return int(self.target.arch)  # kernels are cached by device
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
+    return SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: target.arch,  # kernels are cached by device
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+    )
 
 
 @contextlib.contextmanager
@@ -328,7 +320,7 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
             return autotuned(self, *args, **kwargs)
 
     before = getattr(active, "_active", None)
-    active.set_active(_Driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
+    active.set_active(_driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
     try:
         with (
             mock.patch.object(JITFunction, "run", compile_only),

@@ -29,8 +29,6 @@ class Memory:
     largest_shape: list[int] = field(default_factory=list)
     largest_line: str = ""  # of the implementation, that called it
     saved_bytes: int = 0  # kept by autograd for backward, each storage once, inputs included
-    saved_largest_elements: int = 0
-    ops: dict[str, int] = field(default_factory=dict)  # operator -> calls
     phase: str = "forward"  # what the caller is doing: set it, and the timeline tells it apart
     events: list[tuple[str, int]] = field(default_factory=list)  # (phase it was made in, ± bytes), in order
 
@@ -62,7 +60,6 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
         storage = tensor.untyped_storage()
         if _know(saved, storage):
             memory.saved_bytes += storage.nbytes()
-        memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
         return tensor
 
     with _Meter(memory, inputs), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -122,7 +119,6 @@ class _Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.memory.ops[str(func)] = self.memory.ops.get(str(func), 0) + 1
         # Arguments too: a tensor made behind the dispatcher (from numpy, say) is charged when it is first used.
         for tensor in tree_leaves((out, args, kwargs)):
             if isinstance(tensor, torch.Tensor):

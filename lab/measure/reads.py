@@ -12,16 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operators whose result, or whose shape, the host must know: .item(), float(), int(), bool(), if, in, == in an if …
-_OPS = {
+from .roofline import needs_the_value
+
+_OPS = {  # where a person has another name for it than the dispatcher
     "_local_scalar_dense": "a number read: .item(), float(), bool() or if",
-    "equal": "torch.equal",
-    "allclose": "torch.allclose",
-    "nonzero": "nonzero",
-    "masked_select": "masked_select",
-    "unique_dim": "unique",
     "_unique2": "unique",
-    "unique_consecutive": "unique_consecutive",
+    "index": "a mask as index",  # as many as there are: the host must know
 }
 # What no operator tells of: on a CPU they only look.
 _CALLS = {
@@ -66,9 +62,7 @@ class _Ops(TorchDispatchMode):
         self.told = told
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in _OPS:
-            self.told.add(_OPS[name])
-        elif name == "index" and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
-            self.told.add("a mask as index")  # as many as there are: the host must know
+        if needs_the_value(func, args):
+            name = func.overloadpacket.__name__
+            self.told.add(_OPS.get(name, name))
         return func(*args, **(kwargs or {}))
