@@ -109,7 +109,7 @@ def dryrun(
     except SimulationError as error:
         say(out, str(error), style="red")
         sys.exit(1)
-    say(out, _priced(played, accounts, where, step))
+    say(out, _priced(played, accounts, where))
     for line in strips(played):
         out.print(line)
     draw(played, f"{model} on {_mesh(step)}", picture)
@@ -221,7 +221,7 @@ def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
     )
 
 
-def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster, step: Step) -> str:
+def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster) -> str:
     shares = sorted(played.mean().items(), key=lambda item: -item[1])
     told = ", ".join(f"{name} {100 * seconds / played.step_s:.0f} %" for name, seconds in shares if seconds)
     flops = sum(account.flops for account in accounts) / len(accounts)
@@ -243,7 +243,7 @@ def strips(played: Played) -> list[str]:
                     time[part][bar.kind] += max(0.0, min(bar.end_s, (part + 1) * each) - max(bar.start_s, part * each))
         for spent in time:
             spent[""] = each - sum(spent.values())
-        marks = [MARKS[max(spent, key=lambda kind, spent=spent: spent[kind])] for spent in time]  # type: ignore[misc]
+        marks = [MARKS[max(spent, key=spent.__getitem__)] for spent in time]
         lines.append(f"{rank:>6} " + "".join(f"[{colour}]{mark}[/{colour}]" for mark, colour in marks))
     legend = "  ".join(f"{mark} {kind or 'waits, or talks'}" for kind, (mark, _) in MARKS.items())
     return [*lines, f"       {legend}"]
