@@ -14,17 +14,23 @@ from .events import Block, Collective, Compute, Event, Memory, Program, Programs
 from .hardware import Cluster
 from .prices import FUSED, collective_s, compute_s, message_s
 
+SPANS = ("forward", "backward", "step", "message")
 PRODUCTS, TRAFFIC, STEP, IDLE = "products", "memory bandwidth", "optimizer step", "bubble"
 
 
 @dataclass(frozen=True)
-class Bar:
-    """Something on a timeline. kind: a phase, or "message"."""
+class Span:
+    """Something a rank did from one moment to another, in seconds of a clock that all ranks share."""
 
-    kind: str
+    kind: str  # one of SPANS
     name: str
     start_s: float
     end_s: float
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in SPANS or not self.start_s <= self.end_s < float("inf"):
+            raise ValueError(f"expected a kind among {', '.join(SPANS)}, and an end that is no earlier, got {self}")
 
 
 @dataclass
@@ -33,7 +39,7 @@ class Played:
 
     step_s: float
     causes: dict[int, dict[str, float]]
-    timeline: dict[int, list[Bar]] = field(default_factory=dict)
+    timeline: dict[int, list[Span]] = field(default_factory=dict)
 
     def mean(self) -> dict[str, float]:
         """Seconds by cause, the mean over ranks."""
@@ -65,7 +71,7 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
     for rank in ranks.values():
         rank.until(step_s, IDLE)
     return Played(
-        step_s, {n: r.causes for n, r in ranks.items()}, {n: r.bars for n, r in ranks.items()} if timeline else {}
+        step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()} if timeline else {}
     )
 
 
@@ -116,7 +122,7 @@ class _Rank:
         self.now = 0.0
         self.done = 0  # events
         self.causes: dict[str, float] = {}
-        self.bars: list[Bar] = []
+        self.spans: list[Span] = []
         self.free: dict[int, float] = {}  # from when on, for messages to each peer
         self.streams: dict[object, _UnderWay] = {}  # the last on each
         self.handles: dict[int, Recv | _UnderWay] = {}
@@ -129,8 +135,8 @@ class _Rank:
             self.now = moment
 
     def drawn(self, kind: str, name: str, start_s: float, end_s: float) -> None:
-        if self.timeline:
-            self.bars.append(Bar(kind, name, start_s, end_s))
+        if self.timeline and kind:
+            self.spans.append(Span("backward" if kind == "recompute" else kind, name, start_s, end_s))
 
     def run(self, program: Program) -> Iterator[None]:
         for event in program:

@@ -254,10 +254,9 @@ def draw(played: Played, title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from ..plots.planning import spans
     from ..plots.timeline import timelines
 
-    figure, _ = timelines({title: spans(played.timeline)}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure, _ = timelines({title: [*played.timeline.values()]}, unit_s=1.0 if played.step_s > 1 else 1e-3)
     figure.axes[0].set_yticks(range(len(played.timeline)), [f"rank {rank}" for rank in played.timeline])
     figure.savefig(path)
 
