@@ -13,22 +13,12 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Config):
     """Sizes of a transformer. gated: SwiGLU, RMSNorm, no biases; else GELU, LayerNorm, biases, as GPT has them."""
 
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    vocabulary: int
     gated: bool = True
     positions: int = 0  # learned ones
     tied: bool = False  # the head is the embedding
-
-    @property
-    def dim(self) -> int:
-        return self.width // self.heads
 
     @property
     def layer_products(self) -> int:
@@ -67,7 +57,7 @@ def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, positions:
 
 def of_config(config: Config) -> Model:
     """`lab.model.transformer.Transformer` of that config, its head not tied."""
-    return Model(config.layers, config.width, config.heads, config.kv_heads, config.hidden, config.vocabulary)
+    return Model(**vars(config))
 
 
 MODELS = {name: of_config(config) for name, config in models.MODELS.items()}

@@ -16,7 +16,7 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, ClassVar
 
 import torch
@@ -26,8 +26,9 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..cluster.events import Compute
 from ..measure.process import settled
-from ..measure.tally import Kernel, NeedsData, Tally
+from ..measure.tally import NeedsData, Tally
 from ..model.transformer import Transformer
 from ..ranks import group
 from ..ranks.ledger import Row
@@ -184,7 +185,7 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
     trace: list[list] = []
     numbers: dict[tuple, int] = {}
     segments: list[list] = []
-    kernels: list[Kernel] = []
+    kernels: list[Compute] = []
     held: Counter[str] = Counter()
 
     def cut() -> None:
@@ -193,18 +194,18 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
             key = (*map(id, kernels), memory)
             if key not in numbers:
                 numbers[key] = len(segments)
-                segments.append([[list(kernel) for kernel in kernels], [list(change) for change in memory]])
+                segments.append([[[*astuple(kernel)] for kernel in kernels], [list(change) for change in memory]])
             trace.append(["run", numbers[key]])
             kernels.clear()
             held.clear()
 
     # What comes behind the last backward completes gradients, or uses them.
-    last = max((i for i, e in enumerate(events) if type(e) is Kernel and e.phase == "backward"), default=len(events))
+    last = max((i for i, e in enumerate(events) if type(e) is Compute and e.phase == "backward"), default=len(events))
     events = events[: last + 1] + [
-        e._replace(phase="step") if type(e) is Kernel and e.phase == "forward" else e for e in events[last + 1 :]
+        replace(e, phase="step") if type(e) is Compute and e.phase == "forward" else e for e in events[last + 1 :]
     ]
     for event in events:
-        if type(event) is Kernel:
+        if type(event) is Compute:
             if kernels and kernels[-1].phase != event.phase:
                 cut()
             kernels.append(event)
