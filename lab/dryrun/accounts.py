@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+
+import numpy
 
 from ..cluster.costs import sent_bytes
 from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
@@ -87,30 +90,24 @@ class Step:
 
     def stages(self, rank: int = 0) -> list[int]:
         """The ranks that differ from `rank` along pipe alone."""
-        inner = self.mesh["expert"] * self.mesh["tensor"]
-        outer, place = divmod(rank, self.mesh["pipe"] * inner)
-        first = outer * self.mesh["pipe"] * inner + place % inner
-        return [first + stage * inner for stage in range(self.mesh["pipe"])]
+        data, _, expert, tensor = numpy.unravel_index(rank, self._grid.shape)
+        return self._grid[data, :, expert, tensor].tolist()
 
     def neighbours(self, rank: int = 0) -> dict[str, int]:
         """The next rank along each axis but pipe, behind the last the first."""
-        stride, found = 1, {}
-        for axis in reversed(AXES):
-            degree = self.mesh[axis]
-            if axis != "pipe" and degree > 1:
-                place = rank // stride % degree
-                found[axis] = rank + ((place + 1) % degree - place) * stride
-            stride *= degree
-        return dict(reversed(found.items()))
+        grid, at = self._grid, numpy.unravel_index(rank, self._grid.shape)
+        beside = {axis: int(numpy.roll(grid, -1, i)[at]) for i, axis in enumerate(AXES)}
+        return {axis: other for axis, other in beside.items() if axis != "pipe" and other != rank}
 
     def axes(self, ranks: Sequence[int]) -> str:
         """What a group's ranks differ along, as "data×expert"; "" for one rank alone."""
-        sizes, told = [self.mesh[axis] for axis in AXES], []
-        for i, axis in enumerate(AXES):
-            stride = math.prod(sizes[i + 1 :])
-            if len({rank // stride % sizes[i] for rank in ranks}) > 1:
-                told.append(axis)
-        return "×".join(told)
+        places = numpy.unravel_index(ranks, self._grid.shape)
+        return "×".join(axis for axis, of_ranks in zip(AXES, places, strict=True) if len({*of_ranks.tolist()}) > 1)
+
+    @functools.cached_property
+    def _grid(self) -> numpy.ndarray:
+        """All ranks by their place along each axis."""
+        return numpy.arange(self.world).reshape([*self.mesh.values()])
 
     def plain(self) -> dict:
         """For the wire; `Step.of` reads it."""
