@@ -7,7 +7,7 @@ still for what it waits for and for nothing else. So what overlaps is what the e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from .events import Block, Collective, Compute, Event, Memory, Program, Programs, Recv, Send, Wait
@@ -38,13 +38,14 @@ class Played:
     """What came of it: seconds of the step, and of each rank by cause (they add up to the step's)."""
 
     step_s: float
-    causes: dict[int, dict[str, float]]
-    timeline: dict[int, list[Span]] = field(default_factory=dict)
+    by_rank: dict[int, dict[str, float]]
+    timeline: dict[int, list[Span]]
 
-    def mean(self) -> dict[str, float]:
+    @property
+    def causes(self) -> dict[str, float]:
         """Seconds by cause, the mean over ranks."""
-        names = sorted({name for causes in self.causes.values() for name in causes})
-        return {name: sum(c.get(name, 0.0) for c in self.causes.values()) / len(self.causes) for name in names}
+        names = sorted({name for causes in self.by_rank.values() for name in causes})
+        return {name: sum(c.get(name, 0.0) for c in self.by_rank.values()) / len(self.by_rank) for name in names}
 
 
 class SimulationError(ValueError):
@@ -70,9 +71,7 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
     step_s = max(rank.now for rank in ranks.values())
     for rank in ranks.values():
         rank.until(step_s, IDLE)
-    return Played(
-        step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()} if timeline else {}
-    )
+    return Played(step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()})
 
 
 class _Meeting:

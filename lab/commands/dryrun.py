@@ -222,7 +222,7 @@ def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
 
 
 def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster) -> str:
-    shares = sorted(played.mean().items(), key=lambda item: -item[1])
+    shares = sorted(played.causes.items(), key=lambda item: -item[1])
     told = ", ".join(f"{name} {100 * seconds / played.step_s:.0f} %" for name, seconds in shares if seconds)
     flops = sum(account.flops for account in accounts) / len(accounts)
     return (
