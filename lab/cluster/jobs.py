@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model import models
+from ..model import transformer
 from ..model.transformer import Config
 from .hardware import Cluster
 
@@ -60,7 +60,7 @@ def of_config(config: Config) -> Model:
     return Model(**vars(config))
 
 
-MODELS = {name: of_config(config) for name, config in models.MODELS.items()}
+MODELS = {name: of_config(config) for name, config in transformer.MODELS.items()}
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def stand_ins(folder: Path, step: Step) -> dict[str, str]:
 
 
 def _model(name: str, layers: int) -> Any:
-    from ..model.models import MODELS
+    from ..model.transformer import MODELS
 
     if name not in MODELS:
         raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {name!r}")

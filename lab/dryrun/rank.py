@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..cluster.events import Compute
 from ..measure.process import settled
 from ..measure.tally import NeedsData, Tally
-from ..model.transformer import Transformer
+from ..model.transformer import Transformer, attention
 from ..ranks import group
 from ..ranks.ledger import Row
 from .accounts import Account, Step
@@ -95,7 +95,8 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
     tally = Tally(lambda: ledger.now() or "forward")
     DryGroup.events = tally.events  # one list, so that what is sent stands between what is computed
     with tally:
-        parallel, optimizer, train_step = (_replicated if step.replicated else _built)(impl, step)
+        whole = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
+        parallel, optimizer, train_step = (_replicated if step.replicated else _built)(impl, step, whole)
         own = list(dict.fromkeys(parallel.parameters()))
         tally.name("parameters", own)
         tally.name("buffers", parallel.buffers())
@@ -129,11 +130,10 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
 Built = tuple[Any, torch.optim.Optimizer, Callable[..., object]]
 
 
-def _built(impl: Any, step: Step) -> Built:
+def _built(impl: Any, step: Step, whole: Transformer) -> Built:
     """The implementation's own share of the model, an optimizer of it, and what takes a step."""
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
     given = impl.mesh.parallel
-    whole = Transformer(replace(step.config, context=step.context), *([fused_attention] if step.fused else []))
     if step.experts:
         given.to_moe(whole, step.experts, step.k)
     plan = given.Plan(
@@ -144,9 +144,8 @@ def _built(impl: Any, step: Step) -> Built:
     return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-4), impl.mesh.compose.train_step
 
 
-def _replicated(impl: Any, step: Step) -> Built:
+def _replicated(impl: Any, step: Step, whole: Transformer) -> Built:
     """The same of a replica with bucketed gradients and a sharded optimizer."""
-    whole = Transformer(replace(step.config, context=step.context), *([fused_attention] if step.fused else []))
     replica = impl.ddp.bucketed.BucketedDDP(whole, bucket_bytes=25 << 20)
     optimizer = impl.zero.zero1.ShardedOptimizer(whole.parameters(), torch.optim.AdamW, lr=1e-4)
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from lab.measure import device
 
-from .test_device import OVERHEAD
-
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(*shape, device="cuda", dtype=dtype)
