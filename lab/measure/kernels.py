@@ -26,7 +26,9 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .memory import Observer
 
 # Tensor cores, and the copy engine, as they read in PTX.
 INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
@@ -120,16 +122,6 @@ def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
     return dict(zip(addresses(x).flatten().tolist(), (i[:-1] for i in np.ndindex(*x.shape)), strict=True))
 
 
-class _Operators(TorchDispatchMode):
-    def __init__(self, names: list[str]):
-        super().__init__()
-        self.names = names
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def watching(keep: bool = False) -> Iterator[Watch]:
     """Watch interpreted kernels; keep: remember every access. Raises OutOfBounds where a kernel leaves its tensors.
@@ -181,7 +173,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         mock.patch.object(interpreter.GridExecutor, "__call__", interpreted),
         mock.patch.object(JITFunction, "run", launched),
         mock.patch.multiple(builder, **{name: noted(name) for name in _MEMORY}),
-        _Operators(seen.operators),
+        Observer(lambda func, *_: seen.operators.append(func.overloadpacket.__name__)),
     ):
         yield seen
 

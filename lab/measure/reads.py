@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .memory import Observer
 from .roofline import needs_the_value
 
 _OPS = {  # where a person has another name for it than the dispatcher
@@ -36,7 +36,13 @@ _MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
 def reads() -> Iterator[set[str]]:
     """What is read inside, as it comes to be known: a set of what a person would call it; empty if nothing was."""
     told: set[str] = set()
-    with _Calls(told), _Ops(told):
+
+    def see(func: Any, out: Any, args: Any, kwargs: Any) -> None:
+        if needs_the_value(func, args):
+            name = func.overloadpacket.__name__
+            told.add(_OPS.get(name, name))
+
+    with _Calls(told), Observer(see):
         yield told
 
 
@@ -54,15 +60,3 @@ class _Calls(TorchFunctionMode):
         elif func in _MADE_FROM and type(args[0]) in (list, tuple) and any(map(torch.is_tensor, tree_leaves(args[0]))):
             self.told.add("a tensor made of others, number by number")
         return func(*args, **kwargs)
-
-
-class _Ops(TorchDispatchMode):
-    def __init__(self, told: set[str]):
-        super().__init__()
-        self.told = told
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if needs_the_value(func, args):
-            name = func.overloadpacket.__name__
-            self.told.add(_OPS.get(name, name))
-        return func(*args, **(kwargs or {}))
