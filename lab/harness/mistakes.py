@@ -46,14 +46,9 @@ def explain(test: str, message: str) -> str:
     if not test:
         return ""
     known = read(Path(test.partition("::")[0]).parent.name)
-    names = [
-        name
-        for words, numbers, mutants in known["tests"].get(test, ())
-        if alike(message, words, numbers)
-        for name in mutants
-        if name in known["when"]
-    ]
-    causes = list(dict.fromkeys(known["when"][name] for name in names))
+    seen = known["tests"].get(test, ())
+    mutants = (name for words, numbers, names in seen if alike(message, words, numbers) for name in names)
+    causes = dict.fromkeys(known["when"][name] for name in mutants if name in known["when"])
     return f"{SAYS}{'; or when '.join(causes)}." if causes else ""
 
 
