@@ -20,8 +20,7 @@ from lab.course.assignment import ROOT
 from lab.dryrun.accounts import Account, Step
 from lab.dryrun.rank import dry, real
 from lab.harness.runner import Executor, Runner
-from lab.model.models import MODELS
-from lab.model.transformer import Config
+from lab.model.transformer import MODELS, Config
 
 from .probes_dryrun import cost
 from .results import write

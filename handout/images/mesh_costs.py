@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.model.models import MODELS
+from lab.model.transformer import MODELS
 from reference.mesh.accounting import Cost, Degrees, Device, Workload, accounting, layer_times
 
 from .picture import BLUE, GREEN, GREY, ORANGE, WIDTH, Chart, Picture

@@ -78,9 +78,12 @@ class Memory:
     bytes: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Block:
-    """Events in order, `times` times: a layer, the forward of a chunk. `name` is what a timeline writes on it."""
+    """Events in order, `times` times: a layer, the forward of a chunk. `name` is what a timeline writes on it.
+
+    Two blocks are equal if they are the same one, so that to look up its price takes no time.
+    """
 
     events: Program
     times: int = 1

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .costs import ring_cost
+from .costs import Link
 
 TABLE = Path(__file__).with_name("hardware.toml")
 _NUMBERS = {  # by resource: the part of a cluster that has it, and which of the part's numbers say how much
@@ -39,17 +39,11 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Wire:
+class Wire(Link):
     """What joins devices: in one direction, of one device; alpha_s a step of a ring, base_s once a collective."""
 
-    name: str
-    bytes_per_s: float
-    alpha_s: float
-    base_s: float
-
-    def cost_s(self, op: str, bytes: float, world: int) -> float:
-        """`ring_cost` on wires like this one, without base_s."""
-        return ring_cost(op, bytes, world, self.alpha_s, 1 / self.bytes_per_s)
+    name: str = ""
+    base_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,13 +73,14 @@ def cluster(name: str, gpus: int) -> Cluster:
     entry = table["cluster"][name]
     if gpus < 1 or (gpus > entry["devices"] and gpus % entry["devices"]):
         raise ValueError(f"gpus: expected at most {entry['devices']}, or a multiple of it (whole nodes), got {gpus}")
-    device = Device(**_fields(table["device"][entry["device"]]))
-    inside, between = (Wire(**_fields(table["link"][entry[which]])) for which in ("inside", "between"))
+    device = Device(**_fields("device", entry["device"]))
+    inside, between = (Wire(**_fields("link", entry[which])) for which in ("inside", "between"))
     return Cluster(device, inside, between, entry["devices"], gpus)
 
 
-def _fields(entry: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "sources"}
+def _fields(kind: str, name: str) -> dict[str, Any]:
+    numbers = _table()["every"][kind] | _table()[kind][name]
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items() if k != "sources"}
 
 
 def _scaled(number: Any, times: float) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model import models
+from ..model import transformer
 from ..model.transformer import Config
 from .hardware import Cluster
 
@@ -13,22 +13,12 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Config):
     """Sizes of a transformer. gated: SwiGLU, RMSNorm, no biases; else GELU, LayerNorm, biases, as GPT has them."""
 
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    vocabulary: int
     gated: bool = True
     positions: int = 0  # learned ones
     tied: bool = False  # the head is the embedding
-
-    @property
-    def dim(self) -> int:
-        return self.width // self.heads
 
     @property
     def layer_products(self) -> int:
@@ -67,10 +57,10 @@ def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, positions:
 
 def of_config(config: Config) -> Model:
     """`lab.model.transformer.Transformer` of that config, its head not tied."""
-    return Model(config.layers, config.width, config.heads, config.kv_heads, config.hidden, config.vocabulary)
+    return Model(**vars(config))
 
 
-MODELS = {name: of_config(config) for name, config in models.MODELS.items()}
+MODELS = {name: of_config(config) for name, config in transformer.MODELS.items()}
 
 
 @dataclass(frozen=True)

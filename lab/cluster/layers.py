@@ -45,7 +45,27 @@ class Layers:
 
     def forward(self) -> list[Event]:
         """A layer: attention and feed-forward, each behind a norm and added to the stream."""
-        return [*self._in_attention(), *self.core(), *self._out_attention(), *self._feed_forward()]
+        m, n = self.model, self.tokens
+        joined = [] if self.recipe.fused_attention else [self._pass(2 * self.stream / self.tensor, "transpose")]
+        turned, name = (self._turned, "rotate") if m.gated else (n * self._qkv, "bias")
+        return [
+            self._norm(),
+            *self._gather("forward"),
+            self._product((n, self._qkv, m.width), "forward", "qkv"),
+            self._pass(2 * self.recipe.element * turned, name),
+            *self.core(),
+            *joined,
+            self._product((n, m.width, m.width // self.tensor), "forward", "projection"),
+            *self._scatter("forward"),
+            self._add(),
+            self._norm(),
+            *self._gather("forward"),
+            self._product((n, self._up, m.width), "forward", "up"),
+            self._activation(),
+            self._product((n, m.width, self._hidden), "forward", "down"),
+            *self._scatter("forward"),
+            self._add(),
+        ]
 
     def core(self, phase: str = "forward") -> list[Event]:
         """Scores, softmax, dropout and the sum over values."""
@@ -53,15 +73,14 @@ class Layers:
         heads, s, d = self.sequences * m.heads // self.tensor, self.context, m.dim
         operands = b.element * self.tokens * d * (2 * m.heads + 2 * self._kv_heads) / self.tensor
         if b.fused_attention:
-            return [Compute(2 * heads * s * s * d, operands, phase=phase, label=FUSED)]  # causal: a half of 4 · s² · d
+            return [self._pass(operands, FUSED, phase, 2 * heads * s * s * d)]  # causal: a half of 4 · s² · d
         scores = heads * s * s
-        events: list[Event] = [
+        return [
             self._product((s, s, d), phase, "scores", batch=heads),
-            Compute(0, 3 * scores, phase=phase, label="softmax"),  # Megatron's causal kernel reads a half, writes all
+            self._pass(3 * scores, "softmax", phase),  # Megatron's causal kernel reads a half, writes all
+            *([self._pass(5 * scores, "dropout", phase)] if b.dropout else []),  # in, out, and a byte of mask
+            self._product((s, d, s), phase, "values", batch=heads),
         ]
-        if b.dropout:
-            events.append(Compute(0, 5 * scores, phase=phase, label="dropout"))  # in, out, and a byte of mask
-        return [*events, self._product((s, d, s), phase, "values", batch=heads)]
 
     def light(self) -> list[Event]:
         """Return what selective recomputation computes again. Without fused attention it is the core of attention.
@@ -73,21 +92,50 @@ class Layers:
 
     def backward(self, recompute: str) -> list[Event]:
         """The gradient of a layer, and before it what is computed again."""
-        again: list[Event] = []
-        if recompute == "full":
-            again = [_again(event) for event in self.forward()]
-        elif recompute == "selective":
-            again = self.light()
-        return [*again, *self._feed_forward_backward(), *self._attention_backward()]
+        m, n, e = self.model, self.tokens, self.recipe.element
+        again = {"none": list, "selective": self.light, "full": lambda: [_again(event) for event in self.forward()]}
+        activation = e * n * (self._hidden + 2 * self._up) + (0 if m.gated else e * n * self._hidden)  # and of the bias
+        turned, name = (2 * e * self._turned, "rotate") if m.gated else (e * n * self._qkv, "d bias")
+        return [
+            *again[recompute](),
+            self._add_backward(),
+            *self._product_backward((n, m.width, self._hidden), "down", leaves=True),
+            self._pass(activation, "activation", "backward"),
+            *self._product_backward((n, self._up, m.width), "up", enters=True),
+            self._norm_backward(),
+            self._add_backward(),
+            *self._product_backward((n, m.width, m.width // self.tensor), "projection", leaves=True),
+            *self._core_backward(),
+            self._pass(turned, name, "backward"),
+            *self._product_backward((n, self._qkv, m.width), "qkv", enters=True),
+            self._norm_backward(),
+        ]
+
+    def _core_backward(self) -> list[Event]:
+        m, n, e = self.model, self.tokens, self.recipe.element
+        heads, s, d = self.sequences * m.heads // self.tensor, self.context, m.dim
+        if self.recipe.fused_attention:
+            operands = e * n * d * (4 * m.heads + 4 * self._kv_heads) / self.tensor
+            return [self._pass(operands, FUSED, "backward", 4 * heads * s * s * d)]
+        scores = heads * s * s
+        return [
+            self._pass(2 * self.stream / self.tensor, "transpose", "backward"),
+            self._product((s, d, s), "backward", "d values", batch=heads),
+            self._product((s, s, d), "backward", "d scores", batch=heads),
+            *([self._pass(5 * scores, "dropout", "backward")] if self.recipe.dropout else []),
+            self._pass(4 * scores, "softmax", "backward"),  # halves of two in, all out
+            *(self._product((s, d, s), "backward", name, batch=heads) for name in ("d queries", "d keys")),
+            self._pass(2 * e * n * self._qkv, "join d qkv", "backward"),
+        ]
 
     def embedding(self) -> list[Event]:
         traffic = 2 + (2 if self.model.positions else 0)
-        events: list[Event] = [Compute(0, traffic * self.stream, label="embedding"), *self._scatter("forward")]
-        return [*events, *self._dropout("forward")]
+        lookup = self._pass(traffic * self.stream, "embedding")
+        return [lookup, *self._scatter("forward"), *self._dropout("forward")]
 
     def embedding_backward(self) -> list[Event]:
-        events: list[Event] = self._gather("backward") if self.recipe.sequence else []
-        return [*self._dropout("backward"), *events, Compute(0, 3 * self.stream, phase="backward", label="embedding")]
+        summed = self._pass(3 * self.stream, "embedding", "backward")
+        return [*self._dropout("backward"), *self._gather("backward"), summed]
 
     def head(self) -> list[Event]:
         """Final norm, logits and cross-entropy over T parts of the vocabulary: the largest, and two sums a token."""
@@ -98,7 +146,7 @@ class Layers:
             self._norm(),
             *self._gather("forward"),
             self._product((n, part, m.width), "forward", "head"),
-            Compute(0, entropy, label="cross-entropy"),
+            self._pass(entropy, "cross-entropy"),
             *self._send("all_reduce", 4 * n, "forward"),
             *self._send("all_reduce", 8 * n, "forward"),
         ]
@@ -108,12 +156,12 @@ class Layers:
         part = m.vocabulary // self.tensor
         entropy = (8 + 4 + self.recipe.element) * n * part  # scaled in place, and cast
         return [
-            Compute(0, entropy, phase="backward", label="cross-entropy"),
+            self._pass(entropy, "cross-entropy", "backward"),
             *self._product_backward((n, part, m.width), "head", enters=True),
             self._norm_backward(),
         ]
 
-    # Attention
+    # Sizes on one rank
 
     @property
     def _kv_heads(self) -> int:
@@ -123,107 +171,48 @@ class Layers:
     def _qkv(self) -> int:
         return (self.model.heads + 2 * self._kv_heads) * self.model.dim // self.tensor
 
-    def _in_attention(self) -> list[Event]:
-        m, n, e = self.model, self.tokens, self.recipe.element
-        events: list[Event] = [self._norm(), *self._gather("forward")]
-        events.append(self._product((n, self._qkv, m.width), "forward", "qkv"))
-        if m.gated:
-            turned = n * (m.heads + self._kv_heads) * m.dim / self.tensor
-            return [*events, Compute(0, 2 * e * turned, label="rotate")]
-        return [*events, Compute(0, 2 * e * n * self._qkv, label="bias")]
+    @property
+    def _turned(self) -> float:
+        """Elements of queries and keys."""
+        return self.tokens * (self.model.heads + self._kv_heads) * self.model.dim / self.tensor
 
-    def _out_attention(self) -> list[Event]:
-        m, n = self.model, self.tokens
-        events: list[Event] = []
-        if not self.recipe.fused_attention:
-            events.append(Compute(0, 2 * self.stream / self.tensor, label="transpose"))
-        events.append(self._product((n, m.width, m.width // self.tensor), "forward", "projection"))
-        return [*events, *self._scatter("forward"), self._add()]
+    @property
+    def _hidden(self) -> int:
+        return self.model.hidden // self.tensor
 
-    def _attention_backward(self) -> list[Event]:
-        m, b, n, e = self.model, self.recipe, self.tokens, self.recipe.element
-        heads, s, d = self.sequences * m.heads // self.tensor, self.context, m.dim
-        events: list[Event] = [
-            self._add_backward(),
-            *self._product_backward((n, m.width, m.width // self.tensor), "projection", leaves=True),
-        ]
-        if b.fused_attention:
-            operands = e * n * d * (4 * m.heads + 4 * self._kv_heads) / self.tensor
-            events.append(Compute(4 * heads * s * s * d, operands, phase="backward", label=FUSED))
-        else:
-            scores = heads * s * s
-            events.append(Compute(0, 2 * self.stream / self.tensor, phase="backward", label="transpose"))
-            events.append(self._product((s, d, s), "backward", "d values", batch=heads))
-            events.append(self._product((s, s, d), "backward", "d scores", batch=heads))
-            if b.dropout:
-                events.append(Compute(0, 5 * scores, phase="backward", label="dropout"))
-            events.append(Compute(0, 4 * scores, phase="backward", label="softmax"))  # halves of two in, all out
-            events += [self._product((s, d, s), "backward", name, batch=heads) for name in ("d queries", "d keys")]
-            events.append(Compute(0, 2 * e * n * self._qkv, phase="backward", label="join d qkv"))
-        if m.gated:
-            turned = n * (m.heads + self._kv_heads) * d / self.tensor
-            events.append(Compute(0, 2 * e * turned, phase="backward", label="rotate"))
-        else:
-            events.append(Compute(0, e * n * self._qkv, phase="backward", label="d bias"))
-        events += self._product_backward((n, self._qkv, m.width), "qkv", enters=True)
-        return [*events, self._norm_backward()]
-
-    # Feed-forward
-
-    def _feed_forward(self) -> list[Event]:
-        m, n = self.model, self.tokens
-        f = m.hidden // self.tensor
-        first = (2 if m.gated else 1) * f
-        return [
-            self._norm(),
-            *self._gather("forward"),
-            self._product((n, first, m.width), "forward", "up"),
-            self._activation(),
-            self._product((n, m.width, f), "forward", "down"),
-            *self._scatter("forward"),
-            self._add(),
-        ]
-
-    def _activation(self) -> Compute:
-        tensors = 3 if self.model.gated else 2  # read and written
-        return Compute(
-            0, self.recipe.element * self.tokens * tensors * self.model.hidden // self.tensor, label="activation"
-        )
-
-    def _feed_forward_backward(self) -> list[Event]:
-        m, n, e = self.model, self.tokens, self.recipe.element
-        f = m.hidden // self.tensor
-        first = (2 if m.gated else 1) * f
-        bias = 0 if m.gated else e * n * f
-        return [
-            self._add_backward(),
-            *self._product_backward((n, m.width, f), "down", leaves=True),
-            Compute(0, e * n * (f + 2 * first) + bias, phase="backward", label="activation"),
-            *self._product_backward((n, first, m.width), "up", enters=True),
-            self._norm_backward(),
-        ]
+    @property
+    def _up(self) -> int:
+        """What the first product of the feed-forward makes: SwiGLU has two halves."""
+        return (2 if self.model.gated else 1) * self._hidden
 
     # Between regions: the stream, norms, and what the tensor axis sends
 
+    def _pass(self, bytes: float, label: str, phase: str = "forward", flops: float = 0) -> Compute:
+        return Compute(flops, bytes, phase=phase, label=label)
+
+    def _activation(self) -> Compute:
+        tensors = 3 if self.model.gated else 2  # read and written
+        return self._pass(self.recipe.element * self.tokens * tensors * self.model.hidden // self.tensor, "activation")
+
     def _norm(self) -> Compute:
-        return Compute(0, 2 * self.own, label="norm")
+        return self._pass(2 * self.own, "norm")
 
     def _norm_backward(self) -> Compute:
-        return Compute(0, 5 * self.own, phase="backward", label="norm")  # dx: 3; the weight's gradient reads 2 again
+        return self._pass(5 * self.own, "norm", "backward")  # dx: 3; the weight's gradient reads 2 again
 
     def _add(self) -> Compute:
         """The stream's sum, with Megatron's bias and dropout in the same kernel."""
         mask = self.own / self.recipe.element if self.recipe.dropout else 0
-        return Compute(0, 3 * self.own + mask, label="add")
+        return self._pass(3 * self.own + mask, "add")
 
     def _add_backward(self) -> Compute:
         extra = 0.0 if self.model.gated else self.own  # of the bias
         if self.recipe.dropout:
             extra += 2 * self.own + self.own / self.recipe.element
-        return Compute(0, 3 * self.own + extra, phase="backward", label="add")
+        return self._pass(3 * self.own + extra, "add", "backward")
 
     def _dropout(self, phase: str) -> list[Event]:
-        return [Compute(0, 2.5 * self.own, phase=phase, label="dropout")] if self.recipe.dropout else []
+        return [self._pass(2.5 * self.own, "dropout", phase)] if self.recipe.dropout else []
 
     def _gather(self, phase: str, handle: int | None = None) -> list[Event]:
         return self._send("all_gather", self.own, phase, handle) if self.recipe.sequence else []
@@ -261,7 +250,7 @@ class Layers:
         traffic = 2 * b.gradient * n * k if b.fused_accumulation else b.element * n * k
         events: list[Event] = [self._product((k, n, m), "backward", f"d {label} weight", traffic)]
         if not b.fused_accumulation:
-            events.append(Compute(0, (b.element + 2 * b.gradient) * n * k, phase="backward", label="accumulate"))
+            events.append(self._pass((b.element + 2 * b.gradient) * n * k, "accumulate", "backward"))
         before = self._gather("backward") if leaves else []
         if not enters or self.tensor == 1:
             return [*before, dx, *events]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 KINDS = ("forward", "backward")
 
@@ -65,29 +66,20 @@ def check(
     ended: dict[tuple[str, int, int], float] = {}  # by (kind, micro-batch, virtual stage)
     starts: list[list[float]] = [[] for _ in ranks]
     ends: list[list[float]] = [[] for _ in ranks]
-    moved = True
-    while moved:
-        moved = False
-        for rank, actions in enumerate(ranks):
-            while len(ends[rank]) < len(actions):
-                action = actions[len(ends[rank])]
-                need = _need(action, rank, len(ranks), chunks)
-                if need is not None and need not in ended:
-                    break
-                free = ends[rank][-1] if ends[rank] else 0.0
-                starts[rank].append(max(free, ended[need] if need else 0.0))
-                ends[rank].append(starts[rank][-1] + (forward if action.kind == "forward" else backward))
-                ended[action.kind, action.micro_batch, action.chunk * len(ranks) + rank] = ends[rank][-1]
-                moved = True
-    _all_ended(ranks, ends, chunks)
+    while left := [r for r, actions in enumerate(ranks) if len(ends[r]) < len(actions)]:
+        needs = {r: _need(ranks[r][len(ends[r])], r, len(ranks), chunks) for r in left}
+        ready = [r for r in left if needs[r] is None or needs[r] in ended]
+        if not ready:
+            raise ScheduleError(f"deadlock: {'; '.join(_waits(ranks, ends, r, need) for r, need in needs.items())}")
+        for rank in ready:
+            action, need = ranks[rank][len(ends[rank])], needs[rank]
+            starts[rank].append(max(ends[rank][-1] if ends[rank] else 0.0, ended[need] if need else 0.0))
+            ends[rank].append(starts[rank][-1] + (forward if action.kind == "forward" else backward))
+            ended[action.kind, action.micro_batch, action.chunk * len(ranks) + rank] = ends[rank][-1]
     return Simulation(
-        [list(actions) for actions in ranks],
-        starts,
-        ends,
-        [_most_alive(actions) for actions in ranks],
-        micro_batches * chunks * (forward + backward),
-        max(rank[-1] for rank in ends),
-    )
+        [list(actions) for actions in ranks], starts, ends, [_most_alive(actions) for actions in ranks],
+        micro_batches * chunks * (forward + backward), max(rank[-1] for rank in ends),
+    )  # fmt: skip
 
 
 def drawn(simulation: Simulation, columns: int = 100) -> str:
@@ -134,24 +126,15 @@ def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int
     return (action.kind, action.micro_batch, before) if 0 <= before < stages * chunks else None
 
 
-def _all_ended(ranks: Sequence[Sequence[Action]], ends: list[list[float]], chunks: int) -> None:
-    """Raise for a deadlock: who waits for what of whom."""
-    told = []
-    for rank, actions in enumerate(ranks):
-        if len(ends[rank]) < len(actions):
-            action = actions[len(ends[rank])]
-            need = _need(action, rank, len(ranks), chunks)
-            assert need is not None
-            kind, micro_batch, stage = need
-            needed, peer = Action(kind, micro_batch, stage // len(ranks)), stage % len(ranks)
-            told.append(f"rank {rank} cannot begin {action} before rank {peer} has ended {needed}")
-    if told:
-        raise ScheduleError("deadlock: " + "; ".join(told))
+def _waits(
+    ranks: Sequence[Sequence[Action]], ends: list[list[float]], rank: int, need: tuple[str, int, int] | None
+) -> str:
+    """What a rank of a deadlock waits for, and of whom."""
+    assert need is not None
+    kind, micro_batch, stage = need
+    action, needed = ranks[rank][len(ends[rank])], Action(kind, micro_batch, stage // len(ranks))
+    return f"rank {rank} cannot begin {action} before rank {stage % len(ranks)} has ended {needed}"
 
 
 def _most_alive(actions: Sequence[Action]) -> int:
-    alive = most = 0
-    for action in actions:
-        alive += 1 if action.kind == "forward" else -1
-        most = max(most, alive)
-    return most
+    return max(accumulate(1 if action.kind == "forward" else -1 for action in actions))

@@ -6,23 +6,31 @@ still for what it waits for and for nothing else. So what overlaps is what the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 from .events import Block, Collective, Compute, Event, Memory, Program, Programs, Recv, Send, Wait
 from .hardware import Cluster
 from .prices import FUSED, collective_s, compute_s, message_s
 
+SPANS = ("forward", "backward", "step", "message")
 PRODUCTS, TRAFFIC, STEP, IDLE = "products", "memory bandwidth", "optimizer step", "bubble"
 
 
 @dataclass(frozen=True)
-class Bar:
-    """Something on a timeline. kind: a phase, or "message"."""
+class Span:
+    """Something a rank did from one moment to another, in seconds of a clock that all ranks share."""
 
-    kind: str
+    kind: str  # one of SPANS
     name: str
     start_s: float
     end_s: float
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in SPANS or not self.start_s <= self.end_s < float("inf"):
+            raise ValueError(f"expected a kind among {', '.join(SPANS)}, and an end that is no earlier, got {self}")
 
 
 @dataclass
@@ -30,13 +38,14 @@ class Played:
     """What came of it: seconds of the step, and of each rank by cause (they add up to the step's)."""
 
     step_s: float
-    causes: dict[int, dict[str, float]]
-    timeline: dict[int, list[Bar]] = field(default_factory=dict)
+    by_rank: dict[int, dict[str, float]]
+    timeline: dict[int, list[Span]]
 
-    def mean(self) -> dict[str, float]:
+    @property
+    def causes(self) -> dict[str, float]:
         """Seconds by cause, the mean over ranks."""
-        names = sorted({name for causes in self.causes.values() for name in causes})
-        return {name: sum(c.get(name, 0.0) for c in self.causes.values()) / len(self.causes) for name in names}
+        names = sorted({name for causes in self.by_rank.values() for name in causes})
+        return {name: sum(c.get(name, 0.0) for c in self.by_rank.values()) / len(self.by_rank) for name in names}
 
 
 class SimulationError(ValueError):
@@ -51,26 +60,18 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
     under way from when it is sent and its stream is free. What a rank waits for a message is "pipe" as long as the
     message is under way, and "bubble" before that.
     """
-    together = frozenset(programs)
-    ranks = {rank: _Rank(rank, program, cluster, timeline, together) for rank, program in programs.items()}
-    mail: dict[tuple, tuple[float, float]] = {}  # (from, to, tag): (sent, arrived)
-    meetings: dict[tuple, _Meeting] = {}
-    waiting = dict.fromkeys(ranks, True)
+    together, mail, meetings = frozenset(programs), Mail(), Meetings()
+    ranks = {r: _Rank(r, cluster, together, mail, meetings, timeline) for r in programs}
+    waiting = {r: ranks[r].run(program) for r, program in programs.items()}
     while waiting:
-        moved = False
-        for number in list(waiting):
-            rank = ranks[number]
-            moved |= rank.advance(mail, meetings)
-            if rank.done:
-                del waiting[number]
-        if not moved and waiting:
+        before = sum(rank.done for rank in ranks.values())
+        waiting = {r: running for r, running in waiting.items() if next(running, _ENDED) is not _ENDED}
+        if waiting and sum(rank.done for rank in ranks.values()) == before:
             raise SimulationError("deadlock: " + "; ".join(ranks[r].stuck() for r in list(waiting)[:4]))
     step_s = max(rank.now for rank in ranks.values())
     for rank in ranks.values():
         rank.until(step_s, IDLE)
-    return Played(
-        step_s, {n: r.causes for n, r in ranks.items()}, {n: r.bars for n, r in ranks.items()} if timeline else {}
-    )
+    return Played(step_s, {n: r.causes for n, r in ranks.items()}, {n: r.spans for n, r in ranks.items()})
 
 
 class _Meeting:
@@ -104,23 +105,28 @@ class _UnderWay:
         return None if begun is None else begun + self.seconds
 
 
+Mail = dict[tuple, tuple[float, float]]  # (from, to, tag): (sent, arrived)
+Meetings = dict[tuple, _Meeting]
+_ENDED = object()
+
+
 class _Rank:
-    def __init__(self, rank: int, program: Program, cluster: Cluster, timeline: bool, together: frozenset[int]):
-        self.rank, self.cluster, self.timeline, self.together = rank, cluster, timeline, together
-        self.stack: list[list] = [[program, 0, 1]]  # events, next, times left
+    """Plays one rank's program: `run` yields as long as something that the rank needs is missing."""
+
+    def __init__(
+        self, rank: int, cluster: Cluster, together: frozenset[int], mail: Mail, meetings: Meetings, timeline: bool
+    ):
+        self.rank, self.cluster, self.together, self.timeline = rank, cluster, together, timeline
+        self.mail, self.meetings = mail, meetings
         self.now = 0.0
+        self.done = 0  # events
         self.causes: dict[str, float] = {}
-        self.bars: list[Bar] = []
+        self.spans: list[Span] = []
         self.free: dict[int, float] = {}  # from when on, for messages to each peer
         self.streams: dict[object, _UnderWay] = {}  # the last on each
-        self.handles: dict[int, _UnderWay] = {}
-        self.pending: dict[int, Recv] = {}
+        self.handles: dict[int, Recv | _UnderWay] = {}
         self.met: dict[tuple, int] = {}  # how many collectives of a kind of group it has come to
-        self.at: _UnderWay | None = None  # what it stands in
-
-    @property
-    def done(self) -> bool:
-        return not self.stack
+        self.at: Event | None = None  # what it stands in
 
     def until(self, moment: float, cause: str) -> None:
         if moment > self.now:
@@ -128,150 +134,102 @@ class _Rank:
             self.now = moment
 
     def drawn(self, kind: str, name: str, start_s: float, end_s: float) -> None:
-        if self.timeline:
-            self.bars.append(Bar(kind, name, start_s, end_s))
+        if self.timeline and kind:
+            self.spans.append(Span("backward" if kind == "recompute" else kind, name, start_s, end_s))
 
-    def advance(self, mail: dict, meetings: dict) -> bool:
-        """Go on until something is missing. Whether anything was done."""
-        moved = False
-        while self.stack:
-            frame = self.stack[-1]
-            events, place, _ = frame
-            if place == len(events):
-                frame[1], frame[2] = 0, frame[2] - 1
-                if not frame[2]:
-                    self.stack.pop()
-                continue
-            event = events[place]
-            frame[1] = place + 1  # before a block is entered
-            if not self._do(event, mail, meetings):
-                frame[1] = place
-                return moved
-            moved = True
-        return moved
+    def run(self, program: Program) -> Iterator[None]:
+        for event in program:
+            if isinstance(event, Block):
+                yield from self._block(event)
+            elif isinstance(event, Compute):
+                start = self.now
+                self.until(start + compute_s(event, self.cluster.device), cause_of(event))
+                self.drawn(event.phase, event.label, start, self.now)
+            elif isinstance(event, Send):
+                self._send(event)
+            elif isinstance(event, Collective):
+                yield from self._collective(event)
+            elif isinstance(event, Recv) and event.handle is not None:
+                self.handles[event.handle] = event
+            elif isinstance(event, Recv):
+                yield from self._receive(event)
+            elif isinstance(event, Wait):
+                begun = self.handles.pop(event.handle, None)  # None: it has been waited for
+                if isinstance(begun, Recv):
+                    yield from self._receive(begun)
+                elif begun is not None:
+                    yield from self._stand(begun)
+            self.done += 1
 
-    def _do(self, event: Event, mail: dict, meetings: dict) -> bool:
-        if isinstance(event, Block):
-            price = closed(event, self.cluster, self.together)
-            if price is None:
-                if event.times and event.events:
-                    self.stack.append([event.events, 0, event.times])
-                return True
-            start = self.now
-            for cause, seconds in price.items():
-                self.until(self.now + seconds, cause)
-            self.drawn(_phase(event), event.name, start, self.now)
-        elif isinstance(event, Compute):
-            start = self.now
-            self.until(start + compute_s(event, self.cluster.device), cause_of(event))
-            self.drawn(event.phase, event.label, start, self.now)
-        elif isinstance(event, Send):
-            self._send(event, mail)
-        elif isinstance(event, Recv):
-            if event.handle is not None:
-                self.pending[event.handle] = event
-            else:
-                return self._receive(event, mail)
-        elif isinstance(event, Wait):
-            return self._wait(event, mail)
-        elif isinstance(event, Collective):
-            return self._collective(event, meetings)
-        return True
+    def _block(self, block: Block) -> Iterator[None]:
+        price = closed(block, self.cluster, self.together)
+        if price is None:
+            for _ in range(block.times):
+                yield from self.run(block.events)
+            return
+        start = self.now
+        for cause, seconds in price.items():
+            self.until(self.now + seconds, cause)
+        self.drawn(_phase(block), block.name, start, self.now)
 
-    def _send(self, event: Send, mail: dict) -> None:
+    def _send(self, event: Send) -> None:
         begun = max(self.now, self.free.get(event.peer, 0.0))
         ended = begun + message_s(event, self.rank, self.cluster)
         self.free[event.peer] = ended
-        mail[self.rank, event.peer, event.tag] = (begun, ended)
+        self.mail[self.rank, event.peer, event.tag] = (begun, ended)
         self.drawn("message", f"{event.tag[0]} {event.tag[1]} to rank {event.peer}", begun, ended)
         if event.blocks:
             self.until(ended, "pipe")
 
-    def _receive(self, event: Recv, mail: dict) -> bool:
-        key = (event.peer, self.rank, event.tag)
-        if key not in mail:
-            return False
-        begun, ended = mail.pop(key)
+    def _receive(self, event: Recv) -> Iterator[None]:
+        self.at, key = event, (event.peer, self.rank, event.tag)
+        while key not in self.mail:
+            yield
+        begun, ended = self.mail.pop(key)
         self.until(begun, IDLE)
         self.until(ended, "pipe")
-        return True
 
-    def _wait(self, event: Wait, mail: dict) -> bool:
-        if event.handle in self.pending:
-            if not self._receive(self.pending[event.handle], mail):
-                return False
-            del self.pending[event.handle]
-        elif event.handle in self.handles:
-            ended = self.handles[event.handle].ended()
-            if ended is None:
-                return False
-            self._ended(self.handles.pop(event.handle), ended)
-        return True  # nothing under way: it has been waited for
+    def _collective(self, event: Collective) -> Iterator[None]:
+        members = sum(rank in event.ranks for rank in self.together)
+        meeting = _Meeting(1)
+        if members > 1:
+            group = (event.ranks, event.op)
+            self.met[group] = self.met.get(group, 0) + 1
+            meeting = self.meetings.setdefault((group, self.met[group]), _Meeting(members))
+        stream = event.stream or ("group", event.ranks)
+        mine = _UnderWay(event, meeting, collective_s(event, self.cluster))
+        meeting.come.append((self.now, self.streams.get(stream)))
+        self.streams[stream] = mine
+        if event.handle is None:
+            yield from self._stand(mine)
+        else:
+            self.handles[event.handle] = mine
+            meeting.begun()  # now, while what is before it is known
 
-    def _collective(self, event: Collective, meetings: dict) -> bool:
-        if self.at is None:
-            members = sum(rank in event.ranks for rank in self.together)
-            meeting = _Meeting(1)
-            if members > 1:
-                group = (event.ranks, event.op)
-                self.met[group] = self.met.get(group, 0) + 1
-                meeting = meetings.setdefault((group, self.met[group]), _Meeting(members))
-            stream = event.stream or ("group", event.ranks)
-            mine = _UnderWay(event, meeting, collective_s(event, self.cluster))
-            meeting.come.append((self.now, self.streams.get(stream)))
-            self.streams[stream] = mine
-            if event.handle is not None:
-                self.handles[event.handle] = mine
-                meeting.begun()  # now, while what is before it is known
-                return True
-            self.at = mine
-        ended = self.at.ended()
-        if ended is None:
-            return False
-        self._ended(self.at, ended)
-        self.at = None
-        return True
-
-    def _ended(self, one: _UnderWay, ended: float) -> None:
+    def _stand(self, one: _UnderWay) -> Iterator[None]:
         """Stand still until a collective has ended."""
-        cause = one.event.label or "collective"
-        if one.event.handle is None and (begun := one.meeting.begun()) is not None:
+        self.at = one.event
+        while (begun := one.meeting.begun()) is None:
+            yield
+        if one.event.handle is None:
             self.until(begun, IDLE)
+        cause, ended = one.event.label or "collective", begun + one.seconds
         self.until(ended, cause)
-        self.drawn("message", f"{one.event.op} {cause}", ended - one.seconds, ended)
+        self.drawn("message", f"{one.event.op} {cause}", begun, ended)
 
     def stuck(self) -> str:
-        events, place, _ = self.stack[-1]
-        event = events[place]
-        if isinstance(event, Wait):
-            under_way = self.handles.get(event.handle)
-            event = self.pending.get(event.handle, under_way.event if under_way else event)
-        if isinstance(event, Recv):
-            return f"rank {self.rank} waits for {' '.join(map(str, event.tag))} of rank {event.peer}"
-        return f"rank {self.rank} waits in {getattr(event, 'op', type(event).__name__)}"
+        if isinstance(self.at, Recv):
+            return f"rank {self.rank} waits for {' '.join(map(str, self.at.tag))} of rank {self.at.peer}"
+        return f"rank {self.rank} waits in {getattr(self.at, 'op', '')}"
 
 
-_prices: dict[tuple, tuple[Block, Cluster, dict[str, float] | None]] = {}
-
-
+@lru_cache(maxsize=100_000)
 def closed(block: Block, cluster: Cluster, together: frozenset[int] = frozenset()) -> dict[str, float] | None:
     """Seconds by cause of a block that nothing outside it can change; None if there is no saying before it is played.
 
     That is one of kernels and collectives, none with two of the ranks that are played `together` in it, all of which
-    have been waited for at its end. Its price is kept.
+    have been waited for at its end.
     """
-    key = (id(block), id(cluster), together)
-    if key in _prices:
-        return _prices[key][2]
-    if len(_prices) > 100_000:
-        _prices.clear()
-    once = _closed(block, cluster, together)
-    price = None if once is None else {cause: seconds * block.times for cause, seconds in once.items()}
-    _prices[key] = (block, cluster, price)  # both are kept, so that no other can have their ids
-    return price
-
-
-def _closed(block: Block, cluster: Cluster, together: frozenset[int]) -> dict[str, float] | None:
     under_way: set[int] = set()
     for event in block.events:
         if isinstance(event, Block):
@@ -288,9 +246,10 @@ def _closed(block: Block, cluster: Cluster, together: frozenset[int]) -> dict[st
             return None
     if under_way:
         return None
-    alone = _Rank(-1, block.events, cluster, False, together)
-    alone.advance({}, {})
-    return alone.causes
+    alone = _Rank(-1, cluster, together, {}, {}, timeline=False)
+    for _ in alone.run(block.events):
+        pass
+    return {cause: seconds * block.times for cause, seconds in alone.causes.items()}
 
 
 def cause_of(event: Compute) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
@@ -19,18 +18,9 @@ GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: of the next unit's parameters, o
 RESERVED = 0.05  # of device memory: the context, NCCL's buffers, fragments; assumed
 
 
-@dataclass(frozen=True)
-class Price:
-    """What a step of a plan takes."""
-
-    step_s: float
-    causes: Mapping[str, float] = field(hash=False)  # seconds, the mean over stages; they add up to step_s
-
-
-def price(job: Job, plan: Plan) -> Price:
+def price(job: Job, plan: Plan, timeline: bool = False) -> Played:
     """Seconds of a step, by playing what a rank of each stage does (`programs`). Slow: it grows with micro-batches."""
-    played = play(programs(job, plan), job.cluster)
-    return Price(played.step_s, played.mean())
+    return play(programs(job, plan), job.cluster, timeline)
 
 
 def floor_s(job: Job, plan: Plan) -> float:
@@ -66,11 +56,6 @@ def model_flops(job: Job, recompute: bool = False) -> float:
     m, tokens = job.model, job.sequences * job.context
     layer = 2 * m.layer_products + 4 * job.context * m.width
     return tokens * ((4 if recompute else 3) * m.layers * layer + 3 * 2 * m.width * m.vocabulary)
-
-
-def played(job: Job, plan: Plan) -> Played:
-    """The same simulation as `price`'s, with its timeline."""
-    return play(programs(job, plan), job.cluster, timeline=True)
 
 
 # Programs
@@ -265,10 +250,8 @@ def _times(
 ) -> tuple[float, float]:
     """Seconds of forward and backward of a part."""
     blocks = blocks_of(job, tensor, micro_batch, recompute, layers, first, last, 0)
-    forward, backward = (closed(block, job.cluster) for block in blocks[:2])
-    assert forward is not None
-    assert backward is not None
-    return sum(forward.values()), sum(backward.values())
+    forward, backward = (sum((closed(block, job.cluster) or {}).values()) for block in blocks[:2])
+    return forward, backward
 
 
 def _bounds(job: Job, plan: Plan) -> Iterator[float]:

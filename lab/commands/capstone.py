@@ -117,8 +117,7 @@ def lacking(options: argparse.Namespace) -> list[str]:
     needed = pieces(options.stack, torch.device(train.device()))
     if options.everything:
         return needed
-    passes = remembered().passes if options.impl == "student" else lambda id: solved(options.impl, id)
-    return [id for id in needed if id in options.replace or not passes(id)]
+    return [id for id in needed if id in options.replace or not solved(options.impl, id)]
 
 
 def of_what(options: argparse.Namespace, replace: list[str]) -> str:

@@ -109,7 +109,7 @@ def dryrun(
     except SimulationError as error:
         say(out, str(error), style="red")
         sys.exit(1)
-    say(out, _priced(played, accounts, where, step))
+    say(out, _priced(played, accounts, where))
     for line in strips(played):
         out.print(line)
     draw(played, f"{model} on {_mesh(step)}", picture)
@@ -143,7 +143,7 @@ def stand_ins(folder: Path, step: Step) -> dict[str, str]:
 
 
 def _model(name: str, layers: int) -> Any:
-    from ..model.models import MODELS
+    from ..model.transformer import MODELS
 
     if name not in MODELS:
         raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {name!r}")
@@ -221,8 +221,8 @@ def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
     )
 
 
-def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster, step: Step) -> str:
-    shares = sorted(played.mean().items(), key=lambda item: -item[1])
+def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster) -> str:
+    shares = sorted(played.causes.items(), key=lambda item: -item[1])
     told = ", ".join(f"{name} {100 * seconds / played.step_s:.0f} %" for name, seconds in shares if seconds)
     flops = sum(account.flops for account in accounts) / len(accounts)
     return (
@@ -243,7 +243,7 @@ def strips(played: Played) -> list[str]:
                     time[part][bar.kind] += max(0.0, min(bar.end_s, (part + 1) * each) - max(bar.start_s, part * each))
         for spent in time:
             spent[""] = each - sum(spent.values())
-        marks = [MARKS[max(spent, key=lambda kind, spent=spent: spent[kind])] for spent in time]  # type: ignore[misc]
+        marks = [MARKS[max(spent, key=spent.__getitem__)] for spent in time]
         lines.append(f"{rank:>6} " + "".join(f"[{colour}]{mark}[/{colour}]" for mark, colour in marks))
     legend = "  ".join(f"{mark} {kind or 'waits, or talks'}" for kind, (mark, _) in MARKS.items())
     return [*lines, f"       {legend}"]
@@ -254,10 +254,9 @@ def draw(played: Played, title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from ..plots.planning import spans
     from ..plots.timeline import timelines
 
-    figure, _ = timelines({title: spans(played.timeline)}, unit_s=1.0 if played.step_s > 1 else 1e-3)
+    figure, _ = timelines({title: [*played.timeline.values()]}, unit_s=1.0 if played.step_s > 1 else 1e-3)
     figure.axes[0].set_yticks(range(len(played.timeline)), [f"rank {rank}" for rank in played.timeline])
     figure.savefig(path)
 

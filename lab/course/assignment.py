@@ -200,6 +200,16 @@ class Reader:
             if key not in known:
                 raise self.fail(f"{where}{key}", f"one of {', '.join(sorted(known))}", key)
 
+    def profiles(self, data: dict, known: Collection[str], what: str) -> dict[str, tuple[str, ...]]:
+        """{profile: its ids, in the order of `known`}, of lists that name each id once, or say "all"."""
+        profiles = {}
+        for name, ids in self.get(data, "profiles", "", dict, "a table").items():
+            ids = list(known) if ids == "all" else ids
+            if not isinstance(ids, list) or not all(i in known for i in ids) or len(set(ids)) != len(ids):
+                raise self.fail(f"profiles.{name}", f'"all" or a list of {what} ids, each once', ids)
+            profiles[name] = tuple(i for i in known if i in ids)
+        return profiles
+
     def strings(self, table: dict, key: str, where: str) -> tuple[str, ...]:
         expected = "a list of strings"
         return tuple(self.get(table, key, where, list, expected, lambda found: all(isinstance(v, str) for v in found)))
@@ -226,7 +236,7 @@ class _Reader(Reader):
             version=self.get(data, "version", "", str, "a string"),
             stages=stages,
             exercises=exercises,
-            profiles=self.profiles(self.get(data, "profiles", "", dict, "a table"), exercises),
+            profiles=self.profiles(data, exercises, "exercise"),
         )
 
     def stage(self, table: dict, where: str) -> Stage:
@@ -273,13 +283,3 @@ class _Reader(Reader):
         if min(split.values()) < 0 or sum(split.values()) <= 0:
             raise self.fail(where, "numbers of at least 0, not all 0", split)
         return split
-
-    def profiles(self, table: dict, exercises: dict[str, Exercise]) -> dict[str, tuple[str, ...]]:
-        profiles = {}
-        for name, ids in table.items():
-            if ids == "all":
-                ids = list(exercises)
-            if not isinstance(ids, list) or not all(i in exercises for i in ids):
-                raise self.fail(f"profiles.{name}", '"all" or a list of exercise ids', ids)
-            profiles[name] = tuple(ids)
-        return profiles

@@ -107,7 +107,11 @@ class _Reader(Reader):
             if q.id in questions or q.id in self.assignment.exercises:
                 raise self.fail(f"{where}id", "an id that no question and no exercise has", q.id)
             questions[q.id] = q
-        return Questions(questions, self.profiles(self.get(data, "profiles", "", dict, "a table"), questions))
+        profiles = self.profiles(data, questions, "question")
+        if strangers := profiles.keys() - self.assignment.profiles.keys():
+            known = f"profiles of assignment.toml, {', '.join(self.assignment.profiles)}"
+            raise self.fail("profiles", known, sorted(strangers)[0])
+        return Questions(questions, profiles)
 
     def question(self, table: dict, where: str) -> Question:
         id = self.id(table, where, [s.name for s in self.assignment.stages])
@@ -159,17 +163,6 @@ class _Reader(Reader):
         if not found:
             raise self.fail(f"{where}criteria", "at least one", [])
         return tuple(found.values())
-
-    def profiles(self, table: dict, questions: dict[str, Question]) -> dict[str, tuple[str, ...]]:
-        profiles = {}
-        for name, ids in table.items():
-            if name not in self.assignment.profiles:
-                raise self.fail("profiles", f"profiles of assignment.toml, {', '.join(self.assignment.profiles)}", name)
-            ids = list(questions) if ids == "all" else ids
-            if not isinstance(ids, list) or not all(i in questions for i in ids) or len(set(ids)) != len(ids):
-                raise self.fail(f"profiles.{name}", '"all" or a list of question ids, each once', ids)
-            profiles[name] = tuple(q for q in questions if q in ids)
-        return profiles
 
 
 def _percent(share: float) -> str:

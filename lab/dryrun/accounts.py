@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+
+import numpy
 
 from ..cluster.costs import sent_bytes
 from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
@@ -88,30 +91,24 @@ class Step:
 
     def stages(self, rank: int = 0) -> list[int]:
         """The ranks that differ from `rank` along pipe alone."""
-        inner = self.mesh["expert"] * self.mesh["tensor"]
-        outer, place = divmod(rank, self.mesh["pipe"] * inner)
-        first = outer * self.mesh["pipe"] * inner + place % inner
-        return [first + stage * inner for stage in range(self.mesh["pipe"])]
+        data, _, expert, tensor = numpy.unravel_index(rank, self._grid.shape)
+        return self._grid[data, :, expert, tensor].tolist()
 
     def neighbours(self, rank: int = 0) -> dict[str, int]:
         """The next rank along each axis but pipe, behind the last the first."""
-        stride, found = 1, {}
-        for axis in reversed(AXES):
-            degree = self.mesh[axis]
-            if axis != "pipe" and degree > 1:
-                place = rank // stride % degree
-                found[axis] = rank + ((place + 1) % degree - place) * stride
-            stride *= degree
-        return dict(reversed(found.items()))
+        grid, at = self._grid, numpy.unravel_index(rank, self._grid.shape)
+        beside = {axis: int(numpy.roll(grid, -1, i)[at]) for i, axis in enumerate(AXES)}
+        return {axis: other for axis, other in beside.items() if axis != "pipe" and other != rank}
 
     def axes(self, ranks: Sequence[int]) -> str:
         """What a group's ranks differ along, as "data×expert"; "" for one rank alone."""
-        sizes, told = [self.mesh[axis] for axis in AXES], []
-        for i, axis in enumerate(AXES):
-            stride = math.prod(sizes[i + 1 :])
-            if len({rank // stride % sizes[i] for rank in ranks}) > 1:
-                told.append(axis)
-        return "×".join(told)
+        places = numpy.unravel_index(ranks, self._grid.shape)
+        return "×".join(axis for axis, of_ranks in zip(AXES, places, strict=True) if len({*of_ranks.tolist()}) > 1)
+
+    @functools.cached_property
+    def _grid(self) -> numpy.ndarray:
+        """All ranks by their place along each axis."""
+        return numpy.arange(self.world).reshape([*self.mesh.values()])
 
     def plain(self) -> dict:
         """For the wire; `Step.of` reads it."""
@@ -170,7 +167,9 @@ def _unawaited(accounts: Sequence[Account]) -> str:
         waited = {number for kind, number, *_ in account.trace if kind == "wait"}
         for number, row in enumerate(account.rows):
             if row["op"] != "send" and number not in waited:
-                return f"not waited for: {_told(row)}: what it brings may be used before it is there"
+                return (
+                    f"not waited for: rank {row['rank']}: {_told(row)}: what it brings may be used before it is there"
+                )
     return ""
 
 
@@ -178,45 +177,44 @@ def _played(accounts: Sequence[Account]) -> str:
     """Each rank's trace as far as it goes: nobody gets past a wait before the others have issued their part."""
     issued: Counter[tuple] = Counter()  # by (rank, group) of collectives, (op, from, to, tag) of messages
     ranks = {account.rank for account in accounts}
-    keys: dict[tuple[int, int], tuple[tuple, int]] = {}
-    at = dict.fromkeys(ranks, 0)
 
-    def waits(account: Account, number: int) -> bool:
-        row, (key, count) = account.rows[number], keys[account.rank, number]
-        if row["op"] in ("send", "recv"):
-            other = ("recv" if row["op"] == "send" else "send", *key[1:])
-            return row["peer"] in ranks and issued[other] <= count
+    def missing(row: dict, key: tuple, count: int) -> bool:
+        if other := _OTHER_END.get(row["op"]):
+            return row["peer"] in ranks and issued[other, *key[1:]] <= count
         return any(issued[rank, key[1]] <= count for rank in row["group"] if rank in ranks)
 
-    moved = True
-    while moved:
-        moved = False
-        for account in accounts:
-            while at[account.rank] < len(account.trace):
-                kind, number, *rest = account.trace[at[account.rank]]
-                if kind == "issue":
-                    key = _key(account.rows[number], *rest)
-                    keys[account.rank, number] = key, issued[key]
-                    issued[key] += 1
-                elif kind == "wait" and waits(account, number):
-                    break
-                at[account.rank] += 1
-                moved = True
-    stuck = [account for account in accounts if at[account.rank] < len(account.trace)]
-
-    def waiting(account: Account) -> str:
-        number = account.trace[at[account.rank]][1]
-        row, key = account.rows[number], keys[account.rank, number][0]
-        told = f"rank {account.rank} waits in {_told(row).removeprefix(f'rank {account.rank}: ')}"
-        if row["op"] not in ("send", "recv"):
+    def waiting(row: dict, key: tuple) -> str:
+        other, told = _OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {_told(row)}"
+        if not other:
             return told
-        other = "recv" if row["op"] == "send" else "send"
         same = (theirs for theirs in issued if theirs[:3] == (other, *key[1:3]))
         loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
         return f"{told} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
 
-    told = [waiting(account) for account in stuck]
-    return f"deadlock: {'; '.join(told)}" if told else ""
+    def played(account: Account) -> Iterator[str]:
+        """Yield what the rank waits in, as long as it does."""
+        parts: dict[int, tuple[dict, tuple, int]] = {}
+        for kind, number, *rest in account.trace:
+            if kind == "issue":
+                row = account.rows[number]
+                key = _key(row, *rest)
+                parts[number] = row, key, issued[key]
+                issued[key] += 1
+            elif kind == "wait":
+                while missing(*parts[number]):
+                    yield waiting(*parts[number][:2])
+
+    running = [played(account) for account in accounts]
+    while running:
+        before = issued.total()
+        stands = [(rank, told) for rank in running if (told := next(rank, ""))]
+        if len(stands) == len(running) and issued.total() == before:
+            return f"deadlock: {'; '.join(told for _, told in stands)}"
+        running = [rank for rank, _ in stands]
+    return ""
+
+
+_OTHER_END = {"send": "recv", "recv": "send"}
 
 
 def _key(row: dict, tag: int) -> tuple:
@@ -227,10 +225,9 @@ def _key(row: dict, tag: int) -> tuple:
 
 
 def _told(row: dict) -> str:
-    place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}.get(
-        row["op"], f"over {row['group']}"
-    )
-    return f"rank {row['rank']}: {row['op']} #{row['number']} ({readable(row['bytes'])}) {place}"
+    place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
+    where = place.get(row["op"], f"over {row['group']}")
+    return f"{row['op']} #{row['number']} ({readable(row['bytes'])}) {where}"
 
 
 # ---- as events ----

@@ -16,7 +16,7 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, ClassVar
 
 import torch
@@ -26,9 +26,10 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..cluster.events import Compute
 from ..measure.process import settled
-from ..measure.tally import Kernel, NeedsData, Tally
-from ..model.transformer import Transformer
+from ..measure.tally import NeedsData, Tally
+from ..model.transformer import Transformer, attention
 from ..ranks import group
 from ..ranks.ledger import Row
 from .accounts import Account, Step
@@ -94,7 +95,8 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
     tally = Tally(lambda: ledger.now() or "forward")
     DryGroup.events = tally.events  # one list, so that what is sent stands between what is computed
     with tally:
-        parallel, optimizer, train_step = (_replicated if step.replicated else _built)(impl, step)
+        whole = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
+        parallel, optimizer, train_step = (_replicated if step.replicated else _built)(impl, step, whole)
         own = list(dict.fromkeys(parallel.parameters()))
         tally.name("parameters", own)
         tally.name("buffers", parallel.buffers())
@@ -128,11 +130,10 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
 Built = tuple[Any, torch.optim.Optimizer, Callable[..., object]]
 
 
-def _built(impl: Any, step: Step) -> Built:
+def _built(impl: Any, step: Step, whole: Transformer) -> Built:
     """The implementation's own share of the model, an optimizer of it, and what takes a step."""
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
     given = impl.mesh.parallel
-    whole = Transformer(replace(step.config, context=step.context), *([fused_attention] if step.fused else []))
     if step.experts:
         given.to_moe(whole, step.experts, step.k)
     plan = given.Plan(
@@ -143,9 +144,8 @@ def _built(impl: Any, step: Step) -> Built:
     return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-4), impl.mesh.compose.train_step
 
 
-def _replicated(impl: Any, step: Step) -> Built:
+def _replicated(impl: Any, step: Step, whole: Transformer) -> Built:
     """The same of a replica with bucketed gradients and a sharded optimizer."""
-    whole = Transformer(replace(step.config, context=step.context), *([fused_attention] if step.fused else []))
     replica = impl.ddp.bucketed.BucketedDDP(whole, bucket_bytes=25 << 20)
     optimizer = impl.zero.zero1.ShardedOptimizer(whole.parameters(), torch.optim.AdamW, lr=1e-4)
 
@@ -184,7 +184,7 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
     trace: list[list] = []
     numbers: dict[tuple, int] = {}
     segments: list[list] = []
-    kernels: list[Kernel] = []
+    kernels: list[Compute] = []
     held: Counter[str] = Counter()
 
     def cut() -> None:
@@ -193,18 +193,18 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
             key = (*map(id, kernels), memory)
             if key not in numbers:
                 numbers[key] = len(segments)
-                segments.append([[list(kernel) for kernel in kernels], [list(change) for change in memory]])
+                segments.append([[[*astuple(kernel)] for kernel in kernels], [list(change) for change in memory]])
             trace.append(["run", numbers[key]])
             kernels.clear()
             held.clear()
 
     # What comes behind the last backward completes gradients, or uses them.
-    last = max((i for i, e in enumerate(events) if type(e) is Kernel and e.phase == "backward"), default=len(events))
+    last = max((i for i, e in enumerate(events) if type(e) is Compute and e.phase == "backward"), default=len(events))
     events = events[: last + 1] + [
-        e._replace(phase="step") if type(e) is Kernel and e.phase == "forward" else e for e in events[last + 1 :]
+        replace(e, phase="step") if type(e) is Compute and e.phase == "forward" else e for e in events[last + 1 :]
     ]
     for event in events:
-        if type(event) is Kernel:
+        if type(event) is Compute:
             if kernels and kernels[-1].phase != event.phase:
                 cut()
             kernels.append(event)

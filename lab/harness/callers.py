@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 
 class Theirs:
@@ -61,11 +62,7 @@ class Theirs:
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copy(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copy(each) for each in value]
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 def _alike(a: Any, b: Any) -> bool:

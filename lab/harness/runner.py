@@ -169,26 +169,16 @@ class Runner:
         network: str = "switch",
     ) -> Job:
         """The request as the zygote gets it. Raises ValueError for an option it does not know."""
-        if triton not in ("interpret", "native") or device not in ("real", "simulated"):
-            raise ValueError(
-                f"triton is 'interpret' or 'native', device 'real' or 'simulated'; got {triton!r}, {device!r}"
-            )
-        if network not in ("switch", "gloo"):
-            raise ValueError(f"network is 'switch' or 'gloo'; got {network!r}")
+        options = {triton: ("interpret", "native"), device: ("real", "simulated"), network: ("switch", "gloo")}
+        for option, known in options.items():
+            if option not in known:
+                raise ValueError(f"expected {' or '.join(map(repr, known))}, got {option!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"
         seed = int.from_bytes(hashlib.sha256(f"{self.seed}\0{name}".encode()).digest()[:4], "little")
         return Job(
-            name,
-            self.executor.impl,
-            world or 0,
-            device,
-            replace or {},
-            list(forbidden),
-            timeout or self.timeout_s,
-            seed,
-            shared or network == "gloo",
-            network,
-        )
+            name, self.executor.impl, world or 0, device, replace or {}, list(forbidden), timeout or self.timeout_s,
+            seed, shared or network == "gloo", network,
+        )  # fmt: skip
 
     def _ask(self, triton: str, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
         """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
@@ -240,7 +230,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
     failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
     if failures:
         _, i = max(failures, key=lambda f: (f[0], -f[1]))
-        raise _failure(header, ranks, switch, i, world)
+        raise _failure(ranks, switch, i, world)
     try:
         values = [wire.unpack(blob) for blob in blobs]
     except wire.WireError as error:
@@ -281,7 +271,7 @@ def _weight(rank: dict) -> int:
     return {"error": 2 if lost_peer else 6, "died": 5, "hung": 3}.get(str(rank.get("outcome")), 0)
 
 
-def _failure(header: dict, ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFailed:
+def _failure(ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFailed:
     error = ranks[i].get("error") or {}
     reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
     reason = reason if reason in TOLD else "crashed"

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from . import streams
 from .patches import patched
@@ -36,34 +35,22 @@ class SimulatedGPU:
     """One GPU and the host's clock. Attributes ending in _s are virtual seconds.
 
     device: peak FLOP/s and bandwidths that torch operators are charged by (default: A100 SXM).
-    launch_s, call_s, clock_s: what a launch, any other call into the driver, and reading a clock cost the
-    host.
-    compile_s: what the first call of an operator with new shapes and dtypes costs the host.
+    launch_s, call_s, clock_s: what a launch, any other call into the driver, and reading a clock cost the host.
     """
 
     def __init__(
-        self,
-        device: Device = A100,
-        *,
-        launch_s: float = 5e-6,
-        call_s: float = 0.5e-6,
-        clock_s: float = 50e-9,
-        compile_s: float = 0.0,
+        self, device: Device = A100, *, launch_s: float = 5e-6, call_s: float = 0.5e-6, clock_s: float = 50e-9
     ):
-        self.device = device
-        self.launch_s, self.call_s, self.clock_s, self.compile_s = launch_s, call_s, clock_s, compile_s
+        self.device, self.launch_s, self.call_s, self.clock_s = device, launch_s, call_s, clock_s
         self.now = 0.0  # seconds the host has lived through since the device was made
         self.slept = 0.0  # of these, seconds asleep: clocks of CPU time leave them out
         self.streams: list[Stream] = []
         self.default_stream = self.stream = Stream(gpu=self)
         self.launches = 0  # pieces of work queued so far
-        self.calls: deque[str] = deque(
-            maxlen=1 << 12
-        )  # clocks that were read by name, "synchronize", and what of streams and events is like it; the last ones
-        self.waits = 0  # times the host waited for the device, a stream, an event or a value
+        # Clocks that were read by name, "synchronize", and what of streams and events is like it; the last ones.
+        self.calls: deque[str] = deque(maxlen=1 << 12)
         self.on_wait: Callable[[], None] = lambda: None  # called when it does, and when it finds one done that it polls
         self.ranges: list[tuple[str, str, float]] = []  # NVTX: (push, pop or mark; message; now)
-        self.compiled: set[Any] = set()
         self._undo: ExitStack | None = None
 
     def launch(self, seconds: float, stream: Stream | None = None) -> None:
@@ -89,7 +76,6 @@ class SimulatedGPU:
     def wait_until(self, end: float) -> None:
         """Let the host wait for work that ends at `end`."""
         self.spend(self.call_s)
-        self.waits += 1
         self.on_wait()
         self.now = max(self.now, end)
 

@@ -19,13 +19,16 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .memory import Observer
 
 # Tensor cores, and the copy engine, as they read in PTX.
 INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
@@ -119,16 +122,6 @@ def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
     return dict(zip(addresses(x).flatten().tolist(), (i[:-1] for i in np.ndindex(*x.shape)), strict=True))
 
 
-class _Operators(TorchDispatchMode):
-    def __init__(self, names: list[str]):
-        super().__init__()
-        self.names = names
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def watching(keep: bool = False) -> Iterator[Watch]:
     """Watch interpreted kernels; keep: remember every access. Raises OutOfBounds where a kernel leaves its tensors.
@@ -180,7 +173,7 @@ def watching(keep: bool = False) -> Iterator[Watch]:
         mock.patch.object(interpreter.GridExecutor, "__call__", interpreted),
         mock.patch.object(JITFunction, "run", launched),
         mock.patch.multiple(builder, **{name: noted(name) for name in _MEMORY}),
-        _Operators(seen.operators),
+        Observer(lambda func, *_: seen.operators.append(func.overloadpacket.__name__)),
     ):
         yield seen
 
@@ -282,23 +275,14 @@ class Kernel:
     cubin: bytes
 
 
-class _Driver:
+def _driver(target: Any) -> Any:
     """A driver of a GPU that is not there: it names the target, and is asked for nothing else."""
-
-    def __init__(self, target: Any):
-        self.target = target
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return int(self.target.arch)  # kernels are cached by device
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
+    return SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: target.arch,  # kernels are cached by device
+        get_current_stream=lambda device=0: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+    )
 
 
 @contextlib.contextmanager
@@ -328,7 +312,7 @@ def compiling(arch: int) -> Iterator[list[Kernel]]:
             return autotuned(self, *args, **kwargs)
 
     before = getattr(active, "_active", None)
-    active.set_active(_Driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
+    active.set_active(_driver(GPUTarget("cuda", arch, 32)))  # type: ignore[no-untyped-call]
     try:
         with (
             mock.patch.object(JITFunction, "run", compile_only),

@@ -18,6 +18,19 @@ from torch.utils._pytree import tree_leaves
 from . import clock, streams
 
 
+class Observer(TorchDispatchMode):
+    """Calls `see(func, out, args, kwargs)` after each operator of torch inside."""
+
+    def __init__(self, see: Callable[..., object]):
+        super().__init__()
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.see(func, out, args, kwargs)
+        return out
+
+
 @dataclass
 class Memory:
     """Storages made while metering, in bytes and elements; the caller's inputs do not count."""
@@ -29,8 +42,6 @@ class Memory:
     largest_shape: list[int] = field(default_factory=list)
     largest_line: str = ""  # of the implementation, that called it
     saved_bytes: int = 0  # kept by autograd for backward, each storage once, inputs included
-    saved_largest_elements: int = 0
-    ops: dict[str, int] = field(default_factory=dict)  # operator -> calls
     phase: str = "forward"  # what the caller is doing: set it, and the timeline tells it apart
     events: list[tuple[str, int]] = field(default_factory=list)  # (phase it was made in, ± bytes), in order
 
@@ -46,6 +57,19 @@ class Memory:
                 line.append(line[-1] + (change if name == phase else 0))
         return lines
 
+    def charge(self, tensor: torch.Tensor, op: str, known: dict[int, weakref.ref]) -> None:
+        """Count the storage of a tensor that `op` has made or met, unless it is known, until it is freed."""
+        storage = tensor.untyped_storage()
+        phase, size = self.phase, storage.nbytes()
+        if not _know(known, storage, lambda: self._change(phase, -size)):
+            return
+        self._change(phase, size)
+        elements = size // tensor.element_size()
+        if elements > self.largest_elements:
+            self.largest_elements, self.largest_op = elements, op
+            frame, self.largest_shape = innermost(), list(tensor.shape)
+            self.largest_line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+
     def _change(self, phase: str, change: int) -> None:
         self.events.append((phase, change))
         self.live_bytes += change
@@ -57,15 +81,22 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
     """Meter everything torch does inside. inputs: tensors that exist already and are not charged."""
     memory = Memory()
     saved: dict[int, weakref.ref] = {}  # by weakref: to hold them would keep alive what backward frees
+    known: dict[int, weakref.ref] = {}
+    for tensor in inputs:
+        _know(known, tensor.untyped_storage())
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if _know(saved, storage):
-            memory.saved_bytes += storage.nbytes()
-        memory.saved_largest_elements = max(memory.saved_largest_elements, storage.nbytes() // tensor.element_size())
+        if _know(saved, tensor.untyped_storage()):
+            memory.saved_bytes += tensor.untyped_storage().nbytes()
         return tensor
 
-    with _Meter(memory, inputs), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    def see(func: Any, *met: Any) -> None:
+        # Arguments too: a tensor made behind the dispatcher (from numpy, say) is charged when it is first used.
+        for tensor in tree_leaves(met):
+            if isinstance(tensor, torch.Tensor):
+                memory.charge(tensor, str(func), known)
+
+    with Observer(see), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield memory
 
 
@@ -112,36 +143,6 @@ class _Phases(Memory):
                 self._change(phase, -size)
 
 
-class _Meter(TorchDispatchMode):
-    def __init__(self, memory: Memory, inputs: Iterable[torch.Tensor]):
-        super().__init__()
-        self.memory = memory
-        self.known: dict[int, weakref.ref] = {}
-        for tensor in inputs:
-            _know(self.known, tensor.untyped_storage())
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.memory.ops[str(func)] = self.memory.ops.get(str(func), 0) + 1
-        # Arguments too: a tensor made behind the dispatcher (from numpy, say) is charged when it is first used.
-        for tensor in tree_leaves((out, args, kwargs)):
-            if isinstance(tensor, torch.Tensor):
-                self._see(tensor, str(func))
-        return out
-
-    def _see(self, tensor: torch.Tensor, op: str) -> None:
-        storage = tensor.untyped_storage()
-        memory, phase, size = self.memory, self.memory.phase, storage.nbytes()
-        if not _know(self.known, storage, lambda: memory._change(phase, -size)):
-            return
-        memory._change(phase, size)
-        elements = size // tensor.element_size()
-        if elements > memory.largest_elements:
-            memory.largest_elements, memory.largest_op = elements, op
-            frame, memory.largest_shape = innermost(), list(tensor.shape)
-            memory.largest_line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
-
-
 def innermost() -> FrameType | None:
     """The innermost frame of an implementation that is at work."""
     frame: FrameType | None = sys._getframe()
@@ -150,21 +151,19 @@ def innermost() -> FrameType | None:
     return frame
 
 
-class Held(TorchDispatchMode):
+class Held(Observer):
     """Bytes of all storages that torch operations have made or met, as large as they are when they are asked for."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._met)
         self.known: dict[int, weakref.ref] = {}
         self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves((out, args, kwargs)):
+    def _met(self, func: Any, *met: Any) -> None:
+        for x in tree_leaves(met):
             for y in _own(x):
                 _know(self.known, y.untyped_storage())
         self.peak = max(self.peak, self.now())
-        return out
 
     def now(self) -> int:
         storages = [ref() for ref in list(self.known.values())]

@@ -9,19 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Operators whose result, or whose shape, the host must know: .item(), float(), int(), bool(), if, in, == in an if …
-_OPS = {
+from .memory import Observer
+from .roofline import needs_the_value
+
+_OPS = {  # where a person has another name for it than the dispatcher
     "_local_scalar_dense": "a number read: .item(), float(), bool() or if",
-    "equal": "torch.equal",
-    "allclose": "torch.allclose",
-    "nonzero": "nonzero",
-    "masked_select": "masked_select",
-    "unique_dim": "unique",
     "_unique2": "unique",
-    "unique_consecutive": "unique_consecutive",
+    "index": "a mask as index",  # as many as there are: the host must know
 }
 # What no operator tells of: on a CPU they only look.
 _CALLS = {
@@ -40,7 +36,13 @@ _MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
 def reads() -> Iterator[set[str]]:
     """What is read inside, as it comes to be known: a set of what a person would call it; empty if nothing was."""
     told: set[str] = set()
-    with _Calls(told), _Ops(told):
+
+    def see(func: Any, out: Any, args: Any, kwargs: Any) -> None:
+        if needs_the_value(func, args):
+            name = func.overloadpacket.__name__
+            told.add(_OPS.get(name, name))
+
+    with _Calls(told), Observer(see):
         yield told
 
 
@@ -58,17 +60,3 @@ class _Calls(TorchFunctionMode):
         elif func in _MADE_FROM and type(args[0]) in (list, tuple) and any(map(torch.is_tensor, tree_leaves(args[0]))):
             self.told.add("a tensor made of others, number by number")
         return func(*args, **kwargs)
-
-
-class _Ops(TorchDispatchMode):
-    def __init__(self, told: set[str]):
-        super().__init__()
-        self.told = told
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in _OPS:
-            self.told.add(_OPS[name])
-        elif name == "index" and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
-            self.told.add("a mask as index")  # as many as there are: the host must know
-        return func(*args, **(kwargs or {}))

@@ -86,18 +86,11 @@ class RooflineMode(TorchDispatchMode):
             for t in outputs:
                 mark(t)
         if not is_free(func, inputs, outputs):
-            self._compile(func, inputs)
             flops, dtype = operator_flops(func, args, kwargs, result), operator_dtype(inputs + outputs)
             bytes = operator_bytes(func, inputs, outputs)
             self.gpu.launch(operator_seconds(self.gpu.device, flops, bytes, dtype))
-        if _needs_the_value(func, args):
+        if needs_the_value(func, args):
             self.gpu.stream.synchronize()
-
-    def _compile(self, func: Any, inputs: list[Tensor]) -> None:
-        signature = (func, tuple((t.shape, t.dtype) for t in inputs))
-        if self.gpu.compile_s and signature not in self.gpu.compiled:
-            self.gpu.compiled.add(signature)
-            self.gpu.spend(self.gpu.compile_s)
 
 
 # ---- where a tensor is: the storage of a "cuda" tensor carries a mark ----
@@ -131,19 +124,9 @@ def holds(tensor: Tensor) -> bool:
 # ---- what one operator does ----
 
 _ALLOCATIONS = {
-    aten.empty,
-    aten.empty_like,
-    aten.empty_strided,
-    aten.new_empty,
-    aten.new_empty_strided,
-    aten.resize_,
-}
-_LOOKUPS = {
-    aten.embedding,
-    aten.index_select,
-    aten.gather,
-    aten.index,
-}  # read what they return, not the whole table
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.resize_,
+}  # fmt: skip
+_LOOKUPS = {aten.embedding, aten.index_select, aten.gather, aten.index}  # read what they return, not the whole table
 _FLOPS = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
@@ -163,7 +146,7 @@ def is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
     return all(t.layout is torch.strided and t.untyped_storage()._cdata in read for t in outputs)
 
 
-def _needs_the_value(func: Any, args: Any) -> bool:
+def needs_the_value(func: Any, args: Any) -> bool:
     """Whether the host has to wait for the result: .item(), nonzero(), indexing by a mask."""
     if func._overloadpacket is aten.index:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])

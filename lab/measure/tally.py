@@ -11,8 +11,8 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..cluster.events import KINDS
+from ..cluster.events import KINDS, Compute
 from ..cluster.prices import FUSED
 from .memory import innermost
 from .roofline import is_free, operator_bytes, operator_dtype, operator_flops
@@ -34,18 +34,6 @@ _NO_DATA = ("called on meta tensors", "Cannot copy out of meta", "meta function 
 
 class NeedsData(RuntimeError):
     """A step asked for a number of a tensor that has none."""
-
-
-class Kernel(NamedTuple):
-    """One kernel, as lab.cluster.events.Compute has it."""
-
-    flops: float
-    bytes: float
-    shape: tuple[int, int, int] | None
-    batch: int
-    dtype: str
-    phase: str
-    label: str
 
 
 class Storage:
@@ -114,7 +102,7 @@ class Tally(TorchDispatchMode):
             phase = self.phase()
             kernel = learnt.phases.get(phase)
             if kernel is None:
-                kernel = learnt.phases[phase] = learnt.kernel._replace(phase=phase)
+                kernel = learnt.phases[phase] = replace(learnt.kernel, phase=phase)
             self.events.append(kernel)
         return out
 
@@ -209,9 +197,9 @@ class Tally(TorchDispatchMode):
 class _Learnt:
     """What is known of an operator on these shapes: what it is to call it, and how to make its result without."""
 
-    kernel: Kernel | None  # None: it moves nothing
+    kernel: Compute | None  # None: it moves nothing
     flops: int  # the model's: the backward of attention is 2 of its forward, though its kernel computes scores anew
-    phases: dict[str, Kernel]
+    phases: dict[str, Compute]
     in_place: bool = False  # its result is its first argument
     view: bool = False  # its results have its arguments' memory
     made: list[tuple] = field(default_factory=list)  # its results, each of memory of its own; none: it must be asked
@@ -244,7 +232,7 @@ def _own(t: Tensor) -> bool:
     return t.storage_offset() == 0 and t.untyped_storage().nbytes() == size * t.element_size()
 
 
-def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Kernel | None:
+def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Compute | None:
     if not outputs or is_free(func, inputs, outputs):
         return None
     packet = func._overloadpacket
@@ -255,7 +243,7 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
     label = FUSED if "scaled_dot_product" in packet.__name__ else packet.__name__
     dtype = str(operator_dtype(inputs + outputs)).removeprefix("torch.")
     flops, bytes = operator_flops(func, args, kwargs, out), operator_bytes(func, inputs, outputs)
-    return Kernel(flops, bytes, shape, batch, dtype, "", label)
+    return Compute(flops, bytes, shape, batch, dtype, "", label)
 
 
 def _resizes(told: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:

@@ -7,25 +7,27 @@ from typing import Any
 from ..measure.memory import Memory
 from . import COLOURS, HATCHES, Picture, table
 
+MIB = 2.0**20
 
-def memory_timeline(axes: Any, memory: Memory, title: str, unit: float = 2.0**20, unit_name: str = "MiB") -> Picture:
+
+def memory_timeline(axes: Any, memory: Memory, title: str) -> Picture:
     """Draw what was alive after each allocation and free on matplotlib axes, stacked by the phase it was made in."""
     lines = memory.timeline()
     stacks = axes.stackplot(
         range(len(next(iter(lines.values()), []))),
-        *([b / unit for b in line] for line in lines.values()),
+        *([b / MIB for b in line] for line in lines.values()),
         labels=list(lines),
         colors=list(COLOURS.values())[: len(lines)],
     )
     for stack, hatch in zip(stacks, HATCHES, strict=False):
         stack.set(hatch=hatch, edgecolor="white", linewidth=0)
-    peak = memory.peak_bytes / unit
+    peak = memory.peak_bytes / MIB
     axes.axhline(peak, color="black", linewidth=0.8, linestyle="--")
-    axes.set(title=f"{title}: peak {peak:.1f} {unit_name}", xlabel="allocations and frees, in order", ylabel=unit_name)
+    axes.set(title=f"{title}: peak {peak:.1f} MiB", xlabel="allocations and frees, in order", ylabel="MiB")
     axes.legend(loc="upper left")
-    rows = [(phase, f"{max(line) / unit:.1f}", f"{line[-1] / unit:.1f}") for phase, line in lines.items()]
+    rows = [(phase, f"{max(line) / MIB:.1f}", f"{line[-1] / MIB:.1f}") for phase, line in lines.items()]
     return Picture(
         f"{title}: memory over a step, one layer of area for each of {', '.join(lines)}; "
-        f"at most {peak:.1f} {unit_name} together.",
-        table(("made in", f"most alive, {unit_name}", f"left, {unit_name}"), rows),
+        f"at most {peak:.1f} MiB together.",
+        table(("made in", "most alive, MiB", "left, MiB"), rows),
     )

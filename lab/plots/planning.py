@@ -1,15 +1,11 @@
-"""Pictures of plans: the map of meshes, and a simulated step as a timeline."""
+"""Pictures of plans: the map of meshes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ..cluster.simulator import Bar
 from . import COLOURS, HATCHES, Picture, table
-from .timeline import KINDS, Span
-
-_SPANS = {kind: kind for kind in KINDS} | {"recompute": "backward"}
 
 
 def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: str, unit: str) -> Picture:
@@ -39,11 +35,3 @@ def mesh_map(axes: Any, speeds: Mapping[tuple[int, int], float | None], title: s
     where = next((key for key, v in speeds.items() if v == most), None)
     alt = f"{title}: {unit} of the best plan for each pipe and tensor; the most, {most:.0f}, at (pipe, tensor) {where}."
     return Picture(alt, table(("tensor, pipe →", *pipes), rows))
-
-
-def spans(timeline: Mapping[int, Sequence[Bar]]) -> list[list[Span]]:
-    """What `lab.cluster.simulator.play` wrote down, a list a stage, for `lab.plots.timeline`."""
-    return [
-        [Span(_SPANS[bar.kind], bar.name, bar.start_s, bar.end_s) for bar in bars if bar.kind in _SPANS]
-        for bars in timeline.values()
-    ]

@@ -9,28 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..cluster.simulator import SPANS as KINDS
+from ..cluster.simulator import Span
 from ..ranks.ledger import readable
 from . import COLOURS, HATCHES, Picture, handles, table
 
-MESSAGE = "message"
-KINDS = ("forward", "backward", "step", MESSAGE)
+*_, MESSAGE = KINDS
 _LOOKS = dict(zip(KINDS, zip(COLOURS.values(), HATCHES, strict=True), strict=False))
 _PIXELS = 2  # what is nearer is drawn as one bar, with a tick where each part begins
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something a rank did from one moment to another, in seconds of a clock that all ranks share."""
-
-    kind: str  # one of KINDS
-    name: str
-    start_s: float
-    end_s: float
-    bytes: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or not self.start_s <= self.end_s < float("inf"):
-            raise ValueError(f"expected a kind among {', '.join(KINDS)}, and an end that is no earlier, got {self}")
 
 
 Ranks = Sequence[Sequence[Span]]

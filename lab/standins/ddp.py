@@ -18,7 +18,7 @@ def naive(module: ModuleType) -> type[nn.Module]:
             super().__init__()
             self.module, self.group = module, group
             for tensor in (*module.parameters(), *module.buffers()):
-                tensor.detach().copy_(self._everyones(tensor.detach())[0])
+                tensor.detach().copy_(everyones(tensor.detach(), group)[0])
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.module(*args, **kwargs)
@@ -26,11 +26,15 @@ def naive(module: ModuleType) -> type[nn.Module]:
         def finish_gradient_synchronization(self) -> None:
             for p in self.module.parameters():
                 if p.grad is not None:
-                    p.grad.copy_(self._everyones(p.grad / dist.get_world_size(self.group)).sum(0))
-
-        def _everyones(self, tensor: torch.Tensor) -> torch.Tensor:
-            gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(self.group))]
-            dist.all_gather(gathered, tensor.contiguous(), group=self.group)
-            return torch.stack(gathered)
+                    p.grad.copy_(everyones(p.grad / dist.get_world_size(self.group), self.group).sum(0))
 
     return NaiveDDP
+
+
+def everyones(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    """The tensors of all ranks, (ranks, ...)."""
+    gathered = [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))
+    ]
+    dist.all_gather(gathered, tensor.contiguous(), group=group)
+    return torch.stack(gathered)

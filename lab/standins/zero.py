@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from .ddp import everyones
+
 # By the names of torch 2.13; torch 2.11 has only the older ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -116,7 +118,7 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
         def full_state(self) -> dict[str, torch.Tensor]:
             state = {name: t.clone() for name, t in self.module.state_dict().items()}
             for unit in self.units:
-                full = self._all(unit.shard.detach())
+                full = everyones(unit.shard.detach(), self.group).flatten()
                 for names, piece in zip(unit.names, unit.pieces(full), strict=True):
                     state.update((name, piece) for name in names)
             return state
@@ -176,10 +178,5 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
             for y in tree_leaves(output):
                 if isinstance(y, torch.Tensor) and y.requires_grad:
                     y.register_hook(lambda _: self.before_backward(layer))
-
-        def _all(self, part: torch.Tensor) -> torch.Tensor:
-            full = part.new_empty(dist.get_world_size(self.group) * part.numel())
-            all_gather_single(full, part, group=self.group)
-            return full
 
     return FSDP

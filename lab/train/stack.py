@@ -8,6 +8,7 @@ implementation's kernel. A piece that is not solved can be replaced by a stand-i
 from __future__ import annotations
 
 import argparse
+import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -45,10 +46,7 @@ def load(folder: Path, replace: Iterable[str]) -> ModuleType:
 
 def _stand_in(id: str) -> Callable[[ModuleType], Any]:
     stage, _, name = id.partition(".")
-    if there := getattr(capstone, f"{stage}_{name}", None):
-        return there
-    module, _, name = standins.source(id).partition(":")
-    return getattr(__import__(module, fromlist=[name]), name)
+    return getattr(capstone, f"{stage}_{name}", None) or pkgutil.resolve_name(standins.source(id))
 
 
 def attend(impl: ModuleType, replace: Iterable[str], device: torch.device) -> Attend:

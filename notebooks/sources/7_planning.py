@@ -178,13 +178,12 @@ for speed, (pipe, tensor) in best[:5]:
 
 # %%
 from dataclasses import replace
-from lab.plots.planning import spans
 from lab.plots.timeline import timelines
 
 small = Job(MODELS["8b"], 8, 4096, cluster("dgx-h100", 32))
 slow = replace(small, cluster=small.cluster.faster("links between nodes", 1 / 50))
 plan = Plan(1, 4, 8, 1, 1, "full", 0)
-figure, _ = timelines({name: spans(steps.played(j, plan).timeline) for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
+figure, _ = timelines({name: [*steps.price(j, plan, timeline=True).timeline.values()] for name, j in (("InfiniBand", small), ("a fiftieth", slow))})
 figure.set_dpi(70)
 plt.show()
 for name, j in (("InfiniBand", small), ("a fiftieth", slow)):

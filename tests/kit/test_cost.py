@@ -46,8 +46,8 @@ KIT = Recipe(
 def test_each_number_has_its_source():
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     for kind in ("device", "link"):
-        for name, entry in table[kind].items():
-            without = entry.keys() - {"name", "sources", "matmul_shape", "base_s"} - entry["sources"].keys()
+        for name, entry in [*table[kind].items(), (f"every {kind}", table["every"][kind])]:
+            without = entry.keys() - {"name", "sources", "matmul_shape"} - entry["sources"].keys()
             assert not without, f"{name}: {without} without one"
             for number, source in entry["sources"].items():
                 cited = source.partition(":")[0] in table["source"]
@@ -126,19 +126,19 @@ def test_what_overlaps_is_what_events_leave_free():
     block = Block((gather(1), compute(0.1), Wait(1), Memory("buffers", 5.0)), times=3)
     assert play({0: (block,)}, A100).step_s == pytest.approx(3 * max(0.1, g))
     played = play({0: (gather(1), compute(c / 100), Wait(1))}, A100)
-    assert sum(played.causes[0].values()) == pytest.approx(played.step_s)
-    assert played.causes[0]["data"] == pytest.approx(g - c / 100)
+    assert sum(played.by_rank[0].values()) == pytest.approx(played.step_s)
+    assert played.by_rank[0]["data"] == pytest.approx(g - c / 100)
 
 
 def test_messages_arrive_when_they_were_sent_and_have_come():
     send, receive = Send(8, 23.5e9, ("x", 0, 0)), Recv(0, 23.5e9, ("x", 0, 0))
     played = play({0: (compute(0.5), send, compute(3.0)), 8: (receive, compute(0.25))}, A100)
     assert played.step_s == pytest.approx(3.5)
-    assert played.causes[8]["bubble"] == pytest.approx(0.5 + 3.5 - 1.75, rel=1e-3)
-    assert played.causes[8]["pipe"] == pytest.approx(1.0, rel=1e-3)
+    assert played.by_rank[8]["bubble"] == pytest.approx(0.5 + 3.5 - 1.75, rel=1e-3)
+    assert played.by_rank[8]["pipe"] == pytest.approx(1.0, rel=1e-3)
     both = Collective("all_reduce", 1e6, (0, 8), label="tied")
     played = play({0: (compute(2.0), both), 8: (both,)}, A100)
-    assert played.causes[8]["bubble"] == pytest.approx(2.0)
+    assert played.by_rank[8]["bubble"] == pytest.approx(2.0)
     with pytest.raises(SimulationError, match="deadlock: rank 8 waits for x 0 0 of rank 0"):
         play({0: (compute(1.0),), 8: (receive,)}, A100)
 
@@ -150,7 +150,7 @@ def test_who_has_a_handle_goes_on_until_it_waits():
     late = (Recv(0, 1e3, ("x", 0, 0)), compute(2.0), replace(both, handle=None))
     played = play({0: (both, Send(8, 1e3, ("x", 0, 0)), compute(1.0), Wait(1)), 8: late}, A100)
     assert played.step_s == pytest.approx(2.0 + g, rel=1e-3)
-    assert played.causes[0]["early"] == pytest.approx(1.0 + g, rel=1e-3)
+    assert played.by_rank[0]["early"] == pytest.approx(1.0 + g, rel=1e-3)
     other = replace(both, op="all_gather", handle=2)  # behind it on the same stream, and as late
     played = play({0: (both, other, Send(8, 1e3, ("x", 0, 0)), Wait(2)), 8: (*late, replace(other, handle=None))}, A100)
     assert played.step_s == pytest.approx(2.0 + g + collective_s(other, A100), rel=1e-3)
@@ -162,7 +162,7 @@ def test_a_block_s_price_depends_on_who_plays():
     """Kept for one rank alone, it is none for two that meet in it."""
     block = Block((Collective("all_reduce", 1e6, (0, 8), label="x"),))
     assert closed(block, A100) is not None
-    assert play({0: (compute(2.0), block), 8: (block,)}, A100).causes[8]["bubble"] == pytest.approx(2.0)
+    assert play({0: (compute(2.0), block), 8: (block,)}, A100).by_rank[8]["bubble"] == pytest.approx(2.0)
 
 
 def draw(rng: random.Random) -> tuple[Config, Job, Plan] | None:

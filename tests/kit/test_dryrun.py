@@ -26,8 +26,7 @@ from lab.dryrun import even, host
 from lab.dryrun.accounts import Account, Step, matched
 from lab.dryrun.rank import dry, real
 from lab.harness.runner import Executor, ProbeFailed, Runner
-from lab.model.models import MODELS
-from lab.model.transformer import Config, Transformer
+from lab.model.transformer import MODELS, Config, Transformer
 from reference.mesh.accounting import Degrees, Workload, accounting
 
 IMPL = ROOT / "reference"

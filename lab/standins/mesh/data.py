@@ -6,9 +6,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
+
+from ..ddp import everyones
 
 
 def fsdp_axis(module: ModuleType) -> type[nn.Module]:
@@ -46,8 +47,6 @@ def reduce_gradients(module: ModuleType) -> Callable[..., None]:
         for parameters, group in ((dense, replicas), (experts, data)):
             for p in dict.fromkeys(parameters):
                 if p.grad is not None:
-                    parts = [torch.empty_like(p.grad) for _ in range(dist.get_world_size(group))]
-                    dist.all_gather(parts, p.grad / dist.get_world_size(replicas), group=group)
-                    p.grad.copy_(torch.stack(parts).sum(0))
+                    p.grad.copy_(everyones(p.grad / dist.get_world_size(replicas), group).sum(0))
 
     return reduce_gradients

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...model.transformer import Attention, SwiGLU
+from ..ddp import everyones
 
 
 def conjugates(module: ModuleType) -> Any:
@@ -143,9 +144,7 @@ def sequence_parallel(module: ModuleType) -> Any:
     """Both functions, with everything they were given kept for backward; each gradient summed by itself."""
 
     def gather(x: torch.Tensor, group: Any) -> torch.Tensor:
-        parts = [torch.empty_like(x).contiguous() for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts, 1)
+        return torch.cat(everyones(x, group).unbind(), 1)
 
     def scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
         if x.shape[1] % dist.get_world_size(group):
