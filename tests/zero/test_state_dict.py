@@ -156,8 +156,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(run, rng, gathered, late
                 f"killed before rank {rank}'s '{event}' in the second save: loading gave {loaded}"
             )
             assert after <= 1.3 * got["whole"], (
-                f"killed before rank {rank}'s '{event}' in the second save, loaded and saved by one rank: the folder has "
-                f"{after:,} bytes, one checkpoint {got['whole']:,}: remove the files of the save that failed, too"
+                f"killed before rank {rank}'s '{event}' in the second save, loaded and saved by one rank: the folder "
+                f"has {after:,} bytes, one checkpoint {got['whole']:,}: remove the files of the save that failed, too"
             )
         assert got["told"][-1][1] == "new", f"rank {rank}: after the second save loading gave {got['told'][-1][1]}"
 
