@@ -5,6 +5,7 @@ Each exercise is blanked alone in a copy of the reference. Whatever builds on it
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
@@ -13,8 +14,9 @@ from grader.judge import run_tests
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score
 from lab.harness.runner import Executor
-from lab.harness.test_index import marks
 from lab.solution.forbidden import reachable
+
+from .chosen import Cases, all_marks
 
 IMPL = ROOT / "reference"
 
@@ -31,8 +33,7 @@ def dependents(id: str) -> list[str]:
 
 def judged_by_itself(id: str) -> bool:
     """Whether it has numerics; one without counts when those of all that it needs pass, and no stand-in serves it."""
-    stage, _, name = id.partition(".")
-    return 'kind="numerics"' in (ROOT / "tests" / stage / f"test_{name}.py").read_text(encoding="utf-8")
+    return any((mark.id, mark.kind) == (id, "numerics") for mark in all_marks())
 
 
 MANY = 4  # needs from which on an exercise is tried once, on all their stand-ins together: each alone takes too long
@@ -67,15 +68,8 @@ def test_an_exercise_that_needs_many_stands_on_all_their_stand_ins(runner, tmp_p
     full_points_without(runner, tmp_path, list(default().exercise(id).needs), [id])
 
 
-class Untimed:
-    """Test ids of every kind but timing: a stand-in's speed is nobody's property."""
-
-    timed = frozenset(
-        mark.test for path in (ROOT / "tests").glob("*/test_*.py") for mark in marks(path) if mark.kind == "timing"
-    )
-
-    def __contains__(self, id: object) -> bool:
-        return str(id).partition("::")[2].partition("[")[0] not in self.timed
+# A stand-in's speed is nobody's property. Numerics run whole, since verdicts are made of them and kept.
+CASES = {mark.test: math.inf if mark.kind == "numerics" else 1 for mark in all_marks() if mark.kind != "timing"}
 
 
 def full_points_without(runner, tmp_path, blank: list[str], asked: list[str]) -> None:
@@ -87,7 +81,7 @@ def full_points_without(runner, tmp_path, blank: list[str], asked: list[str]) ->
     runner.executor = Executor(copy)
     runner.forget()
     cache = ROOT / ".cache" / "expect"  # where the stages' own run keeps it
-    results = run_tests(runner, asked, "public", cache, only=Untimed())
+    results = run_tests(runner, asked, "public", cache, only=Cases(CASES))
     assert {r.exercise for r in results} == set(asked)
     assert [f"{r.id}: {r.message}" for r in results if r.outcome == "failed"] == []
     assert all(s.earned == pytest.approx(s.possible) for s in score(default(), results, asked))
