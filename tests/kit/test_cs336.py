@@ -325,16 +325,27 @@ class Counted(cs336.Asked):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_an_example_earns_what_it_must(tmp_path, name):
-    """In the box, by what counts."""
+def test_an_example_earns_what_it_must(tmp_path, runner, name):
+    """By what counts: one fork of each year in the box, the others in the process that is warm."""
     fork, ids = FORKS[name], SOME[name]
     got = unpacked(build(fork, tmp_path / "fork"), tmp_path / "impl")
-    isolation, cache = "process" if available()["bubblewrap"] else "bubblewrap", tmp_path / "expected"
+    if name not in BOXED:
+        runner.executor, runner.allowed = Executor(got.root), cs336.allowed(got.edition)
+        runner.forget()
+        check(runner, fork, ids, got.edition, tmp_path)
+        return
+    isolation = "process" if available()["bubblewrap"] else "bubblewrap"
     with Sandbox(isolation, got.root, ROOT) as box:
-        runner = Runner(SandboxExecutor(box, got.root), allowed=cs336.allowed(got.edition))
+        boxed = Runner(SandboxExecutor(box, got.root), allowed=cs336.allowed(got.edition))
         try:
-            results = run_tests(runner, ids, "public", cache, Counted(got.edition), more=[cs336.TESTS])
+            check(boxed, fork, ids, got.edition, tmp_path)
         finally:
-            runner.close()
-    graded = Graded(name, results=cs336.settled(results, got.edition))
-    assert not differences(fork, graded, ids)
+            boxed.close()
+
+
+BOXED = ("right-2025", "right-2026")
+
+
+def check(runner: Runner, fork: dict, ids: list[str], edition: str, folder: Path) -> None:
+    results = run_tests(runner, ids, "public", folder / "expected", Counted(edition), more=[cs336.TESTS])
+    assert not differences(fork, Graded(fork["name"], results=cs336.settled(results, edition)), ids)
