@@ -175,22 +175,6 @@ def make_groups(impl, how: str):
         raise ValueError("something else")
 
 
-def hooked(impl) -> list[dict]:
-    """An all-reduce from inside backward, waited for after it; before it, others in a phase with a name."""
-    p = torch.nn.Parameter(torch.ones(3))
-    works = []
-    p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad, async_op=True)))
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    with ledger.phase("forward"):
-        dist.broadcast(p.data, 1)
-        dist.all_reduce(p.data, group=alone)
-        loss = (p * 2).sum()
-    loss.backward()
-    for work in works:
-        work.wait()
-    return ledger.plain()
-
-
 def futures(impl) -> dict[str, list]:
     """An all-reduce waited for in each way that a future has: what came, and whether the ledger knew when."""
     ways = {

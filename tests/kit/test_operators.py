@@ -51,11 +51,3 @@ def test_each_rule_changes_its_place_and_nothing_that_is_provided_or_said(tmp_pa
         ]
         assert differ == [change.line]
         compile(after, "toy.py", "exec")
-
-
-def test_what_is_drawn_depends_on_the_seed_and_takes_each_exercise_in_turn():
-    exercises = ["ddp.naive", "zero.split", "mesh.route"]
-    one, again, other = (operators.drawn(exercises, 6, seed) for seed in ("a", "a", "b"))
-    assert one == again != other
-    assert sorted(c.exercise for c in one) == sorted(exercises * 2)
-    assert operators.drawn(exercises, 2, "a") == one[:2]

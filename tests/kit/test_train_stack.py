@@ -95,9 +95,3 @@ def test_the_flops_of_a_step_are_those_of_its_products():
     tiny = SIZES["tiny"]
     assert step_flops(tiny, 16, 128) == 6 * 2048 * (108_544 + 128 * 64 * 2)
     assert step_flops(tiny, 16, 128, k=2) - step_flops(tiny, 16, 128) == 6 * 2048 * 2 * 3 * 64 * 176
-
-
-def test_a_curve_in_one_line():
-    assert capstone.sparks([3.0, 2.0, 1.0]) == "█▅▁"
-    assert capstone.sparks([1.0, 1.0]) == "▁▁"
-    assert len(capstone.sparks(range(1000), 48)) == 48
