@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.gradebook import FORMAT, Gradebook
+from grader.gradebook import FORMAT, Gradebook, GradebookError
 from lab.course.assignment import default
 
 A = default()
@@ -77,3 +77,14 @@ def test_an_upgraded_book_has_the_form_of_a_new_one(tmp_path: Path) -> None:
     Gradebook(tmp_path / "new.sqlite").close()
     assert form(tmp_path / "old.sqlite") == form(tmp_path / "new.sqlite")
     assert form(tmp_path / "new.sqlite")[2] == FORMAT
+
+
+def test_an_upgrade_that_fails_leaves_the_older_book_as_it_was(tmp_path: Path) -> None:
+    path = older(tmp_path / "book.sqlite")
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE decision (in_the_way)")
+    db.close()
+    before = form(path)
+    with pytest.raises(GradebookError, match="decision already exists"):
+        Gradebook(path)
+    assert form(path) == before
