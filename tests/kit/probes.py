@@ -31,29 +31,6 @@ def counter(impl) -> int:
     return sys.asked
 
 
-def imports(impl, names: list[str]) -> list[bool]:
-    """Which of them every process has already."""
-    return [name in sys.modules for name in names]
-
-
-def backward_of(impl, incoming: torch.Tensor) -> list:
-    """The gradient of twice a parameter, and who forked this process."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    (2 * weight).backward(incoming)
-    return [weight.grad.tolist(), os.getppid()]
-
-
-def step_after(impl, collectives: int) -> list:
-    """What a parameter is after an optimizer's first step behind some collectives, and how many the ledger has."""
-    weight = torch.nn.Parameter(torch.ones(1))
-    for _ in range(collectives):
-        dist.all_reduce(weight.data, op=dist.ReduceOp.MAX)
-    print("about to step", flush=True)
-    weight.grad = torch.ones(1)
-    torch.optim.SGD([weight], lr=0.25).step()
-    return [weight.item(), len(ledger.rows), os.getppid()]
-
-
 def receive_first(impl) -> None:
     """Each of two ranks waits for the other to send."""
     dist.recv(torch.empty(4), src=1 - dist.get_rank())

@@ -42,32 +42,6 @@ def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_
     assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["fails"]["result"].startswith("failed")
 
 
-def row(what: str, **cells: str) -> dict:
-    return {"dim": 128, "causal": False, "N": 8192, "what": what, "ours": "596 ±1 %", "over flash2": "1.61",
-            "over cudnn": "0.99", **cells}  # fmt: skip
-
-
-def test_the_readme_has_only_what_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "H100")
-    lost = {"ours": "", "over flash2": "", "over cudnn": ""}
-    assert gpu.readme_line([row("forward", **{"over cudnn": ""}), row("backward", **lost)]) == (
-        "On one H100, attention in bfloat16 at dim 128, N 8,192: forward 596 TFLOP/s (1.61 × FlashAttention-2)."
-    )
-    assert gpu.readme_line([row("forward", **lost), row("backward", **lost)]) == ""
-    assert gpu.readme_line([row("forward") | {"N": 2048}]) == ""
-
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
-    monkeypatch.setattr(gpu, "write", lambda *_: "")
-    (tmp_path / "attention.json").write_text(json.dumps({"rows": [row("forward")]}))
-    (tmp_path / "README.md").write_text("# Kit\n\nAll figures are from CPUs; more.\nThe next line.\n")
-    gpu.keep({"attention": {"result": "stopped after 260 s"}})
-    assert "All figures are from CPUs" in (tmp_path / "README.md").read_text()
-    gpu.keep({"attention": {"result": "passed"}})
-    told = "On one H100, attention in bfloat16 at dim 128, N 8,192: forward 596 TFLOP/s (1.61 × FlashAttention-2, 0.99 "
-    assert (tmp_path / "README.md").read_text() == f"# Kit\n\n{told}× cuDNN).\nThe next line.\n"
-
-
 SPILLS = """
 import torch
 from lab.measure.kernels import compiling

@@ -63,18 +63,6 @@ def test_an_honest_submission_must_earn_everything_and_has_no_neighbour(tmp_path
     assert hostility.summary([*got.values()]).startswith("2 honest submissions: 1 not as they must be")
 
 
-def test_what_an_honest_one_needs_is_the_references_and_what_did_not_run_is_not_lost():
-    compiles = next(a for a in hostile.honest() if a.exercise == "flash_attention.compiles_for_hopper")
-    for outcome, must in (("passed", ""), ("failed", "earned 0.000"), ("not_run", "needs a GPU")):
-        graded = Graded("s", results=[result(compiles.exercise, outcome, "property", reason="needs a GPU")])
-        told = hostility._outcome(compiles, graded, [])
-        assert ("; ".join(told.wrong) or told.not_run).startswith(must)
-        assert bool(must) == bool(told.wrong or told.not_run)
-    left = hostility._outcome(replace(compiles, technique="pickles"), graded, ["a process"])
-    assert not left.not_run
-    assert "left behind: a process" in left.wrong
-
-
 def test_the_honest_are_every_exercise_and_every_variant():
     honest = hostile.honest()
     names = [a.name for a in honest]
@@ -108,19 +96,6 @@ def test_an_open_attack_may_earn_and_a_closed_one_may_not_be_called_open():
     assert outcome(attack=known, earned=1.0).wrong == []
     assert "remove" in outcome(attack=known).wrong[0]
     assert outcome(attack=known, earned=1.0, neighbour="harmed").wrong, "open says nothing of its neighbour"
-
-
-def test_what_busy_cores_left_undecided_is_neither_earned_nor_lost():
-    honest = replace(outcome().attack, technique=hostile.HONEST, loses=())
-    assert outcome(attack=honest, flags=[], earned=0.9, undecided=0.1).wrong == []
-    assert outcome(attack=honest, flags=[], earned=0.9).wrong
-    must = replace(outcome().attack, loses=("test_a",))
-    assert outcome(attack=must, earned=0.8, lost=frozenset({"test_a", "test_b"})).wrong == []
-    assert outcome(attack=must, earned=0.8, lost=frozenset({"test_b"})).wrong
-    kinds = {"numerics": "passed", "property": "passed", "timing": "inconclusive"}
-    graded = Graded("x", results=[result("ddp.overlapped", how, kind) for kind, how in kinds.items()])
-    got = hostility._outcome(replace(must, exercise="ddp.overlapped"), graded, [], graded, [])
-    assert (got.earned, got.undecided) == (pytest.approx(0.9), pytest.approx(0.1))
 
 
 def test_a_neighbour_that_loses_points_or_is_flagged_is_harmed():

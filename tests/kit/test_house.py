@@ -11,13 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from grader import mutants
-from grader.cli import app as grader_app
 from grader.cli import main as grader_main
-from lab.commands.cli import app as lab_app
 from lab.course.assignment import ROOT, Exercise, default
 
 OURS = {"lab", "grader", "reference", "student", "tests", "examples", "benchmarks"}
@@ -96,20 +92,6 @@ def test_bad_input_gets_one_clear_line_and_exit_code_2(tmp_path, said, arguments
     assert code == 2, err
     assert words in err.replace("\n", " "), err
     assert (tmp_path / "file").read_text() == "a file"
-
-
-@pytest.mark.parametrize("app", [grader_app, lab_app])
-def test_no_bracket_of_a_help_text_is_taken_for_markup(app):
-    def commands(command, path=()):
-        yield path, command
-        for name, below in getattr(command, "commands", {}).items():
-            yield from commands(below, (*path, name))
-
-    for path, command in commands(typer.main.get_command(app)):
-        shown = CliRunner().invoke(app, [*path, "--help"], terminal_width=300).output
-        for text in filter(None, (command.help, *(getattr(p, "help", None) for p in command.params))):
-            for word in re.findall(r"\[\w+\]", text):
-                assert word in shown, (path, word)
 
 
 REFUSED = {
