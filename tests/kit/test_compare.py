@@ -267,13 +267,15 @@ def test_the_student_sees_that_no_points_are_lost(course):
     assert "3 passed, 2 skipped" in out
 
 
-def test_what_would_not_count_is_not_timed(course):
-    file = course / "tests" / "ddp" / "test_timed.py"
-    file.write_text(file.read_text().replace("def test_right(): pass", "def test_right(): assert False"))
+@pytest.mark.parametrize(("kind", "earned"), [("numerics", "4.29/10"), ("property", "6/10")])
+def test_what_would_not_count_is_not_timed(course, kind, earned):
+    wrong = f'def test_right(): pass\n\n@exercise("ddp.naive", kind="{kind}")\ndef test_wrong(): assert False\n'
+    (course / "tests" / "ddp" / "test_timed.py").write_text(TIMED.replace("def test_right(): pass\n", wrong))
     out, rows = shown(course)
-    assert "4 failed, 1 skipped" in out, "three of them had not failed"
+    assert "4 failed, 1 passed, 1 skipped" in out, "three of them had not failed"
+    assert "not timed: it counts once numerics and property tests of ddp.naive pass" in out
     assert "test_nobody_knows_either: c beside d: 1." in out, "another exercise's is"
-    assert rows["ddp.naive"] == ["✗", "0/10"]
+    assert rows["ddp.naive"] == ["✗", earned]
 
 
 def test_the_kernel_decides_what_was_held_and_a_meter_explains():

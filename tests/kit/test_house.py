@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from grader import mutants
 from grader.cli import main as grader_main
 from lab.course.assignment import ROOT, Exercise, default
 
@@ -167,13 +166,3 @@ def test_inline_runs_what_it_can_and_names_what_it_does_not_run():
     not_run = "not run: --inline runs single-rank, real, interpreted probes; this one asks for"
     assert f"1 {not_run} triton='native'\n" in out
     assert f"{not_run} world=" in out
-
-
-def test_nothing_is_timed_before_the_property_tests_pass(tmp_path):
-    """A mutant that one property test finds, that test, and the exercise's timing test."""
-    name = "zero1-in-the-order-in-which-they-come"
-    (mutant,) = (m for m in mutants.read("mutant", "zero") if m.name == name)
-    chosen = ["tests/zero/test_zero1.py", "-k", "largest_tensors or on_a_link", "-v"]
-    _, out = pytest_says(*chosen, "--impl", str(mutants.apply(mutant, tmp_path)))
-    assert "not timed: it counts once numerics and property tests of zero.zero1 pass" in out
-    assert "the cost function predicts" not in out
