@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.harness.runner import Executor, ProbeFailed
 
 from . import probes_triton as probes
 
@@ -34,15 +34,13 @@ def double(x, BLOCK: tl.constexpr):
 """
 
 
-def test_what_happens_in_a_kernel_is_told_with_its_line_there(tmp_path):
+def test_what_happens_in_a_kernel_is_told_with_its_line_there(runner, tmp_path):
     (tmp_path / "flash_attention").mkdir()
     (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(UNMASKED)
-    runner = Runner(Executor(tmp_path))
-    try:
-        with pytest.raises(ProbeFailed) as error:
-            runner.run(probes.solved)
-    finally:
-        runner.close()
+    runner.executor = Executor(tmp_path)
+    runner.forget()
+    with pytest.raises(ProbeFailed) as error:
+        runner.run(probes.solved)
     assert error.value.text.startswith("OutOfBounds: program (1, 0, 0) of double: a load"), "not Triton's words for it"
     assert error.value.text.count("leaves the tensors") == 1
     assert error.value.where.endswith(":11 in double: tl.store(x + offs, 2 * tl.load(x + offs))")
