@@ -18,7 +18,7 @@ def all_marks() -> tuple[Mark, ...]:
 class Cases:
     """Test ids: of each of these tests so many cases at most, the first that it is asked about."""
 
-    def __init__(self, most: dict[str, float]):
+    def __init__(self, most: dict[str, int]):
         self.most = most
         self.cases: dict[str, list[str]] = {}
 
