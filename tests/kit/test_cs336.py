@@ -233,7 +233,13 @@ def test_what_the_machine_lacks_is_no_excuse_where_other_tests_run():
     assert got.outcome == "not_run"
 
 
-def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(tmp_path):
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> Path:
+    """Expected values, which are the same for all forks."""
+    return tmp_path_factory.mktemp("expected")
+
+
+def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(expected):
     class Busy(Runner):
         def warm(self, triton="interpret"):
             return None
@@ -242,7 +248,7 @@ def test_a_time_out_on_a_busy_machine_is_undecided_and_no_flag(tmp_path):
             raise ProbeFailed("busy", "the machine was busy")
 
     runner = Busy(Executor(ROOT / "reference"))
-    results = run_tests(runner, ["zero.zero1"], "00", tmp_path, Counted("cs336-2026"), more=[cs336.TESTS])
+    results = run_tests(runner, ["zero.zero1"], "public", expected, Counted("cs336-2026"), more=[cs336.TESTS])
     assert {(r.outcome, r.reason) for r in results} == {("inconclusive", "the machine was busy")}
     (points,) = score(default(), cs336.settled(results, "cs336-2026"), ["zero.zero1"])
     assert points.not_run == points.inconclusive == points.exercise.points
@@ -308,12 +314,6 @@ class Counted(cs336.Asked):
 
     def __contains__(self, id: object) -> bool:
         return self.counts(str(id))
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory) -> Path:
-    """Expected values, which are the same for all forks."""
-    return tmp_path_factory.mktemp("expected")
 
 
 BOXED = ("right-2025", "right-2026")
