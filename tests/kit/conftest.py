@@ -27,6 +27,7 @@ def runner(request: pytest.FixtureRequest, warm: Runner, tmp_path_factory: pytes
     """Runs probes against the file's IMPL, or an empty one until a test points the executor elsewhere."""
     warm.executor = Executor(getattr(request.module, "IMPL", None) or tmp_path_factory.mktemp("impl"))
     warm.forget()
+    warm.allowed = ()
     warm.limit_s = math.inf  # which another file may have spent
     return warm
 

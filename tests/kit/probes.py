@@ -31,29 +31,6 @@ def counter(impl) -> int:
     return sys.asked
 
 
-def imports(impl, names: list[str]) -> list[bool]:
-    """Which of them every process has already."""
-    return [name in sys.modules for name in names]
-
-
-def backward_of(impl, incoming: torch.Tensor) -> list:
-    """The gradient of twice a parameter, and who forked this process."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    (2 * weight).backward(incoming)
-    return [weight.grad.tolist(), os.getppid()]
-
-
-def step_after(impl, collectives: int) -> list:
-    """What a parameter is after an optimizer's first step behind some collectives, and how many the ledger has."""
-    weight = torch.nn.Parameter(torch.ones(1))
-    for _ in range(collectives):
-        dist.all_reduce(weight.data, op=dist.ReduceOp.MAX)
-    print("about to step", flush=True)
-    weight.grad = torch.ones(1)
-    torch.optim.SGD([weight], lr=0.25).step()
-    return [weight.item(), len(ledger.rows), os.getppid()]
-
-
 def receive_first(impl) -> None:
     """Each of two ranks waits for the other to send."""
     dist.recv(torch.empty(4), src=1 - dist.get_rank())
@@ -173,22 +150,6 @@ def make_groups(impl, how: str):
     dist.all_reduce(torch.ones(8), group=group)
     if how == "locally":
         raise ValueError("something else")
-
-
-def hooked(impl) -> list[dict]:
-    """An all-reduce from inside backward, waited for after it; before it, others in a phase with a name."""
-    p = torch.nn.Parameter(torch.ones(3))
-    works = []
-    p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad, async_op=True)))
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    with ledger.phase("forward"):
-        dist.broadcast(p.data, 1)
-        dist.all_reduce(p.data, group=alone)
-        loss = (p * 2).sum()
-    loss.backward()
-    for work in works:
-        work.wait()
-    return ledger.plain()
 
 
 def futures(impl) -> dict[str, list]:

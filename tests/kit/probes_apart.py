@@ -68,7 +68,7 @@ def _in(folder: str) -> Callable[[], str]:
     return leave
 
 
-for _folder in ("/tmp", "/dev/shm", "", "/var/tmp", "/dev", "/dev/mqueue", "/run", "/proc/sys/kernel"):
+for _folder in ("/tmp", "/dev/shm", ""):
     WAYS[f"a file in {_folder or 'the working folder'}"] = _in(_folder), has_word
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 WORLD = 4
@@ -212,72 +212,3 @@ CASES: dict[str, tuple[Callable, Callable]] = {  # what a rank does with its ten
         [{"of": s, "text": "é" * s} for s in range(WORLD)], [{"of": 2}], [[r, r]],
     ]),
 }  # fmt: skip
-
-
-# Training, by torch's own wrappers.
-
-
-DDP: dict[str, dict] = {
-    "ddp": {}, "ddp, views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4},
-    "ddp, unused": {"find_unused_parameters": True}, "ddp, static": {"static_graph": True},
-}  # fmt: skip
-TRAINED = (*DDP, "fsdp", "fsdp, replicated", "pipeline, gpipe", "pipeline, 1f1b")
-
-
-class Branched(nn.Module):
-    """Four layers, of which the third works where `use` says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-
-    def forward(self, x: Tensor, use: bool = True) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            x = layer(x).tanh() if use or i != 2 else x
-        return x
-
-
-def one_step(model: nn.Module, run: Callable[[], Tensor | None], times: int = 2) -> None:
-    """SGD, so often."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(times):
-        optimizer.zero_grad()
-        loss = run()
-        if loss is not None:
-            loss.backward()
-        optimizer.step()
-
-
-def train(impl: Any, how: str) -> dict[str, Tensor]:
-    """The weights after two steps, each rank on a batch of its own, or a part of the layers on all of them."""
-    rank, model, x = dist.get_rank(), Branched(), given(dist.get_rank())
-    if how.startswith("pipeline"):
-        return _pipeline(how, model)
-    if how.startswith("ddp"):
-        wrapped: nn.Module = nn.parallel.DistributedDataParallel(model, **DDP[how])
-    else:
-        from torch.distributed.fsdp import fully_shard
-
-        shape = {"fsdp": (WORLD,), "fsdp, replicated": (2, 2)}[how]
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-        for layer in model.layers:
-            fully_shard(layer, mesh=mesh)
-        wrapped = fully_shard(model, mesh=mesh)
-    use = how != "ddp, unused" or rank % 2 == 0
-    one_step(wrapped, lambda: wrapped(x.view(-1, 4), use).square().mean())
-    state = model.state_dict()
-    return {name: w.full_tensor() if hasattr(w, "full_tensor") else w for name, w in state.items()}
-
-
-def _pipeline(how: str, model: Branched) -> dict[str, Tensor]:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-    rank, x = dist.get_rank(), torch.cat([given(r).view(-1, 4) for r in range(WORLD)])
-    mine = nn.Sequential(model.layers[rank], nn.Tanh())
-    stage = PipelineStage(mine, rank, WORLD, torch.device("cpu"))
-    schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[how.partition(", ")[2]]
-    run = schedule(stage, 8, loss_fn=lambda y, target: (y - target).square().mean())
-    last = {"target": torch.zeros_like(x)} if rank == WORLD - 1 else {}
-    one_step(mine, lambda: [run.step(*([x] if rank == 0 else []), **last), None][1])
-    return {f"layers.{rank}.{name[2:]}": w for name, w in mine.state_dict().items()}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.course.assignment import KINDS, ROOT, AssignmentError, load
+from lab.course.assignment import KINDS, ROOT, AssignmentError, default, load
 from lab.course.scoring import OUTCOMES, Result, score, totals
 
 REAL = (ROOT / "assignment.toml").read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def of(kind, outcome, test="t", case="", exercise="ddp.naive"):
 
 
 def points(*results, exercise="ddp.naive", a=None):
-    (s,) = score(a or load(), results, [exercise])
+    (s,) = score(a or default(), results, [exercise])
     return round(s.earned, 6), round(s.possible, 6), round(s.not_run, 6)
 
 
@@ -106,7 +106,7 @@ def test_what_was_not_run_or_not_decided_leaves_the_denominator():
 
 
 def test_an_exercise_without_numerics_waits_for_what_it_needs():
-    a = load()
+    a = default()
     speed = dataclasses.replace(a.exercises["ddp.naive"], id="ddp.speed", needs=("ddp.naive",))
     a = dataclasses.replace(a, exercises={**a.exercises, "ddp.speed": speed})
     fast = of("timing", "passed", exercise="ddp.speed")
@@ -123,7 +123,7 @@ RESULTS = st.lists(
 @given(RESULTS)
 @settings(max_examples=200, deadline=None)
 def test_points_are_never_made_or_lost(results):
-    (s,) = score(load(), results, ["ddp.naive"])
+    (s,) = score(default(), results, ["ddp.naive"])
     earned, possible, not_run = totals([s])
     assert 0 <= s.inconclusive <= not_run + 1e-9
     assert -1e-9 <= earned <= possible + 1e-9
@@ -131,5 +131,5 @@ def test_points_are_never_made_or_lost(results):
 
 
 def test_the_core_fits_into_thirty_hours():
-    known = load()
+    known = default()
     assert sum(known.exercise(id).hours for id in known.profiles["core"]) <= 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .probes_backend import CASES, TRAINED, WORLD, Branched, cases, crossing, given, one_step, reduced, train
+from .probes_backend import CASES, WORLD, cases, crossing, given, reduced
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTS = ("uint8", "int8", "int16", "int32", "int64")
@@ -55,14 +55,3 @@ def test_every_operation_reduces_every_dtype(runner, how):
             last = whole if rank == WORLD - 1 else inputs(dtype)[rank]
             want = crossing([whole, last, whole.chunk(WORLD)[rank]])
             assert same(got, want), f"{dtype}, rank {rank}: {got}, expected {want}"
-
-
-@pytest.mark.parametrize("how", TRAINED)
-def test_torch_s_own_wrappers_train_as_one_process_does(runner, how):
-    model, uses = Branched(), [how != "ddp, unused" or r % 2 == 0 for r in range(WORLD)]
-    batches = [*zip([x.view(-1, 4) for x in inputs("float32")], uses, strict=True)]
-    one_step(model, lambda: sum(model(x, use).square().mean() for x, use in batches) / WORLD)
-    want = model.state_dict()
-    for rank, got in enumerate(runner.run(train, how, world=WORLD)):
-        for name, weight in got.items():
-            torch.testing.assert_close(weight, want[name], msg=lambda m, n=name, r=rank: f"rank {r}, {n}: {m}")

@@ -13,8 +13,9 @@ from grader.judge import run_tests
 from lab.course.assignment import ROOT, default
 from lab.course.scoring import score
 from lab.harness.runner import Executor
-from lab.harness.test_index import marks
 from lab.solution.forbidden import reachable
+
+from .chosen import Cases, all_marks
 
 IMPL = ROOT / "reference"
 
@@ -31,8 +32,7 @@ def dependents(id: str) -> list[str]:
 
 def judged_by_itself(id: str) -> bool:
     """Whether it has numerics; one without counts when those of all that it needs pass, and no stand-in serves it."""
-    stage, _, name = id.partition(".")
-    return 'kind="numerics"' in (ROOT / "tests" / stage / f"test_{name}.py").read_text(encoding="utf-8")
+    return any((mark.id, mark.kind) == (id, "numerics") for mark in all_marks())
 
 
 MANY = 4  # needs from which on an exercise is tried once, on all their stand-ins together: each alone takes too long
@@ -57,37 +57,40 @@ def together() -> list[list[str]]:
     return groups
 
 
+@pytest.fixture
+def cache(tmp_path):
+    """Expected values are where the stages' own run keeps them. Verdicts are apart: some cases alone make none."""
+    shared, own = ROOT / ".cache" / "expect", tmp_path / "expect"
+    (shared / "verdicts").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(shared / "verdicts", own / "verdicts")
+    for folder in shared.glob("??"):
+        (own / folder.name).symlink_to(folder)
+    return own
+
+
 @pytest.mark.parametrize("blank", together(), ids=" ".join)
-def test_a_blank_exercise_costs_only_its_own_points(runner, tmp_path, blank):
-    full_points_without(runner, tmp_path, blank, [e for id in blank for e in asked_of(id)])
+def test_a_blank_exercise_costs_only_its_own_points(runner, cache, blank):
+    full_points_without(runner, cache, blank, [e for id in blank for e in asked_of(id)])
 
 
 @pytest.mark.parametrize("id", WIDE)
-def test_an_exercise_that_needs_many_stands_on_all_their_stand_ins(runner, tmp_path, id):
-    full_points_without(runner, tmp_path, list(default().exercise(id).needs), [id])
+def test_an_exercise_that_needs_many_stands_on_all_their_stand_ins(runner, cache, id):
+    full_points_without(runner, cache, list(default().exercise(id).needs), [id])
 
 
-class Untimed:
-    """Test ids of every kind but timing: a stand-in's speed is nobody's property."""
-
-    timed = frozenset(
-        mark.test for path in (ROOT / "tests").glob("*/test_*.py") for mark in marks(path) if mark.kind == "timing"
-    )
-
-    def __contains__(self, id: object) -> bool:
-        return str(id).partition("::")[2].partition("[")[0] not in self.timed
+# Of a numeric test a case on one rank and one on several; of a property one. A stand-in's speed is nobody's property.
+CASES = {mark.test: 2 if mark.kind == "numerics" else 1 for mark in all_marks() if mark.kind != "timing"}
 
 
-def full_points_without(runner, tmp_path, blank: list[str], asked: list[str]) -> None:
-    copy = tmp_path / "blank"
+def full_points_without(runner, cache, blank: list[str], asked: list[str]) -> None:
+    copy = cache.parent / "blank"
     shutil.copytree(ROOT / "reference", copy, ignore=shutil.ignore_patterns("__pycache__"))
     for id in blank:
         file = default().exercise(id).file
         shutil.copy(ROOT / "student" / file, copy / file)
     runner.executor = Executor(copy)
     runner.forget()
-    cache = ROOT / ".cache" / "expect"  # where the stages' own run keeps it
-    results = run_tests(runner, asked, "public", cache, only=Untimed())
+    results = run_tests(runner, asked, "public", cache, only=Cases(CASES))
     assert {r.exercise for r in results} == set(asked)
     assert [f"{r.id}: {r.message}" for r in results if r.outcome == "failed"] == []
     assert all(s.earned == pytest.approx(s.possible) for s in score(default(), results, asked))

@@ -235,24 +235,6 @@ def test_a_job_that_was_requeued_after_it_had_answered_is_ended(grade, monkeypat
     assert fake.cancelled == ["0"]
 
 
-def test_a_head_that_was_killed_leaves_jobs_that_the_next_one_finds(grade, tmp_path, monkeypatch):
-    first = Fake({"ada": [""], "bob": ["RUNNING"], "cyd": ["CANCELLED"]})
-    first.late_s = 3600.0
-
-    def killed(self, task) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as m:  # nothing after this moment happens: neither is ada recorded, nor a job ended
-        m.setattr(c.Lane, "stop", lambda self: None)
-        m.setattr(c.Lane, "_end", killed)
-        with pytest.raises(SystemExit):
-            grade(first)
-    first.plan = {}
-    order, problems, _ = grade(first)
-    assert (sorted(order), problems) == (sorted(NAMES), {})
-    assert [first.given.count(n) for n in NAMES] == [1, 1, 1], "what ran, or was answered, was handed over again"
-
-
 def test_that_no_node_takes_jobs_is_told_once(monkeypatch, caplog):
     slurm = schedulers.Slurm.__new__(schedulers.Slurm)
     down = "Nodes required for job are DOWN, DRAINED or reserved for higher priority partitions"

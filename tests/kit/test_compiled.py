@@ -37,17 +37,6 @@ def test_a_second_rank_compiles_nothing(runner, tmp_path):
     assert runner.run(probes.call) == [1, 2]
 
 
-def test_the_code_is_that_of_the_file_as_it_is(tmp_path):
-    file = tmp_path / "a.py"
-    file.write_text("x = 1")
-    assert compiled.code(str(file)) is None
-    compiled.keep(compiled.missed, str(tmp_path))
-    assert run(file)["x"] == 1
-    file.write_text("x = 2")
-    os.utime(file, ns=(0, 0))
-    assert compiled.code(str(file)) is None
-
-
 def test_only_files_of_the_solution_are_compiled(tmp_path):
     """A rank says which, and it may lie."""
     inside, outside = tmp_path / "impl", tmp_path / "other.py"

@@ -176,38 +176,6 @@ def test_two_ranks_meet_and_a_process_starts_or_it_says_why(machine, monkeypatch
     assert not [*doctor.ranks()], "without torch it is told once, and not again as a broken loopback"
 
 
-@pytest.mark.parametrize(("path", "off", "do"), grader_doctor._SWITCHES)
-def test_namespaces_that_are_switched_off_name_the_switch(monkeypatch, path, off, do):
-    monkeypatch.setattr(doctor, "output", lambda command, timeout_s=60: "")
-    monkeypatch.setattr(grader_doctor, "_setting", lambda p: off if p == path else "x")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    finding = grader_doctor._namespace("user", ["--user"])
-    assert finding.do == f"run: sudo sysctl {do}"
-    monkeypatch.setattr(grader_doctor, "_setting", lambda p: "")
-    assert "docker run --privileged" in grader_doctor._namespace("network", ["--net"]).do
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "util-linux" in grader_doctor._namespace("network", ["--net"]).do
-
-
-def test_a_kernel_without_filters_or_groups_says_what_is_lost(monkeypatch):
-    monkeypatch.setattr(doctor, "output", lambda command, timeout_s=60: "fine\n")
-    monkeypatch.setattr(grader_doctor.seccomp, "program", lambda: b"")
-    monkeypatch.setattr(grader_doctor, "_landlock", lambda: 0)
-
-    lacking = ["no pids cgroup could be set: …", "no memory cgroup could be set: …"]
-    monkeypatch.setattr(grader_doctor.cgroups, "ControlGroup", lambda limits, notes: notes.extend(lacking) or Mock())
-    monkeypatch.setattr(grader_doctor.cgroups, "hierarchies", lambda: [("cgroup2", None, [])])
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    found = list(grader_doctor.kernel())
-    assert "without a system-call filter" in one(found, "seccomp").do
-    assert one(found, "Landlock").found == "not there"
-    assert one(found, "cgroups") == Finding(
-        "cgroups", "v2: no pids and memory limit for a whole box, only a process", "run as root"
-    )
-    monkeypatch.setattr(grader_doctor.sys, "platform", "darwin")
-    assert ["virtual machine" in f.do for f in grader_doctor.kernel()] == [True]
-
-
 SINFO = "class*|up|3|idle|gpu:h100:8\nold|up|1|down*|(null)\noff|inact|2|mixed|(null)\n"
 
 

@@ -22,6 +22,7 @@ NAMED = {
     "imported": "from torch.nn.functional import scaled_dot_product_attention as y",
     "renamed": "import torch.nn.functional as G; f = G.scaled_dot_product_attention",
     "an instrument": "from lab.ranks.group import ledger",
+    "instruments of a folder": "import lab.ranks.group",
 }
 HONEST = {
     "another's attribute": "class A:\n    scaled_dot_product_attention = 1\nA.scaled_dot_product_attention",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -13,10 +12,8 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import gpu, peers, results, static
+from benchmarks import gpu
 from lab.course.assignment import ROOT
-
-from .classroom import refused
 
 
 def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_path, monkeypatch, capsys):
@@ -43,98 +40,6 @@ def test_a_fault_in_a_part_does_not_end_the_others_and_a_second_run_goes_on(tmp_
         ]
     assert len([*(tmp_path / "ran").iterdir()]) == 1, "what passed is not run again"
     assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["fails"]["result"].startswith("failed")
-
-
-def test_all_limits_together_are_at_most_20_minutes():
-    assert sum(part.limit_s for part in gpu.PARTS) <= 1200
-
-
-def row(what: str, **cells: str) -> dict:
-    return {"dim": 128, "causal": False, "N": 8192, "what": what, "ours": "596 ±1 %", "over flash2": "1.61",
-            "over cudnn": "0.99", **cells}  # fmt: skip
-
-
-def test_the_readme_has_only_what_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu.torch.cuda, "get_device_name", lambda: "H100")
-    lost = {"ours": "", "over flash2": "", "over cudnn": ""}
-    assert gpu.readme_line([row("forward", **{"over cudnn": ""}), row("backward", **lost)]) == (
-        "On one H100, attention in bfloat16 at dim 128, N 8,192: forward 596 TFLOP/s (1.61 × FlashAttention-2)."
-    )
-    assert gpu.readme_line([row("forward", **lost), row("backward", **lost)]) == ""
-    assert gpu.readme_line([row("forward") | {"N": 2048}]) == ""
-
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
-    monkeypatch.setattr(gpu, "write", lambda *_: "")
-    (tmp_path / "attention.json").write_text(json.dumps({"rows": [row("forward")]}))
-    (tmp_path / "README.md").write_text("# Kit\n\nAll figures are from CPUs; more.\nThe next line.\n")
-    gpu.keep({"attention": {"result": "stopped after 260 s"}})
-    assert "All figures are from CPUs" in (tmp_path / "README.md").read_text()
-    gpu.keep({"attention": {"result": "passed"}})
-    told = "On one H100, attention in bfloat16 at dim 128, N 8,192: forward 596 TFLOP/s (1.61 × FlashAttention-2, 0.99 "
-    assert (tmp_path / "README.md").read_text() == f"# Kit\n\n{told}× cuDNN).\nThe next line.\n"
-
-
-def test_rows_of_a_run_that_was_stopped_are_kept_for_the_same_code_and_arguments(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    kept = results.Kept("sweep")
-    kept.add({"kernel": "dq", "stages": 2, "TFLOP/s": "600"})
-    again = results.Kept("sweep")
-    assert again.has(kernel="dq", stages=2)
-    assert not again.has(kernel="dq", stages=3)
-    for what in ("COMMIT", "UNCOMMITTED"):
-        with monkeypatch.context() as patched:
-            patched.setattr(results, what, "another")
-            assert not results.Kept("sweep").rows
-    monkeypatch.setattr("sys.argv", ["benchmarks.sweep", "--other"])
-    assert not results.Kept("sweep").rows
-
-
-def test_a_peer_may_import_its_neighbours(tmp_path):
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "common.py").write_text("SCALE = 2\n")
-    (tmp_path / "kernels" / "mine.py").write_text(
-        "from .common import SCALE\n\n\ndef forward(q):\n    return q * SCALE\n"
-    )
-    name, forward = peers.forward_of(f"{tmp_path}/kernels/mine.py:forward")
-    assert (name, forward(3)) == ("forward", 6)
-    with refused(argparse.ArgumentTypeError, "expected a function in", "it has no 'backward'"):
-        peers.forward_of(f"{tmp_path}/kernels/mine.py:backward")
-
-
-PEERS = """
-import triton, triton.language as tl
-
-@triton.jit
-def kernel(x, TILE: tl.constexpr):
-    tl.store(x, 1.0)
-
-def other_names(q, k, v, is_causal):
-    kernel[(1,)](q, TILE=64)
-
-def raises(q, k, v, is_causal):
-    raise RuntimeError("expected dim 64, got 128")
-
-def no_kernel(q, k, v, is_causal):
-    return q @ k.mT @ v
-"""
-
-
-def test_a_peer_that_cannot_be_read_gets_a_row_with_the_reason(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("triton")
-    (tmp_path / "peers.py").write_text(PEERS)
-    own = static.passes
-    monkeypatch.setattr(static, "passes", lambda *how: [own(*how)[0], *own(*how)[4:]])
-    names = [f"--peer={tmp_path}/peers.py:{name}" for name in ("other_names", "raises", "no_kernel")]
-    monkeypatch.setattr("sys.argv", ["static", "--print", "--arch=90", "--dim=128", *names])
-    static.main()
-    rows = capsys.readouterr().out.splitlines()
-    assert rows[0].startswith("90 128 no forward 128 × 128")
-    told = "expected BLOCK_M and BLOCK_N among the launch's keywords, got TILE"
-    for row, reason in zip(rows[1:4], (told, "expected dim 64, got 128", "launched no Triton kernel"), strict=True):
-        assert f"not read: {'RuntimeError' if 'dim' in reason else 'ValueError'}: {reason}" in row
-    assert "forward at dim 128" in rows[-1]
-    assert "falls short" in rows[-1]
 
 
 SPILLS = """

@@ -34,15 +34,22 @@ METADATA = {
 VISIBILITY = {"hidden", "after_due_date", "after_published", "visible"}
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """The archive that an instructor uploads, and the examples."""
+    folder = tmp_path_factory.mktemp("packed")
+    archive.archive(folder / "autograder.zip", PROFILE)
+    build(folder / "examples")
+    return folder
+
+
 @pytest.fixture
-def autograder(tmp_path, monkeypatch):
+def autograder(tmp_path, packed):
     """/autograder as Gradescope lays it out, somewhere else."""
-    archive.archive(tmp_path / "autograder.zip", PROFILE)
     root = tmp_path / "autograder"
-    with zipfile.ZipFile(tmp_path / "autograder.zip") as packed:
-        packed.extractall(root / "source")
-    build(tmp_path / "examples")
-    shutil.copytree(tmp_path / "examples" / EXAMPLE, root / "submission" / "student")
+    with zipfile.ZipFile(packed / "autograder.zip") as uploaded:
+        uploaded.extractall(root / "source")
+    shutil.copytree(packed / "examples" / EXAMPLE, root / "submission" / "student")
     (root / "submission" / "lab").mkdir()  # the whole repository was handed in
     (root / "submission_metadata.json").write_text(json.dumps(METADATA))
     (root / "run_autograder").write_bytes((root / "source" / "run_autograder").read_bytes())

@@ -5,24 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.harness.runner import Executor, ProbeFailed, Runner
+from lab.harness.runner import Executor, ProbeFailed
 
 from . import probes_triton as probes
 
 
 def test_loads_and_stores_by_program_and_row(runner):
-    got = runner.run(probes.watched, 40, True)
+    got = runner.run(probes.watched, 40)
     assert torch.equal(got["y"].flatten(), 2 * torch.arange(40.0))
     rows = [[0, [0, 1, 2, 3]], [1, [4, 5, 6, 7]], [2, [8, 9]]]  # masked ones are not touched
     assert got["loads"] == got["stores"] == rows
     assert got["launches"] == [["double", [3]]]
     assert got["operators"] == ["fill_"], "of torch's, those outside of launches alone"
     assert got["races"] == 0
-
-
-def test_a_kernel_that_leaves_its_tensors_is_stopped_and_named(runner):
-    got = runner.run(probes.watched, 40, False)
-    assert "program (2, 0, 0) of double: a load leaves the tensors" in got["text"]
 
 
 UNMASKED = """
@@ -39,15 +34,13 @@ def double(x, BLOCK: tl.constexpr):
 """
 
 
-def test_what_happens_in_a_kernel_is_told_with_its_line_there(tmp_path):
+def test_what_happens_in_a_kernel_is_told_with_its_line_there(runner, tmp_path):
     (tmp_path / "flash_attention").mkdir()
     (tmp_path / "flash_attention" / "weighted_sum_forward.py").write_text(UNMASKED)
-    runner = Runner(Executor(tmp_path))
-    try:
-        with pytest.raises(ProbeFailed) as error:
-            runner.run(probes.solved)
-    finally:
-        runner.close()
+    runner.executor = Executor(tmp_path)
+    runner.forget()
+    with pytest.raises(ProbeFailed) as error:
+        runner.run(probes.solved)
     assert error.value.text.startswith("OutOfBounds: program (1, 0, 0) of double: a load"), "not Triton's words for it"
     assert error.value.text.count("leaves the tensors") == 1
     assert error.value.where.endswith(":11 in double: tl.store(x + offs, 2 * tl.load(x + offs))")
@@ -65,7 +58,7 @@ def test_what_a_kernel_compiles_to(runner, arch, used):
     plain, dot, y = runner.run(probes.compiled, arch, triton="native", timeout=120)
     assert (y == -1).all(), "nothing runs"
     assert plain[0] == "double"
-    assert plain[1] == runner.run(probes.watched, 40, True)["source"], "one kernel, the same digest in both processes"
+    assert plain[1] == runner.run(probes.watched, 40)["source"], "one kernel, the same digest in both processes"
     assert not any(plain[-1].values())
     assert dot[-1][used] > 0
     for kernel in (plain, dot):

@@ -10,16 +10,14 @@ import itertools
 import math
 
 import pytest
-import torch
 
 from lab.cluster.costs import Link, ring_cost, sent_bytes
 from lab.course.assignment import ROOT
 from lab.dryrun.mismatch import diff
-from lab.harness.inline import InlineRunner
-from lab.harness.runner import Executor, ProbeFailed
+from lab.harness.runner import ProbeFailed
 
 from . import probes, probes_link
-from .probes_backend import CASES, WORLD, train
+from .probes_backend import CASES, WORLD
 from .test_backend import same
 
 IMPL = ROOT / "reference"
@@ -75,11 +73,6 @@ def test_what_cannot_be_is_refused_in_one_line(call, words):
 def test_a_link_is_a_link_and_joins_ranks(runner, options):
     with pytest.raises(ValueError, match="link: expected"):
         runner.run(probes.who, **options)
-
-
-def test_inline_refuses_a_link_by_name():
-    with pytest.raises(ProbeFailed, match=r"link=Link\("):
-        InlineRunner(Executor(IMPL)).run(probes.who, link=SLOW)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -154,17 +147,6 @@ def test_messages_and_work_beside_them_overlap(runner):
         row = took["at once"]["row"]
         assert row["issued_s"] < row["started_s"] < row["done_s"] < row["waited_s"] <= row["returned_s"]
         assert took["at once"]["s"] < 0.85 * took["after"]["s"], "0.24 s beside 0.24 s should take little more than one"
-
-
-def test_torch_ddp_trains_on_a_link(runner):
-    plain, linked = (runner.run(train, "ddp", world=WORLD, link=link) for link in (None, SLOW))
-    for want, got in zip(plain, linked, strict=True):
-        assert all(torch.equal(got[name], weight) for name, weight in want.items())
-
-
-def test_a_link_that_costs_nothing_is_none(runner):
-    for rows in runner.run(probes_link.burst, 2, 10, world=4, link=Link(0)):
-        assert {row["started_s"] for row in rows} == {-1}
 
 
 @pytest.mark.parametrize("link", [None, SLOW])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy
-import pytest
 import torch
 
-from lab.measure.memory import Memory, _Phases, meter
-from lab.plots.memory import memory_timeline
+from lab.measure.memory import _Phases, meter
 
 KIB = 1024
 
@@ -106,15 +104,3 @@ def test_a_snapshot_of_cuda_tells_the_same():
     memory.replay(history[::-1])
     assert (memory.peak_bytes, memory.live_bytes) == (1536, 1024)
     assert memory.timeline() == {"forward": [0, 512, 512, 0], "backward": [0, 0, 1024, 1024]}
-
-
-def test_the_picture_says_in_words_what_it_shows():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    memory = Memory(peak_bytes=3 << 20, events=[("forward", 3 << 20), ("backward", 1 << 19), ("forward", -(3 << 20))])
-    figure, axes = pyplot.subplots()
-    picture = memory_timeline(axes, memory, "plain")
-    assert "3.0 MiB" in picture.alt
-    assert "| forward | 3.0 | 0.0 |" in picture.table
-    assert len(axes.collections) == 2
-    assert axes.collections[0].get_hatch() != axes.collections[1].get_hatch()
-    pyplot.close(figure)

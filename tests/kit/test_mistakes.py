@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from grader import judge
 from grader.mutants import read
-from lab.course.assignment import ROOT, default
+from lab.course.assignment import default
 from lab.course.scoring import Result
 from lab.harness import mistakes
-from lab.harness.pytest_plugin import pytest_ignore_collect
 
 TEST = "tests/ddp/test_naive.py::test_means[2]"
 RECORDED = [s.name for s in default().stages if mistakes.file(s.name).is_file()]
@@ -160,13 +158,3 @@ def test_only_what_failed_is_run_again_and_only_where_the_seed_matters(monkeypat
 def test_what_was_slow_is_not_timed_again_and_the_public_seed_not_run_twice(monkeypatch, seed, kind):
     failed = Result("ddp.naive", kind, "slow", "", "failed", "assertion")
     assert judged(monkeypatch, seed, [failed]) == ([failed], [(seed, None)])
-
-
-def test_files_of_other_exercises_are_not_imported():
-    config = SimpleNamespace(option=SimpleNamespace(exercise=["mesh.route"]), args=["tests"])
-    tests = ROOT / "tests" / "mesh"
-    assert pytest_ignore_collect(tests / "test_combine.py", config)
-    assert not pytest_ignore_collect(tests / "test_route.py", config)
-    assert not pytest_ignore_collect(tests, config)
-    config.option.exercise = []
-    assert not pytest_ignore_collect(tests / "test_combine.py", config)

@@ -1,9 +1,10 @@
-"""Mutants and variants are edits of the reference of today. Whether tests tell them apart: `grader mutants`."""
+"""Mutants and variants are edits of the reference, by hand or by rule; `grader parts` names all of an exercise."""
 
 from __future__ import annotations
 
 import pytest
 
+from grader import mutants, operators, parts
 from grader.mutants import Edited, MutantError, read, texts
 from lab.course.assignment import default
 
@@ -40,3 +41,63 @@ def test_a_local_of_the_reference_may_be_renamed(tmp_path):
     for old in ("for g in gs:\n        h.div_(2)\n    return g", "g.mul_(2)"):  # two names for one; another call
         with pytest.raises(MutantError, match="0 matches"):
             texts(Edited("m", "ddp.naive", "", "assertion", (("a.py", old, ""),)), tmp_path)
+
+
+TOY = '''"""A toy: π before the code, as ast counts bytes."""
+
+from lab.provided import provided
+
+
+class Toy:
+    def step(self, grads, group):
+        π = len(grads) // 2
+        for grad in grads[: -(-π // 3)]:
+            if grad.numel() < π:
+                raise ValueError(f"{π + 1}")
+            total = torch.sub(grad.detach().mean(), π + 1)
+            dist.all_reduce(total, group=group)
+        self.work.wait()
+
+
+@provided
+def given(a, b):
+    return a + b
+'''
+
+CHANGES = [
+    (8, "len(grads) // 2 → -(-len(grads) // 2)"),
+    (9, "-(-π // 3) → π // 3"),
+    (10, "grad.numel() < π → grad.numel() <= π"),
+    (12, "torch.sub(grad.detach().mean(), π + 1) → torch.sub(π + 1, grad.detach().mean())"),
+    (12, "grad.detach().mean() → grad.detach().sum()"),
+    (12, "grad.detach() → grad"),
+    (12, "π + 1 → π - 1"),
+    (13, "dist.all_reduce(total, group=group) → pass"),
+    (13, "dist.all_reduce(total, group=group) → dist.all_reduce(total)"),
+    (14, "self.work.wait() → pass"),
+]
+
+
+def test_each_rule_changes_its_place_and_nothing_that_is_provided_or_said(tmp_path):
+    (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
+    found = operators.changes("ddp.naive", "toy.py", tmp_path)
+    assert [c.why for c in found] == [f"toy.py:{line}: Toy.step: {what}" for line, what in CHANGES]
+    assert len({c.name for c in found}) == len(CHANGES)
+    for change, (line, _) in zip(found, CHANGES, strict=True):
+        after = mutants.texts(change, tmp_path)["toy.py"]
+        differ = [
+            i for i, pair in enumerate(zip(TOY.splitlines(), after.splitlines(), strict=True), 1) if len({*pair}) > 1
+        ]
+        assert differ == [line]
+        compile(after, "toy.py", "exec")
+
+
+def test_an_exercise_names_its_files_and_all_that_mentions_it():
+    found = dict(parts.of(default().exercise("flash_attention.weighted_sum_forward")))
+    whole = {file for file, what in found.items() if what == "the whole file"}
+    assert {"reference/flash_attention/weighted_sum_forward.py", "student/flash_attention/weighted_sum_forward.py",
+            "tests/flash_attention/test_weighted_sum_forward.py"} <= whole  # fmt: skip
+    for file in ("assignment.toml", "handout/flash_attention.md", "lab/explanations/flash_attention.md"):
+        assert found[file].startswith("line"), f"{file}: {found[file]}"
+    assert found["grader/mutants/flash_attention.toml"].startswith("tables at line")
+    assert "tests/flash_attention/probes_kernels.py" not in whole, "other exercises use it"

@@ -41,14 +41,6 @@ def test_a_committed_notebook_is_whole_and_holds_nothing_of_a_machine(name):
     )
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_is_read_in_an_hour_and_asks_before_it_shows(name):
-    prose = " ".join(c.source for c in make(name).cells if c.cell_type == "markdown")
-    assert 800 <= len(prose.split()) <= 1500
-    for word in ("**Predict.**", "**Your turn.**", "**Change.**", "**Figure 1.**", "**Next:**"):
-        assert word in prose, word
-
-
 def said(name, capsys, edit=lambda solution: solution):
     """What the check says of a notebook's own solution after an edit of it; None leaves the stub."""
     matplotlib.use("agg")

@@ -12,13 +12,11 @@ import time
 
 import psutil
 import pytest
-import torch
 
 from lab.cluster.costs import Link
 from lab.course.assignment import ROOT
 from lab.harness.executor import PATHS
 from lab.harness.runner import Executor, ProbeFailed, Runner
-from lab.ranks.child import LATE
 from lab.ranks.switch import Switch
 from lab.solution import framing, wire
 from lab.solution.framing import FORGED
@@ -60,21 +58,6 @@ def test_a_probe_does_not_see_that_pytest_asks(monkeypatch, tmp_path):
         runner.close()
     assert {"PATH", "OTHER"} <= seen.keys()
     assert [n for n in seen if n not in PATHS and "pytest" in f"{n}={seen[n]}".replace(str(ROOT), "").lower()] == []
-
-
-def test_what_takes_long_to_import_is_imported_when_a_rank_first_wants_it_and_its_ranks_start_anew(tmp_path):
-    runner = Runner(Executor(tmp_path))
-    try:
-        assert runner.run(probes.imports, list(LATE)) == [False, False]
-        given = runner.run(probes.backward_of, torch.tensor([1.0, 3.0]))
-        assert runner.run(probes.imports, list(LATE)) == [True, False]  # no child after it has to
-        ranks = runner.run(probes.step_after, 3, world=2)
-        assert runner.run(probes.imports, list(LATE)) == [True, True]
-        parent = runner.zygotes["interpret"].process.pid
-        assert given == runner.run(probes.backward_of, torch.tensor([1.0, 3.0])) == [[2.0, 6.0], parent]
-        assert ranks == runner.run(probes.step_after, 3, world=2) == [[0.75, 3, parent]] * 2
-    finally:
-        runner.close()
 
 
 @pytest.mark.parametrize("reason", ["kit", "assertion", "nonsense"])
@@ -278,19 +261,6 @@ def test_nothing_that_the_zygote_imports_starts_a_thread():
     )  # fmt: skip
     assert len(probes) > 30
     assert done.returncode == 0, done.stderr
-
-
-def test_the_ledger_has_a_row_for_every_collective_and_knows_backward_as_such(runner):
-    for rank, rows in enumerate(runner.run(probes.hooked, world=2)):
-        told = [[row[name] for name in ("op", "bytes", "phase", "group", "peer")] for row in rows]
-        assert told == [
-            ["broadcast", 12, "forward", [0, 1], 1],
-            ["all_reduce", 12, "forward", [rank], -1],
-            ["all_reduce", 12, "backward", [0, 1], -1],
-        ]
-        last = rows[-1]
-        assert last["issued_s"] < last["waited_s"] <= last["returned_s"]
-        assert last["issued_s"] < last["done_s"]
 
 
 @pytest.mark.parametrize("link", [None, Link(1e-4)])

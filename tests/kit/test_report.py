@@ -10,12 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from grader.graded import Answer, Flag, Graded, Mark
 from grader.policy import Decision, read
-from grader.report import exports, labels, one_line, page_name, plain
+from grader.report import exports, labels, page_name
 from grader.report.html import PAGE_LIMIT, class_page, submission_page, write_reports
 from lab.course.assignment import default
 from lab.course.questions import default as questions
@@ -325,19 +323,3 @@ def test_names_never_share_a_page_or_a_label() -> None:
     assert labels([" ada", "ada\n", "ada"])["ada"] == "ada", "a look-alike took the label of the real one"
     assert page_name("Ada L").startswith("ada-l-")
     assert page_name("Ünalçağla_9002").startswith("ünalçağla_9002-"), "letters of any script stay"
-
-
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(st.characters()), limit=st.integers(100, 200))
-def test_plain_text_is_short_encodable_and_final(text: str, limit: int) -> None:
-    once = plain(text, limit)
-    assert len(once) <= limit
-    once.encode("utf-8")
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", once)
-    assert plain(once, limit) == once
-    assert "\n" not in one_line(text, limit)
-
-
-def test_plain_text_counts_what_it_cut() -> None:
-    assert plain("x" * 10_000_000, 100) == "x" * 60 + "… (9999940 more characters)"
-    assert plain("\x1b[1;31mred\x1b[0m\r\nnext", 100) == "red\nnext"

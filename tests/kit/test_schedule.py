@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.cluster.schedule import Action, ScheduleError, check, drawn
-from lab.plots.schedule import schedule
-from tests.mesh.schedules import gpipe, most_alive, one_forward_one_backward
+from tests.mesh.schedules import one_forward_one_backward
 
 
 def actions(ranks: list) -> list[list[Action]]:
@@ -33,19 +32,6 @@ def test_a_schedule_played_by_hand_and_drawn_in_text():
     assert drawn(two).split() == ["rank", "0", "F0", "F0'", "B0'", "B0'", "B0", "B0"]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_the_formulas_of_the_papers(stages, chunks):
-    for micro_batches in (stages, 2 * stages, 4 * stages):
-        want = (stages - 1) / (chunks * micro_batches)
-        played = check(actions(one_forward_one_backward(stages, micro_batches, chunks)), micro_batches, chunks)
-        assert played.bubble == pytest.approx(want)
-        assert played.live == [min(micro_batches * chunks, most_alive(r, stages, chunks)) for r in range(stages)]
-        everything = check(actions(gpipe(stages, micro_batches, chunks)), micro_batches, chunks)
-        assert everything.bubble == pytest.approx(want)
-        assert everything.live == [micro_batches * chunks] * stages
-
-
 @pytest.mark.parametrize(
     ("ranks", "chunks", "says"),
     [
@@ -69,29 +55,3 @@ def test_what_is_no_schedule_is_told_in_one_line(ranks, chunks, says):
     with pytest.raises(ScheduleError) as error:
         check([line(text) for text in ranks], 2, chunks)
     assert str(error.value) == says
-
-
-def test_a_kind_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="expected an action's kind among forward, backward, got 'Forward'"):
-        Action("Forward", 0)
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_the_picture_shows_what_was_played(chunks):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 3))
-    played = check(actions(one_forward_one_backward(2, 4, chunks)), 4, chunks)
-    picture = schedule(axes, played, "1F1B")
-    assert len(axes.patches) == sum(map(len, played.ranks))
-    assert sorted(t.get_text() for t in axes.texts) == sorted(str(a.micro_batch) for r in played.ranks for a in r)
-    looks = {(p.get_facecolor(), p.get_hatch()) for p in axes.patches}
-    assert len({c for c, _ in looks}) == len({h for _, h in looks}) == min(2 * chunks, 4), "never colour alone"
-    assert "2 ranks, a row each, and 4 micro-batches" in picture.alt
-    head, _, first, second = picture.table.splitlines()
-    assert head.count("|") == first.count("|") == second.count("|")
-    assert first.startswith("| 0 | F0 F1 B0 " if chunks == 1 else "| 0 | F0.0 F1.0 F0.1")
-    figure.canvas.draw()
-    pyplot.close(figure)

@@ -167,30 +167,6 @@ def result(head: subprocess.Popen[str]) -> dict:
     return json.loads(told)["submissions"]
 
 
-def running() -> list[str]:
-    return said("squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i").split()
-
-
-def test_no_more_jobs_run_than_the_cap(light):
-    head, most = grade(light, "--cluster", "slurm", "--jobs", "2"), 0
-    while head.poll() is None:
-        most = max(most, len(running()))
-        time.sleep(0.2)
-    assert sorted(result(head)) == sorted(set(toy.judged(light)))
-    assert most == 2
-    assert len(toy.judged(light)) == 6
-
-
-def test_a_cancelled_job_is_handed_over_again(light):
-    toy.plan(light, "wait 15", "s0")
-    head = grade(light, "--cluster", "slurm", "--jobs", "6")
-    wait_for(lambda: "s0" in toy.judged(light), "a job")
-    (known,) = (light / "out" / "cluster").glob("*/cpu/jobs.json")
-    subprocess.run(["scancel", json.loads(known.read_text())["s0"]], check=True)
-    assert len(result(head)) == 6
-    assert toy.judged(light).count("s0") == 2
-
-
 def test_jobs_of_a_lost_node_are_requeued(light, slurm):
     toy.plan(light, "wait 20")
     head = grade(light, "--cluster", "slurm", "--jobs", "6")

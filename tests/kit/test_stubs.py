@@ -11,8 +11,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from grader import stubs
 from grader.stub_cutter import WIDTH
@@ -307,25 +305,6 @@ def test_the_id_is_that_of_the_exercise_nearest_by_file_then_name(tmp_path):
     none = dataclasses.replace(default(), exercises={})
     assert '"ddp: write NaiveDDP.f"' in stubs.generate(tmp_path, none)[FILE]
     assert stub(tmp_path, "def f(): _x\n", "ddp/__init__.py") == "def f(): _x\n"
-
-
-PIECES = [
-    "import zlib", "from os import sep", "A = 1", "_B = zlib.SECRET", "# SECRET is next\n_C = 'SECRET'",
-    "class D:\n    def _e(self):\n        SECRET\n\n    def f(self):\n        return zlib, sep, _C",
-    "def _g():\n    SECRET", "def h(x):\n    SECRET\n    # SECRET",
-    "@provided\ndef i():\n    return B2\n\n\nB2 = sep",
-]  # fmt: skip
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.permutations(PIECES), st.integers(0, len(PIECES)))
-def test_nothing_of_a_solution_survives_in_any_order(tmp_path_factory, pieces, count):
-    source = "\n\n\n".join(['"""A file."""', *pieces[:count]]) + "\n"
-    text = stub(tmp_path_factory.mktemp("any"), source)
-    assert "SECRET" not in text
-    assert ("def i" in text) == ("B2 = sep" in text)
-    assert "\n\n\n\n" not in text
-    assert text == text.rstrip() + "\n"
 
 
 def test_write_makes_check_content_and_check_names_what_is_not(tmp_path):

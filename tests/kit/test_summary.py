@@ -13,7 +13,7 @@ from grader.graded import Graded
 from grader.report.exports import gradescope
 from lab.commands import status
 from lab.course.assignment import ASKS, ROOT, default
-from lab.course.listing import inputs, some
+from lab.course.listing import inputs
 from lab.course.scoring import Result, score, unattempted
 from lab.harness import summary
 from lab.harness.progress import Progress
@@ -30,31 +30,6 @@ def written() -> tuple[list[str], SimpleNamespace]:
     """Lines, and a terminal that writes to them."""
     lines: list[str] = []
     return lines, SimpleNamespace(write_line=lambda line, **colour: lines.append(line), verbosity=-1)
-
-
-def test_the_summary_leaves_its_columns_to_numbers_and_says_how_to_see_the_rest():
-    lines, terminal = written()
-    failed = [dataclasses.replace(said(FIRST, "failed", message="off"), test=f"tests/x.py::test_{i}") for i in range(3)]
-    results = [
-        *failed,
-        dataclasses.replace(said(FIRST), kind="property"),
-        dataclasses.replace(said(FIRST), kind="timing"),
-    ]
-    summary._failures(terminal, failed)
-    assert "  … and 2 more: pytest tests/ --exercise ddp.naive -v" in lines
-    lines.clear()
-    terminal.verbosity = 0
-    summary._failures(terminal, failed)
-    assert [line for line in lines if "test_" in line] == [f"{FIRST} · numerics · test_{i}" for i in range(3)]
-    assert lines.count("  off") == 3
-    assert not any("more" in line for line in lines)
-    lines.clear()
-    summary._table(terminal, score(default(), results, [FIRST]), "ddp", {FIRST: list("abcde"), "ddp.flat": ["a"]})
-    (row,) = (i for i, line in enumerate(lines) if line.startswith(FIRST))
-    assert len(lines[row].rstrip()) <= len(lines[0]), "a sentence stands below a column of numbers"
-    assert lines[row + 1].strip() == "property and timing count once all numerics pass"
-    assert lines[row + 2].strip() == "a stand-in for each that does not pass yet: a, b, c and 2 more"
-    assert sum("stand-in" in line for line in lines) == 1
 
 
 def test_the_cases_in_which_a_test_passes_stand_beside_those_in_which_it_fails():
@@ -102,18 +77,6 @@ def test_a_message_has_its_cause_and_six_lines_and_whole_it_is_with_v():
     assert "  line 8" in lines
 
 
-def test_the_summary_ends_where_the_terminal_does_80_columns_where_its_width_is_unknown(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    lines, terminal = written()
-    why = "the cause, in many words " * 9 + "a/path/" * 20
-    summary._failures(terminal, [said(FIRST, "failed", reason="assertion", message=f"{why}\n  indented {why}")])
-    summary._next(terminal, default().exercise(FIRST), "student")
-    assert max(len(line) for line in lines if "a/path" not in line) <= 80
-    assert sum("a/path/" * 20 in line for line in lines) == 2, "a word is never broken"
-    first = next(i for i, line in enumerate(lines) if line.startswith("    indented"))
-    assert lines[first + 1].startswith("    "), "a later line begins below the first"
-
-
 def test_a_hint_at_the_method_is_not_given_where_only_a_refusal_is_missed():
     """By the summary, by lab and in Gradescope; with another failure it is given again."""
     id = next(iter(default().exercises))  # what lab says is next on a fresh tree
@@ -146,22 +109,6 @@ def test_what_was_printed_is_shown_without_warnings():
     assert summary.printed(output) == ["… 1 line before", "b", "0", "1", "2", "3"]
     assert summary.printed("rank 1: x.py:3: UserWarning: hm\nrank 1: b\n") == ["rank 1: b"]
     assert summary.printed("") == []
-
-
-def test_a_debuggers_session_tells_what_failed_and_what_it_cannot_run():
-    lines, terminal = written()
-    away = [dataclasses.replace(said(FIRST, "not_run"), reason="--inline runs single-rank probes")] * 2
-    summary.write_inline(terminal, [said(FIRST, "failed", message="off"), *away])
-    assert "  off" in lines
-    assert lines[-1] == "2 not run: --inline runs single-rank probes"
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [([], ""), (["a"], "a"), (["a", "b", "c"], "a, b, c"), (["a", "b", "c", "d", "e"], "a, b, c and 2 more")],
-)
-def test_names_in_a_line_are_cut_where_there_are_many(names, told):
-    assert some(names) == told
 
 
 def test_what_was_given_ends_a_message_in_a_line_of_its_own_and_can_be_read_back():

@@ -90,10 +90,3 @@ def test_hundreds_of_messages_stay_a_few_shapes(pyplot, world):
     assert figure.get_size_inches()[1] <= 12
     figure.canvas.draw()
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim(), "panels share the axis of time"
-
-
-def test_nothing_can_be_drawn_too(pyplot):
-    _, axes = pyplot.subplots()
-    assert "0 ranks" in timeline(axes, [], "nothing").alt
-    assert "1 rank," in timeline(axes, [[]], "nothing").alt
-    timelines({"nothing": [[]], "a moment": [[Span("step", "s", 0, 0)]]})
