@@ -118,8 +118,11 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
 
 
 def draw_state(rng, model: dict, size: float = 0.4) -> dict:
+    return drawn_like(rng, bare(model).state_dict(), size)
+
+
+def drawn_like(rng, state: dict, size: float) -> dict:
     """Draw weights so large that every part changes the result. Norms differ from 1."""
-    state = bare(model).state_dict()
     return {n: rng.normal(*t.shape) * (size if t.dim() > 1 else 0.2) + (t.dim() == 1) for n, t in state.items()}
 
 
