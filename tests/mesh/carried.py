@@ -30,11 +30,6 @@ def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, *
     return ranks
 
 
-def messages(rows: list) -> list:
-    """[operation, elements] of each row."""
-    return [[row["op"], row["elements"]] for row in rows]
-
-
 def bytes_sent(rows: list) -> float:
     """The bytes that a rank sends for these rows, each around a ring."""
     return sum(sent_bytes(row["op"], row["bytes"], len(row["group"])) for row in rows)

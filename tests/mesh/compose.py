@@ -167,85 +167,56 @@ def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:
 
     The first loss comes first, then its gradients, since an error there also changes all later losses.
     """
-    for later in (False, True):
-        for rank, got in enumerate(ranks):
-            for step, (loss, expected) in enumerate(zip(got["losses"], want["losses"], strict=True)):
-                if (step > 0) == later and not abs(loss - expected) <= 1e-5 * abs(expected):
-                    raise AssertionError(
-                        f"{what}, rank {rank}, step {step}: loss {loss:.7f}, expected {expected:.7f}, that of one "
-                        f"process{'; the gradients of the first step are right' * later}"
-                    )
-        if later:
-            break
-        for rank, got in enumerate(ranks):
-            compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
-        covered(ranks, want["gradients"], degrees, what)
+
+    def losses(steps: Iterable[int], so_far: str = "") -> None:
+        for (rank, got), step in itertools.product(enumerate(ranks), steps):
+            loss, expected = got["losses"][step], want["losses"][step]
+            assert abs(loss - expected) <= 1e-5 * abs(expected), (
+                f"{what}, rank {rank}, step {step}: loss {loss:.7f}, expected {expected:.7f}, that of one process"
+                f"{so_far}"
+            )
+
+    losses([0])
+    for rank, got in enumerate(ranks):
+        compare(got["gradients"], want["gradients"], degrees, rank, f"{what}: gradient")
+    covered(ranks, want["gradients"], degrees, what)
+    losses(range(1, len(want["losses"])), "; the gradients of the first step are right")
 
 
 def compare(found: list, want: dict, degrees: dict, rank: int, what: str) -> None:
-    world, place = degrees.get("tensor", 1), coordinate(degrees, rank)["tensor"]
-    wrong, right = [], []
-    misshaped(found, want, place, world, rank, what)
-
-    def own_part(name: str, whole: Tensor, start: int, count: int) -> Tensor:
-        return part_of(name, whole, place, world).flatten()[start : start + count]
-
-    for name, _, start, own in found:
+    """Assert that pieces of a rank, as `probes_compose.pieces` has them, have the numbers of the whole tensors."""
+    here, wrong, right = coordinate(degrees, rank), [], []
+    for name, shape, start, own in found:
+        part = part_of(name, want[name], here["tensor"], degrees.get("tensor", 1))
+        assert shape == list(part.shape), (
+            f"{what} of {name}, rank {rank}: shape {shape}, expected {list(part.shape)}: the whole is "
+            f"{list(want[name].shape)}, cut along tensor"
+        )
         assert own is not None, f"{what} of {name}, rank {rank}: there is none"
-        error = float((own.double() - own_part(name, want[name], start, len(own))).norm())
-        is_right = error <= 1e-4 * float(want[name].norm())
-        (right if is_right else wrong).append((name, start, own, error))
-    if not wrong:
-        return
-    name, start, own, error = wrong[0]
-    true = own_part(name, want[name], start, len(own))
-    raise AssertionError(
-        f"{what} of {name}, rank {rank} at {coordinate(degrees, rank)}: off by {error:.2g}, the whole has norm "
-        f"{float(want[name].norm()):.2g}; its own has {float(own.norm()):.2g}, expected {float(true.norm()):.2g}"
-        f"; {f'off on this rank: {_kinds(wrong)}; right: {_kinds(right)}' if right else 'all are off'}"
+        true = part.flatten()[start : start + len(own)]
+        error, norm = float((own.double() - true).norm()), float(want[name].norm())
+        (right if error <= 1e-4 * norm else wrong).append(
+            (name, f"off by {error:.2g}, the whole has norm {norm:.2g}; its own has {own.norm():.2g}, expected "
+             f"{true.norm():.2g}")
+        )  # fmt: skip
+    assert not wrong, (
+        f"{what} of {wrong[0][0]}, rank {rank} at {here}: {wrong[0][1]}; off on this rank: {_kinds(wrong)}; right: "
+        f"{_kinds(right)}"
     )
 
 
-def misshaped(found: list, want: dict, place: int, world: int, rank: int, what: str) -> None:
-    """Assert that each parameter has the shape of this tensor rank's part."""
-    expected = {name: list(part_of(name, want[name], place, world).shape) for name, *_ in found}
-    odd = {name: shape for name, shape, *_ in found if shape != expected[name]}
-    if not odd:
-        return
-    cut = [name for name in expected if expected[name] != list(want[name].shape)]
-    whole = [name for name, shape in odd.items() if shape == list(want[name].shape) and name in cut]
-    name, shape = next(iter(odd.items()))
-    because = f"; so {', '.join(f'{n} {s}' for n, s in list(odd.items())[1:4])}" if len(odd) > 1 else ""
-    if len(whole) == len(odd):
-        nothing = len(whole) == len(cut)
-        because = f": {kinds_of(whole)} {'is' if len(whole) == 1 else 'are'} whole on each tensor rank"
-        because += ": nothing is cut along tensor" if nothing else ", and to be cut along tensor, as others are"
-    raise AssertionError(f"{what} of {name}, rank {rank}: shape {shape}, expected {expected[name]}{because}")
-
-
-def _kind(name: str) -> str:
-    """A parameter's name without the numbers of its block and expert."""
-    return re.sub(r"experts\.\d+", "experts.*", re.sub(r"\.\d+\.", ".*.", name).removesuffix(".weight"))
-
-
-def kinds_of(names: Iterable[str]) -> str:
-    """Names without the numbers of blocks and experts, each once."""
-    return ", ".join(dict.fromkeys(map(_kind, names))) or "none"
-
-
 def _kinds(pieces: list) -> str:
-    return kinds_of(name for name, *_ in pieces)
+    """Names without the numbers of blocks and experts, each once."""
+    names = (re.sub(r"experts\.\d+", "experts.*", name) for name, _ in pieces)
+    return ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names)) or "none"
 
 
 def covered(ranks: list, want: dict, degrees: dict, what: str) -> None:
     """Assert that every number of every parameter is on some rank."""
     world = degrees.get("tensor", 1)
-    for name, whole in want.items():
-        for place in range(world):
-            size = part_of(name, whole, place, world).numel()
-            there = torch.zeros(size, dtype=torch.bool)
-            for rank, got in enumerate(ranks):
-                for found, _, start, own in got["gradients"]:
-                    if found == name and coordinate(degrees, rank)["tensor"] == place:
-                        there[start : start + len(own)] = True
-            assert bool(there.all()), f"{what}: no rank has all of {name}"
+    missing = {(n, t): torch.ones(part_of(n, want[n], t, world).numel()) for n in want for t in range(world)}
+    for rank, got in enumerate(ranks):
+        for name, _, start, own in got["gradients"]:
+            missing[name, coordinate(degrees, rank)["tensor"]][start : start + len(own)] = 0
+    gone = [name for (name, _), numbers in missing.items() if numbers.any()]
+    assert not gone, f"{what}: no rank has all of {gone[0]}"

@@ -181,7 +181,7 @@ def refused(impl, cases: list) -> list:
     return [raised(lambda case=case: of_ones(impl, *case), text=True) for case in cases]
 
 
-# ---- sequences, losses and whole models ----
+# ---- sequences and losses ----
 
 
 def partial(impl, gradients: list) -> dict:
@@ -234,25 +234,3 @@ def logits_of(tokens: int, columns: int, seed: int, rank: int) -> torch.Tensor:
 
 def targets_of(tokens: int, vocabulary: int, seed: int) -> torch.Tensor:
     return torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def model(impl, sizes: dict, state: dict, batches: list, sequence: bool, tied: bool) -> dict:
-    """A whole transformer: the mean loss of some micro-batches and its gradients."""
-    whole = Transformer(Config(**sizes))
-    whole.load_state_dict(state)
-    if tied:
-        whole.head.weight = whole.embedding.weight
-    given = impl.mesh.tensor_parallel
-    part = given.tensor_parallel(whole, None, sequence=sequence)
-    losses = []
-    for tokens, targets in batches:
-        loss = given.tensor_parallel_loss(part, tokens, targets, None)
-        losses.append(loss.detach())
-        (loss / len(batches)).backward()
-    if sequence:
-        impl.mesh.sequence_parallel.sum_partial_gradients(given.partial_parameters(part), None)
-    return {
-        "losses": losses,
-        "gradients": {name: p.grad for name, p in part.named_parameters()},
-        "dims": [[name, dim] for name, dim in given.tensor_dims(part).items()],
-    }

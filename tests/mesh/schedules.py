@@ -60,11 +60,6 @@ def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the sc
         raise AssertionError(f"{what}: {error}") from None
 
 
-def before_the_first_backward(ranks: list) -> list[int]:
-    """Number of forwards per rank before its first backward."""
-    return [next((n for n, a in enumerate(actions) if a[0] == "backward"), len(actions)) for actions in ranks]
-
-
 def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:
     """Draw cases [stages, micro-batches] or [stages, micro-batches, chunks], with the smallest among them."""
     if not chunks:

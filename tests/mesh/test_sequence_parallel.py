@@ -20,16 +20,12 @@ from lab.harness.trace import sends
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
 from .carried import asked, bytes_sent
-from .compose import bare, draw_state, train
-from .probes_placed import part_of
 from .tensor_oracles import (
     conjugate_is_right,
     conjugate_sends_once,
     draw_block,
-    draw_sizes,
     keeps_nothing,
     layer_is_as_whole,
-    same_gradients,
 )
 
 SEQUENCE = "mesh.sequence_parallel"
@@ -54,32 +50,6 @@ def block_is_as_whole(run, rng, expect, size: int, grouped: bool = False) -> tup
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (3, False), (2, True)])
 def test_a_block_on_its_share_of_the_tokens(run, rng, expect, size, grouped):
     block_is_as_whole(run, rng, expect, size, grouped)
-
-
-def whole_step(sizes: dict, state: dict, batches: list, tied: bool, dtype: str) -> dict:
-    """Losses of some micro-batches, and the gradient of their mean, in one process."""
-    got = train(bare({"sizes": sizes, "tied": tied}, state, dtype), [batches])
-    return {"losses": got["losses"][0], "gradients": got["gradients"][0]}
-
-
-@exercise(SEQUENCE, kind="numerics")
-@pytest.mark.parametrize(("sequence", "tied"), [(False, False), (True, False), (True, True)])
-def test_a_whole_transformer_and_its_loss(run, rng, expect, sequence, tied):
-    size = rng.integers(2, 3)
-    sizes = draw_sizes(rng, size) | {"layers": 2}
-    state = draw_state(rng, {"sizes": sizes}, 0.3)
-    shape = (rng.integers(1, 2), sizes["context"])
-    batches = [[rng.tokens(*shape, vocabulary=sizes["vocabulary"]) for _ in range(2)] for _ in range(2)]
-    want, plain = (expect(whole_step, sizes, state, batches, tied, dtype) for dtype in ("float64", "float32"))
-    ranks = run(probes.model, sizes, state, batches, sequence, tied, world=size, replace=NEEDS)
-    for rank, got in enumerate(ranks):
-        what = f"rank {rank} of {size}, {'sequence' if sequence else 'tensor'}-parallel"
-        for i, loss in enumerate(got["losses"]):
-            close(loss, want["losses"][i], plain["losses"][i], f"{what}, loss of micro-batch {i}", factor=10)
-        same_gradients(got["gradients"], want["gradients"], plain["gradients"], what, rank, size)
-        cut = {name: dim for name, dim in got["dims"] if dim is not None}
-        for name, gradient in want["gradients"].items():
-            assert (part_of(name, gradient, rank, size).shape != gradient.shape) == (name in cut), f"{what}: {name}"
 
 
 @exercise(SEQUENCE, kind="numerics")
