@@ -208,38 +208,22 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
     schedule, traces, _ = gated(run, rng, kind)
     stages, micro_batches, chunks = size(schedule)
     ranks = played_back(traces, stages * chunks - 1)
-    simulation = played(schedule, micro_batches, chunks)
-    actions = []
+    simulation, actions = played(schedule, micro_batches, chunks), []
     for rank, events in enumerate(ranks):
-        want = [
-            [a.kind, a.micro_batch, a.chunk, start]
-            for a, start in zip(simulation.ranks[rank], simulation.starts[rank], strict=True)
-        ]
-        assert len(events) == len(want), f"rank {rank}: {len(events)} actions, expected {len(want)}"
-        actions += [
-            (should[3], rank, place, did, should) for place, (did, should) in enumerate(zip(events, want, strict=True))
-        ]
+        planned = list(zip(simulation.ranks[rank], simulation.starts[rank], strict=True))
+        assert len(events) == len(planned), f"rank {rank}: {len(events)} actions, expected {len(planned)}"
+        for place, (did, (a, start)) in enumerate(zip(events, planned, strict=True)):
+            actions.append((start, rank, place, did, [a.kind, a.micro_batch, a.chunk, start]))
     for _, rank, place, did, should in sorted(actions):  # what comes first first: others wait for it
         assert did == should, (
             f"{kind}, rank {rank} of {stages}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
             f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
-            f"(a forward takes 1, a backward 2): {order(did, should)}"
+            "(a forward takes 1, a backward 2): what is late waits for a result that was not sent before the next action "
+            "began, or for something else first"
         )
     end = max(events[-1][3] + 2 for events in ranks)
     bubble = f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time"
     measured(bubble, (end - simulation.busy) / simulation.busy, simulation.bubble)
-
-
-def order(did: list, should: list) -> str:
-    """How an action differs from the schedule's."""
-    if did[:3] != should[:3]:
-        return "follow the schedule that is given"
-    if did[3] < should[3]:
-        return "the right action, too early: it cannot have what it needs"
-    return (
-        "the right action, too late, though nothing that begins before it was late on any rank. So what it waits for "
-        "was sent too late (send before the next action begins), or this rank waited for something else first"
-    )
 
 
 @exercise(EXECUTE, kind="property")

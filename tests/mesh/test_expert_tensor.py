@@ -12,10 +12,9 @@ from __future__ import annotations
 import pytest
 
 from lab.harness.pytest_plugin import exercise
-from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH
+from .carried import BOTH, all_send
 from .tensor_oracles import draw_state, keeps_its_share, layer_is_as_whole
 
 EXPERT_TENSOR = "mesh.expert_tensor"
@@ -49,14 +48,11 @@ def test_hidden_units_that_ranks_do_not_divide_are_refused(run, rng):
 @exercise(EXPERT_TENSOR, kind="property")
 def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng, expect):
     drawn = sizes, _, x, _ = draw(rng, 2)
-    for rank, got in enumerate(layer_is_as_whole(run, rng, expect, "experts", drawn, 2, needs=NEEDS)):
-        for part in BOTH:
-            sends(
-                got["sent"][part], [["all_reduce", x.numel(), "float32"]],
-                f"rank {rank}, {len(sizes['numbers'])} experts, {part}",
-                "experts share one entrance and one exit, and weights stay where they are",
-                ("op", "elements", "dtype"),
-            )  # fmt: skip
+    ranks = layer_is_as_whole(run, rng, expect, "experts", drawn, 2, needs=NEEDS)
+    all_send(
+        ranks, dict.fromkeys(BOTH, [["all_reduce", x.numel(), "float32"]]), f"{len(sizes['numbers'])} experts, ",
+        "experts share one entrance and one exit, and weights stay where they are", ("op", "elements", "dtype"),
+    )  # fmt: skip
 
 
 @exercise(EXPERT_TENSOR, kind="property")

@@ -13,10 +13,9 @@ import pytest
 
 from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
-from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH
+from .carried import BOTH, all_send
 from .tensor_oracles import draw_block, draw_sizes, keeps_its_share, layer_is_as_whole
 
 ATTENTION = "mesh.parallel_attention"
@@ -69,10 +68,9 @@ def test_each_rank_keeps_its_share_of_the_projections(run, rng):
 @pytest.mark.parametrize(("kind", "count"), [("attention", 1), ("block", 2)])
 def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count):
     drawn = _, _, x, _ = draw_block(rng, kind, 2)
-    for rank, got in enumerate(layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)):
-        for part in BOTH:
-            measured(f"{kind}: all-reduces, {part}", len(got["sent"][part]), count)
-            sends(
-                got["sent"][part], [["all_reduce", x.numel()]] * count, f"{kind}, rank {rank}, {part}",
-                "q, k and v share one entrance, and only o has a sum to make",
-            )  # fmt: skip
+    ranks = layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)
+    measured(f"{kind}: all-reduces in forward", len(ranks[0]["sent"]["forward"]), count)
+    all_send(
+        ranks, dict.fromkeys(BOTH, [["all_reduce", x.numel()]] * count), f"{kind}, ",
+        "q, k and v share one entrance, and only o has a sum to make",
+    )  # fmt: skip

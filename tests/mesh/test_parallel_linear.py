@@ -12,10 +12,9 @@ from __future__ import annotations
 import pytest
 
 from lab.harness.pytest_plugin import exercise
-from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH
+from .carried import BOTH, all_send
 from .tensor_oracles import draw_block, draw_sizes, draw_state, keeps_its_share, layer_is_as_whole
 
 LINEAR = "mesh.parallel_linear"
@@ -85,16 +84,12 @@ def test_each_rank_keeps_its_share_of_the_weights(run, rng, kind):
 def test_a_column_sends_backward_and_a_row_forward(run, rng, expect, kind, forward):
     drawn = _, _, x, dy = draw(rng, kind, 2, bias=True)
     one = [["all_reduce", (dy if kind == "row" else x).numel()]]
-    for rank, got in enumerate(layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)):
-        for part, count in zip(BOTH, (forward, 1 - forward), strict=True):
-            sends(got["sent"][part], one * count, f"{kind}-parallel, rank {rank}, {part}")
+    ranks = layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)
+    all_send(ranks, {"forward": one * forward, "backward": one * (1 - forward)}, f"{kind}-parallel, ")
 
 
 @exercise(LINEAR, kind="property")
 def test_an_mlp_is_one_all_reduce_forward_and_one_backward(run, rng, expect):
     drawn = _, _, x, _ = draw_block(rng, "mlp", 2)
-    for rank, got in enumerate(layer_is_as_whole(run, rng, expect, "mlp", drawn, 2, needs=NEEDS)):
-        for part in BOTH:
-            sends(
-                got["sent"][part], [["all_reduce", x.numel()]], f"rank {rank}, {part}", "gate and up share one entrance"
-            )
+    ranks = layer_is_as_whole(run, rng, expect, "mlp", drawn, 2, needs=NEEDS)
+    all_send(ranks, dict.fromkeys(BOTH, [["all_reduce", x.numel()]]), cause="gate and up share one entrance")

@@ -19,7 +19,7 @@ from lab.harness.trace import sends
 
 from . import probes_tensor as probes
 from .carried import BOTH as DIRECTIONS
-from .carried import asked, bytes_sent
+from .carried import all_send, asked, bytes_sent
 from .tensor_oracles import (
     conjugate_is_right,
     conjugate_sends_once,
@@ -110,11 +110,8 @@ def test_as_many_bytes_as_with_all_reduces_and_a_share_of_the_activations(run, r
 @exercise(SEQUENCE, kind="property")
 def test_gradients_of_all_norms_are_summed_in_one_message(run, rng, expect):
     sizes, _, ranks = block_is_as_whole(run, rng, expect, rng.integers(2, 3))
+    all_send(ranks, {"finish": [["all_reduce", 2 * sizes["width"]]]}, cause="sum both norms' gradients in one message")
     for rank, got in enumerate(ranks):
-        sends(
-            got["sent"]["finish"], [["all_reduce", 2 * sizes["width"]]], f"rank {rank}",
-            "the gradients of both norms are summed in one message",
-        )  # fmt: skip
         for name in [name for name in got["gradients"] if "norm" in name]:
             total = torch.stack([r["before"][name] for r in ranks]).double().sum(0)
             close(got["gradients"][name], total, total.float(), f"rank {rank}, {name}", cause="the sum over ranks")

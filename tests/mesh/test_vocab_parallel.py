@@ -19,7 +19,7 @@ from lab.harness.pytest_plugin import exercise
 from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH, asked, does_not_grow
+from .carried import BOTH, all_send, asked, does_not_grow
 from .tensor_oracles import draw_groups, draw_state, keeps_its_share, layer_is_as_whole, seats
 
 VOCAB = "mesh.vocab_parallel"
@@ -119,9 +119,7 @@ def test_each_rank_keeps_its_share_of_the_rows(run, rng):
 @exercise(VOCAB, kind="property")
 def test_an_embedding_is_one_all_reduce_forward(run, rng, expect):
     y, ranks = embeds_as_whole(run, rng, expect, 2, 0, grouped=False)
-    for rank, got in enumerate(ranks):
-        for part, want in zip(BOTH, ([["all_reduce", y.numel()]], []), strict=True):
-            sends(got["sent"][part], want, f"rank {rank}, {part}", "one number for each of y")
+    all_send(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
 
 
 @exercise(VOCAB, kind="property")
