@@ -218,8 +218,8 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
         assert did == should, (
             f"{kind}, rank {rank} of {stages}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
             f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
-            "(a forward takes 1, a backward 2): what is late waits for a result that was not sent before the next action "
-            "began, or for something else first"
+            "(a forward takes 1, a backward 2): what is late waits for a result that was not sent before the next "
+            "action began, or for something else first"
         )
     end = max(events[-1][3] + 2 for events in ranks)
     bubble = f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time"

@@ -50,7 +50,7 @@ def test_one_all_reduce_forward_and_one_backward_for_all_experts(run, rng, expec
     drawn = sizes, _, x, _ = draw(rng, 2)
     ranks = layer_is_as_whole(run, rng, expect, "experts", drawn, 2, needs=NEEDS)
     all_send(
-        ranks, dict.fromkeys(BOTH, [["all_reduce", x.numel(), "float32"]]), f"{len(sizes['numbers'])} experts, ",
+        ranks, {part: [["all_reduce", x.numel(), "float32"]] for part in BOTH}, f"{len(sizes['numbers'])} experts, ",
         "experts share one entrance and one exit, and weights stay where they are", ("op", "elements", "dtype"),
     )  # fmt: skip
 

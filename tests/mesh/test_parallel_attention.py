@@ -71,6 +71,6 @@ def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count
     ranks = layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)
     measured(f"{kind}: all-reduces in forward", len(ranks[0]["sent"]["forward"]), count)
     all_send(
-        ranks, dict.fromkeys(BOTH, [["all_reduce", x.numel()]] * count), f"{kind}, ",
+        ranks, {part: [["all_reduce", x.numel()]] * count for part in BOTH}, f"{kind}, ",
         "q, k and v share one entrance, and only o has a sum to make",
     )  # fmt: skip

@@ -92,4 +92,4 @@ def test_a_column_sends_backward_and_a_row_forward(run, rng, expect, kind, forwa
 def test_an_mlp_is_one_all_reduce_forward_and_one_backward(run, rng, expect):
     drawn = _, _, x, _ = draw_block(rng, "mlp", 2)
     ranks = layer_is_as_whole(run, rng, expect, "mlp", drawn, 2, needs=NEEDS)
-    all_send(ranks, dict.fromkeys(BOTH, [["all_reduce", x.numel()]]), cause="gate and up share one entrance")
+    all_send(ranks, {part: [["all_reduce", x.numel()]] for part in BOTH}, cause="gate and up share one entrance")
