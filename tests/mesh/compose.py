@@ -14,8 +14,17 @@ from torch import Tensor, nn
 
 from lab.model.transformer import Config, Transformer
 
+from . import probes_compose as probes
+from .carried import asked
 from .experts import Mixture
 from .probes_placed import AXES, coordinate, part_of, stage_of
+
+NEEDS = [
+    "mesh.mesh", "mesh.conjugates", "mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel",
+    "mesh.sequence_parallel", "mesh.schedule_gpipe", "mesh.schedule_1f1b", "mesh.schedule_interleaved", "mesh.execute",
+    "mesh.route", "mesh.exchange", "mesh.dispatch", "mesh.combine", "mesh.capacity", "mesh.reduce_gradients",
+    "mesh.attach", "mesh.fsdp_axis", "zero.fsdp_gather",
+]  # fmt: skip
 
 
 def train(model: nn.Module, steps: list, lr: float = 0.0, extra: Callable[[], Any] = int) -> dict:
@@ -117,6 +126,15 @@ def draw_model(rng, tensor: int = 1, layers: int = 2, experts: int = 0, tied: bo
     return {"sizes": sizes, "experts": experts, "k": 2 if experts > 2 else 1, "tied": tied}
 
 
+def model_for(rng, degrees: dict, plan: dict | None = None, tied: bool = False) -> dict:
+    """Draw a model that the mesh divides; with an expert axis, a mixture of experts."""
+    virtual = degrees.get("pipe", 1) * (plan or {}).get("chunks", 1)
+    experts = degrees["expert"] * rng.integers(1, 2) if degrees.get("expert", 1) > 1 else 0
+    return draw_model(
+        rng, degrees.get("tensor", 1), virtual + rng.integers(0, 1), max(experts, 2 * bool(experts)), tied
+    )
+
+
 def draw_state(rng, model: dict, size: float = 0.4) -> dict:
     return drawn_like(rng, bare(model).state_dict(), size)
 
@@ -160,6 +178,21 @@ def members(degrees: dict, rank: int, axes: tuple) -> tuple:
     others = [axis for axis in AXES if axis not in axes]
     places = [coordinate(degrees, r) for r in range(math.prod(degrees.values()))]
     return tuple(r for r, place in enumerate(places) if all(place[a] == places[rank][a] for a in others))
+
+
+def check(run, rng, expect, degrees: dict, plan: dict, model: dict, steps: int = 5, rows: int = 1) -> list:
+    """Judge losses and gradients against one process's; return each rank's values, and its messages by step."""
+    world = math.prod(degrees.values())
+    state, batches, want = draw_run(rng, expect, model, degrees, plan, steps, rows)
+    assert "factor" not in model or want["dropped"], "the test drew a limit that nothing meets"
+    ranks = asked(
+        run, probes.trained, model, state, degrees, plan, batches, 0.1, world=world, replace=NEEDS,
+        parts=[f"step {i}" for i in range(steps)],
+    )  # fmt: skip
+    what = " × ".join(f"{axis}={n}" for axis, n in degrees.items()) or "one rank"
+    what += "".join(f", {option}" for option in ("sequence", "fsdp") if plan.get(option))
+    same_as_alone(ranks, want, degrees, what)
+    return ranks
 
 
 def same_as_alone(ranks: list, want: dict, degrees: dict, what: str) -> None:

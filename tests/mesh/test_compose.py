@@ -27,7 +27,9 @@ from . import probes_compose as probes
 from .carried import bytes_sent
 from .compose import (
     AXES,
+    NEEDS,
     bare,
+    check,
     compare,
     coordinate,
     draw_model,
@@ -35,9 +37,9 @@ from .compose import (
     draw_state,
     dropped_out,
     members,
+    model_for,
     same_as_alone,
 )
-from .compose_check import NEEDS, check, model_for
 from .costs import listed
 from .probes_placed import names_at, part_of
 
