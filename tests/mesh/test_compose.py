@@ -294,10 +294,9 @@ def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
                 f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
             )
             sharded = "data" not in copies
-            reason = "a layer of fewer numbers than plan.small stays whole, and each has" if sharded else "small is 0"
-            reason = reason if plan.get("fsdp") else "fsdp is off"
             assert sharded == (plan.get("small") == 0) or replaced(NEEDS), (
-                f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded: {reason}"
+                f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded: with fsdp a layer of plan.small "
+                "numbers or more is, and no other"
             )
 
 
