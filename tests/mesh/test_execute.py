@@ -81,16 +81,15 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipeli
     want, plain = (whole(sum(layers), *rest, dtype) for dtype in ("float64", "float32"))
     stage_of = {rank: stage for ranks_of in pipelines or [range(stages)] for stage, rank in enumerate(ranks_of)}
 
-    def who(rank: int, step: int) -> str:
-        stage = f"stage {stage_of[rank]} of {stages}"
-        return f"rank {rank}, {stage}, {micro_batches} micro-batches, layers {layers}, step {step}"
+    def who(rank: int) -> str:
+        return f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
 
     def judge_loss(rank: int, step: int) -> None:
         loss = ranks[rank]["losses"][step]
         if stage_of[rank] < stages - 1:
-            assert loss is None, f"{who(rank, step)}: returned {loss}, expected None: the loss is the last rank's"
+            assert loss is None, f"{who(rank)}: execute returned {loss}, expected None: the loss is the last rank's"
         else:
-            close(loss, want["losses"][step], plain["losses"][step], f"{who(rank, step)}: loss", factor=15,
+            close(loss, want["losses"][step], plain["losses"][step], f"{who(rank)}: loss of step {step}", factor=15,
                   cause="the mean over all micro-batches")  # fmt: skip
 
     # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
@@ -99,10 +98,10 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipeli
     for step, rank in itertools.product(range(len(batches)), stage_of):
         for name, gradient in ranks[rank]["gradients"][step].items():
             key = "embedding" if tied and name == "head" else name
-            assert gradient is not None, f"{who(rank, step)}: {name} has no gradient"
+            assert gradient is not None, f"{who(rank)}, step {step}: {name} has no gradient"
             close(
                 gradient, want["gradients"][step][key], plain["gradients"][step][key],
-                f"{who(rank, step)}: gradient of {name}", factor=15,
+                f"{who(rank)}, step {step}: gradient of {name}", factor=15,
                 cause="tied: the sum of the first and the last rank's" if tied and key == "embedding"
                 else "expected the gradient of the mean over micro-batches",
             )  # fmt: skip
@@ -218,12 +217,23 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
         assert did == should, (
             f"{kind}, rank {rank} of {stages}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "
             f"{did[2]} at {did[3]:g}, expected {should[0]} of {should[1]}, chunk {should[2]} at {should[3]:g} "
-            "(a forward takes 1, a backward 2): what is late waits for a result that was not sent before the next "
-            "action began, or for something else first"
+            f"(a forward takes 1, a backward 2): {order(did, should)}"
         )
     end = max(events[-1][3] + 2 for events in ranks)
     bubble = f"{kind}, {stages} stages, {micro_batches} micro-batches: idle over busy time"
     measured(bubble, (end - simulation.busy) / simulation.busy, simulation.bubble)
+
+
+def order(did: list, should: list) -> str:
+    """How an action differs from the schedule's."""
+    if did[:3] != should[:3]:
+        return "follow the schedule that is given"
+    if did[3] < should[3]:
+        return "the right action, too early: it cannot have what it needs"
+    return (
+        "the right action, too late, though nothing that begins before it was late on any rank. So what it waits for "
+        "was sent too late (send before the next action begins), or this rank waited for something else first"
+    )
 
 
 @exercise(EXECUTE, kind="property")
