@@ -91,27 +91,40 @@ def resume(impl, width, name, options, state, batches: list, stages: list) -> di
     """Train in one group of ranks after the other, from one checkpoint to the next. stages: [ranks, gathered]."""
     folder = shared_folder()
     groups = [dist.new_group(ranks) for ranks, _ in stages]
-    told: dict = {"losses": [], "extra": [], "files": [], "state": {}}
+    told: dict = {"losses": [], "extra": [], "files": [], "state": {}, "loaded": [], "saved": []}
     for number, ((ranks, gathered), group) in enumerate(zip(stages, groups, strict=True)):
         dist.barrier()
         torch.manual_seed(100 * number + dist.get_rank())  # what is not loaded differs
-        losses, extra, files = [], None, []
+        losses, extra, files, loaded, whole = [], None, [], {}, {}
         if dist.get_rank() in ranks:
             m, o, scheduler = start(impl, width, name, options, group, None if number else state)
             saved = checkpoint(impl, folder, group)
             if number:
-                extra = saved.load(m, o)
+                extra = _load(saved, m, o, f"on {len(ranks)} ranks, of what {len(stages[number - 1][0])} have saved")
+                loaded = everything(m, o)
                 scheduler.load_state_dict(extra["scheduler"])
             losses = steps(m, o, scheduler, batches[number])
             gates.mark(f"save {number}")
             saved.save(m, o, gathered=gathered, extra={"scheduler": scheduler.state_dict(), "note": [number, "é"]})
             gates.mark(f"save {number} is done")
-            files = listing(folder)
+            files, whole = listing(folder), everything(m, o)
             told["state"] = dict(nn.Module.state_dict(m))
         told["losses"].append(losses)
         told["extra"].append(extra and extra["note"])
         told["files"].append(files)
+        told["loaded"].append(loaded)
+        told["saved"].append(whole)
     return told
+
+
+def _load(saved, m, o, where: str):
+    """What load() returns; what it raises says where it was."""
+    try:
+        return saved.load(m, o)
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise ValueError(f"load() {where}: {error}").with_traceback(error.__traceback__) from None
 
 
 def listing(folder: Path) -> list:

@@ -39,18 +39,49 @@ def test_2_ranks_then_4_then_3_go_on_as_one_did(run, rng, name, gathered):
               [sorted(rng.shuffled(range(4))[:3]), not gathered]]  # fmt: skip
     want = run(probes.oracle, width, name, OPTIONS[name], state, batches)
     args = width, name, OPTIONS[name], state, batches, stages
-    for rank, got in enumerate(run(probes.resume, *args, world=4, **ASKED)):
+    told = run(probes.resume, *args, world=4, **ASKED)
+    for rank, got in enumerate(told):
         for number, (ranks, _) in enumerate(stages):
             if rank not in ranks:
                 continue
             what = f"rank {rank}, {name}, on ranks {ranks} after {[r for r, _ in stages[:number]]}"
             assert got["losses"][number] == want["losses"][number], (
-                f"{what}: losses {got['losses'][number]}, without interruption {want['losses'][number]}"
+                f"{what}: losses {got['losses'][number]}, without interruption {want['losses'][number]}: "
+                f"{not_as_saved(told, stages, rank, number)}"
             )
             note = [number - 1, "é"] if number else None
             assert got["extra"][number] == note, f"{what}: extra came back as {got['extra'][number]}, was {note}"
         for key, tensor in want["state"].items() if rank in stages[-1][0] else ():
-            assert torch.equal(got["state"][key], tensor), f"rank {rank}: {key} differs at the end"
+            assert torch.equal(got["state"][key], tensor), (
+                f"rank {rank}: {key} differs at the end: {not_as_saved(told, stages, rank, len(stages) - 1)}"
+            )
+
+
+def not_as_saved(told, stages, rank, number) -> str:
+    """What load() has brought back otherwise than save() found it, by kinds."""
+    if not number:
+        return "this is before anything was saved"
+    saved = {name: t for r in stages[number - 1][0] for name, t in told[r]["saved"][number - 1].items()}
+    loaded = {name for r in stages[number][0] for name in told[r]["loaded"][number]}
+    mine = told[rank]["loaded"][number]
+    off: dict[str, list[str]] = {}
+    for name, t in mine.items():
+        if name in saved and not torch.equal(t, saved[name]):
+            kind = {"rate": "hyperparameters", "seen": "buffers"}.get(name.split()[0], "parameters")
+            change = f" ({float(t):.4g}, saved {float(saved[name]):.4g})" if t.ndim == 0 else ""
+            if kind == "hyperparameters" and name != "rate 0" and torch.equal(t, saved["rate 0"]):
+                change += ", which group 0 was saved with"
+            off.setdefault("the optimizer's state" if " of " in name else kind, []).append(name + change)
+    if lost := sorted(saved.keys() - loaded):
+        kept = sum(" of " in name for name in saved)
+        written = sum(size for _, size, kind in told[stages[number - 1][0][0]]["files"][number - 1] if kind != "json")
+        room = written >= sum(t.nbytes for name, t in saved.items() if "rate" not in name)
+        where = "the files are large enough for them: load() loses them" if room else "save() has left them out"
+        off[f"no rank has them, {len(lost)} of the {kept} tensors of the optimizer's state; {where}"] = lost
+    lines = [f"{', '.join(some[:3])}{', …' * (len(some) > 3)} ({what})" for what, some in off.items()]
+    if not lines:
+        return "all is as it was saved when load() returns: does it stay so in the next steps?"
+    return "what has not come back when load() returns: " + "; ".join(lines)
 
 
 @exercise(STATE_DICT, kind="numerics")
