@@ -70,8 +70,7 @@ def check(got: dict, together: list, place: int, what: str) -> None:
 
 CAUSES = {
     "gates": "the probabilities of the chosen, over all experts, not normalised again",
-    "balance": "n · Σ f · P over all ranks' tokens: sum choices, probabilities and tokens over the group first, and "
-    "divide by 1 token at least",
+    "balance": "n · Σ f · P over all ranks' tokens: sum choices, probabilities and tokens over the group first",
     "by_gates": "a gate is a probability, and has its gradient",
     "by_balance": "the gradient of the whole batch's loss, times what gradients will be divided by; f has none",
 }
