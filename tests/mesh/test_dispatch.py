@@ -85,12 +85,12 @@ def test_bytes_are_what_the_routing_says(run, rng, dtype):
     for kind, here, told in zip(kinds, by_kind, judged(run, cases, kinds), strict=True):
         for rank, (case, got) in enumerate(zip(here, told, strict=True)):
             row, what = case["x"].shape[1] * case["x"].itemsize, f"rank {rank} of {world}, {kind}, {dtype}"
-            counts, left, arrived = 8 * n, kept(case) * row, len(arrivals(here, rank)) * row
-            sends(
-                got["sent"]["dispatch"], [["all_to_all", counts], ["all_to_all", left]], f"{what}, forward",
-                f"a count for each of {n} experts, int64, and a row of {row} bytes for each choice that is not dropped",
-                ("op", "bytes"),
-            )  # fmt: skip
+            left, arrived = kept(case) * row, len(arrivals(here, rank)) * row
+            sent = [(r["op"], r["bytes"]) for r in got["sent"]["dispatch"]]
+            assert sent == [("all_to_all", 8 * n), ("all_to_all", left)], (
+                f"{what}: forward sent {sent}, expected all_to_all of {8 * n} bytes (a count for each of {n} experts, "
+                f"int64) and one of {left} (a row of {row} for each choice that was not dropped)"
+            )
             sends(
                 got["sent"]["dispatch's backward"], [["all_to_all", arrived]], f"{what}, backward",
                 "a row for each that arrived", ("op", "bytes"),
