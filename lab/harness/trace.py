@@ -48,3 +48,13 @@ class Trace:
         if min(self.peak_bytes, small.peak_bytes) < 0:
             return -1
         return max(0, self.peak_bytes - min(small.peak_bytes, START_BYTES))
+
+
+def sends(
+    rows: Sequence[dict], want: Sequence, who: str, cause: str = "", fields: Sequence[str] = ("op", "elements")
+) -> None:
+    """Assert that these messages, as `Trace.cut` has them, are the wanted ones, in order, by some of their fields."""
+    sent = [[row[field] for field in fields] for row in rows]
+    assert sent == [[*each] for each in want], (
+        f"{who}: sent {sent or 'nothing'}, expected {[[*each] for each in want] or 'nothing'}{cause and f': {cause}'}"
+    )

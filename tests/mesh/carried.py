@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.cluster.costs import sent_bytes
 from lab.harness.judge import never_holds
+from lab.harness.trace import sends
 
 BOTH = ("forward", "backward")
 TWICE = (*BOTH, "again")  # a second backward over the same graph
@@ -30,9 +31,11 @@ def asked(run: Any, probe: Callable, *args: Any, parts: Sequence[str] = TWICE, *
     return ranks
 
 
-def messages(rows: list) -> list:
-    """[operation, elements] of each row."""
-    return [[row["op"], row["elements"]] for row in rows]
+def all_send(ranks: list, want: dict[str, list], what: str = "", cause: str = "", fields=("op", "elements")) -> None:
+    """Assert that every rank sent these messages in each part, by some of their fields."""
+    for rank, got in enumerate(ranks):
+        for part, rows in want.items():
+            sends(got["sent"][part], rows, f"{what}rank {rank}, {part}", cause, fields)
 
 
 def bytes_sent(rows: list) -> float:

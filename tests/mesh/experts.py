@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from lab.harness import layouts
 from lab.model.transformer import Config, SwiGLU
 
 from . import probes_experts as probes
+from .carried import asked
 
 KINDS = ["even", "uneven", "one rank", "nothing", "dropped"]
 
@@ -45,9 +47,16 @@ def draw_tokens(rng, world: int, n: int, k: int, kind: str, dtype=torch.float32)
     return cases
 
 
-def spread(drawn: list, members: list, world: int) -> list:
-    """Give the drawn cases to the members of a group, and no cases to other ranks."""
-    return [drawn[members.index(r)] if r in members else [] for r in range(world)]
+def in_group(run, probe: Callable, cases: list, members: Sequence = (), alone: bool = False, **options) -> list:
+    """Ask the places of a group for their cases, [place][case]; return values with messages, [case][place].
+
+    members: the group's ranks in a larger world. alone: the function gets no group.
+    """
+    ranks, groups = [*members] or [*range(len(cases))], None if alone else [[*members]] if members else []
+    given = [cases[ranks.index(r)] if r in ranks else [] for r in range(max(ranks) + 1)]
+    world = options.pop("world", None if alone else len(given))
+    told = asked(run, probe, given, groups, world=world, **options)
+    return [[told[r][i] for r in ranks] for i in range(len(cases[0]))]
 
 
 def kept(case: dict) -> int:

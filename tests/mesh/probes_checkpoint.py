@@ -38,11 +38,8 @@ def steps(share: Share, optimizer: torch.optim.Optimizer, gradients: list) -> No
 
 
 def session(impl, layout: dict, name: str, options: dict, values: dict, gradients: list, files: dict | None,
-            extra: dict, before: int = 1) -> dict:  # fmt: skip
-    """Load `files`, if there are any, take a step for each of `gradients`, and save. Rank 0 returns the files.
-
-    before: number of tensor ranks that saved the files.
-    """
+            extra: dict) -> dict:  # fmt: skip
+    """Load `files`, if there are any, take a step for each of `gradients`, and save. Rank 0 returns the files."""
     folder = shared_folder()
     checkpoint = impl.mesh.mesh_checkpoint.MeshCheckpoint(folder)
     share, optimizer = start(impl, layout, name, options, values)
@@ -56,7 +53,7 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     gates.mark("load")
     if files is not None:
         with meter(share.shares) as memory:
-            told["extra"] = _loaded(checkpoint, share, optimizer, before)
+            told["extra"] = checkpoint.load(share, optimizer)
         told |= {"peak_bytes": memory.peak_bytes, "loaded": held(share, optimizer)}
     gates.mark("steps")
     stopped = _stopped(lambda: steps(share, optimizer, gradients))
@@ -86,22 +83,6 @@ def session(impl, layout: dict, name: str, options: dict, values: dict, gradient
     return told
 
 
-def _loaded(checkpoint, share: Share, optimizer: torch.optim.Optimizer, before: int) -> object:
-    """What load() returns; sizes that torch does not like are told with the mesh that it was on."""
-    try:
-        return checkpoint.load(share, optimizer)
-    except RuntimeError as error:
-        rows, here = share.layout["config"]["vocabulary"], share.layout["degrees"].get("tensor", 1)
-        padded = [rows + -rows % ranks for ranks in (before, here)]
-        where = f"{share.layout['degrees'] or 'one rank'}: {error}"
-        if padded != [rows, rows]:
-            where += (
-                f" (the vocabulary of {rows} was saved as {padded[0]} rows, by {before} ranks along tensor, and has "
-                f"{padded[1]} here: rows that fill it up are no part of what is cut anew)"
-            )
-        raise RuntimeError(f"load() on {where}").with_traceback(error.__traceback__) from None
-
-
 def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
     """[name, place on tensor, start, key of its state ("": the parameter), numbers] of each piece on this rank."""
     told = []
@@ -117,14 +98,9 @@ def held(share: Share, optimizer: torch.optim.Optimizer) -> list:
 
 def _stopped(step: Callable[[], None]) -> str:
     """What an optimizer raises on any rank that has loaded what does not fit; "" if nothing. All ranks ask."""
-    error = ""
-    try:
-        step()
-    except Exception as raised_here:
-        error = f"{type(raised_here).__name__}: {raised_here}"
-    errors: list = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    return next(filter(None, errors), "")
+    said: list = [None] * dist.get_world_size()
+    dist.all_gather_object(said, raised(step, text=True))
+    return next((text for text in said if text != "nothing"), "")
 
 
 @contextlib.contextmanager
@@ -190,19 +166,6 @@ def same(one: list, other: list) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one[1:], other[1:], strict=True))
 
 
-def refusal(what: str, save: Callable[[], None]) -> str:
-    """Return the error that save() raises on all ranks where JSON cannot express `what`."""
-    said = raised(save, text=True)
-    try:
-        dist.all_gather_object([None] * dist.get_world_size(), said)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"save() where JSON cannot express {what} raised {said} here, and other ranks went on and wait: make the "
-            f"JSON on every rank, before anything is written or sent ({error})"
-        ) from None
-    return said.partition(":")[0]
-
-
 def refused(impl, layouts: dict, values: dict) -> dict:
     """What loading and saving raise, by name, and whether a failed load left the model alone.
 
@@ -214,9 +177,11 @@ def refused(impl, layouts: dict, values: dict) -> dict:
     told = {"nothing saved": raised(lambda: checkpoint.load(share, optimizer))}
     dist.barrier()
     steps(share, optimizer, [values["saved"]])
-    told["extra"] = refusal("extra", lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
+    told["extra"] = raised(lambda: checkpoint.save(share, optimizer, extra={"no JSON": object()}))
+    dist.barrier()  # where other ranks went on, it shows who waits for whom
     optimizer.param_groups[0]["odd"] = object()
-    told["odd"] = refusal("a hyperparameter", lambda: checkpoint.save(share, optimizer))
+    told["odd"] = raised(lambda: checkpoint.save(share, optimizer))
+    dist.barrier()
     del optimizer.param_groups[0]["odd"]
     several = torch.optim.AdamW([{"params": [p]} for p in share.shares], **options)
     told["groups, save"] = raised(lambda: checkpoint.save(share, several))

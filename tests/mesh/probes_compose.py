@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -27,11 +26,8 @@ def whole(impl, model: dict, state: dict | None = None) -> Transformer:
     return made
 
 
-def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict, mesh=None, seen=None):
-    """seen: called with the whole model before it is used up."""
+def parallel(impl, model: dict, state: dict | None, degrees: dict, plan: dict, mesh=None):
     mesh, made = mesh or impl.mesh.mesh.Mesh(**degrees), whole(impl, model, state)
-    if seen is not None:
-        seen(made)
     return impl.mesh.compose.parallelize(made, mesh, impl.mesh.parallel.Plan(**plan) if plan else None)
 
 
@@ -76,7 +72,6 @@ def trained(impl, model: dict, state: dict, degrees: dict, plan: dict, batches: 
         "gradients": gradients,
         "parameters": pieces(own, [p.detach() for p in own.placements()]),
         "masks": masks,
-        "dropouts": [(m.p, m.training) for m in own.modules() if isinstance(m, torch.nn.Dropout)],
         "planned": [f"{action.kind} {action.chunk}" for action in own.actions()] if watched else [],
     }
 
@@ -126,29 +121,14 @@ def placed(impl, model: dict, degrees: dict, plans: list) -> list:
 
 
 def held(impl, model: dict, degrees: dict, plans: list) -> list:
-    """Bytes that live on this rank when the model has been parallelized, for each plan, RoPE's tables too; of which
-    parameters it has how many numbers; and which of the whole model's storages live beside its parameters."""
+    """Bytes that live on this rank when the model has been parallelized, for each plan, RoPE's tables too."""
     told: list = []
     mesh = impl.mesh.mesh.Mesh(**degrees)  # one for all: each of its groups has threads on every rank
     for plan in plans:
-        wholes: list = []
-
-        def seen(made, wholes=wholes) -> None:
-            wholes += [(name, weakref.ref(p.untyped_storage())) for name, p in made.named_parameters()]
-
         with Held() as memory:
-            own = parallel(impl, model, None, degrees, plan, mesh, seen)
+            own = parallel(impl, model, None, degrees, plan, mesh)
             gc.collect()
-            live = memory.now()
-        used = {p.untyped_storage().data_ptr(): p.nbytes for p in own.parameters()}
-        left = [(name, ref()) for name, ref in wholes]
-        beside = [name for name, storage in left if storage is not None and storage.data_ptr() not in used]
-        views = [name for name, s in left if s is not None and s.nbytes() > used.get(s.data_ptr(), s.nbytes())]
-        del left
-        told.append({
-            "bytes": live, "numbers": [[p.name, p.count] for at in own.placements().values() for p in at.pieces],
-            "beside": beside, "views": views,
-        })  # fmt: skip
+            told.append(memory.now())
         del own
     return told
 

@@ -13,14 +13,13 @@ from lab.harness.raising import raised
 from lab.model.transformer import Config
 from lab.ranks.gates import mark
 
+from . import probes_tensor
+from .probes_tensor import AGAIN
+
 
 def group_of(groups: list | None) -> Any:
     """The group that this rank is in: of these, or the world where the list is empty; None for no group at all."""
-    if groups is None:
-        return None
-    made = [dist.new_group(ranks) for ranks in groups]
-    mine = [g for g, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks]
-    return mine[0] if mine else dist.group.WORLD
+    return None if groups is None else probes_tensor.group_of(groups) or dist.group.WORLD
 
 
 def rank() -> int:
@@ -41,7 +40,7 @@ def route(impl, cases: list, groups: list | None) -> list:
         for name, (of, gradient) in incoming.items():
             if of.requires_grad:
                 found |= theirs.gradients([of], {name: logits}, [gradient.to(of.dtype)])
-        mark("again")
+        AGAIN()
         told.append({
             "experts": got.experts.detach().clone(), "gates": got.gates.detach().clone(),
             "balance": got.balance.detach().clone(), "callers": theirs.seen(),
@@ -72,15 +71,11 @@ def exchange(impl, cases: list, groups: list | None) -> list:
         got = impl.mesh.exchange.exchange(rows, case["sent"], case["received"], group)
         mark("backward")
         if rows.requires_grad:
-            found = theirs.gradients([got], {"gradient": rows}, [weights], again=again)
+            found = theirs.gradients([got], {"gradient": rows}, [weights], again=AGAIN)
         else:
-            again()
+            AGAIN()
         told.append({"arrived": got.detach().clone(), **found, "callers": theirs.seen()})
     return told
-
-
-def again() -> None:
-    mark("again")
 
 
 def there_and_back(impl, cases: list, groups: list | None) -> list:
@@ -103,7 +98,7 @@ def there_and_back(impl, cases: list, groups: list | None) -> list:
             dy = answer["tokens"] * (expert[:, None] + 1)
             (dy,) = laid({"dy": dy, "layouts": case["layouts"]}, "dy")
             mark("dispatch's backward")
-            answer |= theirs.gradients([there.tokens], {"gradient": x}, [dy], again=again)
+            answer |= theirs.gradients([there.tokens], {"gradient": x}, [dy], again=AGAIN)
         else:
             answer |= _home(impl, case, x, there, expert, group, theirs)
         told.append({**answer, "callers": theirs.seen()})
@@ -119,7 +114,7 @@ def _home(impl, case: dict, x: torch.Tensor, there: Any, expert: torch.Tensor, g
     mark("combine")
     out = impl.mesh.combine.combine(y, gates, there, group=group)
     mark("combine's backward")
-    found = theirs.gradients([out], {"by_y": y, "by_gates": gates}, [weights.to(out.dtype)], again=again)
+    found = theirs.gradients([out], {"by_y": y, "by_gates": gates}, [weights.to(out.dtype)], again=AGAIN)
     mark("dispatch's backward")
     # On through the experts and dispatch, by hand: what they did is judged elsewhere.
     by_y = found["by_y"]

@@ -33,37 +33,34 @@ def actions_of(schedule: list, rank: int) -> list[Action]:
 
 
 class Layer(nn.Module):
-    """x + tanh(x a) b, hidden split over the tensor group; what it returns is not contiguous."""
+    """x + tanh(x a) b, in part averaged over a group of replicas; what it returns is not contiguous."""
 
     def __init__(self, a: Tensor, b: Tensor, group: Any):
         super().__init__()
-        self.group = group
-        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
-        self.a = nn.Parameter(a.chunk(world, dim=1)[rank].clone())
-        self.b = nn.Parameter(b.chunk(world, dim=0)[rank].clone())
+        self.group, self.a, self.b = group, nn.Parameter(a.clone()), nn.Parameter(b.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        part = torch.tanh(Summed.apply(x, self.group, "backward") @ self.a) @ self.b
-        return (x + Summed.apply(part, self.group, "forward")).mT.contiguous().mT
+        return (x + Mean.apply(torch.tanh(x @ self.a) @ self.b, self.group)).mT.contiguous().mT
 
 
-class Summed(torch.autograd.Function):
-    """The sum over a group in forward, or of the gradients in backward; in the other direction the identity."""
+class Mean(torch.autograd.Function):
+    """The mean over a group, of activations in forward and of gradients in backward: a chunk's own collective."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, direction: str) -> Tensor:
-        ctx.group, ctx.direction = group, direction
-        return summed(x, group) if direction == "forward" else x.view_as(x)
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return mean(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return summed(gradient, ctx.group) if ctx.direction == "backward" else gradient, None, None
+        return mean(gradient, ctx.group), None
 
 
-def summed(x: Tensor, group: Any) -> Tensor:
+def mean(x: Tensor, group: Any) -> Tensor:
     x = x.clone(memory_format=torch.contiguous_format)
     if group is not None:
         dist.all_reduce(x, group=group)
+        x /= dist.get_world_size(group)
     return x
 
 
@@ -87,42 +84,38 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train(impl, plan: dict, schedule: list, state: dict, batches: list, lr: float) -> dict:
-    """Steps of SGD. plan: layers (of each virtual stage), stages, tensor (ranks of a stage), tied, accumulate
-    (gradients stay from step to step), members (global ranks of the one pipeline; [] for tensor pipelines that fill the
-    world), perhaps everywhere (all ranks get inputs and targets). batches: [step] -> inputs, targets."""
-    rank, stages, tensor = dist.get_rank(), plan["stages"], plan["tensor"]
-    pipelines = [plan["members"]] if plan["members"] else [
-        [s * tensor + t for s in range(stages)] for t in range(tensor)
-    ]  # fmt: skip
-    pipes = [dist.new_group(ranks) for ranks in pipelines] if plan["members"] or tensor > 1 else [None]
-    tensors = [dist.new_group([s * tensor + t for t in range(tensor)]) for s in range(stages)] if tensor > 1 else []
-    mine = next((i for i, ranks in enumerate(pipelines) if rank in ranks), None)
+def train(impl, schedule: list, pipelines: list, layers: list, tied: bool, accumulate: bool, state: dict,
+          batches: list, lr: float) -> dict:  # fmt: skip
+    """Steps of SGD. pipelines: global ranks of each; [] for one of all ranks. layers: of each virtual stage.
+    accumulate: gradients stay from step to step. batches: [step] -> inputs, targets."""
+    stages, rank = len(schedule), dist.get_rank()
+    mine = next((ranks for ranks in pipelines or [[*range(stages)]] if rank in ranks), None)
+    pipes = {ranks[0]: dist.new_group(ranks) for ranks in pipelines}
+    replicas = [dist.new_group(list(ranks)) for ranks in zip(*pipelines, strict=True) if len(ranks) > 1]
     if mine is None:
         return {}
-    stage = pipelines[mine].index(rank)
-    ends, group = [*itertools.accumulate(plan["layers"], initial=0)], tensors[stage] if tensors else None
-    chunks = [
-        Chunk(state, range(ends[s], ends[s + 1]), s == 0, s == len(ends) - 2, group)
-        for s in range(stage, len(ends) - 1, stages)
-    ]
+    stage = mine.index(rank)
     first, last = stage == 0, stage == stages - 1
-    tied = chunks[0].embedding if first else chunks[-1].head if last else None
-    if plan["tied"] and stages == 1:
+    ends, group = [*itertools.accumulate(layers, initial=0)], replicas[stage] if replicas else None
+    chunks = [
+        Chunk(state, range(ends[s], ends[s + 1]), s == 0, s == len(layers) - 1, group)
+        for s in range(stage, len(layers), stages)
+    ]
+    options = {"group": pipes[mine[0]]} if pipes else {}
+    if tied and stages == 1:
         chunks[-1].head = chunks[0].embedding
-    options = {"group": pipes[mine]} if pipes[mine] is not None else {}
-    if plan["tied"] and tied is not None:
-        options["tied"] = tied
+    if tied and (first or last):
+        options["tied"] = chunks[0].embedding if first else chunks[-1].head
     parameters = {n: p for chunk in chunks for n, p in chunk.named_parameters()}
-    everywhere, losses, gradients = plan.get("everywhere", False), [], []
+    losses, gradients = [], []
     gates.mark("steps")
     for inputs, targets in batches:
         for p in parameters.values():
-            p.grad = p.grad if plan["accumulate"] else None
+            p.grad = p.grad if accumulate else None
         like = torch.empty(*inputs[0].shape, state["embedding"].shape[1])
         loss = impl.mesh.execute.execute(
-            actions_of(schedule, stage), chunks, inputs if first or everywhere else [],
-            targets if last or everywhere else [], loss_of, like, **options,
+            actions_of(schedule, stage), chunks, inputs if first else [], targets if last else [], loss_of, like,
+            **options,
         )  # fmt: skip
         losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
         gradients.append({n: None if p.grad is None else p.grad.clone() for n, p in parameters.items()})

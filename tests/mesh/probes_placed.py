@@ -28,7 +28,7 @@ def part_of(name: str, whole: Tensor, place: int, ranks: int) -> Tensor:
     dim = cut_along(name, ranks)
     if dim == 0:
         whole = torch.cat([whole, whole.new_zeros(-len(whole) % ranks, *whole.shape[1:])])
-    return whole if dim is None else whole.chunk(ranks, dim)[place]  # experts are whole
+    return whole if dim is None or dim >= whole.ndim else whole.chunk(ranks, dim)[place]  # experts are whole
 
 
 def cut_along(name: str, ranks: int) -> int | None:

@@ -82,19 +82,6 @@ def bound(impl, cases: list) -> list:
 
 
 def refused(impl, cases: list) -> list:
-    """[exception's name, its message or what was returned] of each case."""
-    told = []
-    for case in cases:
-        words: list[str] = []
-
-        def plan(case=case, words=words):
-            priced: list = []
-            choices = impl.mesh.planner.planner(job_of(case), case["keep"], _tools(impl, case, priced))
-            why = (
-                f"{len(priced)} had been priced, and what does not fit needs no price" if priced else "none was priced"
-            )
-            words.append(f"{len(choices)} plans; {why}")
-
-        name, _, text = raised(plan, text=True).partition(": ")
-        told.append([name, *(words or [text])])
-    return told
+    """What each case raises, as text."""
+    plan = impl.mesh.planner.planner
+    return [raised(lambda c=c: plan(job_of(c), c["keep"], _tools(impl, c, [])), text=True) for c in cases]

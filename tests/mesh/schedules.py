@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from lab.cluster.schedule import Action, ScheduleError, Simulation, check, drawn
-from lab.harness.judge import harmless, measured
+from lab.harness.judge import measured
 
 from . import probes_pipeline as probes
 from .probes_experts import refused
@@ -57,45 +57,7 @@ def played(ranks: list, micro_batches: int, chunks: int = 1, what: str = "the sc
     try:
         return check([[Action(*a) for a in rank] for rank in ranks], micro_batches, chunks)
     except ScheduleError as error:
-        raise AssertionError(f"{what}: {all_missing(ranks, micro_batches, chunks) or error}"
-                             f"{chunk_by_chunk(ranks, micro_batches)}") from None  # fmt: skip
-
-
-@harmless
-def all_missing(ranks: list, micro_batches: int, chunks: int) -> str:
-    """Name the actions that the first incomplete rank lacks; "" if none is incomplete, or one has a wrong action."""
-    whole = [[kind, i, c] for kind in ("forward", "backward") for c in range(chunks) for i in range(micro_batches)]
-    for rank, actions in enumerate(ranks):
-        lacks = [a for a in whole if a not in actions]
-        if len(lacks) + len(actions) != len(whole):
-            return ""
-        if lacks:
-            few = ", ".join(str(Action(*a)) for a in lacks[:4]) + (
-                "" if len(lacks) <= 4 else f", … {len(lacks)} in all"
-            )
-            last = all(kind == "backward" for kind, _, _ in lacks) and sorted(a[1:] for a in lacks)[0] > max(
-                (a[1:] for a in actions if a[0] == "backward"), default=[-1]
-            )
-            over = ": all that went forward has to come back, also when nothing is left to go forward" if last else ""
-            return f"rank {rank}: {few} {'is' if len(lacks) == 1 else 'are'} missing{over}"
-    return ""
-
-
-@harmless
-def chunk_by_chunk(ranks: list, micro_batches: int) -> str:
-    """Say so where all micro-batches go through one chunk before the next chunk begins, instead of in groups."""
-    forwards = [[[c, i] for kind, i, c in actions if kind == "forward"] for actions in ranks]
-    if micro_batches <= len(ranks) or any(each != sorted(each) or not each[-1][0] for each in forwards):
-        return ""
-    return (
-        f"; forwards take all {micro_batches} micro-batches through chunk 0 first: expected groups of p, "
-        f"{len(ranks)}, each through all chunks"
-    )
-
-
-def before_the_first_backward(ranks: list) -> list[int]:
-    """Number of forwards per rank before its first backward."""
-    return [next((n for n, a in enumerate(actions) if a[0] == "backward"), len(actions)) for actions in ranks]
+        raise AssertionError(f"{what}: {error}") from None
 
 
 def draw_cases(rng, chunks: int = 0, count: int = 5) -> list:

@@ -35,18 +35,9 @@ def test_both_get_their_gradients(run, rng, dtype):
     want = c.to(kind).mT.double() * times
     assert torch.allclose(got["dx"].double(), want, rtol=0.01, atol=1e-5), f"dx {got['dx']}, expected {want}"
     want = 2 * w.double() * times
-    share = float((got["dw"].double() * want).sum() / want.square().sum()) * times  # of what one backward gives
-    causes = {
-        "the loss gets none: give it a gradient of 1": 0.0,
-        "the first backward alone gives the loss its 1": 1.0,
-        "the loss gets the sum of x's gradient, as of x + loss − loss.detach(): give it a gradient of 1 "
-        "whatever comes back": times * float(c.to(kind).double().sum()),
-        "the loss gets the mean of x's gradient: give it a gradient of 1": times * float(c.to(kind).double().mean()),
-    }
-    met = next((cause for cause, value in causes.items() if abs(share - value) < 0.01 * max(1, abs(value))), "")
     assert torch.allclose(got["dw"].double(), want, rtol=1e-5), (
         f"after {times} backwards the loss's own gradient is {got['dw'].tolist()}, expected {want.tolist()}: that of "
-        f"a loss which was added {times} times" + (met and f": {met}")
+        f"a loss which was added {times} times: give it a gradient of 1 for each backward, whatever comes back for x"
     )
 
 

@@ -15,8 +15,7 @@ from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_experts as probes
-from .carried import asked
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept, spread
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, in_group, kept
 
 COMBINE = "mesh.combine"
 NEEDS = ["mesh.exchange", "mesh.dispatch"]
@@ -49,18 +48,16 @@ CAUSES = {
 }
 
 
-def judged(run, cases: list, groups: list | None = (), members: list = ()) -> list:
-    """Judge results that come home weighted; return each rank's values and messages. cases: [rank][kind]."""
-    members, world = members or [*range(len(cases))], None if groups is None else len(cases)
-    ranks = asked(run, probes.there_and_back, cases, groups, world=world, replace=NEEDS, parts=PARTS)
-    for i, kind in enumerate(KINDS):
-        for place, r in enumerate(members):
-            case, got = cases[r][i], ranks[r][i]
+def judged(run, cases: list, members: list = (), alone: bool = False) -> list:
+    """Judge results that come home weighted; return all values and messages, [kind][place]. cases: [place][kind]."""
+    answers = in_group(run, probes.there_and_back, cases, members, alone, replace=NEEDS, parts=PARTS)
+    for kind, here, told in zip(KINDS, zip(*cases, strict=True), answers, strict=True):
+        for place, (case, got) in enumerate(zip(here, told, strict=True)):
             want, plain = oracle(case, torch.float64), oracle(case, case["x"].dtype)
             for name, cause in CAUSES.items():
-                what = f"rank {place} of {len(members)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
+                what = f"rank {place} of {len(here)}, {kind}, {tuple(case['experts'].shape)} choices, {name}"
                 close(got[name], want[name], plain[name], what, factor=6, dims="token, …", cause=cause)
-    return ranks
+    return answers
 
 
 @exercise(COMBINE, kind="numerics")
@@ -71,9 +68,8 @@ def test_results_come_home_weighted(run, rng, world):
 
 @exercise(COMBINE, kind="numerics")
 def test_over_a_part_of_the_world_and_alone(run, rng):
-    members = sorted(rng.shuffled(range(1, 4))[:2])
-    judged(run, spread(draw(rng, 2), members, 4), [members], members)
-    judged(run, draw(rng, 1), None)
+    judged(run, draw(rng, 2), sorted(rng.shuffled(range(1, 4))[:2]))
+    judged(run, draw(rng, 1), alone=True)
 
 
 @exercise(COMBINE, kind="numerics")
@@ -101,13 +97,12 @@ def test_16_bits_are_summed_in_the_wider_dtype(run, rng, dtype, other):
 def test_only_results_are_sent(run, rng, dtype):
     world = rng.integers(2, 3)
     cases = draw(rng, world, dtype)
-    for rank, told in enumerate(judged(run, cases)):
-        for i, got in enumerate(told):
-            row = dtype.itemsize * (cases[rank][i]["x"].shape[1] + 1)
-            arrived = len(arrivals([c[i] for c in cases], rank)) * row
-            for phase, bytes in (("combine", arrived), ("combine's backward", kept(cases[rank][i]) * row)):
+    for kind, here, told in zip(KINDS, zip(*cases, strict=True), judged(run, cases), strict=True):
+        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
+            row = dtype.itemsize * (case["x"].shape[1] + 1)
+            for phase, rows in (("combine", len(arrivals(here, rank))), ("combine's backward", kept(case))):
                 sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]
-                assert sent == [("all_to_all", bytes)], (
-                    f"rank {rank} of {world}, {KINDS[i]}, {phase}: sent {sent}, expected one all_to_all of {bytes} "
+                assert sent == [("all_to_all", rows * row)], (
+                    f"rank {rank} of {world}, {kind}, {phase}: sent {sent}, expected one all_to_all of {rows * row} "
                     f"bytes: a row of {row} in the dtype of y for each choice that was not dropped, and nothing else"
                 )

@@ -27,7 +27,9 @@ from . import probes_compose as probes
 from .carried import bytes_sent
 from .compose import (
     AXES,
+    NEEDS,
     bare,
+    check,
     compare,
     coordinate,
     draw_model,
@@ -35,14 +37,14 @@ from .compose import (
     draw_state,
     dropped_out,
     members,
+    model_for,
     same_as_alone,
 )
-from .compose_check import NEEDS, check, model_for
 from .costs import listed
-from .probes_placed import part_of
-from .shares import ALL, share_of, too_many, why_not
+from .probes_placed import names_at, part_of
 
 COMPOSE = "mesh.compose"
+ALL = dict.fromkeys(AXES, 2)
 
 
 @exercise(COMPOSE, kind="numerics")
@@ -129,16 +131,18 @@ def test_no_rank_holds_more_than_its_share(run, rng, replaced):
     keep_wholes = ["mesh.parallel_linear", "mesh.parallel_attention", "mesh.vocab_parallel", "mesh.fsdp_axis"]
     hoarding = replaced(keep_wholes)  # stand-ins do
     tables = 4 * model["sizes"]["context"] * model["sizes"]["width"] // model["sizes"]["heads"]  # cos and sin
+    layout = {"degrees": ALL, "layers": model["sizes"]["layers"], "experts": model["experts"], "tied": False}
     for rank, got in enumerate(run(probes.held, model, ALL, plans, world=16, replace=NEEDS)):
-        for told, shards in zip(got, (1, 2), strict=True):
-            live, share = told["bytes"], share_of(model, state, coordinate(ALL, rank))
-            numbers, units = sum(share.values()), sum(n > 0 for n in share.values())
-            most = 4 * (numbers if shards == 1 else numbers // shards + units) + tables
+        here = coordinate(ALL, rank)
+        share = [part_of(n, state[n], here["tensor"], 2).numel() for n in names_at(state, here, layout)]
+        for live, shards in zip(got, (1, 2), strict=True):
+            most = 4 * (sum(share) if shards == 1 else sum(share) // shards + len(share)) + tables
             most += 4 * sum(t.numel() for t in state.values()) * bool(hoarding)
             measured(f"bytes held by a rank of 16, data sharded over {shards}", live, most, "bytes", at_most=True)
             assert live <= most, (
-                f"rank {rank} at {coordinate(ALL, rank)}{', data sharded' * (shards > 1)}: {live} bytes are held when "
-                f"the model has been parallelized, expected at most {most}{too_many(told, share, shards)}"
+                f"rank {rank} at {here}{', data sharded' * (shards > 1)}: {live} bytes are held when the model has "
+                f"been parallelized, expected at most {most}: parts of other stages, experts, tensor or data ranks are "
+                "here, or wholes of which its parameters are views"
             )
 
 
@@ -208,9 +212,8 @@ def test_random_numbers_are_alike_where_activations_are(run, rng, sequence):
     for a, b in itertools.combinations(range(8), 2):
         here, there = coordinate(degrees, a), coordinate(degrees, b)
         alike = not sequence and {**here, "tensor": 0} == {**there, "tensor": 0}
-        every = "; so do all 8 ranks" if all(each == ranks[0] for each in ranks) else ""
         assert (ranks[a] == ranks[b]) == alike, (
-            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}{every}: "
+            f"ranks {a} at {here} and {b} at {there} draw {'alike' if ranks[a] == ranks[b] else 'otherwise'}: "
             f"{'they hold the same activations' if alike else 'they hold other activations'}"
         )
 
@@ -230,7 +233,7 @@ def test_dropout_on_a_whole_mesh(run, rng, sequence):
         sites = (3, 1)[coordinate(degrees, rank)["pipe"]]  # behind embedding and two blocks, and behind the third
         assert len(own) == 4 * sites, f"rank {rank} dropped {len(own)} times, expected 2 steps × 2 × {sites}"
         assert not all(bool(kept.all()) for kept in own), (
-            f"rank {rank}: with dropout of 0.5 nothing was dropped{why_not(ranks[rank]['dropouts'])}"
+            f"rank {rank}: with dropout of 0.5 nothing was dropped: are p and training of each nn.Dropout right?"
         )
         assert not all(torch.equal(a, b) for a, b in zip(own, own[2 * sites :], strict=False)), (
             f"rank {rank} drops the same in both steps: seed once, when the model is parallelized, not in each step"
@@ -291,10 +294,9 @@ def test_placements_tell_who_has_copies(run, rng, replaced, degrees, experts):
                 f"and is on {sorted(holders[key])}: what other ranks have copies of needs FSDP units of its own"
             )
             sharded = "data" not in copies
-            reason = "a layer of fewer numbers than plan.small stays whole, and each has" if sharded else "small is 0"
-            reason = reason if plan.get("fsdp") else "fsdp is off"
             assert sharded == (plan.get("small") == 0) or replaced(NEEDS), (
-                f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded: {reason}"
+                f"{plan}, rank {rank}: {key[0]} is {'' if sharded else 'not '}sharded: with fsdp a layer of plan.small "
+                "numbers or more is, and no other"
             )
 
 

@@ -47,17 +47,6 @@ CAUSES = {
 }
 
 
-def to_the_left(ranks: list, members: list) -> str:
-    """Name a rank that sends to its left neighbour in forward; "" with two ranks, where left is right."""
-    for place, rank in enumerate(members):
-        left = members[place - 1]
-        if len(members) > 2 and any(
-            row["op"] == "send" and row["peer"] == left for row in ranks[rank]["sent"]["forward"]
-        ):
-            return f"rank {rank} sent its keys and values to rank {left}, its left neighbour: to the right"
-    return ""
-
-
 def judged(run, rng, whole: dict, world: int, members: list = (), factor: float = 12) -> list:
     """Judge attention over the whole sequence in drawn layouts; return each rank's values and messages."""
     case = layouts.draw(rng, **whole)
@@ -70,7 +59,6 @@ def judged(run, rng, whole: dict, world: int, members: list = (), factor: float 
 def judge(whole: dict, lie: dict, ranks: list, members: list, factor: float) -> None:
     """All ranks' positions are put together: the error of a few values alone may be luckily small."""
     want, plain = oracle(whole, torch.float64), oracle(whole, torch.float32)
-    left = to_the_left(ranks, members)
     for name, cause in CAUSES.items():
         together = torch.full_like(whole["q"], float("nan"))
         for r in members:
@@ -84,7 +72,7 @@ def judge(whole: dict, lie: dict, ranks: list, members: list, factor: float) -> 
         close(
             together, want[name], plain[name].to(together.dtype),
             f"{name} of {len(members)} ranks{dealt}{f', in memory: {layouts.told(lie)}' if lie else ''}", factor=factor,
-            cause=left or cause,
+            cause=cause,
         )  # fmt: skip
 
 

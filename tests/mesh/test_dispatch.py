@@ -12,46 +12,43 @@ import pytest
 import torch
 
 from lab.harness.diagnose import places
-from lab.harness.judge import close, measured
+from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
+from lab.harness.trace import sends
 
 from . import probes_experts as probes
-from .carried import asked
-from .experts import KINDS, arrivals, draw_kinds, draw_tokens, kept, spread
+from .experts import KINDS, arrivals, draw_kinds, draw_tokens, in_group, kept
 
 DISPATCH = "mesh.dispatch"
 ORDER = "by expert, then by the rank they come from, then by token"
 
 
-def judged(run, cases: list, kinds: list = KINDS, groups: list | None = (), members: list = ()) -> list:
-    """Judge which tokens each expert gets; return each rank's values and messages. cases: [rank][kind]."""
-    members, world = members or [*range(len(cases))], None if groups is None else len(cases)
+def judged(run, cases: list, kinds: list = KINDS, members: list = (), alone: bool = False) -> list:
+    """Judge which tokens each expert gets; return all values and messages, [kind][place]. cases: [place][kind]."""
     parts, replace = ["dispatch", "dispatch's backward", "again"], ["mesh.exchange"]
-    ranks = asked(run, probes.there_and_back, cases, groups, world=world, replace=replace, parts=parts)
-    for i, kind in enumerate(kinds):
-        here = [cases[r][i] for r in members]
+    answers = in_group(run, probes.there_and_back, cases, members, alone, replace=replace, parts=parts)
+    for kind, here, told in zip(kinds, zip(*cases, strict=True), answers, strict=True):
         n = here[0]["n"]
-        for place, r in enumerate(members):
-            got, what = ranks[r][i], f"rank {place} of {len(members)}, {n} experts, {kind}"
-            rows = arrivals(here, place)
-            each = range(place * n // len(members), (place + 1) * n // len(members))
+        for place, (case, got) in enumerate(zip(here, told, strict=True)):
+            what, rows = f"rank {place} of {len(here)}, {n} experts, {kind}", arrivals(here, place)
+            each = range(place * n // len(here), (place + 1) * n // len(here))
             counts = [sum(e == expert for e, *_ in rows) for expert in each]
             assert got["counts"] == counts, (
                 f"{what}: counts {got['counts']}, expected {counts} for experts {list(each)}: "
                 "the rows that all ranks send to each"
             )
-            want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else here[0]["x"][:0]
+            want = torch.stack([here[s]["x"][t] for _, s, t in rows]) if rows else case["x"][:0]
             assert got["tokens"].dtype == want.dtype, f"{what}: tokens are {got['tokens'].dtype}, expected {want.dtype}"
             assert torch.equal(got["tokens"], want), (
                 f"{what}: expected tokens {want.tolist()}, got {got['tokens'].tolist()}: {ORDER}"
                 f"{places(got['tokens'], want, 'tokens')}"
             )
-            gradient = here[place]["x"].double() * (here[place]["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
+            gradient = case["x"].double() * (case["experts"] + 1).sum(1, keepdim=True)  # dropped: 0
             close(
-                got["gradient"], gradient, gradient.to(here[place]["x"].dtype), f"{what}, gradient of x", factor=6,
+                got["gradient"], gradient, gradient.to(case["x"].dtype), f"{what}, gradient of x", factor=6,
                 cause="each choice adds the gradient of its row, from the rank that it was sent to",
             )  # fmt: skip
-    return ranks
+    return answers
 
 
 @exercise(DISPATCH, kind="numerics")
@@ -62,13 +59,12 @@ def test_each_expert_gets_its_tokens(run, rng, world):
 
 @exercise(DISPATCH, kind="numerics")
 def test_all_experts_in_this_process(run, rng):
-    judged(run, draw_kinds(rng, 1), groups=None)
+    judged(run, draw_kinds(rng, 1), alone=True)
 
 
 @exercise(DISPATCH, kind="numerics")
 def test_experts_live_along_the_group(run, rng):
-    members = sorted(rng.shuffled(range(1, 4))[:2])
-    judged(run, spread(draw_kinds(rng, 2), members, 4), groups=[members], members=members)
+    judged(run, draw_kinds(rng, 2), members=sorted(rng.shuffled(range(1, 4))[:2]))
 
 
 @exercise(DISPATCH, kind="numerics")
@@ -88,19 +84,16 @@ def test_bytes_are_what_the_routing_says(run, rng, dtype):
     n = world * rng.integers(1, 2) + world
     by_kind = [draw_tokens(rng, world, n, 2, k, getattr(torch, dtype)) for k in kinds]
     cases = [[c[r] for c in by_kind] for r in range(world)]
-    for rank, told in enumerate(judged(run, cases, kinds)):
-        for i, got in enumerate(told):
-            x = by_kind[i][rank]["x"]
-            row = x.shape[1] * x.element_size()
-            left, arrived = kept(by_kind[i][rank]) * row, len(arrivals(by_kind[i], rank)) * row
-            what = f"rank {rank} of {world}, {kinds[i]}, {dtype}"
+    for kind, here, told in zip(kinds, by_kind, judged(run, cases, kinds), strict=True):
+        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
+            row, what = case["x"].shape[1] * case["x"].itemsize, f"rank {rank} of {world}, {kind}, {dtype}"
+            left, arrived = kept(case) * row, len(arrivals(here, rank)) * row
             sent = [(r["op"], r["bytes"]) for r in got["sent"]["dispatch"]]
-            measured(f"bytes of a rank's tokens, {kinds[i]}, {dtype}", sent[-1][1] if sent else 0, left, "bytes")
             assert sent == [("all_to_all", 8 * n), ("all_to_all", left)], (
                 f"{what}: forward sent {sent}, expected all_to_all of {8 * n} bytes (a count for each of {n} experts, "
                 f"int64) and one of {left} (a row of {row} for each choice that was not dropped)"
             )
-            back = [(r["op"], r["bytes"]) for r in got["sent"]["dispatch's backward"]]
-            assert back == [("all_to_all", arrived)], (
-                f"{what}: backward sent {back}, expected one all_to_all of {arrived} bytes: a row for each that arrived"
-            )
+            sends(
+                got["sent"]["dispatch's backward"], [["all_to_all", arrived]], f"{what}, backward",
+                "a row for each that arrived", ("op", "bytes"),
+            )  # fmt: skip

@@ -7,17 +7,20 @@ gradient goes; everyone's rows to everyone; a rank that skips the call because i
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from lab.harness import layouts
 from lab.harness.diagnose import places
-from lab.harness.judge import close, measured
+from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
+from lab.harness.trace import sends
 
 from . import probes_experts as probes
-from .carried import BOTH, asked
-from .experts import spread
+from .carried import BOTH
+from .experts import in_group
 
 EXCHANGE = "mesh.exchange"
 KINDS = ["uneven", "empty", "from one", "nothing", "integers", "half", "three dims"]
@@ -52,30 +55,26 @@ def delivered(rows: list, splits: list) -> list:
     return [torch.cat([p[r] for p in parts]) for r in range(len(rows))]
 
 
-def judged(run, cases: list, groups: list | None = (), members: list = ()) -> list:
-    """Judge which rows arrive and which gradients go back; return all values and messages. cases: [rank][kind]."""
-    ranks = asked(run, probes.exchange, cases, groups, world=len(cases))
-    members = members or [*range(len(cases))]
-    for i, kind in enumerate(KINDS):
-        here = [cases[r][i] for r in members]
+def judged(run, cases: list, members: list = (), **options) -> list:
+    """Judge which rows arrive and which gradients go back; return all values and messages, [kind][place]."""
+    answers = in_group(run, probes.exchange, cases, members, **options)
+    for kind, here, told in zip(KINDS, zip(*cases, strict=True), answers, strict=True):
         arrived = delivered([c["rows"] for c in here], [c["sent"] for c in here])
-        for place, r in enumerate(members):
-            what, got = f"rank {place} of {len(members)}, {kind}", ranks[r][i]
+        for place, (case, got) in enumerate(zip(here, told, strict=True)):
+            what = f"rank {place} of {len(here)}, {kind}"
             assert got["arrived"].dtype == arrived[place].dtype, f"{what}: got {got['arrived'].dtype}"
             assert torch.equal(got["arrived"], arrived[place]), (
-                f"{what}: sent {here[place]['sent']}, received {here[place]['received']}: got "
-                f"{got['arrived'].tolist()}, expected {arrived[place].tolist()}: rows by the rank they come from"
+                f"{what}: sent {case['sent']}, received {case['received']}: got {got['arrived'].tolist()}, expected "
+                f"{arrived[place].tolist()}: rows by the rank they come from"
                 f"{places(got['arrived'], arrived[place], 'rows')}"
             )
-        if kind == "integers":
-            continue
         back = delivered([c["weights"] for c in here], [c["received"] for c in here])
-        for place, r in enumerate(members):
+        for place, got in enumerate(told if kind != "integers" else ()):
             close(
-                ranks[r][i]["gradient"], back[place].double(), back[place], f"rank {place} of {len(members)}, {kind}, "
-                "gradient", cause="backward is an exchange with sent and received swapped",
+                got["gradient"], back[place].double(), back[place], f"rank {place} of {len(here)}, {kind}, gradient",
+                cause="backward is an exchange with sent and received swapped",
             )  # fmt: skip
-    return ranks
+    return answers
 
 
 @exercise(EXCHANGE, kind="numerics")
@@ -87,7 +86,7 @@ def test_rows_arrive_by_rank_and_gradients_go_back(run, rng, world):
 @exercise(EXCHANGE, kind="numerics")
 def test_a_group_that_is_a_part_of_the_world(run, rng):
     members = sorted(rng.shuffled(range(1, 5))[:3])
-    judged(run, spread(draw(rng, 3), members, 5), [members], members)
+    judged(run, draw(rng, 3), members)
 
 
 @exercise(EXCHANGE, kind="numerics")
@@ -104,26 +103,21 @@ def test_numbers_that_do_not_fit_are_refused(run):
 def test_one_all_to_all_forward_and_one_backward(run, rng):
     world = rng.integers(2, 4)
     cases = draw(rng, world)
-    for rank, told in enumerate(judged(run, cases)):
-        for case, kind, got in zip(cases[rank], KINDS, told, strict=True):
-            size = case["rows"][0:1].numel() * case["rows"].element_size() if len(case["rows"]) else None
+    for kind, here, told in zip(KINDS, zip(*cases, strict=True), judged(run, cases), strict=True):
+        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
+            row = math.prod(case["rows"].shape[1:]) * case["rows"].itemsize
             for phase, rows in (("forward", sum(case["sent"])), ("backward", sum(case["received"]))):
-                sent = [(r["op"], r["bytes"]) for r in got["sent"][phase]]
-                ops = [op for op, _ in sent]
-                wanted = [] if phase == "backward" and kind == "integers" else ["all_to_all"]
-                what = f"rank {rank} of {world}, {kind}, {phase}: {rows} rows"
-                assert ops == wanted, f"{what}: issued {ops}, expected {wanted}, also where there is nothing to send"
-                if ops and size is not None:
-                    measured(f"bytes that a rank of {world} sends, {kind}, {phase}", sent[0][1], rows * size, "bytes")
-                    assert sent[0][1] == rows * size, (
-                        f"{what}: {sent[0][1]} bytes, expected {rows * size}: rows as they are, to nobody else"
-                    )
+                sends(
+                    got["sent"][phase], [["all_to_all", rows * row]] * (phase == "forward" or kind != "integers"),
+                    f"rank {rank} of {world}, {kind}, {phase} of {rows} rows",
+                    "rows as they are, to nobody else, also where there is nothing to send", ("op", "bytes"),
+                )  # fmt: skip
 
 
 @exercise(EXCHANGE, kind="property")
 def test_a_rank_alone_sends_nothing(run, rng):
     cases = draw(rng, 1)
-    for groups in ([], None):
-        for kind, got in zip(KINDS, judged(run, cases, groups)[0], strict=True):
+    for alone in (False, True):
+        for kind, (got,) in zip(KINDS, judged(run, cases, alone=alone, world=1), strict=True):
             sent = [row["op"] for part in BOTH for row in got["sent"][part]]
-            assert not sent, f"{kind}, a group of {'one' if groups == [] else 'None'}: issued {sent}, expected nothing"
+            assert not sent, f"{kind}, a group of {'None' if alone else 'one'}: issued {sent}, expected nothing"

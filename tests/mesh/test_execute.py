@@ -11,7 +11,6 @@ the end (the kernel tells); one micro-batch, or the sum instead of the mean (gra
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
 
@@ -20,19 +19,14 @@ import torch
 
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
-from lab.harness.runner import ProbeFailed
 
 from . import probes_pipeline as probes
 from .carried import asked, does_not_grow
 from .clocks import played_back
-from .compose import descend
+from .compose import train
 from .schedules import draw_any, gpipe, one_forward_one_backward, played
 
 EXECUTE = "mesh.execute"
-EMPTY = (
-    "inputs is empty but on the first rank, and targets but on the last, and with both on every rank nothing hangs (so "
-    "count micro-batches by the actions)"
-)
 KINDS = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved": one_forward_one_backward}
 
 
@@ -53,22 +47,16 @@ def draw_batches(rng, state: dict, micro_batches: int, steps: int = 2) -> list:
     ]
 
 
-def whole(plan: dict, state: dict, batches: list, lr: float, dtype: str) -> dict:
+def whole(layers: int, tied: bool, accumulate: bool, state: dict, batches: list, lr: float, dtype: str) -> dict:
     """One process on the same micro-batches: the mean loss and the gradients of each step."""
-    state = {n: t.to(getattr(torch, dtype)) for n, t in state.items()}
-    m = probes.Chunk(state, range(sum(plan["layers"])), True, True)
-    if plan["tied"]:
-        m.head = m.embedding
-    losses, gradients = [], []
-    for inputs, targets in batches:
-        if not plan["accumulate"]:
-            m.zero_grad()
-        total = sum(probes.loss_of(m(x), y) for x, y in zip(inputs, targets, strict=True)) / len(inputs)
-        total.backward()
-        losses.append(total.detach())
-        gradients.append({n: p.grad.clone() for n, p in m.named_parameters()})
-        descend(m, lr)
-    return {"losses": losses, "gradients": gradients}
+    chunk = probes.Chunk({n: t.to(getattr(torch, dtype)) for n, t in state.items()}, range(layers), True, True)
+    if tied:
+        chunk.head = chunk.embedding
+    got = train(chunk, [list(zip(*batch, strict=True)) for batch in batches], lr)
+    gradients = got["gradients"]
+    if accumulate:
+        gradients[1] = {name: g + gradients[0][name] for name, g in gradients[1].items()}
+    return {"losses": [torch.stack(each).mean() for each in got["losses"]], "gradients": gradients}
 
 
 def size(schedule: list) -> tuple[int, int, int]:
@@ -77,36 +65,21 @@ def size(schedule: list) -> tuple[int, int, int]:
     return len(schedule), micro_batches + 1, chunks + 1
 
 
-def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, tensor=1, members=(), world=None) -> list:
+def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, pipelines=(), world=None) -> list:
     """Judge losses and gradients against one process's; return each rank's values and messages."""
     stages, micro_batches, chunks = size(schedule)
-    count = stages * chunks
-    layers = [rng.integers(0, 2) for _ in range(count)]
-    layers[rng.integers(0, count - 1)] += 1
-    plan = {"layers": layers, "stages": stages, "tensor": tensor, "tied": tied, "accumulate": accumulate,
-            "members": list(members)}  # fmt: skip
+    layers = [rng.integers(0, 2) for _ in range(stages * chunks)]
+    layers[rng.integers(0, len(layers) - 1)] += 1
     state = draw_model(rng, sum(layers))
     if tied:
         state["head"] = state["embedding"].clone()
-    batches, lr = draw_batches(rng, state, micro_batches), rng.uniform(0.2, 0.5)
-
-    def trained(**more) -> list:
-        return asked(
-            run, probes.train, {**plan, **more}, schedule, state, batches, lr, world=world or stages * tensor,
-            parts=["steps"],
-        )  # fmt: skip
-
-    try:
-        ranks = trained()
-    except ProbeFailed as error:
-        if error.reason == "hung":
-            with contextlib.suppress(ProbeFailed):
-                trained(everywhere=True)
-                error.text = f"{EMPTY}: {error.text}"
-        raise
-    want, plain = (whole(plan, state, batches, lr, dtype) for dtype in ("float64", "float32"))
-    there = [*members] or [*range(len(ranks))]
-    stage_of = {rank: members.index(rank) if members else rank // tensor for rank in there}
+    batches, lr = draw_batches(rng, state, micro_batches), 0.0 if accumulate else rng.uniform(0.2, 0.5)
+    rest = tied, accumulate, state, batches, lr
+    ranks = asked(
+        run, probes.train, schedule, [*pipelines], layers, *rest, world=world or stages, parts=["steps"]
+    )  # fmt: skip
+    want, plain = (whole(sum(layers), *rest, dtype) for dtype in ("float64", "float32"))
+    stage_of = {rank: stage for ranks_of in pipelines or [range(stages)] for stage, rank in enumerate(ranks_of)}
 
     def who(rank: int) -> str:
         return f"rank {rank}, stage {stage_of[rank]} of {stages}, {micro_batches} micro-batches, layers {layers}"
@@ -120,29 +93,20 @@ def trains_as_one(run, rng, schedule: list, tied=False, accumulate=False, tensor
                   cause="the mean over all micro-batches")  # fmt: skip
 
     # First the loss of the first step, then step by step on all ranks: what comes later tells less of where it began.
-    for rank, step in itertools.product(there, range(len(batches))):
-        if step == 0 or stage_of[rank] < stages - 1:
-            judge_loss(rank, step)
-    for step, rank in itertools.product(range(len(batches)), there):
+    for rank in stage_of:
+        judge_loss(rank, 0)
+    for step, rank in itertools.product(range(len(batches)), stage_of):
         for name, gradient in ranks[rank]["gradients"][step].items():
-            one_gradient(f"{who(rank)}, step {step}", name, gradient, want["gradients"][step],
-                         plain["gradients"][step], tied, tensor, rank % tensor)  # fmt: skip
+            key = "embedding" if tied and name == "head" else name
+            assert gradient is not None, f"{who(rank)}, step {step}: {name} has no gradient"
+            close(
+                gradient, want["gradients"][step][key], plain["gradients"][step][key],
+                f"{who(rank)}, step {step}: gradient of {name}", factor=15,
+                cause="tied: the sum of the first and the last rank's" if tied and key == "embedding"
+                else "expected the gradient of the mean over micro-batches",
+            )  # fmt: skip
         judge_loss(rank, step)
     return ranks
-
-
-def one_gradient(what, name, gradient, want, plain, tied, tensor, rank):
-    """Assert one gradient, of which this tensor rank has a part."""
-    key = "embedding" if tied and name == "head" else name
-    true, yardstick = want[key], plain[key]
-    if name.startswith("layers") and tensor > 1:
-        true, yardstick = (whole.chunk(tensor, 1 if name.endswith("a") else 0)[rank] for whole in (true, yardstick))
-    assert gradient is not None, f"{what}: {name} has no gradient"
-    close(
-        gradient, true, yardstick, f"{what}: gradient of {name}", factor=15,
-        cause="tied: the sum of the first and the last rank's" if tied and key == "embedding"
-        else "expected the gradient of the mean over micro-batches",
-    )  # fmt: skip
 
 
 @exercise(EXECUTE, kind="numerics")
@@ -178,26 +142,15 @@ def test_an_embedding_tied_to_the_head_stays_one_weight(run, rng, stages):
 
 @exercise(EXECUTE, kind="numerics")
 def test_pipelines_in_a_larger_mesh_with_collectives_in_their_chunks(run, rng):
-    trains_as_one(run, rng, one_forward_one_backward(2, rng.integers(2, 4)), tied=True, tensor=2)
+    trains_as_one(
+        run, rng, one_forward_one_backward(2, rng.integers(2, 4)), tied=True, pipelines=([0, 2], [1, 3]), world=4
+    )
 
 
 @exercise(EXECUTE, kind="numerics")
 def test_a_pipeline_of_some_ranks(run, rng):
     members, micro_batches = sorted(rng.shuffled(range(1, 5))[:3]), rng.integers(2, 4)
-    trains_as_one(run, rng, one_forward_one_backward(3, micro_batches), tied=True, members=members, world=5)
-
-
-@exercise(EXECUTE, kind="numerics")
-def test_two_runs_are_equal_to_the_last_bit(run, rng):
-    plan = {"layers": [1, 1, 0, 1], "stages": 2, "tensor": 1, "tied": True, "accumulate": False, "members": []}
-    state, schedule = draw_model(rng, 3), one_forward_one_backward(2, 4, 2)
-    batches = draw_batches(rng, state, 4)
-    one, other = (run(probes.train, plan, schedule, state, batches, 0.3, world=2) for _ in range(2))
-    for rank, step in itertools.product(range(2), range(2)):
-        for name, gradient in one[rank]["gradients"][step].items():
-            assert torch.equal(gradient, other[rank]["gradients"][step][name]), (
-                f"rank {rank}, step {step}: the gradient of {name} differs between two runs"
-            )
+    trains_as_one(run, rng, one_forward_one_backward(3, micro_batches), tied=True, pipelines=[members], world=5)
 
 
 def draw_pipeline(rng, kind: str) -> list:
@@ -254,17 +207,12 @@ def test_each_action_begins_when_the_schedule_says(run, rng, kind):
     schedule, traces, _ = gated(run, rng, kind)
     stages, micro_batches, chunks = size(schedule)
     ranks = played_back(traces, stages * chunks - 1)
-    simulation = played(schedule, micro_batches, chunks)
-    actions = []
+    simulation, actions = played(schedule, micro_batches, chunks), []
     for rank, events in enumerate(ranks):
-        want = [
-            [a.kind, a.micro_batch, a.chunk, start]
-            for a, start in zip(simulation.ranks[rank], simulation.starts[rank], strict=True)
-        ]
-        assert len(events) == len(want), f"rank {rank}: {len(events)} actions, expected {len(want)}"
-        actions += [
-            (should[3], rank, place, did, should) for place, (did, should) in enumerate(zip(events, want, strict=True))
-        ]
+        planned = list(zip(simulation.ranks[rank], simulation.starts[rank], strict=True))
+        assert len(events) == len(planned), f"rank {rank}: {len(events)} actions, expected {len(planned)}"
+        for place, (did, (a, start)) in enumerate(zip(events, planned, strict=True)):
+            actions.append((start, rank, place, did, [a.kind, a.micro_batch, a.chunk, start]))
     for _, rank, place, did, should in sorted(actions):  # what comes first first: others wait for it
         assert did == should, (
             f"{kind}, rank {rank} of {stages}, action {place}: {did[0]} of micro-batch {did[1]}, chunk "

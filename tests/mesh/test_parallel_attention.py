@@ -15,8 +15,8 @@ from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_tensor as probes
-from .carried import BOTH, messages
-from .tensor_oracles import block_is_as_whole, draw_sizes, keeps_its_share
+from .carried import BOTH, all_send
+from .tensor_oracles import draw_block, draw_sizes, keeps_its_share, layer_is_as_whole
 
 ATTENTION = "mesh.parallel_attention"
 NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
@@ -25,15 +25,16 @@ NEEDS = ["mesh.conjugates", "mesh.parallel_linear"]
 @exercise(ATTENTION, kind="numerics")
 @pytest.mark.parametrize(("size", "grouped"), [(1, False), (2, False), (3, False), (2, True)])
 def test_the_ranks_heads_together_are_the_whole(run, rng, expect, size, grouped):
-    _, _, ranks = block_is_as_whole(run, rng, expect, "attention", size, grouped, needs=NEEDS)
-    for rank, got in enumerate(ranks):
+    drawn = draw_block(rng, "attention", size)
+    for rank, got in enumerate(layer_is_as_whole(run, rng, expect, "attention", drawn, size, grouped, needs=NEEDS)):
         assert got["attended"], f"rank {rank}: the attention that was given has an `attend` of its own, never called"
         assert got["whole"], f"rank {rank}: `config` is not that of the whole layer"
 
 
 @exercise(ATTENTION, kind="numerics")
 def test_a_block_of_both_parallel_halves_is_as_the_whole(run, rng, expect):
-    block_is_as_whole(run, rng, expect, "block", rng.integers(2, 3), needs=NEEDS)
+    size = rng.integers(2, 3)
+    layer_is_as_whole(run, rng, expect, "block", draw_block(rng, "block", size), size, needs=NEEDS)
 
 
 @exercise(ATTENTION, kind="numerics")
@@ -44,7 +45,7 @@ def test_heads_that_do_not_divide_are_refused(run, rng):
     cases = [
         ["attention", {**like, "heads": h, "kv_heads": k, "width": 6 * h}] for h, k in ((6, 2), (4, 4), (6, 3))
     ]  # fmt: skip
-    for (_, sizes), told in zip(cases, run(probes.refused, cases, True, world=3, replace=NEEDS)[0], strict=True):
+    for (_, sizes), told in zip(cases, run(probes.refused, cases, world=3, replace=NEEDS)[0], strict=True):
         name, _, text = told.partition(":")
         want = "nothing" if sizes["kv_heads"] == 3 else "ValueError"
         what = f"{sizes['heads']} query and {sizes['kv_heads']} key heads on 3 ranks"
@@ -60,18 +61,16 @@ def test_each_rank_keeps_its_share_of_the_projections(run, rng):
     width, queries, keys = sizes["width"], 512, 256
     shapes = {"q_proj.weight": [queries, width], "k_proj.weight": [keys, width], "v_proj.weight": [keys, width],
               "o_proj.weight": [width, queries]}  # fmt: skip
-    keeps_its_share(run, probes.kept, ["attention", sizes], ["attention", small], shapes, NEEDS)
+    keeps_its_share(run, "attention", sizes, small, shapes, NEEDS)
 
 
 @exercise(ATTENTION, kind="property")
 @pytest.mark.parametrize(("kind", "count"), [("attention", 1), ("block", 2)])
 def test_one_all_reduce_a_half_block_and_direction(run, rng, expect, kind, count):
-    _, x, ranks = block_is_as_whole(run, rng, expect, kind, 2, needs=NEEDS)
-    for rank, got in enumerate(ranks):
-        for part in BOTH:
-            told = messages(got["sent"][part])
-            measured(f"{kind}: all-reduces, {part}", len(told), count)
-            assert told == [["all_reduce", x.numel()]] * count, (
-                f"{kind}, rank {rank}, {part}: sent {told}, expected {count} all_reduce of x's {x.numel()} elements: "
-                "q, k and v share one entrance, and only o has a sum to make"
-            )
+    drawn = _, _, x, _ = draw_block(rng, kind, 2)
+    ranks = layer_is_as_whole(run, rng, expect, kind, drawn, 2, needs=NEEDS)
+    measured(f"{kind}: all-reduces in forward", len(ranks[0]["sent"]["forward"]), count)
+    all_send(
+        ranks, {part: [["all_reduce", x.numel()]] * count for part in BOTH}, f"{kind}, ",
+        "q, k and v share one entrance, and only o has a sum to make",
+    )  # fmt: skip

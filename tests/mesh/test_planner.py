@@ -76,43 +76,19 @@ def fastest(case: dict, job=None) -> list[tuple[float, Plan, float]]:
     return sorted((price, plan, size) for plan, _, price, size in sized if size <= most)
 
 
-def in_common(some: set, others: set, what: str) -> str:
-    """Field values that all of these plans have and none of the others."""
-    told = []
-    for name in vars(min(some)) if some else ():
-        values, beside = ({getattr(plan, name) for plan in plans} for plans in (some, others))
-        if not values & beside:
-            told.append(f"{name} is {' or '.join(map(str, sorted(values)))}")
-    return f"; of all that are {what}, {' and '.join(told)}, and of no other" if told else ""
-
-
-def why_other(case: dict, got: Plan, best: Plan) -> str:
-    """Why a plan is not the one to choose."""
-    (_, got_s, size), (floor, price, need), most = known(case, got), known(case, best), room(case)
-    if size > most:
-        return f"it does not fit: it needs {size:.4g} bytes, and tools.room(job) is {most:.4g}"
-    if got_s > price:
-        return (
-            f"a faster one was left out: its floor is {floor:.4g} s, its price {price:.4g} s, it needs {need:.4g} of "
-            f"{most:.4g} bytes; floors are no order of prices: go on until a floor is above the last price that is kept"
-        )
-    return "a plan was left out, or one that does not fit taken"
-
-
 def check(case: dict, got: list) -> None:
     want = fastest(case)[: case["keep"]]
-    assert len(got) <= len(want), (
-        f"{len(want)} plans fit into tools.room(job) and were asked for, got {len(got)}{inputs(case)}"
-    )
     assert len(got) == len(want), (
-        f"{len(want)} plans fit and were asked for, got {len(got)}: a floor above the best price is no reason "
-        "to stop before as many are found as are to be kept"
-        f"{inputs(case)}"
+        f"{len(want)} plans fit into tools.room(job) and were asked for, got {len(got)}: a floor above the best price "
+        f"is no reason to stop before as many are found as are to be kept{inputs(case)}"
     )
     for place, ((plan, step_s, size), (price, best, need)) in enumerate(zip(got, want, strict=True)):
         told = f"choice {place}: expected {best} with {price:.6g} s, got {Plan(*plan)} with {step_s:.6g} s"
-        assert abs(step_s - price) <= RELATIVE * price, f"{told}: {why_other(case, Plan(*plan), best)}{inputs(case)}"
-        assert Plan(*plan) == best, f"{told}{inputs(case)}"
+        assert Plan(*plan) == best, (
+            f"{told}: a faster plan that fits was left out, or one that does not fit was taken (floors are no order of "
+            f"prices){inputs(case)}"
+        )
+        assert abs(step_s - price) <= RELATIVE * price, f"{told}{inputs(case)}"
         assert abs(size - need) <= RELATIVE * need, (
             f"memory of {best}: expected {need:.6g}, got {size:.6g}{inputs(case)}"
         )
@@ -129,11 +105,9 @@ def test_candidates_are_all_plans_and_each_once(run, rng):
         double = {plan for plan in plans if plans.count(plan) > 1} if len(set(plans)) < len(plans) else None
         assert not double, f"more than once: {min(double)}{inputs(case)}"
         want = set(every(case))
-        wrong = [*(want - set(plans)), *(set(plans) - want)]
-        assert not wrong, (
-            f"{len(want - set(plans))} plans are missing and {len(set(plans) - want)} too many, as {min(wrong)}"
-            f"{in_common(want - set(plans), set(plans), 'missing')}{in_common(set(plans) - want, want, 'too many')}"
-            f"{inputs(case)}"
+        missing, more = want - set(plans), set(plans) - want
+        assert not missing | more, (
+            f"{len(missing)} plans are missing and {len(more)} too many, as {min(missing | more)}{inputs(case)}"
         )
 
 
@@ -195,15 +169,13 @@ def test_what_cannot_be_is_refused_in_one_line(run, rng):
         "no plan has that many GPUs busy", "keep is 0",
     ]  # fmt: skip
     for case, cause, got in zip(cases, why, run(probes.refused, cases), strict=True):
-        assert got[0] == "ValueError", f"{cause}: expected a ValueError, got {' and '.join(got)}{inputs(case)}"
-        assert "\n" not in got[1], f"expected one line, got {got[1]!r}"
+        assert got.startswith("ValueError: "), f"{cause}: expected a ValueError, raised {got}{inputs(case)}"
+        assert "\n" not in got, f"expected one line, got {got!r}"
         if case is small:
-            assert str(leanest) in got[1], f"expected the plan that needs least, {leanest}, named in {got[1]!r}"
+            assert str(leanest) in got, f"expected the plan that needs least, {leanest}, named in {got!r}"
             numbers = [f"{x / 1e9:.1f}" for x in (known(small, leanest)[2], room(small))]
-            assert all(n in got[1] for n in numbers), f"expected {' and '.join(numbers)} GB named in {got[1]!r}"
-        assert case is not none or "no" in got[1].lower().split(), (
-            f"{cause}: expected that there is no plan, got {got[1]!r}"
-        )
+            assert all(n in got for n in numbers), f"expected {' and '.join(numbers)} GB named in {got!r}"
+        assert case is not none or "no" in got.lower().split(), f"{cause}: expected that there is no plan, got {got!r}"
 
 
 @exercise(PLANNER, kind="property")

@@ -15,10 +15,11 @@ import torch
 from lab.harness import layouts
 from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
+from lab.harness.trace import sends
 
 from . import probes_experts as probes
-from .carried import BOTH, asked, messages
-from .experts import spread
+from .carried import BOTH
+from .experts import in_group
 
 ROUTE = "mesh.route"
 
@@ -36,72 +37,64 @@ def best(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 def oracle(cases: list, dtype=torch.float64) -> list:
     """Route the whole batch in one process; one dict per rank, with the gradient of balance times the ranks."""
-    leaves = [c["logits"].to(dtype).requires_grad_() for c in cases]
-    k, n = cases[0]["k"], leaves[0].shape[1]
-    p = [torch.softmax(x, dim=-1) for x in leaves]
-    chosen = [best(c["logits"], k) for c in cases]
-    tokens = max(1, sum(map(len, leaves)))
-    f = [sum(int((e == i).sum()) for e in chosen) / (tokens * k) for i in range(n)]
-    balance = n * sum(f[i] * sum(x[:, i].sum() for x in p) / tokens for i in range(n))
-    answers = []
-    for c, x, probabilities, e in zip(cases, leaves, p, chosen, strict=True):
-        gates = probabilities.gather(1, e)
-        by_gates = torch.autograd.grad((gates * c["weights"].to(dtype)).sum(), x, retain_graph=True)[0]
-        by_balance = torch.autograd.grad(balance, x, retain_graph=True)[0] * (c["averaged_over"] or len(cases))
-        answers.append({"experts": e, "gates": gates.detach(), "balance": balance.detach(), "by_gates": by_gates,
-                        "by_balance": by_balance})  # fmt: skip
-    return answers
+    logits, weights = (torch.cat([c[name] for c in cases]) for name in ("logits", "weights"))
+    x, k, n = logits.to(dtype).requires_grad_(), cases[0]["k"], logits.shape[1]
+    p, experts, tokens = x.softmax(-1), best(logits, k), max(1, len(x))
+    gates = p.gather(1, experts)
+    balance = n * (experts.flatten().bincount(minlength=n) / (tokens * k) * p.sum(0) / tokens).sum()
+    (by_gates,) = torch.autograd.grad((gates * weights.to(dtype)).sum(), x, retain_graph=True)
+    (by_balance,) = torch.autograd.grad(balance, x)
+    by_balance *= cases[0]["averaged_over"] or len(cases)
+    whole = {"experts": experts, "gates": gates.detach(), "by_gates": by_gates, "by_balance": by_balance}
+    parts = {name: t.split([len(c["logits"]) for c in cases]) for name, t in whole.items()}
+    return [{name: t[r] for name, t in parts.items()} | {"balance": balance.detach()} for r in range(len(cases))]
 
 
-def check(got: dict, want: dict, plain: dict, what: str, together: list) -> None:
+def check(got: dict, together: list, place: int, what: str) -> None:
     """Judge one rank's answers. together: the cases of all ranks."""
+    want, plain = (oracle(together, dtype)[place] for dtype in (torch.float64, torch.float32))
+    logits = together[place]["logits"]
+    what += f", logits {tuple(logits.shape)}, k={together[0]['k']}"
+    assert got["gates"].dtype == torch.promote_types(logits.dtype, torch.float32), (
+        f"{what}: gates are {got['gates'].dtype}, expected float32, float64 for float64 logits"
+    )
     assert torch.equal(got["experts"], want["experts"]), (
         f"{what}: experts {got['experts'].tolist()}, expected {want['experts'].tolist()}: the k largest logits, "
         "largest first, the lower number where they are equal"
     )
-    causes = {
-        "gates": "the probabilities of the chosen, over all experts, not normalised again",
-        "balance": "n · Σ f · P over all ranks' tokens: sum choices, probabilities and tokens over the group first",
-        "by_gates": "a gate is a probability, and has its gradient",
-        "by_balance": "the gradient of the whole batch's loss, times what gradients will be divided by; f has none",
-    }
-    if not any(len(c["logits"]) for c in together):
-        causes["balance"] = "no rank has a token, and shares and means would divide by 0 tokens: divide by 1 at least"
-    for name, cause in causes.items():
+    for name, cause in CAUSES.items():
         value, wanted, plainly = (t[name].reshape(-1) for t in (got, want, plain))
         # Gradients of a 16-bit tensor are rounded to it, once.
         close(value, wanted, plainly.to(value.dtype), f"{what}, {name}", factor=8, cause=cause)
 
 
-def judge(run, cases: list, groups=None, members=None, world=None) -> list:
-    """Judge choices, gates and loss; return each rank's values and messages. cases: [rank of the group][case]."""
-    members = members or list(range(len(cases)))
-    given = spread(cases, members, world or len(cases))
-    ranks = asked(run, probes.route, given, groups, world=None if groups is None else len(given))
-    for i in range(len(cases[0])):
-        together = [c[i] for c in cases]
-        want, plain = oracle(together), oracle(together, torch.float32)
-        for place, r in enumerate(members):
-            what = (
-                f"rank {place} of {len(members)}, logits {tuple(together[place]['logits'].shape)}, k={together[0]['k']}"
-            )
-            assert ranks[r][i]["gates"].dtype == torch.promote_types(together[place]["logits"].dtype, torch.float32), (
-                f"{what}: gates are {ranks[r][i]['gates'].dtype}, expected float32, float64 for float64 logits"
-            )
-            check(ranks[r][i], want[place], plain[place], what, together)
-    return ranks
+CAUSES = {
+    "gates": "the probabilities of the chosen, over all experts, not normalised again",
+    "balance": "n · Σ f · P over all ranks' tokens: sum choices, probabilities and tokens over the group first",
+    "by_gates": "a gate is a probability, and has its gradient",
+    "by_balance": "the gradient of the whole batch's loss, times what gradients will be divided by; f has none",
+}
+
+
+def judge(run, cases: list, members: list = (), alone: bool = False) -> list:
+    """Judge choices, gates and loss; return all values and messages, [case][place]. cases: [place][case]."""
+    answers = in_group(run, probes.route, cases, members, alone)
+    for together, told in zip(zip(*cases, strict=True), answers, strict=True):
+        for place, got in enumerate(told):
+            check(got, together, place, f"rank {place} of {len(told)}")
+    return answers
 
 
 @exercise(ROUTE, kind="numerics")
 def test_the_most_probable_experts_and_their_gates(run, rng):
     sizes = [(1, 1), (1, 4), (2, 4), (2, rng.integers(5, 9)), (2, 2)]
-    judge(run, [[draw(rng, k, n, rng.integers(2, 9)) for k, n in sizes]])
+    judge(run, [[draw(rng, k, n, rng.integers(2, 9)) for k, n in sizes]], alone=True)
 
 
 @exercise(ROUTE, kind="numerics")
 def test_probabilities_are_of_32_bits_at_least(run, rng):
     dtypes = (torch.float16, torch.bfloat16, torch.float64)
-    judge(run, [[draw(rng, 2, rng.integers(3, 8), 6, dtype, skew=3.0) for dtype in dtypes]])
+    judge(run, [[draw(rng, 2, rng.integers(3, 8), 6, dtype, skew=3.0) for dtype in dtypes]], alone=True)
 
 
 @exercise(ROUTE, kind="numerics")
@@ -112,7 +105,7 @@ def test_ties_go_to_the_lower_number(run, rng):
         case["logits"] = case["logits"].round().clamp(-1, 1)
         cases.append(case)
         cases.append(draw(rng, 2, n, 12, skew=300.0))  # most probabilities are 0 in float32, and yet no ties
-    judge(run, [cases])
+    judge(run, [cases], alone=True)
 
 
 @exercise(ROUTE, kind="numerics")
@@ -123,20 +116,20 @@ def test_the_balance_is_that_of_the_whole_batch(run, rng, world):
     uneven[-1].append(draw(rng, 2, n, 0))  # nothing here, and with one rank nothing at all
     for cases in uneven[:-1]:
         cases.append(draw(rng, 2, n, 4))
-    judge(run, uneven, [])
+    judge(run, uneven)
 
 
 @exercise(ROUTE, kind="numerics")
 def test_ranks_that_are_summed_and_not_averaged(run, rng):
     """As with sequence parallelism: statistics are of four ranks, and gradients are divided by two."""
     cases = [[draw(rng, 3, 5, 3, skew=2.0, averaged_over=2)] for _ in range(4)]
-    judge(run, cases, [])
+    judge(run, cases)
 
 
 @exercise(ROUTE, kind="numerics")
 def test_statistics_are_those_of_the_group(run, rng):
     members = sorted(rng.shuffled(range(1, 4))[:2])
-    judge(run, [[draw(rng, 2, 5, 4, skew=2.0)] for _ in members], [members], members, 4)
+    judge(run, [[draw(rng, 2, 5, 4, skew=2.0)] for _ in members], members)
 
 
 @exercise(ROUTE, kind="numerics")
@@ -151,27 +144,25 @@ def test_statistics_are_all_that_is_sent(run, rng):
     """Its size does not depend on the number of tokens. Backward sends nothing."""
     n, tokens = rng.integers(3, 8), rng.integers(40, 60)
     cases = [[draw(rng, 2, n, t) for t in (tokens, 4 * tokens)] for _ in range(2)]
-    for rank, told in enumerate(judge(run, cases, [])):
-        for case, got in zip(cases[rank], told, strict=True):
+    for here, told in zip(zip(*cases, strict=True), judge(run, cases), strict=True):
+        for rank, (case, got) in enumerate(zip(here, told, strict=True)):
             what = f"rank {rank}, {len(case['logits'])} tokens, {n} experts"
-            forward, backward = (messages(got["sent"][part]) for part in BOTH)
-            one = f"{what}: sent {forward}, expected one all_reduce: join what is summed in one tensor"
-            assert len(forward) == 1, one
-            assert not backward, f"{what}: backward sent {backward}; it multiplies this rank's part, and sends nothing"
-            for op, elements in forward:
-                assert op == "all_reduce", f"{what}: {op} of {elements}, expected an all_reduce"
-                measured(f"numbers in an {op}, {n} experts", elements, 2 * n + 1, at_most=True)
-                assert elements <= 2 * n + 1, (
-                    f"{what}: {op} of {elements} numbers, expected at most 2n + 1 = {2 * n + 1}: choices and "
-                    "probabilities by expert, and the number of tokens"
-                )
+            forward, backward = (got["sent"][part] for part in BOTH)
+            sends(forward, [["all_reduce"]], f"{what}, forward", "join what is summed in one tensor", ["op"])
+            sends(backward, [], f"{what}, backward", "it multiplies this rank's part")
+            elements = forward[0]["elements"]
+            measured(f"numbers in an all_reduce, {n} experts", elements, 2 * n + 1, at_most=True)
+            assert elements <= 2 * n + 1, (
+                f"{what}: all_reduce of {elements} numbers, expected at most 2n + 1 = {2 * n + 1}: choices and "
+                "probabilities by expert, and the number of tokens"
+            )
 
 
 @exercise(ROUTE, kind="property")
 def test_without_a_group_nothing_is_sent(run, rng):
     cases = [[draw(rng, 2, 4, 3)] for _ in range(2)]
-    for rank, (got,) in enumerate(asked(run, probes.route, cases, None, world=2)):
-        want, plain = (oracle(cases[rank], dtype)[0] for dtype in (torch.float64, torch.float32))
-        check(got, want, plain, f"rank {rank}, group=None", cases[rank])
-        sent = [row["op"] for part in BOTH for row in got["sent"][part]]
-        assert not sent, f"rank {rank}: group=None means no communication here, and {sent} was issued"
+    (told,) = in_group(run, probes.route, cases, alone=True, world=2)
+    for rank, got in enumerate(told):
+        check(got, cases[rank], 0, f"rank {rank}, group=None")
+        for part in BOTH:
+            sends(got["sent"][part], [], f"rank {rank}, {part}", "group=None means no communication")

@@ -40,20 +40,6 @@ def test_who_goes_first_comes_back_first(run, rng):
 def test_idle_no_longer_than_gpipe_with_no_more_alive_than_stages_are_left(run, rng):
     """One test for both: GPipe has the short idle time, a pipeline without warm-up the few activations, 1F1B both."""
     for case, ranks in schedules.listed(run, ONE, schedules.draw_cases(rng)):
-        warm_up = why_warm_up(ranks, case)
-        schedules.holds_the_bubble(ranks, case, warm_up or "after the warm-up a backward and a forward alternate")
-        cause = warm_up or "as soon as a micro-batch is back, its backward comes before the next forward"
-        schedules.keeps_few(ranks, case, "activations", cause)
-
-
-def why_warm_up(ranks: list, case: list) -> str:
-    """Name the wrong numbers of forwards in the warm-up; "" if they are right."""
-    have = schedules.before_the_first_backward(ranks)
-    want = [min(case[1], case[0] - rank) for rank in range(case[0])]
-    if have == want:
-        return ""
-    alike = "all ranks warm up alike: " if len(set(have)) == 1 and len(have) > 1 else ""
-    return (
-        f"{alike}by rank, {have} forwards come before the first backward, expected {want}: min(m, p − r), so that the "
-        "last rank turns round at once"
-    )
+        warm_up = "min(m, p − r) forwards come before rank r's first backward, then a backward and a forward alternate"
+        schedules.holds_the_bubble(ranks, case, warm_up)
+        schedules.keeps_few(ranks, case, "activations", warm_up)

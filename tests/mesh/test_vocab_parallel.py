@@ -16,55 +16,43 @@ import torch.nn.functional as F
 from lab.harness import layouts
 from lab.harness.judge import close
 from lab.harness.pytest_plugin import exercise
+from lab.harness.trace import sends
 
 from . import probes_tensor as probes
-from .carried import BOTH, asked, does_not_grow, messages
-from .tensor_oracles import draw_groups, keeps_its_share, seats
+from .carried import BOTH, all_send, asked, does_not_grow
+from .tensor_oracles import draw_groups, draw_state, keeps_its_share, layer_is_as_whole, seats
 
 VOCAB = "mesh.vocab_parallel"
 NEEDS = ["mesh.conjugates"]
 CASES = [(1, 0, False), (2, 1, False), (3, 0, False), (4, 3, False), (2, 1, True)]  # ranks, rows of padding, in groups
 
 
-def draw(rng, size: int, missing: int, grouped: bool) -> tuple:
-    """Draw (world, groups, rows per rank, vocabulary, tokens that include both ends of every rank's rows)."""
-    world, groups = draw_groups(rng, size) if grouped else (size, [])
+def draw(rng, size: int, missing: int) -> tuple:
+    """Draw (vocabulary, tokens that include both ends of every rank's rows)."""
     rows = 2 if missing == 3 else rng.integers(2, 4)  # five tokens over four ranks: the last has padding alone
     vocabulary = rows * size - missing
     ends = [t for r in range(size) for t in (r * rows, r * rows + rows - 1) if t < vocabulary]
     more = rng.tokens(len(ends) % 2 + 2 * rng.integers(2, 3), vocabulary=vocabulary).tolist()
-    return world, groups, rows, vocabulary, torch.tensor(rng.shuffled([*ends, *more])).view(2, -1)
+    return vocabulary, torch.tensor(rng.shuffled([*ends, *more])).view(2, -1)
 
 
-def embeds_as_whole(run, rng, size: int, missing: int, grouped: bool) -> tuple:
+def embeds_as_whole(run, rng, expect, size: int, missing: int, grouped: bool) -> tuple:
     """Judge rows and their gradients; return a tensor of the result's shape, and each rank's values and messages."""
-    world, groups, rows, vocabulary, tokens = draw(rng, size, missing, grouped)
-    weight, dy = rng.normal(vocabulary, 3), rng.normal(*tokens.shape, 3)
-    gradient = torch.zeros(rows * size, 3).double().index_add_(0, tokens.flatten(), dy.double().flatten(0, 1))
-    plain = torch.zeros(rows * size, 3).index_add_(0, tokens.flatten(), dy.flatten(0, 1))
-    lie = layouts.draw(rng, tokens=tokens, dy=dy)[1]
-    told = asked(run, probes.embedding, weight, tokens, dy, groups, lie, world=world, replace=NEEDS)
-    for rank, place, group in seats(world, groups):
-        what = f"rank {rank} of {group}, vocabulary {vocabulary}, in memory: {layouts.told(lie)}"
-        want = weight[tokens]
-        close(
-            told[rank]["y"], want.double(), want, f"{what}, embedded tokens", factor=2, dims="batch, token, width",
-            cause="a row is found on one rank, at the token less the rank's first; the others add zeros",
-        )  # fmt: skip
-        mine, got = slice(place * rows, place * rows + rows), told[rank]["gradients"]["weight"]
-        close(
-            got, gradient[mine], plain[mine], f"{what}, gradient of its rows", factor=4, dims="row, column",
-            cause="tokens of other ranks, and padding, give no gradient here",
-        )  # fmt: skip
-        padding = told[rank]["parameters"]["weight"][max(0, vocabulary - place * rows) :]
-        assert not padding.any(), f"{what}: its rows beyond the vocabulary are {padding.tolist()}, expected zeros"
-    return dy, told
+    vocabulary, tokens = draw(rng, size, missing)
+    sizes, dy = {"rows": vocabulary, "columns": 3}, rng.normal(*tokens.shape, 3)
+    drawn = sizes, draw_state(rng, "embedding", sizes), tokens, dy
+    ranks = layer_is_as_whole(run, rng, expect, "embedding", drawn, size, grouped, needs=NEEDS)
+    filled = sum(int(got["parameters"]["weight"].any(1).sum()) for got in ranks)
+    assert filled == vocabulary * (1 + grouped), (
+        f"{filled} rows of all ranks are not zeros, and the vocabulary has {vocabulary}: rows beyond it are zeros"
+    )
+    return dy, ranks
 
 
 @exercise(VOCAB, kind="numerics")
 @pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
-def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, size, missing, grouped):
-    embeds_as_whole(run, rng, size, missing, grouped)
+def test_each_token_gets_its_row_and_each_row_its_gradient(run, rng, expect, size, missing, grouped):
+    embeds_as_whole(run, rng, expect, size, missing, grouped)
 
 
 def whole_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype: str) -> dict:
@@ -75,92 +63,73 @@ def whole_loss(logits: torch.Tensor, targets: torch.Tensor, scale: float, dtype:
     return {"loss": loss.detach(), "dlogits": x.grad}
 
 
-def loss_is_as_whole(run, rng, expect, size: int, missing: int, grouped: bool, height: float) -> tuple:
-    """Judge the loss and its gradient; return the targets, and each rank's values and messages. height: of logits."""
-    world, groups, _, vocabulary, targets = draw(rng, size, missing, grouped)
-    logits = rng.normal(*targets.shape, vocabulary) * height
-    scale = rng.uniform(0.5, 2.0)
+def loss_is_as_whole(run, rng, expect, logits: torch.Tensor, targets: torch.Tensor, size: int, missing: int = 0,
+                     grouped: bool = False) -> list:  # fmt: skip
+    """Judge the loss of whole logits and its gradient; return each rank's values and messages."""
+    (world, groups), vocabulary = draw_groups(rng, size, grouped), logits.shape[-1]
+    scale, height = rng.uniform(0.5, 2.0), float(logits.abs().max())
     want, plain = (expect(whole_loss, logits, targets, scale, dtype) for dtype in ("float64", "float32"))
-    padding = torch.full((*targets.shape, missing), 2 * height)
-    parts = torch.cat([logits, padding], -1).chunk(size, -1)
+    parts = F.pad(logits, (0, missing), value=height).chunk(size, -1)  # counting padding changes the loss
     place = {rank: place for rank, place, _ in seats(world, groups)}
     given = [parts[place[r]] for r in range(world)]
-
-    def counted(loss: torch.Tensor) -> str:
-        for n in range(1, missing + 1):
-            more = whole_loss(torch.cat([logits, padding[..., :n]], -1), targets, scale, "float64")["loss"]
-            if abs(float(loss - more)) < 1e-5 * float(more):
-                return f"{n} of {missing} columns that pad {vocabulary} to {vocabulary + missing} take part"
-        return "maximum, sum and target's logit are those of all columns that count"
-
     lie = layouts.draw(rng, logits=given[0], targets=targets)[1]
     told = asked(run, probes.cross_entropy, given, targets, vocabulary, scale, groups, lie, world=world, replace=NEEDS)
     for rank, got in enumerate(told):
-        what = f"rank {rank}, place {place[rank]} of {size}, logits of about {height:g}, in memory: {layouts.told(lie)}"
+        what = f"rank {rank}, place {place[rank]} of {size}, logits of up to {height:.3g}, {logits.dtype}, in memory: "
+        what += layouts.told(lie)
         assert got["loss"].shape == (), f"{what}: a loss of shape {tuple(got['loss'].shape)}, expected ()"
         assert got["loss"].dtype == torch.float32, f"{what}: the loss is {got['loss'].dtype}, expected float32"
         close(
             got["loss"], want["loss"], plain["loss"], f"{what}, loss", factor=10,
-            cause=lambda loss=got["loss"]: counted(loss),
+            cause=f"softmax in float32 of {vocabulary} columns; the {missing} that pad them take no part",
         )  # fmt: skip
-        full, plainly = (F.pad(t["dlogits"], (0, missing)) for t in (want, plain))
+        mine, yardstick = (F.pad(t["dlogits"], (0, missing)).chunk(size, -1)[place[rank]] for t in (want, plain))
         close(
-            got["dlogits"], full.chunk(size, -1)[place[rank]], plainly.chunk(size, -1)[place[rank]],
-            f"{what}, gradient of its logits", factor=10, dims="batch, token, column",
-            cause="softmax − one-hot over the tokens' number; padding has none",
+            got["dlogits"], mine, yardstick.to(logits.dtype), f"{what}, gradient of its logits", factor=10,
+            dims="batch, token, column", cause="softmax − one-hot over the tokens' number; padding has none",
         )  # fmt: skip
-    return targets, told
+    return told
 
 
 @exercise(VOCAB, kind="numerics")
 @pytest.mark.parametrize(("size", "missing", "grouped"), CASES)
 @pytest.mark.parametrize("height", [1.0, 150.0])
 def test_the_loss_is_that_of_the_whole_logits(run, rng, expect, size, missing, grouped, height):
-    """e^150 overflows float32. Columns of padding are large, so that counting them changes the loss."""
-    loss_is_as_whole(run, rng, expect, size, missing, grouped, height)
+    """e^150 overflows float32."""
+    vocabulary, targets = draw(rng, size, missing)
+    logits = rng.normal(*targets.shape, vocabulary) * height
+    loss_is_as_whole(run, rng, expect, logits, targets, size, missing, grouped)
 
 
 @exercise(VOCAB, kind="numerics")
 def test_float16_logits_are_summed_in_float32(run, rng, expect):
     """With small logits of a large vocabulary, the sum of exponentials is too large for float16 to add 1 to it."""
-    vocabulary, size = 2 * 4100, 2
-    logits = (rng.normal(1, 2, vocabulary) * 0.01).half()
-    targets = rng.tokens(1, 2, vocabulary=vocabulary)
-    want, plain = (expect(whole_loss, logits, targets, 1.0, dtype) for dtype in ("float64", "float32"))
-    given = list(logits.chunk(size, -1))
-    told = run(probes.cross_entropy, given, targets, vocabulary, 1.0, [], {}, world=size, replace=NEEDS)
-    for rank, got in enumerate(told):
-        close(
-            got["loss"].float(), want["loss"], plain["loss"], f"rank {rank}, loss of float16 logits", factor=10,
-            cause="softmax in float32",
-        )  # fmt: skip
+    vocabulary = 2 * 4100
+    logits, targets = (rng.normal(1, 2, vocabulary) * 0.01).half(), rng.tokens(1, 2, vocabulary=vocabulary)
+    loss_is_as_whole(run, rng, expect, logits, targets, 2)
 
 
 @exercise(VOCAB, kind="property")
 def test_each_rank_keeps_its_share_of_the_rows(run, rng):
     rows, columns = rng.integers(4000, 4100), 1000
     sizes, small = ({"rows": 4 * n, "columns": columns} for n in (rows, 1))
-    keeps_its_share(
-        run, probes.kept, ["embedding", sizes], ["embedding", small], {"weight": [rows, columns]}, NEEDS
-    )  # fmt: skip
+    keeps_its_share(run, "embedding", sizes, small, {"weight": [rows, columns]}, NEEDS)
 
 
 @exercise(VOCAB, kind="property")
-def test_an_embedding_is_one_all_reduce_forward(run, rng):
-    y, ranks = embeds_as_whole(run, rng, 2, 0, grouped=False)
-    want = [[["all_reduce", y.numel()]], []]
-    for rank, got in enumerate(ranks):
-        told = [messages(got["sent"][part]) for part in BOTH]
-        assert told == want, f"rank {rank}: sent [forward, backward] {told}, expected {want}: one number for each of y"
+def test_an_embedding_is_one_all_reduce_forward(run, rng, expect):
+    y, ranks = embeds_as_whole(run, rng, expect, 2, 0, grouped=False)
+    all_send(ranks, {"forward": [["all_reduce", y.numel()]], "backward": []}, cause="one number for each of y")
 
 
 @exercise(VOCAB, kind="property")
 def test_three_numbers_a_token_are_sent_and_no_logits_gathered(run, rng, expect):
-    targets, ranks = loss_is_as_whole(run, rng, expect, rng.integers(2, 4), 0, grouped=False, height=1.0)
-    for rank, got in enumerate(ranks):
+    vocabulary, targets = draw(rng, size := rng.integers(2, 4), 0)
+    logits = rng.normal(*targets.shape, vocabulary)
+    for rank, got in enumerate(loss_is_as_whole(run, rng, expect, logits, targets, size)):
         forward, backward = (got["sent"][part] for part in BOTH)
         ops, elements = {row["op"] for row in forward}, sum(row["elements"] for row in forward)
-        assert not backward, f"rank {rank}: sent {messages(backward)} in backward; that of its columns needs nobody"
+        sends(backward, [], f"rank {rank}, backward", "the gradient of its columns needs nobody")
         assert ops == {"all_reduce"}, f"rank {rank}: sent by {', '.join(sorted(ops)) or 'nothing'}, expected all_reduce"
         assert elements <= 3 * targets.numel(), (
             f"rank {rank}: {elements} elements reduced for {targets.numel()} tokens, expected three numbers a token: "

@@ -52,6 +52,12 @@ def draw_plan(rng, name="AdamW", count=None, steps=4, frozen=(), dtypes=(torch.f
     }
 
 
+def plan_of(rng, values, frozen=(), name="AdamW") -> dict:
+    """A step on these tensors, of which some are frozen."""
+    plan = {**draw_plan(rng, name, count=3), "values": values, "frozen": [*frozen]}
+    return {**plan, "steps": [{"gradients": draw_gradients(rng, values, frozen)}]}
+
+
 def draw_even(rng, count) -> dict:
     """Many tensors of nearly one size, and two frozen ones that are much larger: what is sent can be told exactly."""
     sizes = [rng.integers(60, 80) for _ in range(count)]

@@ -117,9 +117,7 @@ def test_what_is_not_elementwise_is_refused(run):
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_shares_of_the_state_are_equal(run, rng, world):
     sizes = rng.shuffled([rng.integers(30_000, 40_000), rng.integers(40, 900), rng.integers(1, 3), 1])
-    values = [rng.normal(s) for s in sizes]
-    plan = {**draw_plan(rng, rng.choice(["AdamW", "SGD"]), count=3), "values": values}
-    plan["steps"] = [{"gradients": draw_gradients(rng, values)}]
+    plan = oracles.plan_of(rng, [rng.normal(s) for s in sizes], name=rng.choice(["AdamW", "SGD"]))
     total, largest = sum(4 * size for size in sizes), 4 * max(sizes)
     for rank, (told,) in enumerate(steps_as_the_whole(run, plan, "split", world, NEEDS)):
         own, most = sent_bytes(told["rows"], rank, world) / (world - 1), 1.02 * total / world + 4 * len(sizes)

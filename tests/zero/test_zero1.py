@@ -138,9 +138,7 @@ def lopsided(rng, world) -> dict:
     sizes = []
     for _ in range(rng.integers(3, 4)):
         sizes += [rng.integers(2500, 4000)] + [rng.integers(1, 300) for _ in range(world - 1)]
-    values = [rng.normal(s) for s in sizes]
-    return {**draw_plan(rng, count=3), "values": values, "steps": [{"gradients": draw_gradients(rng, values)}],
-            "frozen": []}  # fmt: skip
+    return oracles.plan_of(rng, [rng.normal(s) for s in sizes])
 
 
 @exercise(ZERO1, kind="property")
@@ -155,9 +153,7 @@ def test_frozen_tensors_do_not_unbalance_the_shares(run, rng):
     values = [rng.normal(rng.integers(900, 1000)) for _ in range(8)]
     frozen = rng.integers(0, 7)
     values[frozen] = rng.normal(9000)  # as much as all the others
-    plan = {**draw_plan(rng, count=3), "values": values, "frozen": [frozen]}
-    plan["steps"] = [{"gradients": draw_gradients(rng, values, [frozen])}]
-    fair_share(run, plan, 2)
+    fair_share(run, oracles.plan_of(rng, values, [frozen]), 2)
 
 
 @exercise(ZERO1, kind="property")
@@ -190,13 +186,7 @@ def test_the_largest_tensors_are_given_out_first(run, rng):
     world = 3
     sizes = sorted(rng.shuffled(range(300, 4000))[:10])
     want, as_they_come = shares(sizes[::-1], world), shares(sizes, world)
-    values = [rng.normal(s) for s in sizes]
-    plan = {
-        **draw_plan(rng, count=3),
-        "values": values,
-        "frozen": [],
-        "steps": [{"gradients": draw_gradients(rng, values)}],
-    }
+    plan = oracles.plan_of(rng, [rng.normal(s) for s in sizes])
     (steps,) = zip(*steps_as_the_whole(run, plan, "zero1", world), strict=True)
     sent = sorted(sent_bytes(step["rows"], rank, world) / (world - 1) for rank, step in enumerate(steps))
     padded = [want[-1]] * world  # an all-gather pads every share to the largest
