@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 
@@ -133,35 +133,6 @@ def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
     if bool(((g - w - more).abs() <= near).all()):
         return f"those that are off are all {abs(more):.4g} {'above' if more > 0 else 'below'} what is expected"
     return ""
-
-
-@harmless
-def exactly(got: Any, others: Callable[[], Mapping[str, Any]], want: Any = None) -> str:
-    """A line that names the mistakes which give exactly this. others: by clause ("x is left out") what each gives.
-
-    want: what is expected; what is nearly that shows no mistake but rounding.
-    """
-    causes = [] if _same(got, want) else [clause for clause, other in others().items() if _same(got, other)]
-    return f"\n{LOOKS}exactly what comes out when {'; or when '.join(causes)}" if causes else ""
-
-
-def _same(got: Any, other: Any) -> bool:
-    match got, other:
-        case torch.Tensor(), torch.Tensor():
-            return got.shape == other.shape and _near(got, other)
-        case list() | tuple(), list() | tuple():
-            return len(got) == len(other) and all(map(_same, got, other))
-        case int() | float(), int() | float():
-            return abs(got - other) <= 1e-9 * abs(other)
-    return type(got) is type(other) and bool(got == other)
-
-
-def _near(got: torch.Tensor, other: torch.Tensor) -> bool:
-    if not got.is_floating_point():
-        return torch.equal(got, other)
-    rounded, eps = other.to(got.dtype).double(), torch.finfo(got.dtype).eps
-    most = float(rounded.nan_to_num(0, 0, 0).abs().max()) if got.numel() else 0.0
-    return torch.allclose(got.double(), rounded, rtol=max(1e-4, 2 * eps), atol=1e-6 * most, equal_nan=True)
 
 
 @harmless

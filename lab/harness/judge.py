@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from .compare import Comparison, slowest
-from .diagnose import exactly, looks_like, pattern, region
 from .diagnose import harmless as harmless
+from .diagnose import looks_like, pattern, region
 from .trace import NOISE_BYTES, Trace
 
 
@@ -36,14 +36,13 @@ def close(
     dims: str = "",
     cause: str | Callable[[], str] = "",
     rounded_once: bool = False,
-    others: Callable[[], Mapping[str, torch.Tensor]] = dict,
 ) -> None:
     """Assert that got is want within `factor` times the error of a plain same-dtype computation.
 
     want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
     measured; where that is luckily small, some units in the last place are allowed all the same. cause: what probably
     went wrong, or a function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is
-    wanted. others: what known mistakes give, by a clause for each ("the mask is left out").
+    wanted.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
@@ -78,7 +77,7 @@ def close(
         f"got {came}, expected {expected}, allowed ±{float(allowed[index]):.2g}"
         f"{region(wrong, names)}{pattern(got64, want64, allowed)}",
         cause() if callable(cause) else cause,
-        exactly(got, others, want) or looks_like(got64, want64, allowed, names),
+        looks_like(got64, want64, allowed, names),
     )
 
 

@@ -41,25 +41,6 @@ def cross_entropy(x, weight, targets, dloss, dtype) -> dict:
     return {"loss": loss.detach(), "dx": dx, "dweight": dweight}
 
 
-def otherwise(name, x, weight, targets, dloss, chunk) -> dict:
-    """What some mistakes give instead of this result. chunk: rows at a time."""
-    pieces = [(piece, piece_targets) for piece, piece_targets in zip(x.split(chunk), targets.split(chunk), strict=True)]
-    parts = [cross_entropy(piece, weight, some, dloss, torch.float64)[name] for piece, some in pieces]
-    shares = [len(piece) / len(x) for piece, _ in pieces]
-    put = torch.cat if name == "dx" else sum
-
-    def scaled(factors) -> torch.Tensor:
-        return put([factor * part for factor, part in zip(factors, parts, strict=True)])
-
-    return {
-        "each chunk's mean counts equally, however few rows it has": scaled([1 / len(parts)] * len(parts)),
-        "each chunk is divided by its own rows, not by all": scaled([1.0] * len(parts)),
-        "nothing is divided by the number of rows": len(x) * scaled(shares),
-        "the last chunk alone counts": scaled([0.0] * (len(parts) - 1) + shares[-1:]),
-        "the incoming gradient is left out": scaled(shares) / (1 if name == "loss" else dloss),
-    }
-
-
 def draw(rng, rows, vocabulary, chunk, dtype=torch.float32, width=None, scale=1.0, dloss=1.0, lie=layouts.draw) -> dict:
     width = width or rng.integers(10, 40)
     operands = {
@@ -111,7 +92,6 @@ def judged(case: dict, got: dict, factor: float) -> None:
         close(
             got[name], want[name], yardstick[name], f"{name} {what}", factor, cause=CAUSE[name],
             dims={"dx": "row, width", "dweight": "vocabulary, width"}.get(name, ""),
-            others=lambda name=name, inputs=inputs, chunk=case["chunk"]: otherwise(name, *inputs, chunk or 128),
         )  # fmt: skip
 
 

@@ -105,13 +105,6 @@ def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
     assert told.startswith(f"\n{diagnose.LOOKS}{words}") if words else told == ""
 
 
-def test_the_mistakes_that_give_exactly_this_are_named():
-    others = {"x is doubled": 2 * WANT, "y is left out": [1, 2.0], "z is a word": "z"}
-    begin = f"\n{diagnose.LOOKS}exactly what comes out when "
-    told = [diagnose.exactly(got, lambda: others) for got in (2 * WANT, [1, 2.0], "z", 3 * WANT, None)]
-    assert told == [f"{begin}x is doubled", f"{begin}y is left out", f"{begin}z is a word", "", ""]
-
-
 @pytest.mark.parametrize(
     ("got", "want", "words"),
     [
