@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.course.assignment import ROOT, default
 from lab.harness.runner import Executor, ProbeFailed
+from lab.standins import source
+from tests.flash_attention.probes_kernels import ranges
+from tests.flash_attention.test_causal import brute
 
 from . import probes_triton as probes
 
@@ -64,3 +68,21 @@ def test_what_a_kernel_compiles_to(runner, arch, used):
     for kernel in (plain, dot):
         assert 0 < kernel[3] <= 255
         assert kernel[4] == 0
+
+
+def test_the_stand_in_for_key_ranges_is_right_and_not_the_answer(runner):
+    """Kernels that stand on it walk with and without a mask; whoever copies it earns no points for the ends."""
+    runner.executor, causal = Executor(ROOT / "reference"), "flash_attention.causal"
+    cases = [
+        [i, *lengths, 64, 32, is_causal]
+        for i in (0, 1, 2) for lengths in ((150, 190), (190, 150)) for is_causal in (False, True)
+    ]  # fmt: skip
+    found = runner.run(ranges, cases, replace={default().exercise(causal).object: source(causal)})
+    for case, (full, end) in zip(cases, found, strict=True):
+        most, least = brute(*case)
+        assert full % 32 == 0, case
+        assert full <= most, f"{case}: some row does not see all of it"
+        assert end >= least, f"{case}: some row sees more"
+        assert full < most or not most, f"{case}: this is the answer"
+    assert any(full for full, _ in found), "no kernel would walk without a mask"
+    assert any(end > brute(*case)[1] for case, (_, end) in zip(cases, found, strict=True)), "this is the answer"
