@@ -16,8 +16,7 @@ import numpy
 from ..cluster.costs import sent_bytes
 from ..cluster.events import Block, Collective, Compute, Event, Memory, Program, Recv, Send, Wait
 from ..model.transformer import Config
-from ..ranks.ledger import readable
-from .mismatch import diff
+from .mismatch import OTHER_END, described, diff
 
 AXES = ("data", "pipe", "expert", "tensor")
 
@@ -167,9 +166,8 @@ def _unawaited(accounts: Sequence[Account]) -> str:
         waited = {number for kind, number, *_ in account.trace if kind == "wait"}
         for number, row in enumerate(account.rows):
             if row["op"] != "send" and number not in waited:
-                return (
-                    f"not waited for: rank {row['rank']}: {_told(row)}: what it brings may be used before it is there"
-                )
+                where = f"rank {row['rank']}: {described(row)}"
+                return f"not waited for: {where}: what it brings may be used before it is there"
     return ""
 
 
@@ -179,17 +177,17 @@ def _played(accounts: Sequence[Account]) -> str:
     ranks = {account.rank for account in accounts}
 
     def missing(row: dict, key: tuple, count: int) -> bool:
-        if other := _OTHER_END.get(row["op"]):
+        if other := OTHER_END.get(row["op"]):
             return row["peer"] in ranks and issued[other, *key[1:]] <= count
         return any(issued[rank, key[1]] <= count for rank in row["group"] if rank in ranks)
 
     def waiting(row: dict, key: tuple) -> str:
-        other, told = _OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {_told(row)}"
+        other, waits = OTHER_END.get(row["op"]), f"rank {row['rank']} waits in {described(row)}"
         if not other:
-            return told
+            return waits
         same = (theirs for theirs in issued if theirs[:3] == (other, *key[1:3]))
         loose = sorted(theirs[3] for theirs in same if issued[theirs] > issued[row["op"], *theirs[1:]])
-        return f"{told} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
+        return f"{waits} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
 
     def played(account: Account) -> Iterator[str]:
         """Yield what the rank waits in, as long as it does."""
@@ -214,20 +212,11 @@ def _played(accounts: Sequence[Account]) -> str:
     return ""
 
 
-_OTHER_END = {"send": "recv", "recv": "send"}
-
-
 def _key(row: dict, tag: int) -> tuple:
     if row["op"] in ("send", "recv"):
         ends = (row["rank"], row["peer"]) if row["op"] == "send" else (row["peer"], row["rank"])
         return row["op"], *ends, tag
     return row["rank"], tuple(row["group"])
-
-
-def _told(row: dict) -> str:
-    place = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
-    where = place.get(row["op"], f"over {row['group']}")
-    return f"{row['op']} #{row['number']} ({readable(row['bytes'])}) {where}"
 
 
 # ---- as events ----

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from ..ranks.ledger import MESSAGES, Row, readable
+from ..ranks.ledger import MESSAGES, readable
 
-_Plain = Mapping[str, Any]
+OTHER_END = {"send": "recv", "recv": "send"}
+_Row = Mapping[str, Any]  # a row of the ledger, as `Row.plain` gives it
 
 
-def diff(rows_a: Sequence[Row | _Plain], rows_b: Sequence[Row | _Plain]) -> str:
+def diff(a: Sequence[_Row], b: Sequence[_Row]) -> str:
     """Where two ranks first disagree, in one line; "" if they agree.
 
     Compared are, in order, the collectives over each group that both are in (operation, dtype, root, and size unless
@@ -23,7 +24,6 @@ def diff(rows_a: Sequence[Row | _Plain], rows_b: Sequence[Row | _Plain]) -> str:
     A number is that of the row, over all groups. Where one rank has no rows at all, it is taken for the first that
     the other should have met; a group may have been made twice, its rows are then one sequence.
     """
-    a, b = ([row.plain() if isinstance(row, Row) else row for row in rows] for rows in (rows_a, rows_b))
     if not a and not b:
         return ""
     rank_a = a[0]["rank"] if a else _other(b)
@@ -40,9 +40,9 @@ def diff(rows_a: Sequence[Row | _Plain], rows_b: Sequence[Row | _Plain]) -> str:
     return f"{_told(rank_a, x, y)}; {_told(rank_b, y, x)}"
 
 
-def _conversations(rows: list[_Plain], rank: int, other: int) -> dict[tuple, list[_Plain]]:
+def _conversations(rows: Sequence[_Row], rank: int, other: int) -> dict[tuple, list[_Row]]:
     """The rows that `other` has a counterpart of, by what they must be matched within."""
-    found: defaultdict[tuple, list[_Plain]] = defaultdict(list)
+    found: defaultdict[tuple, list[_Row]] = defaultdict(list)
     for row in rows:
         group = tuple(row["group"])
         if row["op"] in MESSAGES:
@@ -53,28 +53,30 @@ def _conversations(rows: list[_Plain], rank: int, other: int) -> dict[tuple, lis
     return found
 
 
-def _match(x: _Plain, y: _Plain) -> bool:
+def _match(x: _Row, y: _Row) -> bool:
     if x["op"] in MESSAGES:
         return (x["bytes"], x["dtype"]) == (y["bytes"], y["dtype"])
     sizes = x["op"] == "all_to_all" or x["bytes"] == y["bytes"]
     return sizes and all(x[what] == y[what] for what in ("op", "dtype", "peer"))
 
 
-def _told(rank: int, row: _Plain | None, other: _Plain | None) -> str:
+def _told(rank: int, row: _Row | None, other: _Row | None) -> str:
     """`rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1] from 0`, or what it did not issue."""
     if row is None:
         assert other is not None
-        needed = {"send": "recv", "recv": "send"}.get(other["op"], other["op"])
-        return f"rank {rank} issued no {needed} for it"
-    place = f"over {row['group']}"
-    if row["op"] in MESSAGES:
-        place = f"{'to' if row['op'] == 'send' else 'from'} rank {row['peer']}"
-    elif row["peer"] >= 0:
-        place += f", root {row['peer']}"
-    size = ", ".join(filter(None, (readable(row["bytes"]), row["dtype"])))
-    return f"rank {rank} issued {row['op']} #{row['number']} ({size}) {place}"
+        return f"rank {rank} issued no {OTHER_END.get(other['op'], other['op'])} for it"
+    root = f", root {row['peer']}" if row["op"] not in MESSAGES and row["peer"] >= 0 else ""
+    return f"rank {rank} issued {described(row, row['dtype'])}{root}"
 
 
-def _other(rows: list[_Plain]) -> int:
+def described(row: _Row, *details: str) -> str:
+    """`broadcast #3 (4 KiB) over [0, 1]`, `send #4 (8 B) to rank 1`. details: more for the brackets."""
+    ends = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
+    where = ends.get(row["op"], f"over {row['group']}")
+    size = ", ".join(filter(None, (readable(row["bytes"]), *details)))
+    return f"{row['op']} #{row['number']} ({size}) {where}"
+
+
+def _other(rows: Sequence[_Row]) -> int:
     """The first rank that these rows speak of beside their own; -1 if they are alone."""
     return next((r for row in rows for r in row["group"] if r != row["rank"]), -1)

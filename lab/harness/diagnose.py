@@ -1,4 +1,4 @@
-"""What wrong values have in common: where they lie, by what they differ, and which mistake gives exactly these.
+"""What wrong values have in common: where they lie, and by what they differ.
 
 Functions whose text is a line of its own begin it with LOOKS. Such a line goes to the top of a message, and
 `lab.harness.mistakes` leaves it out where it compares messages, so a new pattern makes no known mistake unknown.

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from .compare import Comparison, slowest
-from .diagnose import harmless as harmless
-from .diagnose import looks_like, pattern, region
+from .diagnose import harmless, looks_like, pattern, region
 from .trace import NOISE_BYTES, Trace
 
 

@@ -169,8 +169,8 @@ class Runner:
         network: str = "switch",
     ) -> Job:
         """The request as the zygote gets it. Raises ValueError for an option it does not know."""
-        options = {triton: ("interpret", "native"), device: ("real", "simulated"), network: ("switch", "gloo")}
-        for option, known in options.items():
+        options = ((triton, ("interpret", "native")), (device, ("real", "simulated")), (network, ("switch", "gloo")))
+        for option, known in options:
             if option not in known:
                 raise ValueError(f"expected {' or '.join(map(repr, known))}, got {option!r}")
         name = f"{probe.__module__}:{probe.__qualname__}"

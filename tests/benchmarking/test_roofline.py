@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.harness.diagnose import in_parts
-from lab.harness.judge import harmless, measured
+from lab.harness.diagnose import harmless, in_parts
+from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_counting as probes

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lab.harness.judge import harmless, measured, never_holds
+from lab.harness.diagnose import harmless
+from lab.harness.judge import measured, never_holds
 
 from . import probes_collectives
 

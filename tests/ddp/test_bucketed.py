@@ -16,7 +16,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lab.harness.judge import close, harmless, measured
+from lab.harness.diagnose import harmless
+from lab.harness.judge import close, measured
 from lab.harness.named import number_of
 from lab.harness.pytest_plugin import exercise
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.harness.diagnose import LOOKS
-from lab.harness.judge import harmless
+from lab.harness.diagnose import LOOKS, harmless
 from lab.harness.pytest_plugin import exercise
 
 from . import collectives

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lab.harness.judge import harmless
+from lab.harness.diagnose import harmless
 
 from .oracles import repeated
 

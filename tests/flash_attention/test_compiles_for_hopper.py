@@ -15,7 +15,8 @@ import math
 import pytest
 
 from lab.harness import layouts
-from lab.harness.judge import close, harmless, measured
+from lab.harness.diagnose import harmless
+from lab.harness.judge import close, measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_kernels as probes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.harness.judge import harmless
+from lab.harness.diagnose import harmless
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lab.harness.calls import refused
-from lab.harness.judge import harmless, measured
+from lab.harness.diagnose import harmless
+from lab.harness.judge import measured
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_precision as probes

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from lab.harness import layouts
-from lab.harness.judge import close, harmless, measured, never_holds
+from lab.harness.diagnose import harmless
+from lab.harness.judge import close, measured, never_holds
 from lab.harness.pytest_plugin import exercise
 
 from . import probes_memory as probes

@@ -6,8 +6,8 @@ import itertools
 
 import torch
 
-from lab.harness.diagnose import LOOKS
-from lab.harness.judge import Judged, harmless, never_holds
+from lab.harness.diagnose import LOOKS, harmless
+from lab.harness.judge import Judged, never_holds
 from lab.harness.trace import Trace
 
 from . import probes_optimizer as probes
