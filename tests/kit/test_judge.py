@@ -41,6 +41,7 @@ def test_numbers_that_differ_look_different():
 
 
 WANT = torch.linspace(-1.7, 1.3, 90).view(2, 9, 5)
+DENSE = torch.linspace(-2, 2, 4001).half()
 
 
 def changed(place: tuple, by: float) -> torch.Tensor:
@@ -113,6 +114,7 @@ def test_a_count_that_is_off_by_a_part_names_the_part(got, words):
         (WANT + 1, WANT, "all of these"),
         (torch.ones(30), torch.linspace(-2, 2, 30), "each is"),
         (torch.tensor(4.34), torch.tensor(1.37), "times"),
+        (DENSE[torch.arange(4001) * 7 % 4001], DENSE, "another order"),  # closer to each other than what is allowed
     ],
 )
 def test_a_message_says_no_more_than_the_values_show(got, want, words):
