@@ -117,7 +117,7 @@ class Graded:
         return grade(self.scores(assignment, ids), self.decisions, self.policy)
 
     def packed(self) -> str:
-        """What was judged, as JSON in ASCII; any name and message survives, lone surrogates too."""
+        """Return the results as JSON in ASCII. Names and messages survive as they are, even lone surrogates."""
         own = {name: value for name, value in vars(self).items() if name not in _OF_THE_GRADEBOOK}
         return json.dumps(own, default=vars)
 

@@ -86,7 +86,7 @@ def check(cluster: Cluster) -> None:
 
 
 def lacking(kind: str) -> tuple[str, str]:
-    """What this machine lacks to hand jobs over, and what to do about it; ("", "") where it lacks nothing."""
+    """Return what is missing to submit jobs, and how to get it; ("", "") if nothing is."""
     missing = [name for name in COMMANDS if kind == "slurm" and shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not found", "run it on a node that submits jobs"

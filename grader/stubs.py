@@ -95,7 +95,7 @@ def _cutter(file: str, text: str, assignment: Assignment) -> Cutter:
 
 
 def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
-    """What the cutters leave, without imports that nothing uses, formatted. Raises StubError."""
+    """Return the stubs that the cutters made, formatted and without unused imports. Raises StubError."""
     with tempfile.TemporaryDirectory(prefix="stubs-") as folder:
         root = Path(folder).resolve()
         for file, cutter in cutters.items():

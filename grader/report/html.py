@@ -1,4 +1,4 @@
-"""What people read: a page for each submission, one for the class, and a comment in Markdown for a pull request.
+"""Reports for people: a page for each submission, one for the class, and a comment in Markdown for a pull request.
 
 Pages load nothing from anywhere and run no script but the table's sorting; a Content-Security-Policy holds
 browsers to that. Everything from a submission is plain text first, then escaped by jinja2.

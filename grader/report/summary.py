@@ -143,8 +143,8 @@ def state(s: ExerciseScore) -> str:
 
 
 def readable(test: str) -> str:
-    """tests/ddp/test_naive.py::test_replicas_start_equal → replicas start equal"""
-    return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+    """tests/benchmarking/test_benchmark.py::test_the_host_s_part_counts → the host's part counts"""
+    return test.rpartition("::")[2].removeprefix("test_").replace("_s_", "'s ").replace("_", " ")
 
 
 def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseView:

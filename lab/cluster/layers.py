@@ -182,7 +182,7 @@ class Layers:
 
     @property
     def _up(self) -> int:
-        """What the first product of the feed-forward makes: SwiGLU has two halves."""
+        """Width of the first product of the feed-forward: SwiGLU has two halves."""
         return (2 if self.model.gated else 1) * self._hidden
 
     # Between regions: the stream, norms, and what the tensor axis sends

@@ -129,7 +129,7 @@ def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int
 def _waits(
     ranks: Sequence[Sequence[Action]], ends: list[list[float]], rank: int, need: tuple[str, int, int] | None
 ) -> str:
-    """What a rank of a deadlock waits for, and of whom."""
+    """Say which action a deadlocked rank waits for, and on which rank."""
     assert need is not None
     kind, micro_batch, stage = need
     action, needed = ranks[rank][len(ends[rank])], Action(kind, micro_batch, stage // len(ranks))
