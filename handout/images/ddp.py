@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lab.cluster.costs import ring_cost
 from reference.ddp.accounting import Link, accounting
 
@@ -12,6 +14,7 @@ RANK_COLOURS = (BLUE, ORANGE, GREEN, YELLOW)
 LINK = Link(alpha_s=100e-6, bytes_per_s=1e9)
 LAYERS = (500_000,) * 8  # bytes of each gradient: the worked example
 LAYERS_BACKWARD_S, LAYERS_BUCKET = 8e-3, 1_000_000
+PARAMETERS, TOKENS, RANK_FLOPS = 7e9, 4e6, 0.4 * 989e12  # a model, a global batch, and a rank that reaches 40 %
 
 
 def replicas() -> Picture:
@@ -214,6 +217,66 @@ def views() -> Picture:
     return p
 
 
+def order() -> Picture:
+    """All-reduces carry no names: two ranks whose hooks fire in different orders, sent so, and by index."""
+    p = Picture("order", WIDTH, 300, "Two ranks whose hooks fire in different orders: sent as they fire, and by index")
+    fired, colours = (("g₂", "g₁"), ("g₁", "g₂")), {"g₂": BLUE, "g₁": ORANGE}
+    for top, title, by_index in ((24, "sent as hooks fire", False), (168, "sent in one order: g₂, then g₁", True)):
+        p.words(16, top, title, "ink bold")
+        for x, said in ((78, "hooks fire"), (168, "all-reduce 1"), (304, "all-reduce 2")):
+            p.words(x, top + 22, said, "soft small")
+        slots: list[list[str]] = [[], []]
+        for r, names in enumerate(fired):
+            y = top + 30 + 32 * r
+            p.words(16, y + 18, f"rank {r}", "soft")
+            p.words(78, y + 18, ", ".join(names), "ink")
+            for slot, name in enumerate(sorted(names, reverse=True) if by_index else names):
+                p.box(168 + 136 * slot, y, 128, 26, colours[name], name)
+                slots[slot].append(name)
+        p.words(16, top + 112, "sum", "soft")
+        for slot, names_of in enumerate(slots):
+            same = len(set(names_of)) == 1
+            said = f"{' + '.join(names_of)}: {'right' if same else 'wrong'}"
+            p.box(168 + 136 * slot, top + 94, 128, 26, GREEN if same else GREY, said, hatched=not same)
+    return p
+
+
+def seconds_sent(world: int, tree: bool = False, rate: float = 366e9, alpha_s: float = 5e-6) -> float:
+    """Of float32 gradients of PARAMETERS, in buckets of 25 MiB. A tree pays 2 log₂ W latencies a message."""
+    bucket = 25 * 2**20
+    messages = 4 * PARAMETERS / bucket
+    if tree:
+        return messages * 2 * math.log2(world) * alpha_s + 2 * 4 * PARAMETERS / rate
+    return messages * ring_cost("all_reduce", bucket, world, alpha_s, 1 / rate)
+
+
+def scaling() -> Picture:
+    """How many ranks' worth of speed W ranks have, on one global batch."""
+    p = Picture("scaling", WIDTH, 330, "Speed over ranks for one global batch: bandwidth alone, trees, one flat ring")
+    worlds = [round(2 ** (i / 4)) for i in range(20, 49)]
+    c = Chart(p, (32, 4096), (32, 4096))
+    ticks = {float(w): f"{w:,}" for w in (32, 128, 512, 2048)}
+    c.axes("ranks", "speed, in ranks that never wait", dict(ticks), dict(ticks))
+    whole_s = 6 * PARAMETERS * TOKENS / RANK_FLOPS  # forward and backward of the global batch on one rank
+
+    def speed(world: float, sent_s: float) -> float:
+        return whole_s / (whole_s / world / 3 + max(whole_s / world * 2 / 3, sent_s))
+
+    looks = (
+        ("bandwidth alone", GREY, False, (False, 366e9, 0.0), (2048, "end", -12, -8)),
+        ("trees", GREEN, False, (True, 366e9, 5e-6), (4096, "end", 0, 22)),
+        ("one card a machine", BLUE, True, (False, 48.5e9, 0.0), (4096, "end", 0, 22)),
+        ("one flat ring", ORANGE, False, (False, 366e9, 5e-6), (512, "start", 8, -6)),
+    )
+    for name, colour, dashed, (tree, rate, alpha_s), (at, anchor, dx, dy) in looks:
+        curve = [(w, speed(w, seconds_sent(w, tree, rate, alpha_s))) for w in worlds]
+        c.curve([(w, v) for w, v in curve if v >= 32], colour, dashed)
+        c.say(at, speed(at, seconds_sent(at, tree, rate, alpha_s)), name, anchor, dx, dy)
+    best = max(worlds, key=lambda w: speed(w, seconds_sent(w)))
+    c.dot(best, speed(best, seconds_sent(best)), ORANGE)
+    return p
+
+
 def norm() -> Picture:
     """A gradient in two pieces: squares add up, norms do not."""
     p = Picture("norm", WIDTH, 200, "Pieces of norm 3 and 4 are a gradient of norm 5")
@@ -250,5 +313,5 @@ def critical() -> Picture:
 
 
 PICTURES = (
-    replicas, tree, ring, transpose, overlap, buckets, bucket_size, bandwidth, views, norm, critical,
+    replicas, tree, ring, transpose, overlap, buckets, bucket_size, bandwidth, views, order, scaling, norm, critical,
 )  # fmt: skip
