@@ -10,7 +10,6 @@ import importlib
 import os
 import random
 import select
-import socket
 import sys
 import traceback
 from dataclasses import dataclass
@@ -125,9 +124,9 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
 
 def _own(port: int) -> bytes:
     """Receive this rank's arguments, which the switch sends first."""
-    with socket.socket(fileno=os.dup(port)) as sock:
-        _, size = frames.receive(sock)
-        return bytes(frames.into(sock, bytearray(size)))
+    with open(port, "rb", closefd=False) as stream:
+        _, size = frames.receive(stream)
+        return bytes(frames.into(stream, bytearray(size)))
 
 
 def _stand_in(source: str) -> Any:

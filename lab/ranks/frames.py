@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 _LENGTHS = struct.Struct("<IQ")
 HEADER_LIMIT = 1 << 20
@@ -96,20 +96,16 @@ class Reader:
         return count
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], int]:
-    """The header of the next frame of a blocking socket, and how many bytes of payload follow. Raises EOFError."""
-    header_bytes, payload_bytes = _LENGTHS.unpack(into(sock, bytearray(_LENGTHS.size)))
-    return parsed(into(sock, bytearray(header_bytes))), payload_bytes
+def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:
+    """The header of the next frame of a blocking stream, and how many bytes of payload follow. Raises EOFError."""
+    header_bytes, payload_bytes = _LENGTHS.unpack(into(stream, bytearray(_LENGTHS.size)))
+    return parsed(into(stream, bytearray(header_bytes))), payload_bytes
 
 
-def into(sock: socket.socket, buffer: Any) -> Any:
-    """Fill `buffer` from a blocking socket, and return it. Raises EOFError."""
-    view = memoryview(buffer)
-    while view:
-        count = sock.recv_into(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
+def into(stream: BinaryIO, buffer: Any) -> Any:
+    """Fill `buffer` from a blocking, buffered stream, and return it. Raises EOFError."""
+    if stream.readinto(buffer) < len(buffer):  # type: ignore[attr-defined]
+        raise EOFError
     return buffer
 
 

@@ -170,12 +170,14 @@ class LedgerGroup(dist.ProcessGroup):
         of: Sequence[Tensor] | None = None,
         peer: int = -1,
         gets: int | None = None,
+        opts: Any = None,
         **details: Any,
     ) -> dist.Work:
         """Write the row, send what is sent, and return the Work of what will be written into `into`.
 
         of: the tensors that the row counts, where they are not those that are sent. peer: within the group.
-        gets: how many elements come. details: more of the header.
+        gets: how many elements come. opts: torch's, which say whether the caller waits at once. details: more of the
+        header.
         """
         counted, ranks = list(sends if of is None else of), self.ranks()
         if peer >= len(ranks):
@@ -194,6 +196,8 @@ class LedgerGroup(dist.ProcessGroup):
         if gets is not None and gets != sum(t.numel() for t in into):
             raise ValueError(f"{op}: expected {gets} elements to receive into, got {sum(t.numel() for t in into)}")
         row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
+        if not getattr(opts, "asyncOp", True):  # the frame says so, too: a second one would take its time
+            details["waits"], row.waited_s = True, row.issued_s
         work = self.carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
         waits.know(work, row)
         return work
@@ -205,7 +209,7 @@ class LedgerGroup(dist.ProcessGroup):
     # ---- what torch calls: each says what it sends, and where the answer goes ----
 
     def allreduce(self, tensors: list, opts: Any = None) -> dist.Work:
-        return self.issue("all_reduce", tensors, tensors, **_reduction(opts))
+        return self.issue("all_reduce", tensors, tensors, opts=opts, **_reduction(opts))
 
     def allreduce_coalesced(self, tensors: list, opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts)
@@ -213,36 +217,42 @@ class LedgerGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
         mine = root == self.rank()
-        return self.issue("broadcast", tensors if mine else (), () if mine else tensors, of=tensors, peer=root)
+        return self.issue(
+            "broadcast", tensors if mine else (), () if mine else tensors, of=tensors, peer=root, opts=opts
+        )
 
     def reduce(self, tensors: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        return self.issue("reduce", tensors, tensors if root == self.rank() else (), peer=root, **_reduction(opts))
+        return self.issue(
+            "reduce", tensors, tensors if root == self.rank() else (), peer=root, opts=opts, **_reduction(opts)
+        )
 
     def allgather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         into = [parts[r] for r in range(len(outputs[0])) for parts in outputs]
-        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs), opts=opts)
 
     def allgather_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         into = [t for parts in outputs for t in parts]
-        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs), opts=opts)
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        return self.issue("all_gather", [input], [output], gets=self.size() * input.numel())
+        return self.issue("all_gather", [input], [output], gets=self.size() * input.numel(), opts=opts)
 
     def allgather_into_tensor_coalesced(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         into = self._by_rank(outputs)
-        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs))
+        return self.issue("all_gather", inputs, into, gets=self.size() * _elements(inputs), opts=opts)
 
     def gather(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
         mine = root == self.rank()
         gets = self.size() * _elements(inputs) if mine else 0
-        return self.issue("gather", inputs, outputs[0] if mine else (), peer=root, gets=gets)
+        return self.issue("gather", inputs, outputs[0] if mine else (), peer=root, gets=gets, opts=opts)
 
     def scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         root = _root(opts)
-        return self.issue("scatter", inputs[0] if root == self.rank() else (), outputs, of=outputs, peer=root)
+        return self.issue(
+            "scatter", inputs[0] if root == self.rank() else (), outputs, of=outputs, peer=root, opts=opts
+        )
 
     def reduce_scatter(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         sends = [parts[r] for r in range(len(inputs[0])) for parts in inputs]
@@ -259,23 +269,28 @@ class LedgerGroup(dist.ProcessGroup):
             raise ValueError(
                 f"reduce_scatter: expected {self.size()} parts of {_elements(outputs)} elements, got {_elements(sends)}"
             )
-        return self.issue("reduce_scatter", sends, outputs, of=outputs, **_reduction(opts))
+        return self.issue("reduce_scatter", sends, outputs, of=outputs, opts=opts, **_reduction(opts))
 
     def alltoall_base(
         self, output: Tensor, input: Tensor, output_splits: list, input_splits: list, opts: Any = None
     ) -> dist.Work:
         return self.issue(
             "all_to_all", [input], [output],
-            splits=self._splits(input, input_splits), expected=self._splits(output, output_splits),
+            splits=self._splits(input, input_splits), expected=self._splits(output, output_splits), opts=opts,
         )  # fmt: skip
 
     def alltoall(self, outputs: list, inputs: list, opts: Any = None) -> dist.Work:
         return self.issue(
-            "all_to_all", inputs, outputs, splits=[t.numel() for t in inputs], expected=[t.numel() for t in outputs]
+            "all_to_all",
+            inputs,
+            outputs,
+            splits=[t.numel() for t in inputs],
+            expected=[t.numel() for t in outputs],
+            opts=opts,
         )
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self.issue("barrier")
+        return self.issue("barrier", opts=opts)
 
     def send(self, tensors: list, dst: int, tag: int = 0) -> dist.Work:
         return self.issue("send", tensors, peer=dst, tag=tag)

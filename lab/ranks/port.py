@@ -27,6 +27,7 @@ class Port:
 
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
+        self._answers = self._socket.makefile("rb")
         self._asked: dict[int, _Asked] = {}
         self._sending = threading.Lock()
         self._gates = 0
@@ -63,7 +64,7 @@ class Port:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(*frames.receive(self._socket))
+                self._take(*frames.receive(self._answers))
         except (EOFError, OSError):
             while self._asked:
                 self._asked.popitem()[1].done({"error": "Connection closed by peer: the switch is gone"})
@@ -79,10 +80,10 @@ class Port:
         if not tensor.numel():
             return
         if tensor.is_contiguous():
-            frames.into(self._socket, memory_of(tensor))
+            frames.into(self._answers, memory_of(tensor))
         else:
             whole = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            frames.into(self._socket, memory_of(whole))
+            frames.into(self._answers, memory_of(whole))
             with torch.no_grad():
                 tensor.copy_(whole)
 

@@ -27,6 +27,7 @@ from .parts import Part, Refused, handed_in, results
 from .rank_status import Gate, Rank, connected
 
 _LONGEST_S = 0.05  # between looks at what else is to be done
+_LATE_S = 0.01  # from a gate to the answers that were kept back for it: who does not wait has no luck
 _FRAMES = 32  # of one rank in a row, before the others have their turn
 KEPT_BYTES = 64 << 20  # of all payloads of a probe, which a test may look at
 
@@ -172,7 +173,8 @@ class Switch:
         keeps = len(payload) <= self._room
         self._room -= len(payload) * keeps
         rank.payloads.append(part.tensor() if keeps else None)
-        rank.waits.clear()
+        rank.waits = {row.number} if header.get("waits") is True else set()
+        row.waited_s = row.issued_s if rank.waits else -1.0
         rank.polls.clear()
         gone = [r for r in ([peer] if op in MESSAGES and peer >= 0 else members) if self.ranks[r].state == "gone"]
         if gone:
@@ -307,7 +309,7 @@ class Switch:
         rank.polls.clear()
         self._send(rank, {"number": number, "numbers": self.factors.get(name, 1.0)}, b"")
         for answer in self._kept.pop((rank.number, name), ()):
-            answer()
+            heapq.heappush(self._later, (time.perf_counter() + _LATE_S, next(self._order), answer))
 
     def _is_stuck(self) -> bool:
         """Whether no rank will send anything more. Answers that were kept back are given first, and that is noted."""

@@ -23,6 +23,7 @@ class Wired:
     def __init__(self, world: int, **options):
         self.switch, self.world = Switch(world, **options), world
         self.ends = [end.dup() for end in self.switch.ends]
+        self.answers = [end.makefile("rb", 0) for end in self.ends]
         self.issued = [0] * world
         self.stopped = threading.Event()
         self.done, self.end = socket.socketpair()
@@ -62,8 +63,8 @@ class Wired:
 
     def answer(self, rank: int) -> tuple[dict, list[float]]:
         self.ends[rank].settimeout(5)
-        header, size = frames.receive(self.ends[rank])
-        payload = frames.into(self.ends[rank], bytearray(size))
+        header, size = frames.receive(self.answers[rank])
+        payload = frames.into(self.answers[rank], bytearray(size))
         return header, list(struct.unpack(f"<{size // 4}f", payload))
 
     def is_silent(self, rank: int) -> bool:
