@@ -69,23 +69,26 @@ def main() -> None:
                     told = [f"{name}, seed {seed}: {r.id}: {r.message[:200]}" for r in results if r.outcome == "failed"]
                     wrong += told
                     print(*told, sep="\n", end="\n" * bool(told), flush=True)
-                print(
-                    f"{stage}, seed {seed}: {verdicts} verdicts, {len(wrong)} wrong, load {loads[-1]:.0f}", flush=True
-                )
-            rows.append({
-                "stage": stage, "exercises": len(ids), "variants": len(variants), "seeds": options.seeds,
-                "of a variant": options.seeds // options.share, "verdicts": verdicts, "wrong": len(wrong),
-                "timed": timed, "inconclusive": undecided, "busy loops": len(burners),
-                "load": f"{sum(loads) / len(loads):.1f}",
-                "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
-            })  # fmt: skip
-            print(rows[-1], flush=True)
+                row = {
+                    "stage": stage, "exercises": len(ids), "variants": len(variants), "seeds": seed + 1 - options.first,
+                    "of a variant": options.seeds // options.share, "verdicts": verdicts, "wrong": len(wrong),
+                    "timed": timed, "inconclusive": undecided, "busy loops": len(burners),
+                    "load": f"{sum(loads) / len(loads):.1f}",
+                    "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
+                }  # fmt: skip
+                table = keep([*rows, row])  # a run that is stopped has told what it saw
+                print(row, flush=True)
+            rows.append(row)
     runner.close()
-    blank = {**dict.fromkeys(rows[0], ""), "timed": 0, "inconclusive": 0}  # what earlier rows did not tell
-    rows += [{**blank, **row} for row in earlier("verdicts", rows, "stage")]
-    order = [s.name for s in default().stages]
-    print(write("verdicts", sorted(rows, key=lambda row: order.index(row["stage"])), NOTE))
+    print(table)
     raise SystemExit(any(row["wrong"] or row["inconclusive"] > 0.02 * row["timed"] for row in rows))
+
+
+def keep(rows: list[dict]) -> str:
+    """Write these rows, and those of other stages as they were."""
+    rows = rows + earlier("verdicts", rows, "stage")
+    order = [s.name for s in default().stages]
+    return write("verdicts", sorted(rows, key=lambda row: order.index(row["stage"])), NOTE)
 
 
 if __name__ == "__main__":
