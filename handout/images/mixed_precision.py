@@ -1,4 +1,4 @@
-"""The pictures of the chapter on mixed precision and memory. What is a number in them is computed, but for the measured gradients."""
+"""The pictures of the chapter on mixed precision and memory. Numbers are computed, but for GRADIENTS, measured."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORMATS = (("float32", 8, 23), ("bfloat16", 8, 7), ("float16", 5, 10))
 LAYERS, INPUT, SAVED = 8, 1, 4  # the worked chain: layers, and what each has for input and keeps
 
 # Measured on a CPU in float32: gradients of the outputs of all linear layers of SIZES["tiny"], after 100 steps of AdamW
-# (learning rate 3e-3, seed 0) on the handout's text, at 32 sequences of 256 tokens. How many have a magnitude from 2^e on
-# and below 2^(e+1); -45 has all that are smaller, but for zeros.
+# (learning rate 3e-3, seed 0) on the handout's text, at 32 sequences of 256 tokens. How many have a magnitude from 2^e
+# on and below 2^(e+1); -45 has all that are smaller, but for zeros.
 GRADIENTS = dict(enumerate((
     352, 138, 205, 279, 233, 302, 390, 601, 1089, 1804, 3047, 4939, 8345, 15374, 39618, 197382, 504736, 457636, 453831,
-    438959, 496945, 666506, 909059, 1173526, 1359076, 1338725, 1129668, 854414, 705473, 575153, 376878, 210819, 97331, 28058,
-    3030, 110, 1,
+    438959, 496945, 666506, 909059, 1173526, 1359076, 1338725, 1129668, 854414, 705473, 575153, 376878, 210819, 97331,
+    28058, 3030, 110, 1,
 ), start=-45))  # fmt: skip
 
 
