@@ -23,7 +23,7 @@ SHARED = "/tmp/shared"  # where ranks see the folder of a probe that asks for on
 _FOLDERS = 0x00020000 | 0x10000000  # mount and user namespaces
 _ALL = _FOLDERS | 0x08000000 | 0x20000000 | 0x40000000  # IPC, PID and network, too
 _PRIVATE, _BIND, _PLAIN = 0x44000, 0x5000, 0x6  # MS_REC with MS_PRIVATE, with MS_BIND; MS_NOSUID | MS_NODEV
-_SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # the same for all processes
+_SEEN_OF_PROC = ("cpuinfo", "devices", "driver", "sys")  # entries of /proc with the same content for all processes
 ROOM, MORE_ROOM = "4m", "256m"  # bytes for files; MORE_ROOM for probes that write checkpoints or compile
 _C = ctypes.CDLL(None, use_errno=True)
 

@@ -1,6 +1,6 @@
-"""Runs one probe in a fresh process: installs the device, loads the implementation, calls the probe, answers.
+"""Runs one probe in a fresh process: installs the device, loads the implementation, calls the probe, sends the result.
 
-A child is forked for one probe and one rank and never returns from `answer`.
+The zygote forks a child for one probe and one rank. The child never returns from `answer`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .port import Port
 from .watch import Watch
 
 FRAMES = 12
-BUSY = 10  # times its limit that a probe may take where it waits for a core
-shared = ""  # a folder that all ranks of this probe have; "" where it has not asked for one
-# What takes as long to import as all of torch and many probes never use. A gradient given to backward() wants the
-# first, an optimizer's first step and checkpoints want both.
+BUSY = 10  # on a busy machine, a probe may take this many times its limit
+shared = ""  # the folder that all ranks of this probe share; "" if the probe did not ask for one
+# These modules take as long to import as all of torch, and many probes never use them. backward() with an explicit
+# gradient needs the first. An optimizer's first step and checkpoints need both.
 LATE = ("torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the runner asks for, as it crosses to the zygote."""
+    """The runner's request, as it is sent to the zygote."""
 
     probe: str  # "tests.ddp.probes:train"
     impl: str  # the implementation's folder
@@ -41,21 +41,22 @@ class Job:
     device: str  # "real" or "simulated"
     replace: dict[str, str]  # "ddp/naive.py:NaiveDDP" -> "lab.standins.ddp:naive"
     forbidden: list[str]  # dotted names that raise when the solution calls them
-    timeout_s: float  # of which time spent waiting for a core is no part
+    timeout_s: float  # time spent waiting for a core does not count
     seed: int
-    shared: bool = False  # whether the ranks have a folder in common
+    shared: bool = False  # whether the ranks share a folder
     network: str = "switch"  # or "gloo"
 
     @property
     def longest_s(self) -> float:
-        """Seconds after which nobody waits for ranks, even if others had the cores."""
+        """Seconds after which we give up on the ranks, even if other processes kept the cores busy."""
         return BUSY * self.timeout_s
 
 
 def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str) -> None:
-    """Run the probe as `rank`, and write what came of it, with `secret`, to `reply`.
+    """Run the probe as `rank`, and write its result and `secret` to `reply`. Never returns.
 
-    port: the descriptor of this rank's socket to the switch, which sends `args` first; -1: none. Never returns.
+    port: the descriptor of this rank's socket to the switch; -1 if there is no switch. The switch first sends the
+    arguments, so `args` is used only without a switch.
     """
     if any(name not in sys.modules for name in LATE):
         sys.meta_path.insert(0, _Late(reply, secret))
@@ -63,19 +64,22 @@ def answer(job: Job, args: bytes, rank: int, reply: int, port: int, secret: str)
         value = run(job, wire.unpack(args if port < 0 else _own(port)), rank, port, Watch(job.impl))
         blob = wire.pack(value)
         header: dict[str, Any] = {"ok": True}
-    except BaseException as error:  # SystemExit from the code under test is an answer too
+    except BaseException as error:  # report SystemExit from the code under test, too
         header, blob = {"ok": False, "error": describe(error, job.impl)}, b""
     with contextlib.suppress(framing.Closed):
         sys.stdout.flush()
         sys.stderr.flush()
         framing.send(reply, {**header, "secret": secret, "compiled": compiled.missed[: compiled.MOST]}, [blob])
         if job.world > 1 and header["ok"]:
-            select.select([], [], [], job.longest_s)  # the zygote ends all ranks at once
+            select.select([], [], [], job.longest_s)  # wait: the zygote kills all ranks together
     os._exit(0)
 
 
 class _Late:
-    """A finder that ends this rank where one of LATE is to be imported: the zygote does, and forks all ranks anew."""
+    """An import finder that ends this rank when it imports one of LATE.
+
+    The zygote then imports the module itself, and forks all ranks again.
+    """
 
     def __init__(self, reply: int, secret: str):
         self.reply, self.secret = reply, secret
@@ -88,14 +92,17 @@ class _Late:
 
 
 def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -> Any:
-    """The probe's value, in this process. watch: over the solution; None in a process that goes on afterwards."""
+    """Run the probe in this process, and return its value.
+
+    watch: refuses the solution's forbidden calls. It cannot be removed, so pass None if the process lives on.
+    """
     import torch
 
     from . import group
 
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
-    # Where there is no CUDA, torch.manual_seed would format a stack for the day on which there is.
+    # Without CUDA, torch.manual_seed would spend time on formatting a stack trace for a later CUDA initialization.
     (torch.manual_seed if torch.version.cuda else torch.default_generator.manual_seed)(job.seed)
     random.seed(job.seed)
     if job.device == "simulated":
@@ -111,12 +118,12 @@ def run(job: Job, args: Any, rank: int, port: int, watch: Watch | None = None) -
     module, _, name = job.probe.partition(":")
     probe = getattr(importlib.import_module(module), name)
     if watch:
-        watch.guard(job.forbidden)  # after stand-ins and probes: they may use, or race, what the exercise forbids
+        watch.guard(job.forbidden)  # after importing stand-ins and probes, which may use what the exercise forbids
     value = probe(implementation.load(job.impl, replace), *args)
     if watch:
         watch.look()
     if job.device == "simulated":
-        simulated.uninstall()  # what crosses are plain CPU tensors again
+        simulated.uninstall()  # results are sent as plain CPU tensors
     if job.world:
         group.finished()
     return value
@@ -135,9 +142,9 @@ def _stand_in(source: str) -> Any:
 
 
 def describe(error: BaseException, impl: str) -> dict[str, Any]:
-    """An exception as plain values: what, where in the implementation, and when."""
+    """Describe an exception in plain values: reason, type, text, and the innermost frames."""
     found = [*traceback.extract_tb(error.__traceback__)]
-    if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton's, around what the kernel met
+    if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton wraps the kernel's error
         error = error.__cause__
         found += traceback.extract_tb(error.__traceback__)
     text = str(error)[:4000]
@@ -160,7 +167,7 @@ def describe(error: BaseException, impl: str) -> dict[str, Any]:
     else:
         reason = "raised"
         before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if before is not None:  # a finally that fails hides why it was reached
+        if before is not None:  # an error in a finally block hides the first error
             text += f" (after {type(before).__name__}: {str(before)[:300]})"
     return {"reason": reason, "type": type(error).__name__, "text": text, "frames": frames[-FRAMES:]}
 

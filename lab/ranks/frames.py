@@ -1,4 +1,4 @@
-"""Frames between a rank and the switch: the lengths of both parts, a JSON header, raw bytes."""
+"""Frames between a rank and the switch: the lengths of header and payload, a JSON header, the payload's bytes."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ Frame = tuple[dict[str, Any], bytearray]
 
 
 class Malformed(ValueError):
-    """Bytes that are no frame."""
+    """The bytes do not form a frame."""
 
 
 def pack(header: dict[str, Any], payload_bytes: int) -> bytes:
-    """What stands before the payload."""
+    """Return the bytes that precede the payload: both lengths and the header."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return _LENGTHS.pack(len(text), payload_bytes) + text
 
 
 def joined(parts: list[Any]) -> list[Any]:
-    """What to send one after the other: all of it at once where that is little, since each call takes its time."""
+    """Join small parts into one, because each send call costs time. Return large parts as they are."""
     parts = [part for part in parts if len(part)]
     return [b"".join(parts)] if sum(map(len, parts)) <= _LITTLE else parts
 
 
 class Reader:
-    """The frames of a non-blocking socket, as they come."""
+    """Reads frames from a non-blocking socket as they arrive."""
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
         self._chunk = bytearray(1 << 16)
-        self._start = self._end = 0  # of what lies in the chunk and has not been taken
-        self._part = bytearray()  # that is being filled, …
-        self._filled = 0  # … so far
-        self._stage = 0  # which part of a frame that is: lengths, header, payload
+        self._start = self._end = 0  # range of the chunk's unread bytes
+        self._part = bytearray()  # the part of a frame that is being read
+        self._filled = 0  # how many of its bytes have arrived
+        self._stage = 0  # which part it is: 0 lengths, 1 header, 2 payload
         self._header: dict[str, Any] = {}
         self._payload_bytes = 0
         self._begin(0, _LENGTHS.size)
 
     def frames(self, most: int) -> Iterator[Frame]:
-        """Up to so many that are there. Raises EOFError when the other end has closed, Malformed."""
+        """Yield at most `most` complete frames. Raises EOFError if the other end has closed, or Malformed."""
         while most and self._fill():
             part, stage = self._part, self._stage
             if stage == 0:
@@ -67,7 +67,7 @@ class Reader:
         self._stage, self._part, self._filled = stage, bytearray(size), 0
 
     def _fill(self) -> bool:
-        """Whether the part that is being filled is whole."""
+        """Read into the current part. Return whether it is complete."""
         while (left := len(self._part) - self._filled) > 0:
             if self._start < self._end:
                 count = min(left, self._end - self._start)
@@ -84,7 +84,7 @@ class Reader:
         return True
 
     def _receive(self, view: memoryview) -> int:
-        """Bytes that came; 0 where there are none yet."""
+        """Receive into `view`. Return the number of bytes; 0 if none have arrived yet."""
         try:
             count = self._socket.recv_into(view)
         except BlockingIOError:
@@ -97,7 +97,7 @@ class Reader:
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header of the next frame of a blocking stream, and how many bytes of payload follow. Raises EOFError."""
+    """Read a frame's header from a blocking stream. Return it and the payload's size in bytes. Raises EOFError."""
     header_bytes, payload_bytes = _LENGTHS.unpack(into(stream, bytearray(_LENGTHS.size)))
     return parsed(into(stream, bytearray(header_bytes))), payload_bytes
 
@@ -110,7 +110,7 @@ def into(stream: BinaryIO, buffer: Any) -> Any:
 
 
 def parsed(text: bytearray) -> dict[str, Any]:
-    """A header. Raises Malformed."""
+    """Parse a header. Raises Malformed."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):

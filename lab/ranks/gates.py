@@ -1,7 +1,7 @@
-"""Gates: layers that multiply by numbers that only the switch knows, and gives when it is asked.
+"""Gates: layers that multiply by numbers that only the switch knows. A rank must request them.
 
-A probe's model goes through them, so the order in which a rank asks and sends is the order in which it works: who wants
-the gradient of the layer before must ask for the numbers of this one first.
+Gates prove the order of work. To compute a layer's gradient, a rank must first request the numbers of the gate behind
+that layer, so the switch sees which messages the rank sent before and after.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _known: Numbers | None = None
 
 
 def in_forward(x: Tensor, name: str) -> Tensor:
-    """x times the numbers of this gate, one a feature."""
+    """Multiply x by the numbers of this gate, one per feature."""
     return x * _numbers(name).to(x.dtype)
 
 
 def in_backward(x: Tensor, name: str) -> Tensor:
-    """x, whose gradient is multiplied by the numbers of this gate, one a feature."""
+    """Return x. In backward, multiply its gradient by the numbers of this gate, one per feature."""
     return _Gate.apply(x, name)
 
 
 def mark(name: str) -> None:
-    """Let the switch know where a rank is. It proves nothing alone: judge all that is sent between marks."""
+    """Record in the switch how far a rank has come. A mark alone proves nothing: judge all messages between marks."""
     _numbers(name)
 
 
 @contextlib.contextmanager
 def answered(numbers: Numbers) -> Iterator[None]:
-    """For an oracle: inside, gates have these numbers, and no switch is asked."""
+    """Give gates these numbers inside the block, without a switch. For oracles."""
     global _known
     before, _known = _known, numbers
     try:

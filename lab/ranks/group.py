@@ -1,8 +1,8 @@
 # mypy: disable-error-code="call-arg,attr-defined,override,assignment"
-# torch's own stubs of ProcessGroup do not know groups that are written in Python.
-"""The process group of a probe: every operation is a frame to the switch, which does the work (lab/ranks/switch.py).
+# torch's own type stubs of ProcessGroup do not cover groups that are written in Python.
+"""The process group of a probe: sends every operation to the switch, which carries it out (lab/ranks/switch.py).
 
-`dist.init_process_group("lab")` and `dist.new_group` make it; torch's own DDP, FSDP2, DeviceMesh, pipelines and
+`dist.init_process_group("lab")` and `dist.new_group` create it. torch's own DDP, FSDP2, DeviceMesh, pipelines and
 functional collectives run on it unchanged.
 """
 
@@ -25,21 +25,22 @@ from .ledger import MESSAGES, Ledger, Row
 from .port import Port
 
 BACKEND = "lab"
-ledger = Ledger()  # of this process; a fresh child a rank makes it fresh
+ledger = Ledger()  # of this process; each rank of a probe is a new process
 
 _port: Port | None = None
 _kind: type[LedgerGroup]
-_plain = False  # whether Gloo is Gloo
-_errors: dict[int, str] = {}  # why operations failed, by number
-_polled: dict[int, float] = {}  # when the switch was last told that somebody asked for an answer, by number
-_POLLS_S = 1e-3  # between two such frames of one operation: whoever spins would flood the switch
+_plain = False  # whether "gloo" means torch's own Gloo
+_errors: dict[int, str] = {}  # by operation's number: why it failed
+_polled: dict[int, float] = {}  # by operation's number: when we last reported a poll to the switch
+_POLLS_S = 1e-3  # least time between two such reports: a rank that polls in a loop would flood the switch
 _source: Any = dist.Work._source_rank
 
 
 def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | None = None, gloo: str = "") -> None:
-    """Make this process one of `world` ranks. port: to the switch. kind: of group, where it is not the switch's.
+    """Make this process one of `world` ranks.
 
-    gloo: a file by which ranks meet on plain Gloo instead, of which neither the switch nor the ledger knows.
+    port: connection to the switch. kind: class of process group, by default SwitchGroup. gloo: the file of a
+    FileStore; if given, ranks use torch's own Gloo, and neither the switch nor the ledger sees their messages.
     """
     global _port, _kind, _plain
     _port, ledger.rank, _kind, _plain = port, rank, kind or SwitchGroup, bool(gloo)
@@ -51,12 +52,12 @@ def join(rank: int, world: int, port: Port | None, kind: type[LedgerGroup] | Non
 
 
 def install() -> None:
-    """Make torch know of this backend; once is enough, and can be before a fork."""
+    """Register this backend with torch. A forked child inherits the registration."""
     if BACKEND in dist.Backend.backend_list:
         return
     c10d = dist.distributed_c10d
     c10d._new_process_group_helper = _always_ours(c10d._new_process_group_helper)
-    c10d._store_based_barrier = lambda *args, **kwargs: None  # ranks share no store: the switch sees who makes groups
+    c10d._store_based_barrier = lambda *args, **kwargs: None  # ranks share no store; the switch checks groups
     dist.Backend.register_backend(
         BACKEND, lambda store, rank, size, timeout: _kind(store, rank, size, timeout), devices=["cpu", "cuda"]
     )
@@ -66,24 +67,27 @@ def install() -> None:
 
 
 def finished() -> None:
-    """Let the switch know that this rank will issue nothing more."""
+    """Report to the switch that this rank will issue nothing more."""
     if _port is not None:
         _port.tell({"do": "finish"})
 
 
 def gate(name: str) -> Tensor:
-    """The numbers of a gate, which are given when they are asked for; 1.0 where there is no switch."""
+    """Request the numbers of a gate from the switch; 1.0 without a switch."""
     return _port.gate(name) if _port is not None else torch.ones(())
 
 
 def _always_ours(make: Any) -> Any:
-    """A group that asks for Gloo gets ours; all ranks come here for every group, and the switch is told of it."""
+    """Wrap torch's function that makes groups: use our backend instead of Gloo, and report each group to the switch.
+
+    torch calls this function on every rank for every group.
+    """
 
     def call(size: int, rank: int, ranks: list, backend: Any, store: Any, name: str, *args: Any, **more: Any) -> Any:
         backend = BACKEND if "gloo" in str(backend) and not _plain else backend
         if _port is not None and BACKEND in str(backend):
             members = list(ranks or range(size))
-            # The name of a group that all ranks make is counted; that of one its members make alone is a hash.
+            # torch numbers the groups that all ranks make, and hashes the name of a group that only its members make.
             _port.tell({"do": "group", "name": name, "ranks": members, "of_all": name.isdigit()})
         return make(size, rank, ranks, backend, store, name, *args, **more)
 
@@ -97,11 +101,11 @@ def _begin(row: Row) -> None:
     if _port is not None and (row.waited_s < 0 or again):
         _port.tell({"do": "wait", "number": row.number, "again": again})
         if again:
-            threading.Event().wait()  # as on Gloo, for ever; the switch has been told
+            threading.Event().wait()  # block for ever, as Gloo does; the switch reports the deadlock
 
 
 def _asked(row: Row) -> None:
-    """Called when somebody asked whether a row is done, and it was not."""
+    """Called when the code polled an operation that was not done."""
     now = time.perf_counter()
     if _port is not None and now - _polled.get(row.number, 0.0) > _POLLS_S:
         _polled[row.number] = now
@@ -109,7 +113,7 @@ def _asked(row: Row) -> None:
 
 
 def _raising(wait: Any) -> Any:
-    """A Work made from a future waits for it, but does not raise what it holds."""
+    """Make `wait` raise the operation's error: torch's wait of a Work made from a Future does not."""
 
     def call(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         result = wait(work, *args, **kwargs)
@@ -122,13 +126,13 @@ def _raising(wait: Any) -> Any:
 
 
 def _known_source(work: dist.Work) -> int:
-    """Work._source_rank: of a message from anyone it is in the answer."""
+    """Replaces Work._source_rank: the switch's answer holds the sender of a message received from any rank."""
     row = waits.known(work)
     return _source(work) if row is None else row.group.index(row.peer)
 
 
 class LedgerGroup(dist.ProcessGroup):
-    """A ProcessGroup whose every operation is one call of `issue`, and a row."""
+    """A ProcessGroup in which every operation calls `issue` once, and adds one row to the ledger."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
@@ -138,7 +142,7 @@ class LedgerGroup(dist.ProcessGroup):
     def __repr__(self) -> str:
         return f"the group of ranks {', '.join(map(str, self.ranks()))}"
 
-    # What torch asks of a group besides collectives.
+    # ---- methods that torch requires of a group, besides collectives ----
     def getBackendName(self) -> str:
         return BACKEND
 
@@ -160,7 +164,7 @@ class LedgerGroup(dist.ProcessGroup):
 
     @classmethod
     def awaited(cls, row: Row) -> None:
-        """Called when somebody begins to wait for a row."""
+        """Called when the code begins to wait for a row's operation."""
 
     def issue(
         self,
@@ -173,11 +177,11 @@ class LedgerGroup(dist.ProcessGroup):
         opts: Any = None,
         **details: Any,
     ) -> dist.Work:
-        """Write the row, send what is sent, and return the Work of what will be written into `into`.
+        """Write a row to the ledger, send `sends`, and return a Work; the answer is written to `into`.
 
-        of: the tensors that the row counts, where they are not those that are sent. peer: within the group.
-        gets: how many elements come. opts: torch's, which say whether the caller waits at once. details: more of the
-        header.
+        of: tensors whose size the row counts, by default `sends`. peer: rank within the group. gets: number of
+        elements to receive. opts: torch's options; they show whether the caller waits at once. details: further
+        entries of the header.
         """
         counted, ranks = list(sends if of is None else of), self.ranks()
         if peer >= len(ranks):
@@ -196,17 +200,17 @@ class LedgerGroup(dist.ProcessGroup):
         if gets is not None and gets != sum(t.numel() for t in into):
             raise ValueError(f"{op}: expected {gets} elements to receive into, got {sum(t.numel() for t in into)}")
         row = ledger.write(op, counted, ranks, ranks[peer] if peer >= 0 else -1, details.get("tag", 0))
-        if not getattr(opts, "asyncOp", True):  # the frame says so, too: a second one would take its time
+        if not getattr(opts, "asyncOp", True):  # report the wait in this frame: a second one costs time
             details["waits"], row.waited_s = True, row.issued_s
         work = self.carry(row, sends, into, [[_name(t), t.numel()] for t in counted], details)
         waits.know(work, row)
         return work
 
     def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
-        """The Work of one operation."""
+        """Carry out one operation, and return its Work."""
         raise NotImplementedError
 
-    # ---- what torch calls: each says what it sends, and where the answer goes ----
+    # ---- collectives, called by torch: each names the tensors it sends, and those that receive the answer ----
 
     def allreduce(self, tensors: list, opts: Any = None) -> dist.Work:
         return self.issue("all_reduce", tensors, tensors, opts=opts, **_reduction(opts))
@@ -302,13 +306,13 @@ class LedgerGroup(dist.ProcessGroup):
         return self.issue("recv", (), tensors, of=tensors, tag=tag)
 
     def _by_rank(self, tensors: list) -> list[Tensor]:
-        """Each rank's part of every tensor, rank by rank."""
+        """Split every tensor into a part per rank. Return all parts of rank 0, then all of rank 1, …"""
         with _disable_current_modes():
             parts = [t.detach().view(self.size(), -1) for t in tensors]
         return [part[r] for r in range(self.size()) for part in parts]
 
     def _splits(self, tensor: Tensor, rows: list[int]) -> list[int]:
-        """Elements for each rank, from the numbers of rows."""
+        """Return the number of elements for each rank, from its number of rows."""
         length = tensor.shape[0] if tensor.dim() else 1
         if not rows:
             if length % self.size():
@@ -329,7 +333,7 @@ class LedgerGroup(dist.ProcessGroup):
 
 
 class SwitchGroup(LedgerGroup):
-    """The group of a probe's ranks: what it issues goes to the switch."""
+    """The group of a probe's ranks: sends its operations to the switch."""
 
     def carry(self, row: Row, sends: Sequence[Tensor], into: Sequence[Tensor], segments: list, details: dict) -> Any:
         assert _port is not None
@@ -348,7 +352,7 @@ class SwitchGroup(LedgerGroup):
         _port.expect(row.number, into, done)
         header = {"do": "issue", "number": row.number, "op": row.op, "group": self.name_, "peer": row.peer}
         _port.tell({**header, "segments": segments, **details}, payload)
-        # What set_exception sets is known to Python alone; what `then` raises is the Future's own error, in C++ too.
+        # C++ does not see an error set by set_exception. It does see an error raised in `then`.
         return _create_work_from_future(future.then(_returned))
 
 
@@ -364,7 +368,7 @@ def _root(opts: Any) -> int:
 
 
 def _reduction(opts: Any) -> dict[str, Any]:
-    """How it reduces, for the header."""
+    """The reduction, as entries of the header."""
     if opts is None:
         return {"reduce": "SUM"}
     op = opts.reduceOp

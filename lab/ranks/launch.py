@@ -1,4 +1,4 @@
-"""The ranks of one probe, from fork to last answer."""
+"""Forks the ranks of one probe, collects their answers, and ends them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .child import LATE, Job
 from .processes import dumpable, ends_with_its_parent, processes, resident, time_on_cores
 from .rank_process import Rank, frames_of
 
-OUTPUT_LIMIT = 16 << 10  # of what a rank prints; the rest is read and dropped
-GRACE_S = 1.0  # for the other ranks, once one has failed
+OUTPUT_LIMIT = 16 << 10  # bytes of a rank's output that we keep; the rest is read and dropped
+GRACE_S = 1.0  # time that the other ranks still have once one has failed
 _ENDS = (signal.SIGTERM,)
 
 
 @dataclass(frozen=True)
 class Walls:
-    """What each rank of a box is put behind."""
+    """How each rank of a sandbox is isolated."""
 
-    filter: bytes  # for system calls; none where this machine's numbers are not known
-    apart: bool  # in namespaces of its own
+    filter: bytes  # for system calls; b"" if this machine's call numbers are unknown
+    apart: bool  # whether each rank gets its own namespaces
 
 
 class World:
@@ -40,21 +40,21 @@ class World:
         self, job: Job, args: bytes, ports: list[int], requests: int, walls: Walls | None = None,
         known: set[str] | None = None,
     ):  # fmt: skip
-        """ports: each rank's socket to the switch. requests: a byte from it means that no waiting will help.
+        """ports: each rank's socket to the switch. requests: a byte from this descriptor reports a deadlock.
 
-        walls: between the ranks of a box. known: in a box, the processes in it before; what is more, but for ranks, is
-        a solution's.
+        walls: isolation of the ranks of a sandbox. known: in a sandbox, the processes that ran there before the probe.
+        Any other process there is a rank, or was started by the solution.
         """
         self.job, self.args, self.walls, self.known = job, args, walls, known
-        self.shared = ""  # a folder that all ranks have
+        self.shared = ""  # the folder that all ranks share
         self.ports, self.requests = ports, requests
         self.strays = set[str]()
         self.compiled = set[str]()  # files of the solution that ranks had to compile
-        self.late = ""  # what a rank wants imported that the zygote has put off: all are to be forked anew
+        self.late = ""  # the module of LATE that a rank needs: import it, then fork all ranks again
         self.hung = False
-        self.busy = ""  # how long ranks waited for cores, where that is why they did not end in time
+        self.busy = ""  # message about the wait for cores, if that is why ranks did not end in time
         self.seconds = 0.0
-        self.waited_s = 0.0  # of these, for a core: that rank which waited longest
+        self.waited_s = 0.0  # the longest time that a rank waited for a core
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> list[Rank]:
@@ -63,18 +63,18 @@ class World:
         try:
             self.shared = tempfile.mkdtemp() if self.job.shared else ""
             for r in range(max(self.job.world, 1)):
-                signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could end this between a fork and the list
+                signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # a rank must be in the list before we can be ended
                 ranks.append(self._fork(r))
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-            for port in self.ports:  # or the switch would not see when a rank is gone
+            for port in self.ports:  # otherwise the switch does not notice the end of a rank
                 os.close(port)
             self.ports = []
             self._collect(ranks, start)
-            self.strays = self._beside(ranks)  # before they go with the rank that started them
+            self.strays = self._beside(ranks)  # look before they end together with their rank
             if not self.strays:
                 self.waited_s = max(time_on_cores(rank.inner or rank.pid)[1] for rank in ranks)
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # or it could keep this from ending them all
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # a signal must not interrupt the cleanup
             for rank in ranks:
                 self._end(rank)
             self.selector.close()
@@ -101,7 +101,7 @@ class World:
                 os.dup2(output_write, 1)
                 os.dup2(output_write, 2)
                 mine = self.ports[number] if self.ports else -1
-                theirs.recv(1)  # until its size was read
+                theirs.recv(1)  # wait until the parent has read this process's size
                 apart = self.walls is not None and self.walls.apart
                 if apart:
                     room = alone.MORE_ROOM if self.job.shared or not os.environ.get("TRITON_INTERPRET") else alone.ROOM
@@ -153,14 +153,14 @@ class World:
                 deadline, failed = min(deadline, now + GRACE_S), True
 
     def _beside(self, ranks: list[Rank]) -> set[str]:
-        """Processes that the solution has started; none without a box, where nobody can tell whose they are."""
+        """Processes that the solution has started. Outside a sandbox we cannot know them, so none are reported."""
         ours = {str(pid) for rank in ranks for pid in rank.pids()}
         return set() if self.known is None else processes() - self.known - ours
 
     def _left(self, ranks: list[Rank], elapsed_s: float) -> float:
-        """Seconds after which to look again, since ranks have waited for cores; negative: time is up.
+        """Seconds until the next check, because ranks have waited for cores; negative if time is up.
 
-        Waiting for what the solution itself has started is no excuse.
+        Ranks get no extra time if the solution started processes, which compete for the cores.
         """
         times = [time_on_cores(rank.inner or rank.pid) for rank in ranks if rank.pids() and not rank.outcome]
         waited_s, limit_s = sum(waited for _, waited in times), self.job.timeout_s
@@ -190,7 +190,7 @@ class World:
             self._parse(rank)
 
     def _parse(self, rank: Rank) -> None:
-        """Take the answer once all of it is here."""
+        """Parse the answer once it is complete."""
         if len(rank.inbox) < 8:
             return
         size = int.from_bytes(rank.inbox[:8], "little")
@@ -221,7 +221,7 @@ class World:
             rank.extra = {} if ok else {"error": error}
 
     def _reap(self, rank: Rank) -> None:
-        """Notice a death that its pipe does not show, because a grandchild holds the other end."""
+        """Notice the end of a rank whose pipe is still open because a grandchild holds the other end."""
         if rank.outcome or not rank.pid:
             return
         if rank.wait(os.WNOHANG):
@@ -233,7 +233,7 @@ class World:
         rank.outcome, rank.extra = "error", {"error": {"reason": reason, "type": "", "text": why, "frames": []}}
 
     def _died(self, rank: Rank) -> None:
-        """The reply pipe closed without an answer: say how the process ended."""
+        """Record how the process ended: its reply pipe closed without an answer."""
         deadline = time.monotonic() + 0.5
         while rank.pid and time.monotonic() < deadline:
             rank.wait(os.WNOHANG)
@@ -246,7 +246,7 @@ class World:
         rank.extra = {"error": {"reason": "crashed", "type": "", "text": text, "frames": []}}
 
     def _give_up(self, ranks: list[Rank]) -> None:
-        """Time is up, or waiting cannot help: ask every rank for its stack, then stop them all."""
+        """Collect every rank's stack, then stop all ranks: time is up, or there is a deadlock."""
         late = [r for r in ranks if not r.outcome]
         self.hung = True
         for rank in late:
@@ -271,8 +271,8 @@ class World:
             if not rank.inner:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGKILL)
-            rank.wait()  # for who stands for it, who ends when it has
-        with contextlib.suppress(BlockingIOError, OSError):  # what was printed last
+            rank.wait()  # also for the process outside its namespaces, which ends after it
+        with contextlib.suppress(BlockingIOError, OSError):  # read the last output
             while rank.outcome and len(rank.output) < OUTPUT_LIMIT and (data := os.read(rank.output_fd, 4096)):
                 rank.output += data
         for fd in (rank.reply, rank.output_fd):

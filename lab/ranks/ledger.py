@@ -1,7 +1,6 @@
 """The ledger: which rank sent how many bytes to whom, and when.
 
-The switch keeps the ledger that tests read (lab/ranks/switch.py). A rank keeps a copy of its own rows, for the
-dry run and benchmarks, which judge nobody.
+Tests read the switch's ledger (lab/ranks/switch.py). Each rank also keeps its own rows, for dry runs and benchmarks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MESSAGES = ("send", "recv")
 
 @dataclass
 class Row:
-    """One collective or message as one rank issued it. Times are one clock's, the same for all ranks; -1: never."""
+    """One collective or message as one rank issued it. All ranks use the same clock; a time of -1 means never."""
 
     number: int  # in order of issue, over all groups
     op: str  # "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send", "recv", …
@@ -27,14 +26,14 @@ class Row:
     elements: int
     dtype: str
     group: list[int]  # global ranks
-    phase: str  # "backward" while autograd runs, else what the probe named
-    rank: int  # who issued it
+    phase: str  # "backward" while autograd runs, otherwise the name that the probe gave
+    rank: int  # the rank that issued it
     issued_s: float
     waited_s: float = -1.0  # when the caller first began to wait
     returned_s: float = -1.0  # when the last wait returned
-    started_s: float = -1.0  # when the link began with it; -1 without a link
-    done_s: float = -1.0  # when it was done, waited for or not; without a link that is only known from a wait
-    peer: int = -1  # source or destination, a global rank; of a recv from anyone, once it has come
+    started_s: float = -1.0  # when the link began to carry it; -1 without a link
+    done_s: float = -1.0  # when it was done; without a link, known only after a wait
+    peer: int = -1  # source or destination, a global rank; set on arrival for a recv from any rank
     tag: int = 0  # of a send or a recv
 
     def plain(self) -> dict:
@@ -42,7 +41,7 @@ class Row:
 
 
 class Ledger:
-    """Rows in order of issue. A probe reads `rows` and names phases; the process group writes."""
+    """Rows in order of issue. The process group writes them; a probe reads them and names phases."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -51,7 +50,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what happens inside: "forward", "step", …; backward is recognised by itself."""
+        """Name the phase inside the block: "forward", "step", … The ledger detects backward itself."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -59,7 +58,7 @@ class Ledger:
             self._phase = before
 
     def now(self) -> str:
-        # Autograd sets a task id on the thread it runs on: hooks are inside backward, whatever the caller names.
+        # Autograd sets a task id on the thread it runs on, so hooks count as backward, whatever the named phase.
         return "backward" if torch._C._current_graph_task_id() != -1 else self._phase
 
     def write(self, op: str, tensors: list[torch.Tensor], group: list[int], peer: int = -1, tag: int = 0) -> Row:

@@ -1,8 +1,8 @@
-"""Refuses library operators that would be the answer itself, where torch dispatches them.
+"""Refuses library operators that would be the answer itself, in torch's dispatcher.
 
-Below every name, alias, overload, mode and compiled graph: what replaces a kernel there cannot be switched off from
-Python. Not seen is what does not pass the dispatcher, native code of one's own, which lab.ranks.watch does not let in;
-nor an operator whose name shares no two words with what is forbidden.
+The dispatcher lies below every name, alias, overload, mode and compiled graph, and Python code cannot undo a kernel
+that we replace there. Two things escape: native code that bypasses the dispatcher, which lab.ranks.watch refuses, and
+an operator whose name does not contain the words of a forbidden name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch.library
 
 from ..solution.forbidden import ForbiddenCall
 
-# Where an operator has kernels that compute, and where such a kernel is found. Autograd's and others hand on to these.
+# Dispatch keys whose kernels compute, and the key by which torch finds each kernel. Kernels of other keys, such as
+# Autograd, call these.
 _KEYS = {
     "CPU": "CPU", "CUDA": "CUDA", "CompositeImplicitAutograd": "CPU", "CompositeExplicitAutograd": "CPU",
     "CompositeExplicitAutogradNonFunctional": "CPU", "NestedTensorCPU": "NestedTensorCPU",
@@ -27,22 +28,22 @@ _NO_OPERATORS = ("torch.distributed.", "torch.nn.parallel.", "torch.nn.utils")
 
 
 def refuse(names: Iterable[str], asks: Callable[[], bool]) -> None:
-    """In this process, from now on: the operators of these names raise ForbiddenCall if `asks()`, else do as ever."""
+    """Make the operators of these names raise ForbiddenCall whenever `asks()` is true, until this process ends."""
     library = torch._C._dispatch_library("IMPL", "aten", "")
     for operator in matching(names):
         for key in _KEYS:
             if torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
-                with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+                with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
                     refusal = _refusal(operator, key, asks, library)
                     library.impl(operator.removeprefix("aten::"), key, refusal, True)  # type: ignore[call-arg]
 
 
 def matching(names: Iterable[str]) -> list[str]:
-    """The operators, "aten::_fused_rms_norm", whose names hold all words of one of these, in order."""
+    """Find operators, such as "aten::_fused_rms_norm", whose names contain all words of one of `names`, in order."""
     ends = {n: n.rpartition(".")[2].strip("_") for n in names if not n.startswith(_NO_OPERATORS)}
-    last = sorted({end for n, end in ends.items() if "_" in end or "torch.nn." in n})  # there a single word is enough
+    last = sorted({end for n, end in ends.items() if "_" in end or "torch.nn." in n})  # or a single word
     if not last:
-        return []  # thousands need not be listed
+        return []  # save listing thousands of operators
     wanted = re.compile("|".join(f"(?:.*_)?{'_(?:.*_)?'.join(n.split('_'))}(?:_.*)?" for n in last))
     known = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return [name for name in known if wanted.fullmatch(name[6:].partition(".")[0])]
@@ -56,5 +57,5 @@ def _refusal(operator: str, key: str, asks: Callable[[], bool], library: Any) ->
             raise ForbiddenCall(f"torch.ops.{operator.replace('::', '.')} is forbidden: it would be the answer itself")
         return kernel.call_boxed(keys, *args, **kwargs)
 
-    called.library = library  # type: ignore[attr-defined]  # which would take its kernels along if nobody held it
+    called.library = library  # type: ignore[attr-defined]  # keep it alive: it removes its kernels when freed
     return called

@@ -1,4 +1,4 @@
-"""Parts: what each rank hands in for an operation. Checks them, and computes from all of them what each rank gets."""
+"""Parts: each rank's contribution to an operation. Checks the parts, and computes each rank's result from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OPERATIONS = frozenset((
 
 
 class Refused(Exception):
-    """A rank sent what no rank of ours sends."""
+    """A rank sent a frame that our process group never sends."""
 
 
 @dataclass
 class Part:
-    """What one rank hands in for one operation."""
+    """One rank's contribution to one operation."""
 
     rank: int
     row: Row
@@ -32,11 +32,11 @@ class Part:
     segments: list[tuple[torch.dtype, int]]
     reduce: str  # "SUM", …
     factor: float  # of PREMUL_SUM
-    splits: list[int]  # elements for each rank of the group, of an all_to_all
-    expected: list[int]  # elements from each
+    splits: list[int]  # for an all_to_all: elements that this rank sends to each rank of the group
+    expected: list[int]  # for an all_to_all: elements that this rank receives from each
 
     def tensor(self) -> torch.Tensor | None:
-        """The payload, which nobody changes, as a tensor; None where it holds several dtypes."""
+        """The payload as a tensor, which must not be changed; None if the payload has several dtypes."""
         if len({dtype for dtype, _ in self.segments}) != 1:
             return None
         dtype = self.segments[0][0]
@@ -44,7 +44,7 @@ class Part:
 
 
 def handed_in(rank: int, members: tuple[int, ...], header: dict[str, Any], payload: bytearray) -> Part:
-    """What a frame says that this rank hands in, now. Raises Refused."""
+    """Make a Part from a frame that this rank has just sent. Raises Refused."""
     segments = [(dtype_named(dtype), count(n)) for dtype, n in header["segments"]]
     row = Row(
         number=int(header["number"]), op=header["op"], bytes=sum(dtype.itemsize * n for dtype, n in segments),
@@ -74,7 +74,7 @@ def count(n: object) -> int:
 
 
 def check(part: Part, world: int) -> None:
-    """Raise Refused where a payload is not as long as its operation says."""
+    """Raise Refused if a payload's length does not fit its operation."""
     row, sent = part.row, part.row.bytes
     if row.op not in OPERATIONS:
         raise Refused(f"operation {row.op!r}")
@@ -92,7 +92,7 @@ def check(part: Part, world: int) -> None:
 
 
 def results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
-    """What each rank of a collective gets, as bytes. Sums are taken in rank order."""
+    """Compute each rank's result of a collective, as bytes. Sums are taken in rank order."""
     op, world = parts[0].row.op, len(parts)
     nothing = [b""] * world
     if op == "barrier":
@@ -114,7 +114,7 @@ def results(parts: list[Part], members: tuple[int, ...]) -> list[Any]:
             reduced(parts[0].segments, [p.payload[r * size : (r + 1) * size] for p in parts], p0.reduce, p0.factor)
             for r, p0 in enumerate(parts)
         ]
-    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # an all_to_all
+    item = parts[0].segments[0][0].itemsize if parts[0].segments else 1  # the operation is an all_to_all
     ends = [list(itertools.accumulate(p.splits, initial=0)) for p in parts]
     return [
         b"".join(p.payload[item * e[r] : item * e[r + 1]] for p, e in zip(parts, ends, strict=True))

@@ -16,14 +16,14 @@ from . import frames
 
 @dataclass
 class _Asked:
-    """What is done with an answer: where its bytes go, and what is called then."""
+    """An expected answer: the tensors that receive its bytes, and the function to call then."""
 
     into: Sequence[torch.Tensor]
     done: Callable[[dict[str, Any]], None]
 
 
 class Port:
-    """Frames to the switch, and answers from it."""
+    """Sends frames to the switch, and receives its answers."""
 
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
@@ -42,12 +42,12 @@ class Port:
                 self._socket.sendall(part)
 
     def expect(self, number: int, into: Sequence[torch.Tensor], done: Callable[[dict[str, Any]], None]) -> None:
-        """Let the answer to operation `number` be written into these tensors, one after the other; then call `done`."""
+        """Write the answer to operation `number` into these tensors, one after the other, then call `done`."""
         self._asked[number] = _Asked(into, done)
 
     def gate(self, name: str) -> torch.Tensor:
-        """The numbers of a gate, which the switch gives when it is asked; 1.0 where it has none."""
-        self._gates -= 1  # operations count upwards
+        """Request the numbers of a gate from the switch; 1.0 if it has none for this name."""
+        self._gates -= 1  # negative numbers, because operations count upwards from 0
         there, answer = threading.Event(), {}
 
         def done(header: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Port:
                 self._asked.popitem()[1].done({"error": "Connection closed by peer: the switch is gone"})
 
     def _take(self, header: dict[str, Any], size: int) -> None:
-        """One answer. In a frame of its own, so that nothing here keeps its tensors alive until the next."""
+        """Handle one answer. A function of its own, so that its local variables do not keep the tensors alive."""
         asked = self._asked.pop(header["number"])
         for tensor in asked.into if size else ():
             self._fill(tensor)
@@ -89,5 +89,5 @@ class Port:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, by its address: no operator runs that an instrument would count."""
+    """The bytes of a contiguous tensor, by address: this runs no torch operator, which an instrument would count."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

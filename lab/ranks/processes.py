@@ -1,4 +1,4 @@
-"""Asks the system about processes: which run, which are left over, who may look into one; and for larger pages."""
+"""System calls about processes: list them, clean up after them, measure them, protect them, and use huge pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _HUGE = 2 << 20
 
 
 def processes() -> set[str]:
-    """Of this process's user, who in a box is nobody else's: where there is no namespace others are to be seen, too.
+    """Ids of the processes that run as this process's user. A sandbox has a user of its own, so they belong to it.
 
-    Asked of status, since the files of a process that made itself undumpable are root's.
+    Without a PID namespace, /proc shows other users' processes too, so we compare the user. We read the user from the
+    status file: the files of an undumpable process belong to root.
     """
     found = set()
     for process in os.listdir("/proc") if os.path.isdir("/proc") else ():
@@ -27,9 +28,10 @@ def processes() -> set[str]:
 
 
 def left_behind() -> bool:
-    """Empty the scratch folders of what is this user's; whether the next probe would find any of it, or lack its room.
+    """Delete this user's files in /tmp and /dev/shm. Return whether any files or shared memory remain.
 
-    What is others' is not touched: the box is made of it, or with the weaker isolations other boxes are.
+    The next probe could read what remains, and would lack its space. Files of other users stay, because they belong
+    to the sandbox itself or, with weaker isolation, to other sandboxes.
     """
     left = []
     for folder in ("/tmp", "/dev/shm"):
@@ -49,7 +51,7 @@ def left_behind() -> bool:
 
 
 def resident(pid: int) -> int:
-    """Bytes of a process that are in memory; -1 where the system does not tell."""
+    """Bytes of a process that are in memory (its resident set); -1 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/statm") as pages:
             return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -58,7 +60,7 @@ def resident(pid: int) -> int:
 
 
 def time_on_cores(pid: int) -> tuple[float, float]:
-    """Seconds that a process's threads ran, and that they waited for a core; zeros where the system does not tell.
+    """Seconds that a process's threads ran, and seconds that they waited for a core; zeros if not reported.
 
     Source: proc(5), /proc/pid/task/tid/schedstat: nanoseconds on a core, and on a run queue.
     """
@@ -72,21 +74,21 @@ def time_on_cores(pid: int) -> tuple[float, float]:
 
 
 def dumpable(yes: bool) -> None:
-    """Whether processes of the same user may look into this one."""
+    """Allow or forbid other processes of the same user to inspect this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(4, int(yes), 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 def ends_with_its_parent() -> None:
-    """Let the kernel kill this process where the one that forked it dies before it could."""
+    """Let the kernel kill this process when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def in_huge_pages() -> None:
-    """Let fewer, larger pages hold what this process has: each fork copies their table, and takes half as long.
+    """Move this process's memory to huge pages: a fork copies the page table, and then takes half as long.
 
-    Where the kernel knows nothing of it (before Linux 6.1), nothing happens.
+    Does nothing on kernels without MADV_COLLAPSE (before Linux 6.1).
     """
     with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
         libc = ctypes.CDLL(None)

@@ -11,16 +11,16 @@ from typing import Any
 
 @dataclass
 class Rank:
-    """One child and what it has said so far."""
+    """One child process and what it has sent so far."""
 
     pid: int
-    go: socket.socket  # on which it is told to begin, and tells which process it is, if that is another
+    go: socket.socket  # carries the signal to begin; then the id of the inner process, if there is one
     reply: int
     output_fd: int
     stack: Any
-    secret: str  # what an answer must hold, or the code under test has written it to the pipe itself
-    began_bytes: int  # resident when it was forked, before it ran; -1: the system does not tell
-    peak_bytes: int = -1  # how far it then grew, by the kernel's books
+    secret: str  # an answer without it was forged by the code under test
+    began_bytes: int  # resident bytes after the fork, before it ran; -1: not reported by the system
+    peak_bytes: int = -1  # bytes by which it then grew, as measured by the kernel
     status: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     output: bytearray = field(default_factory=bytearray)
@@ -30,20 +30,20 @@ class Rank:
     inner: int = 0  # the process that the solution runs in, if that is not `pid`
 
     def pids(self) -> set[int]:
-        """Its own, and that of the process which stands for it outside of its namespaces."""
+        """Ids of the rank's process and of its parent outside the namespaces, as far as they are running."""
         if not self.inner:
-            with contextlib.suppress(OSError):  # it has not told yet, or ended before
+            with contextlib.suppress(OSError):  # it has not sent its id yet, or has ended
                 self.inner = int.from_bytes(self.go.recv(4, socket.MSG_DONTWAIT), "little")
         return {self.pid, self.inner} - {0}
 
     def signal(self, number: int) -> None:
-        """Let the rank have a signal, or, while there is none yet, who stands for it."""
+        """Send a signal to the rank, or to its parent outside the namespaces if the rank is not running yet."""
         self.pids()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.inner or self.pid, number)
 
     def wait(self, options: int = 0) -> bool:
-        """Reap it, if it has ended: only then does the kernel say how large it was at most."""
+        """Reap the process if it has ended. Only then does the kernel report its peak memory."""
         pid, status, used = os.wait4(self.pid, options)
         if pid:
             self.pid, self.status = 0, status
@@ -53,7 +53,7 @@ class Rank:
 
 
 def frames_of(stack: str, impl: str) -> list[list]:
-    """faulthandler's text as [file, line, function, ""], innermost last, as tracebacks have it."""
+    """Parse faulthandler's text to [file, line, function, ""], innermost frame last, as in a traceback."""
     frames: list[list] = []
     for line in stack.splitlines():
         if line.startswith('  File "') and '", line ' in line:

@@ -1,4 +1,4 @@
-"""The status of a rank as the switch sees it: what it issued, waits for and has been answered."""
+"""The status of a rank as the switch sees it: which operations it has issued, waits for, and has results of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .parts import Refused, count
 
 @dataclass(frozen=True)
 class Gate:
-    """A rank asked for the numbers of a gate, when it had issued so many operations."""
+    """A rank's request for the numbers of a gate. issued: how many operations the rank had issued before."""
 
     name: str
     issued: int
@@ -26,37 +26,37 @@ class Gate:
 
 @dataclass
 class Rank:
-    """One rank's end, and what it did."""
+    """One rank's connection, and what the rank has done."""
 
     number: int
     socket: socket.socket
     reader: frames.Reader
-    state: str = "running"  # "finished": it will issue nothing more; "gone": its end is closed
-    waits: set[int] = field(default_factory=set)  # numbers of operations that it waits for, and has no answer of
-    polls: dict[int, int] = field(default_factory=dict)  # how often it asked for each answer since it last went on
-    again: bool = False  # it waits for a message a second time, which Gloo never answers
+    state: str = "running"  # "finished": it will issue nothing more; "gone": it closed its connection
+    waits: set[int] = field(default_factory=set)  # numbers of unanswered operations that it waits for
+    polls: dict[int, int] = field(default_factory=dict)  # by operation: polls since the rank last did anything else
+    again: bool = False  # it waits for a message a second time, which on Gloo never returns
     rows: list[Row] = field(default_factory=list)
     payloads: list[torch.Tensor | None] = field(default_factory=list)  # by row; None: too large to be kept
     gates: list[Gate] = field(default_factory=list)
-    made: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # groups, in order, that all ranks make
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that it is in: name -> global ranks
+    made: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # groups that all ranks make, in order
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # groups that it is in: name -> global ranks
     answered: set[int] = field(default_factory=set)
     outbox: deque[memoryview] = field(default_factory=deque)
-    is_full: bool = False  # its socket takes no more at present
+    is_full: bool = False  # whether its socket's buffer is full
 
     def spins(self) -> bool:
-        """Whether it asked for an answer twice, with nothing done in between."""
+        """Whether it polled an operation twice, with nothing done in between."""
         return any(count > 1 for count in self.polls.values())
 
     def issued(self, header: dict[str, Any]) -> int:
-        """The number of an operation that it has issued, as a frame names it. Raises Refused."""
+        """Read an operation's number from a frame's header. Raises Refused if the rank has not issued it."""
         number = count(header["number"])
         if number >= len(self.rows):
             raise Refused(f"to wait for operation {number} of {len(self.rows)}")
         return number
 
     def flush(self) -> bool:
-        """Send what its socket takes. Return whether it now takes all and did not before, or the other way round."""
+        """Send as much of the outbox as the socket takes. Return whether `is_full` has changed."""
         was_full = self.is_full
         try:
             while self.outbox:
@@ -72,7 +72,7 @@ class Rank:
         return self.is_full != was_full
 
     def held_until(self, row: Row, hold: Sequence[tuple[str, str]]) -> str:
-        """The gate that must be asked before this operation is answered; "" where nothing is kept back."""
+        """The gate that the rank must request before we answer this operation; "" if we may answer now."""
         for first, last in hold:
             asked = {gate.name: gate.issued for gate in self.gates}
             if first in asked and asked[first] <= row.number and last not in asked:
@@ -81,7 +81,7 @@ class Rank:
 
 
 def connected(number: int) -> tuple[Rank, socket.socket]:
-    """A rank as the switch sees it, and the end of its connection that the rank itself gets."""
+    """Make a Rank, and return it with the rank process's end of the connection."""
     mine, theirs = socket.socketpair()
     for end in (mine, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

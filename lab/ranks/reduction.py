@@ -1,4 +1,4 @@
-"""Reductions over ranks, in rank order and in the dtype that was sent, as a ring of real ranks would."""
+"""Reductions over ranks, in rank order and in the dtype that was sent, as in a real ring."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 def reduced(
     segments: Sequence[tuple[torch.dtype, int]], payloads: Sequence[bytearray], how: str, factor: float = 1.0
 ) -> Any:
-    """The bytes of all payloads reduced. segments: (dtype, elements) of the tensors in each, one after the other.
+    """Reduce the payloads of all ranks to one.
 
+    segments: (dtype, elements) of the tensors in each payload, one after the other.
     how: "SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR" or "BXOR"; raises ValueError for others.
     """
     if how not in _IN_PLACE:

@@ -1,4 +1,4 @@
-"""Explains ranks that do not agree: which rank waits for what, and where they first issued different operations."""
+"""Explains deadlocks and mismatches: which rank waits for what, and where ranks first issued different operations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from .rank_status import Rank
     from .switch import Switch
 
-_TOLD = 4  # ranks of those that wait for each other
+_TOLD = 4  # how many of the ranks in a deadlock a message names
 
 
 def deadlock(switch: Switch) -> str:
-    """Why these ranks, none of which will send anything more, can never go on."""
+    """Explain a deadlock: which rank waits for which, and the rule that was broken."""
     ranks = switch.ranks
     waits_for = {rank.number: _blocker(ranks, rank) for rank in ranks if rank.waits}
     chain = [min((r for r, blocker in waits_for.items() if blocker != r), default=min(waits_for))]
@@ -27,13 +27,13 @@ def deadlock(switch: Switch) -> str:
 
 
 def stands(switch: Switch) -> str:
-    """`rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`: those that wait first."""
+    """`rank 1 waits in all_reduce #3 (4 KiB); rank 0 issued broadcast #3 (4 KiB)`: waiting ranks come first."""
     order = sorted(switch.ranks, key=lambda rank: not rank.waits)
     return "; ".join(_at(switch.ranks, rank.number) for rank in order)
 
 
 def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
-    """Where the ranks of a group issued different collectives, in a line; "" if they issued the same."""
+    """Describe in one line where the ranks of a group issued different collectives; "" if they issued the same."""
     one = parts[0]
     for two in parts[1:]:
         if _issued_alike(one, two):
@@ -55,13 +55,13 @@ def parts_that_differ(parts: Sequence[Part], members: Sequence[int]) -> str:
 
 
 def message_that_differs(send: Part, recv: Part) -> str:
-    """A message and a recv of another size, in a line."""
+    """Describe in one line a send and a recv of different sizes."""
     one, two = sorted((send.row, recv.row), key=lambda row: row.rank)
     return f"first mismatch: {_issued(one)}; {_issued(two)}"
 
 
 def groups_that_differ(ranks: Iterable[Rank]) -> str:
-    """Where two ranks made different groups, of those that all ranks make; "" if they agree so far."""
+    """Describe where two ranks made different groups, among groups that all ranks must make; "" if they agree."""
     first: dict[int, tuple[int, tuple[str, tuple[int, ...]]]] = {}
     for rank in ranks:
         for i, made in enumerate(rank.made):
@@ -81,7 +81,7 @@ def _issued_alike(a: Part, b: Part) -> bool:
 
 
 def _blocker(ranks: Sequence[Rank], rank: Rank) -> int:
-    """A rank that has not issued what this one waits for; itself if it waits for nobody."""
+    """A rank that has not issued the operation that `rank` waits for; `rank` itself if no other rank blocks it."""
     row = rank.rows[min(rank.waits)]
     if rank.again:
         return rank.number
@@ -102,7 +102,7 @@ def _place(rank: Rank, row: Row) -> int:
 
 
 def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
-    """What is to be done where ranks wait for each other."""
+    """The rule that the ranks of a deadlock broke, as advice at the end of the message."""
     rows = [ranks[r].rows[min(ranks[r].waits)] if ranks[r].waits else None for r in chain]
     first, last = rows[0], ranks[chain[-1]]
     if last.again:
@@ -122,12 +122,12 @@ def _rule(ranks: Sequence[Rank], chain: list[int]) -> str:
 
 
 def _has_parts(ranks: Sequence[Rank]) -> bool:
-    """Whether there are groups of some ranks, too."""
+    """Whether there are groups of some ranks, besides the group of all."""
     return any(1 < len(members) < len(ranks) for rank in ranks for members in rank.groups.values())
 
 
 def _at(ranks: Sequence[Rank], number: int) -> str:
-    """Where a rank is, and with whom where that is not clear."""
+    """Describe what a rank is doing, and in which group if there are several."""
     rank = ranks[number]
     if rank.waits:
         row = rank.rows[min(rank.waits)]

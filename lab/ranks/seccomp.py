@@ -52,7 +52,7 @@ def program(rank: bool = False) -> bytes:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    if i == 0:  # the x32 calls are the same ones under other numbers
+    if i == 0:  # x32 has the same calls under other numbers
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE | _ENOSYS)]
     for numbers in (_REFUSED | _OF_RANKS if rank else _REFUSED).values():
         code += [(_EQUAL, 0, 1, numbers[i]), (_RETURN, 0, 0, _REFUSE | _EPERM)]

@@ -1,13 +1,14 @@
-"""The switch carries everything that ranks send each other, and runs in the process that judges them.
+"""The switch carries all messages between ranks, and runs in the process that judges them.
 
-A rank sends it a frame for every operation that it issues, for every wait that begins, for polls of what is not done,
-and when it is done. The switch matches operations, reduces in rank order (the same bits each time), and answers when
-the link would have carried the data. What it carried is the ledger: no rank writes it. Deadlocks and mismatches are
-read off its queues, exactly.
+A rank sends a frame to the switch for every operation it issues, every wait it begins, every poll of an unfinished
+operation, and when it has finished. The switch matches operations, reduces in rank order (so the bits are the same
+each time), and answers when the link would have carried the data. It records every message in the ledger; ranks cannot
+write there. Its queues show deadlocks and mismatches exactly.
 
-Gates give the order of the work: a layer of a probe's model multiplies by numbers that only the switch knows, so who
-wants to compute past it must ask first. `hold` keeps back the answers to what is issued between two gates until the
-second is asked: a rank that waits or polls in between stands still, and is seen to.
+Gates prove the order of work: a layer of a probe's model multiplies by numbers that only the switch knows, so a rank
+must request them to compute past that layer. `hold` delays answers: an operation issued between two gates is answered
+only when the rank requests the second gate. If the rank waits or polls before that, it stalls, and the switch records
+it in `stood_still`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .ledger import MESSAGES, Row
 from .parts import Part, Refused, handed_in, results
 from .rank_status import Gate, Rank, connected
 
-_LONGEST_S = 0.05  # between looks at what else is to be done
-_LATE_S = 0.01  # from a gate to the answers that were kept back for it: who does not wait has no luck
-_FRAMES = 32  # of one rank in a row, before the others have their turn
-KEPT_BYTES = 64 << 20  # of all payloads of a probe, which a test may look at
+_LONGEST_S = 0.05  # longest time between two checks for deadlocks
+_LATE_S = 0.01  # delay of held answers after their gate: a rank that skips the wait must not have its data by luck
+_FRAMES = 32  # frames that we read from one rank before it is another's turn
+KEPT_BYTES = 64 << 20  # bytes of a probe's payloads that we keep for tests to read
 
 
 class Switch:
-    """One probe's switch. `ends` are for the ranks; `serve` runs until `done` can be read from."""
+    """One probe's switch. Give `ends` to the ranks, then call `serve`."""
 
     def __init__(
         self,
@@ -43,25 +44,28 @@ class Switch:
         hold: Sequence[tuple[str, str]] = (),
         args: Sequence[bytes] = (),
     ):
-        """gates: the numbers by name. hold: pairs of gates between which answers are kept back. args: of each
-        rank's probe, sent as its first frame; no other process of the box ever holds them."""
+        """gates: numbers of each gate, by name. hold: pairs of gates between which answers are delayed.
+
+        args: packed arguments of each rank's probe, sent to it as the first frame. No other process of the sandbox
+        has them.
+        """
         self.link = None if link is None or link.free else link
         self.factors, self.hold, self.args = dict(gates or {}), list(hold), args
-        self.hang = ""  # why these ranks can never go on
-        self.mismatch = ""  # where ranks first issued different things
-        self.refused = ""  # what no rank of ours sends
-        self.stood_still: list[tuple[int, Row]] = []  # ranks that waited for an answer that was kept back
-        pairs = [connected(number) for number in range(world)]  # none, where a probe has no ranks
+        self.hang = ""  # explanation of a deadlock
+        self.mismatch = ""  # where ranks first issued different operations
+        self.refused = ""  # the first frame that our process group never sends
+        self.stood_still: list[tuple[int, Row]] = []  # (rank, row) of each wait for a delayed answer
+        pairs = [connected(number) for number in range(world)]  # empty if the probe has no process group
         self.ranks, self.ends = [rank for rank, _ in pairs], [end for _, end in pairs]
-        self._selector = selectors.SelectSelector()  # its time limits are exact to microseconds
+        self._selector = selectors.SelectSelector()  # select()'s timeout has microsecond resolution
         self._queues: defaultdict[tuple, dict[int, deque[Part]]] = defaultdict(dict)  # collectives, by group
-        self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # messages that wait for their other end
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # a heap of what the link delivers, and when
+        self._mail: defaultdict[tuple, deque[Part]] = defaultdict(deque)  # sends and recvs without a partner yet
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # heap of deliveries: (time, order, function)
         self._order = itertools.count()
         self._kept: defaultdict[tuple[int, str], list[Callable[[], None]]] = defaultdict(list)  # by (rank, gate)
-        self._busy = [0.0] * world  # when each rank's link is free again
+        self._busy = [0.0] * world  # time at which each rank's link is free again
         self._room = KEPT_BYTES
-        self._unheard: list[Rank] = []  # that may have sent more than was read at a time
+        self._unheard: list[Rank] = []  # ranks with frames that may still be unread
 
     def __enter__(self) -> Switch:
         return self
@@ -72,8 +76,11 @@ class Switch:
             end.close()
 
     def serve(self, done: int, deadline: float, stop: Callable[[], None]) -> None:
-        """Carry until `done` is readable or it is `deadline`, by time.monotonic(). stop: called once at a deadlock."""
-        for end in self.ends:  # the ranks have them now
+        """Carry messages until `done` is readable, or until `deadline` (time.monotonic()).
+
+        stop: called once, at a deadlock.
+        """
+        for end in self.ends:  # the ranks have their own copies now
             end.close()
         self._selector.register(done, selectors.EVENT_READ, None)
         for rank in self.ranks:
@@ -99,13 +106,13 @@ class Switch:
                 stop()
 
     def describe(self) -> str:
-        """Where every rank is, in a line."""
+        """Describe in one line what every rank is doing."""
         return reports.stands(self)
 
-    # ---- hearing ----
+    # ---- receiving ----
 
     def _hear(self, rank: Rank) -> None:
-        """Take what this rank has sent; a rank that sends what ours never do is not heard again."""
+        """Handle this rank's frames. After a malformed or unexpected frame, drop the rank."""
         try:
             for heard, (header, payload) in enumerate(rank.reader.frames(_FRAMES), 1):
                 self._take(rank, header, payload)
@@ -147,7 +154,7 @@ class Switch:
             raise Refused(f"to do {what!r}")
 
     def _lose(self, rank: Rank) -> None:
-        """Its end is closed: whoever waits for it will not be answered."""
+        """Drop a rank whose connection is closed. Operations that wait for it fail."""
         if rank.socket in self._selector.get_map():
             self._selector.unregister(rank.socket)
         if rank.state == "running":
@@ -224,7 +231,7 @@ class Switch:
             self._mail["recv", row.peer, row.rank, name, row.tag].append(part)
 
     def _meet(self, send: Part, recv: Part) -> None:
-        """A message and who waits for it."""
+        """Deliver a matched send and recv."""
         if send.row.bytes != recv.row.bytes:
             why = reports.message_that_differs(send, recv)
             self.mismatch = self.mismatch or why
@@ -238,12 +245,12 @@ class Switch:
         self._at(at, [(send, b"", -1), (recv, send.payload, send.rank)])
 
     def _begin(self, row: Row, ranks: Sequence[int]) -> float:
-        """When the links of these ranks are free."""
+        """Set and return the time at which the links of these ranks are free: the operation starts then."""
         row.started_s = max(time.perf_counter(), *(self._busy[r] for r in ranks))
         return row.started_s
 
     def _carry(self, parts: list[Part], answers: list[tuple[Part, Any, int]], cost: float) -> None:
-        """Keep the links of these ranks busy for `cost`, and answer then."""
+        """Keep the links of these ranks busy for `cost` seconds, then answer."""
         end = 0.0
         if self.link and len(parts) > 1:
             ranks = [p.rank for p in parts]
@@ -296,7 +303,7 @@ class Switch:
         self._flush(rank)
 
     def _flush(self, rank: Rank) -> None:
-        """Send what the rank takes; the rest when it takes more."""
+        """Send what fits into the rank's socket now, and the rest later."""
         changed = rank.flush()
         if changed and rank.socket in self._selector.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.outbox else 0)
@@ -312,12 +319,12 @@ class Switch:
             heapq.heappush(self._later, (time.perf_counter() + _LATE_S, next(self._order), answer))
 
     def _is_stuck(self) -> bool:
-        """Whether no rank will send anything more. Answers that were kept back are given first, and that is noted."""
+        """Whether there is a deadlock. If ranks wait for delayed answers, record that, and give the answers first."""
         live = [rank for rank in self.ranks if rank.state == "running"]
         if not live or self._later or self._unheard or any(rank.outbox for rank in live):
             return False
         if not self._kept:
-            return all(rank.waits for rank in live)  # who polls may go on
+            return all(rank.waits for rank in live)  # a rank that polls may still go on
         if not all(rank.waits or rank.spins() for rank in live):
             return False
         for (number, _), answers in list(self._kept.items()):
@@ -332,7 +339,7 @@ class Switch:
         return False
 
     def _stood_still(self, rank: Rank, number: int) -> None:
-        """Note that a rank waits, or polls, for an answer that is kept back."""
+        """Record that a rank waits for, or polls, an operation whose answer is delayed."""
         row = rank.rows[number]
         if row.waited_s < 0:
             row.waited_s = time.perf_counter()

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="method-assign,assignment,attr-defined"
-"""Records when a rank waits for an operation that it has issued, or polls it.
+"""Records when a rank waits for, or polls, an operation that it has issued.
 
-What is noted is patched into torch's classes; no Work and no Future is ever replaced.
+It patches the methods of torch's Work and Future classes. The objects themselves stay torch's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _known: weakref.WeakKeyDictionary[Any, Sequence[Row]] = weakref.WeakKeyDictionar
 
 
 def know(work: dist.Work, row: Row) -> None:
-    """From here on, who waits for this Work waits for this row."""
+    """Remember that this Work belongs to this row."""
     _known[work] = [row]
 
 
@@ -28,10 +28,10 @@ def known(work: dist.Work) -> Row | None:
 
 
 def install(begin: Callable[[Row], None], asked: Callable[[Row], None]) -> None:
-    """Watch all that waits, and all that asks whether it would have to.
+    """Patch torch's methods that wait for an operation, and those that poll it.
 
-    begin: called with each row, before it is noted that it is waited for. asked: called with each row that was not
-    done when somebody asked.
+    begin: called with each row when a wait begins, before its time is recorded. asked: called with each row that was
+    polled and was not done.
     """
 
     def polled(ask: Callable) -> Callable:
@@ -68,7 +68,7 @@ def install(begin: Callable[[Row], None], asked: Callable[[Row], None]) -> None:
 
 
 def _after(make: Callable) -> Callable:
-    """What a Work or a Future makes is done after it."""
+    """Give a Future that is made from a Work or Future the same rows."""
 
     def call(of: Any, *args: Any, **kwargs: Any) -> Any:
         made = make(of, *args, **kwargs)

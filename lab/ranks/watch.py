@@ -1,8 +1,9 @@
 """Refuses forbidden calls when the solution makes them, under any name.
 
-The source names most such calls, and the student hears of them before anything runs (lab/solution/forbidden.py). A name
-that is put together is met here: functions are refused where they are found, classes where an object is made,
-operators where torch dispatches them. Torch itself and stand-ins go on. A caught refusal is reported all the same.
+Most such calls stand in the source under their own name; lab/solution/forbidden.py reports them before anything runs.
+This module refuses the rest while the solution runs, such as a name built at run time. It wraps functions, refuses to
+make objects of classes, and replaces operators in torch's dispatcher. Torch itself and stand-ins may still call them. A
+refusal is reported even if the solution catches the exception.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 
 
 class Watch:
-    """Over the solution in folder `impl`, from `guard` on and for as long as this process lives."""
+    """Guards against the solution in folder `impl`, from the call of `guard` until this process ends."""
 
     def __init__(self, impl: str):
         self.impl = impl + os.sep
         self.trusted = (_STANDARD, str(ROOT) + os.sep, *(p.rstrip(os.sep) + os.sep for p in sys.path if p), "<frozen")
         self.forbidden: tuple[str, ...] = ()
-        self._guarded = dict[int, tuple[Any, str]]()  # by id: the object, which must live on, or another gets its id
+        self._guarded = dict[int, tuple[Any, str]]()  # id -> (object, name); keep the object alive, or its id is reused
 
     def guard(self, names: Iterable[str]) -> None:
-        """Refuse the solution what `names` stand for: operators, functions, classes, modules."""
+        """Refuse the operators, functions, classes and modules with these names to the solution."""
         self.forbidden = tuple(names)
         sys.meta_path.insert(0, self)
         operators.refuse(self.forbidden, lambda: self._asks(through=self._is_trusted))
@@ -44,16 +45,16 @@ class Watch:
             elif (value := getattr(sys.modules.get(owner), attribute, None)) is not None:
                 self._guard(sys.modules[owner], attribute, value, name, self._is_trusted)
                 defining = sys.modules.get(getattr(value, "__module__", None) or "")
-                if getattr(defining, attribute, None) is value:  # torch.distributed's are defined elsewhere
+                if getattr(defining, attribute, None) is value:  # torch.distributed re-exports
                     self._guard(defining, attribute, value, name, _is_standard)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse the solution a module that is not loaded yet."""
+        """Refuse to import a forbidden module, if the solution asks for it."""
         if any(f"{name}.".startswith(f"{other}.") for other in self.forbidden) and self._asks(through=_is_standard):
             raise _refusal(name)
 
     def look(self) -> None:
-        """After a probe: raise ForbiddenCall for what was refused in it, or is the library's under another name."""
+        """After a probe, raise ForbiddenCall if a call was refused, or if the solution holds a forbidden object."""
         if ForbiddenCall.first is not None:
             raise ForbiddenCall.first
         for module in [*sys.modules.values()]:
@@ -64,7 +65,7 @@ class Watch:
                         raise ForbiddenCall(f"{module.__name__}.{name} is the forbidden {forbidden}")
 
     def _guard(self, owner: Any, attribute: str, value: Any, name: str, through: Any) -> None:
-        """Refuse a function where it is found, and a class where an object of it is made."""
+        """Replace a function by one that refuses, or a class's __init__."""
         if isinstance(value, type) and inspect.isfunction(made := vars(value).get("__init__")):
             value.__init__ = self._refusing(made, name, _is_standard)  # type: ignore[misc]
             self._guarded[id(value)] = value, name
@@ -79,11 +80,11 @@ class Watch:
                 raise _refusal(name)
             return function(*args, **kwargs)
 
-        del called.__wrapped__  # or it would be a way around
+        del called.__wrapped__  # it would give access to the original
         return called
 
     def _asks(self, through: Any) -> bool:
-        """Whether the solution asks. through: whether a caller's file only does as it is asked."""
+        """Whether the solution made this call. through(file): whether to skip callers in this file."""
         frame = sys._getframe(2)
         while frame.f_back and through(frame.f_code.co_filename):
             frame = frame.f_back

@@ -1,10 +1,12 @@
 """The warm process that forks the ranks: `python -m lab.ranks.zygote`, requests on stdin, answers on stdout.
 
-It imports torch once and never computes with it, so its children may. Each request forks fresh children, one a rank;
-nothing leaks from probe to probe, and a crashed heap takes nothing down. It is exec'd, never forked from pytest.
+It imports torch once and never computes with it, because torch's threads do not survive a fork. Each request forks new
+children, one per rank, so nothing leaks from probe to probe, and a crash in one probe harms no other. The zygote is
+started as a new program, never forked from pytest.
 
-Half of what torch imports, many probes never use. A box, which serves a whole submission, imports it at once; elsewhere
-whoever waits for the first answer waits for that, so the first rank that wants it says so, and its ranks start anew.
+Some of torch's modules are slow to import, and many probes never use them (child.LATE). In a sandbox, which serves a
+whole submission, the zygote imports them at once. Elsewhere that would delay the first answer, so the zygote imports
+such a module when a rank first needs it, and then forks that probe's ranks again.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from . import alone, processes, seccomp
 from .child import LATE, Job
 from .launch import Walls, World
 
-MOST_RANKS = 250  # descriptors that one message carries
-_PAYS = 64  # forks, a few milliseconds gained on each: to gather huge pages takes 0.4 s
-# What probes import, so that each child need not; Triton's last is imported by the first launch with a descriptor.
+MOST_RANKS = 250  # one message can carry this many descriptors
+_PAYS = 64  # after so many forks we use huge pages: that takes 0.4 s, and saves a few milliseconds per fork
+# Modules that probes import: import them once here instead of in each child. The first launch with a tensor descriptor
+# imports the last one.
 _PROBES = (
     "lab.measure.clock", "lab.harness.compare", "lab.measure.device", "lab.measure.kernels", "lab.measure.memory",
     "lab.measure.process", "lab.measure.reads", "lab.model.transformer", "lab.cluster.costs",
@@ -42,8 +45,8 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    gc.disable()  # it would look at every import's objects again and again, a quarter of the time
-    # Alone with its children it may kill all it sees; as root it never is.
+    gc.disable()  # it would scan all imported objects repeatedly, a quarter of the start-up time
+    # In a sandbox with a user of its own, all visible processes are ours to kill. That never holds for root.
     box = os.environ.get("SHARDLINGS_BOX", "")
     boxed = box in ("bubblewrap", "uid") and os.geteuid() != 0
     _warm()
@@ -53,20 +56,20 @@ def main() -> None:
     gc.freeze()  # children must not copy these pages just to count references
     gc.enable()
     if boxed:
-        processes.dumpable(False)  # or a child could open this process's pipes through /proc
-        processes.in_huge_pages()  # at once: later, a probe's watch over the box's memory would see it
+        processes.dumpable(False)  # otherwise a child could open this process's pipes through /proc
+        processes.in_huge_pages()  # now: later it would disturb a probe's memory measurement
     forks, gathered = 0, boxed
     lacking = alone.lacking() if box == "bubblewrap" else ""
     walls = Walls(seccomp.program(rank=True), not lacking) if box == "bubblewrap" else None
     known = processes.processes()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # by way of whoever must end the ranks
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exception, so that `finally` ends the ranks
     framing.send(answers, {"ready": True, "pid": os.getpid(), "lacking": lacking})
     while True:
         try:
             word, ports, *_ = socket.recv_fds(asked, 1, MOST_RANKS)
             if not word:
                 return
-            if word == GIVE_UP:  # it had been answered already
+            if word == GIVE_UP:  # too late: the probe was answered already
                 continue
             header, blobs = framing.receive(requests)
         except framing.Closed:
@@ -85,7 +88,7 @@ def main() -> None:
                 for rank in ranks:
                     world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-1, signal.SIGKILL)  # all that a probe left behind, daemons too
+                os.kill(-1, signal.SIGKILL)  # everything that a probe left running, daemons too
             left = processes.left_behind()
         summary = [
             {"outcome": r.outcome, "output": r.output.decode(errors="replace"), "peak_bytes": r.peak_bytes, **r.extra}
@@ -136,31 +139,31 @@ def _warm() -> None:
 def _in_a_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as one line, for whoever reads what a rank printed to tell it from that."""
+    """Format a warning as one line, so that lab/harness/summary.py can tell it from printed output."""
     return f"{filename}:{lineno}: {category.__name__}: {' '.join(str(message).split())}\n"
 
 
 def _import_late(name: str) -> None:
-    """Import one of LATE here, once, or every child would anew."""
+    """Import a module of LATE in the zygote, so that no child must."""
     gc.disable()
     module = importlib.import_module(name)
     if name == "torch._dynamo":
-        module.trace_rules.clear_lru_cache()  # as each process group does when it is made
+        module.trace_rules.clear_lru_cache()  # as torch does for each new process group
     gc.freeze()
     gc.enable()
 
 
 def _prepare(job: Job) -> None:
-    """Import the probe's module and the stand-ins', which are the kit's own, once for all ranks and all probes."""
+    """Import the modules of the probe and its stand-ins, once for all ranks and later probes."""
     before = len(sys.modules)
     for source in (job.probe, *job.replace.values()):
-        with contextlib.suppress(Exception):  # whoever asks for it is told by the child
+        with contextlib.suppress(Exception):  # the child will report the error
             importlib.import_module(source.partition(":")[0])
     if len(sys.modules) > before:
         gc.freeze()
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(framing.Closed, SystemExit):  # whoever asked has gone, or wants no more
+    with contextlib.suppress(framing.Closed, SystemExit):  # the client has gone, or asked us to end
         main()
-    os._exit(0)  # to take torch apart before would take half a second
+    os._exit(0)  # skip torch's teardown, which takes half a second
