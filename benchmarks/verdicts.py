@@ -26,6 +26,8 @@ NOTE = (
     "else: loops of its own, or whatever the machine was doing. load: processes that wanted a core, on average."
 )
 
+_BEFORE = {row["stage"]: row for row in earlier("verdicts", [], "stage")}
+
 
 def busy() -> None:
     """Keep a core from being idle."""
@@ -38,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--stage", action="append", help="only this stage; may be given again")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--first", type=int, default=0, help="the first seed; where the last run ended, it goes on")
     parser.add_argument("--share", type=int, default=1, help="each variant on one seed in so many, in turn")
     parser.add_argument("--burners", type=int, default=os.cpu_count() or 1, help="busy loops beside it")
     options = parser.parse_args()
@@ -71,17 +73,30 @@ def main() -> None:
                     print(*told, sep="\n", end="\n" * bool(told), flush=True)
                 row = {
                     "stage": stage, "exercises": len(ids), "variants": len(variants), "seeds": seed + 1 - options.first,
-                    "of a variant": options.seeds // options.share, "verdicts": verdicts, "wrong": len(wrong),
+                    "of a variant": (seed + 1) // options.share, "verdicts": verdicts, "wrong": len(wrong),
                     "timed": timed, "inconclusive": undecided, "busy loops": len(burners),
                     "load": f"{sum(loads) / len(loads):.1f}",
                     "minutes": f"{(time.monotonic() - start) / 60:.1f}", "commit": commit()[:12],
                 }  # fmt: skip
+                if options.first:
+                    row = added(row, options.first)
                 table = keep([*rows, row])  # a run that is stopped has told what it saw
                 print(row, flush=True)
             rows.append(row)
     runner.close()
     print(table)
     raise SystemExit(any(row["wrong"] or row["inconclusive"] > 0.02 * row["timed"] for row in rows))
+
+
+def added(row: dict, first: int) -> dict:
+    """This row and the one that was kept of its first seeds, as they were when this run began; else the row alone."""
+    before = _BEFORE.get(row["stage"], {})
+    if before.get("seeds") != first:
+        return row
+    both = {key: before[key] + row[key] for key in ("seeds", "verdicts", "wrong", "timed", "inconclusive")}
+    commits = dict.fromkeys([*before["commit"].split(", "), row["commit"]])
+    minutes = float(before["minutes"]) + float(row["minutes"])
+    return {**row, **both, "minutes": f"{minutes:.1f}", "commit": ", ".join(commits)}
 
 
 def keep(rows: list[dict]) -> str:
