@@ -121,9 +121,10 @@ def layer_times(
     x: (tokens, width), A: (width, hidden), B: (hidden, width). Compute: 4 · tokens · width · hidden FLOPs, divided by
     all ranks. Tensor: x is all-gathered before A and y reduce-scattered after B, both for the tokens of one data rank.
     Data, if parameters are sharded (FSDP): the tensor rank's parts of A and B are all-gathered; otherwise forward sends
-    nothing along data. Collectives run on a ring, with `element` bytes per number. Backward has twice the products, and
-    sends twice as much along tensor and data (FSDP gathers and reduce-scatters), so its ratios are the same. Without
-    sharding, backward sends one all-reduce for twice the products, so sharded=True gives its ratio, too.
+    nothing along data. Collectives run on a ring, with `element` bytes per number. Backward has twice the products.
+    Along data it sends twice as much (FSDP gathers and reduce-scatters), so its ratio is the same. Along tensor it
+    sends as much as forward (it gathers the gradient of y and reduce-scatters that of x), so forward is the stricter
+    half. Without sharding, backward sends one all-reduce along data, so sharded=True gives its ratio, too.
     """
     raise NotImplementedError("mesh.accounting: Return the times of y = f(x A) B in forward on data × tensor ranks")
 
