@@ -62,23 +62,25 @@ def groups() -> Picture:
 
 def matrices() -> Picture:
     """x A by columns, φ, then B by rows: two summands."""
-    x, a = [1, 2], [[1, 0, 2, -1], [0, 1, -1, 1]]
-    hidden = [max(0, sum(x[i] * a[i][j] for i in range(2))) for j in range(4)]
+    x, a = [1, 2], [[1, 0, 1, -1], [0, 1, -1, 1]]
+    before = [sum(x[i] * a[i][j] for i in range(2)) for j in range(4)]
+    hidden = [max(0, number) for number in before]
     b = [[1, 2], [0, 1], [3, 0], [1, 1]]
     p = Picture("matrices", WIDTH, 330, "A product cut by columns, then one cut by rows: each rank has a summand")
     for r in range(2):
         top, own = 40 + 140 * r, range(2 * r, 2 * r + 2)
         p.words(16, top - 14, f"rank {r}", "ink bold")
         blocks = (
-            ("x", 16, [x], GREY), ("A", 96, [[row[j] for j in own] for row in a], COLOURS[r]),
-            ("φ(x A)", 186, [[hidden[j] for j in own]], COLOURS[r]), ("B", 276, [b[j] for j in own], COLOURS[r]),
-            ("summand", 360, [[sum(hidden[j] * b[j][c] for j in own) for c in range(2)]], YELLOW),
+            ("x", 16, [x], GREY), ("A", 86, [[row[j] for j in own] for row in a], COLOURS[r]),
+            ("x A", 156, [[before[j] for j in own]], COLOURS[r]),
+            ("φ(x A)", 226, [[hidden[j] for j in own]], COLOURS[r]), ("B", 296, [b[j] for j in own], COLOURS[r]),
+            ("summand", 366, [[sum(hidden[j] * b[j][c] for j in own) for c in range(2)]], YELLOW),
         )  # fmt: skip
         for name, left, rows, colour in blocks:
             p.words(left, top + 8, name, "soft small")
             for i, row in enumerate(rows):
                 for j, number in enumerate(row):
-                    p.box(left + 34 * j, top + 16 + 32 * i, 31, 28, colour, str(number).replace("-", "−"))
+                    p.box(left + 28 * j, top + 16 + 32 * i, 26, 28, colour, str(number).replace("-", "−"))
     y = [sum(hidden[j] * b[j][c] for j in range(4)) for c in range(2)]
     p.words(16, 312, f"all-reduce of both summands: y = ({y[0]}, {y[1]})", "ink")
     return p
@@ -162,6 +164,55 @@ def interleaved() -> Picture:
     lanes(p, 24, "1F1B", played("1f1b", 4), 18.6)
     lanes(p, 160, "interleaved, 2 chunks", played("interleaved", 4, 2), 18.6)
     p.words(16, 294, "blue, orange: chunk 0; green, yellow: chunk 1", "soft small")
+    return p
+
+
+def halves(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[list[tuple[str, int, int]]]:
+    """Of each rank: (what, micro-batch, start), each a unit long, with backward cut into dX and dW.
+
+    Forwards and dX follow 1F1B's order, as soon as they can. A rank does a dW where it would wait, or where it keeps
+    as many micro-batches as there are stages.
+    """
+    orders = [schedule_1f1b(r, stages, micro_batches) for r in range(stages)]
+    ranks = [list[tuple[str, int, int]]() for _ in range(stages)]
+    ended: dict[tuple[str, int, int], int] = {}  # by (kind, micro-batch, rank)
+    now = 0
+    while any(len(rank) < 3 * micro_batches for rank in ranks):
+        begun = []
+        for r, rank in enumerate(ranks):
+            done = [[i for what, i, _ in rank if what == kind] for kind in ("forward", "dX", "dW")]
+            place = len(done[0]) + len(done[1])
+            if place < len(orders[r]):
+                action = orders[r][place]
+                needs = (action.kind, action.micro_batch, r + (-1 if action.kind == "forward" else 1))
+                ready = not 0 <= needs[2] < stages or ended.get(needs, now + 1) <= now
+                if ready and (action.kind == "backward" or len(done[0]) - len(done[2]) < stages):
+                    rank.append(("forward" if action.kind == "forward" else "dX", action.micro_batch, now))
+                    begun.append((action.kind, action.micro_batch, r))
+                    continue
+            if len(done[2]) < len(done[1]):
+                rank.append(("dW", done[1][len(done[2])], now))
+        now += 1
+        ended |= dict.fromkeys(begun, now)
+    return ranks
+
+
+def zero_bubble() -> Picture:
+    """The work of the worked example with backward in two halves."""
+    ranks = halves()
+    length = max(start + 1 for rank in ranks for _, _, start in rank)
+    p = Picture("zero_bubble", WIDTH, 176, "Four stages and six micro-batches with backward cut in two halves")
+    p.words(16, 24, f"backward in two halves: {length}; 1F1B: {played('1f1b').length:g}", "ink bold")
+    unit, colours = 18.6, {"forward": BLUE, "dX": ORANGE, "dW": YELLOW}
+    for r, rank in enumerate(ranks):
+        y = 32 + 28 * r
+        p.words(16, y + 17, str(r), "soft small")
+        p.frame(30, y, unit * length, 25, kind="faint")
+        for what, micro_batch, start in rank:
+            x, w = 30 + unit * start, unit - 1
+            p.box(x, y, w, 25, colours[what], hatched=what == "dW")
+            p.words(x + w / 2, y + 17, str(micro_batch), "in small", "middle")
+    p.words(16, 166, "rows: ranks; blue: forward, orange: dX, hatched: dW", "soft small")
     return p
 
 
@@ -291,6 +342,6 @@ def pieces() -> Picture:
 
 
 PICTURES = (
-    grid, groups, matrices, conjugates, sequence, schedules, live, interleaved, routing, exchanged, ring_keys, balance,
-    pieces,
+    grid, groups, matrices, conjugates, sequence, schedules, live, interleaved, zero_bubble, routing, exchanged,
+    ring_keys, balance, pieces,
 )  # fmt: skip
