@@ -1,4 +1,4 @@
-"""What happened to a test of an exercise, as a Result, in words for the person who wrote the code."""
+"""Turns the outcome of a test into a Result, with a message for the person who wrote the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runner import ExecutorLost, ProbeFailed
 
 
 def judges(item: pytest.Item) -> tuple[str, str]:
-    """The exercise that a test judges, and what of it; "" and "" if it judges none."""
+    """The id of the exercise that a test judges, and the test's kind; ("", "") if it judges none."""
     mark = item.get_closest_marker("exercise")
     return (mark.args[0], mark.kwargs["kind"]) if mark else ("", "")
 
@@ -20,7 +20,7 @@ def judges(item: pytest.Item) -> tuple[str, str]:
 def result(
     item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport, printed: str, before: list[Result]
 ) -> Result:
-    """What happened to an exercise's test. before: what this session has found so far."""
+    """Make the Result of an exercise's test. before: this session's results so far."""
     (id, kind), (base, _, case) = judges(item), item.nodeid.partition("[")
     outcome, reason, message, output = "passed", "", "; ".join(DECIDED), ""
     error = call.excinfo.value if call.excinfo else None
@@ -41,9 +41,9 @@ def result(
         output = printed
     elif isinstance(error, ExecutorLost):
         outcome, reason, message = "failed", "kit", str(error)
-    elif error is not None:  # a test met a value of another form than it judges
+    elif error is not None:  # the test itself raised, because it cannot handle the returned value
         outcome, reason = "failed", "refused"
-        message = f"what came back has another form than expected: {type(error).__name__}: {error}"
+        message = f"unexpected return value: the test raised {type(error).__name__}: {error}"
         output = printed
     return Result(
         id, kind, base, case.rstrip("]"), outcome, reason, message, report.duration, output,
@@ -52,7 +52,7 @@ def result(
 
 
 def _explain(error: ProbeFailed, id: str) -> str:
-    """A probe's failure in words for the person who wrote the code."""
+    """Explain a probe's failure to the person who wrote the code."""
     exercise = assignments.default().exercise(id)
     who = "" if error.rank is None else f"rank {error.rank}: "
     if error.reason == "unwritten":
@@ -60,7 +60,7 @@ def _explain(error: ProbeFailed, id: str) -> str:
     start = {
         "raised": f"{who}{error_hints.added(error.text)}",
         "import": f"{who}{exercise.file} does not load: {error.text}",
-        "refused": f"{who}what came back cannot be judged: {error.text}",
+        "refused": f"{who}the return value cannot be judged: {error.text}",
         "forbidden": error.text,
         "crashed": f"{who}{error.text}",
         "hung": f"no answer in time: {error.text}",

@@ -22,17 +22,17 @@ from .executor import Executor as Executor
 from .executor import Zygote
 from .trace import Trace
 
-PRINTED_LIMIT = 16 << 10  # of what the probes of a test print, the last of it
-PATIENCE_S = 40.0  # for the failing probes of one exercise: two that hang, or many that crash
-# What an executor may give as a reason: it neither judges nor knows the kit.
+PRINTED_LIMIT = 16 << 10  # we keep the last bytes that a test's probes print
+PATIENCE_S = 40.0  # for all failing probes of one exercise: enough for two that hang, or many that crash
+# Reasons that an executor may report. It does not judge, and does not know about failures of the kit.
 TOLD = frozenset(REASONS) - {"assertion", "kit"}
 
 
 @dataclass(eq=False)
 class ProbeFailed(Exception):
-    """The probe gave no value."""
+    """The probe returned no value."""
 
-    reason: str  # one of scoring.REASONS, or "busy": others had the cores, so nothing is known
+    reason: str  # one of scoring.REASONS, or "busy": other processes used the cores, so nothing is known
     text: str
     rank: int | None = None
     where: str = ""  # the innermost line of the code under test
@@ -43,31 +43,31 @@ class ProbeFailed(Exception):
         return self.text
 
     def again(self) -> ProbeFailed:
-        """The same failure, told of another probe."""
+        """The same failure for another probe, without the printed output."""
         return replace(self, output="")
 
 
 class ExecutorLost(RuntimeError):
-    """The executor itself failed, not the code under test: nothing can be said of it."""
+    """The executor itself failed, so nothing is known about the code under test."""
 
 
 class Runner:
-    """Runs probes against one implementation in one executor; starts zygotes as needed, anew when one is lost."""
+    """Runs probes of one implementation in one executor. Starts zygotes as needed, and replaces lost ones."""
 
-    timeout_s = 30.0  # many times what a probe needs
+    timeout_s = 30.0  # many times the usual duration of a probe
 
     def __init__(self, executor: Any, seed: str = "public", limit_s: float = math.inf, allowed: Collection[str] = ()):
-        """limit_s: for all probes together; when they have taken that, no more are run.
+        """limit_s: seconds for all probes together; after that, no more are run.
 
-        allowed: names that exercises forbid, and that this implementation may call all the same.
+        allowed: names that this implementation may call although exercises forbid them.
         """
         self.executor, self.seed, self.limit_s, self.allowed = executor, seed, limit_s, allowed
         self.spent_s = 0.0
         self.zygotes: dict[str, Zygote] = {}
-        self.wasted_s: defaultdict[str, float] = defaultdict(float)  # on failed probes, by exercise
+        self.wasted_s: defaultdict[str, float] = defaultdict(float)  # by exercise: seconds spent on failed probes
         self.broken: dict[str, ProbeFailed] = {}  # exercises whose file does not load
-        self.verdicts: dict[str, bool] = {}  # whether needed exercises pass: lab.harness.verdicts
-        self.printed = ""  # by the code under test, in the probes of the running test
+        self.verdicts: dict[str, bool] = {}  # whether prerequisites pass: lab.harness.verdicts
+        self.printed = ""  # output of the code under test, in the running test
         atexit.register(self.close)
 
     def warm(self, triton: str = "interpret") -> Zygote:
@@ -83,7 +83,7 @@ class Runner:
         atexit.unregister(self.close)
 
     def run(self, probe: Callable[..., Any], *args: Any, world: int | None = None, **options: Any) -> Any:
-        """The probe's value; with world=n the list of n values, one a rank, each rank in a process group of n."""
+        """Return the probe's value. With world=n, run n ranks in a process group, and return the n values in a list."""
         values = [trace.values for trace in self.trace(probe, *args, world=world, **options)]
         return values if world else values[0]
 
@@ -102,18 +102,23 @@ class Runner:
         forbidden: Sequence[str] = (),
         **options: Any,
     ) -> list[Trace]:
-        """What each rank did; without world, the one process there is.
+        """Run a probe, and return a trace per rank; without world, a list with the trace of the single process.
 
-        probe: a function of a probes.py, `probe(impl, *args)`; args and value are what lab.solution.wire can carry.
-        Of an argument that it annotates as PerRank, a rank gets its own entry, and None for those of the others.
-        link: the latency and bandwidth that each rank's messages take, lab.cluster.costs.Link; None: no delay.
-        gates, hold: see lab.ranks.switch.Switch. options: of `job`.
-        device: "simulated" puts the asynchronous GPU of lab.measure.device under it. replace: stand-ins by object;
-        in a test, the ids of needed exercises, of which those are replaced that do not pass.
-        shared: whether ranks have a folder in common, lab.ranks.child.shared; they have no other. network: "gloo" puts
-        ranks on plain Gloo: a trace then has no messages, gates give 1.0, and in a box no rank finds another.
-        timeout: seconds, without those in which the probe waits for a core; an exercise whose failing probes have
-        taken 40 s is not asked again, nor is any once all probes have taken limit_s. Raises ProbeFailed.
+        probe: a function `probe(impl, *args)` of a probes.py. lab.solution.wire must support its arguments and value.
+        For an argument annotated as PerRank, each rank gets its own entry, and None in place of the others'.
+        link: latency and bandwidth of each rank's messages, a lab.cluster.costs.Link; None: no delay.
+        gates, hold: see lab.ranks.switch.Switch.
+
+        options: those of `job`.
+        device: "simulated" runs the probe on the simulated GPU of lab.measure.device.
+        replace: stand-ins by object; in a test, ids of prerequisites, of which those are replaced that do not pass.
+        shared: whether the ranks share a folder, lab.ranks.child.shared.
+        network: "gloo" uses torch's own Gloo. Then traces have no messages, gates give 1.0, and ranks that are
+        isolated in a sandbox cannot connect.
+        timeout: seconds, without the time in which the probe waits for a core.
+
+        Raises ProbeFailed. It raises at once if failing probes of this exercise have already taken 40 s, or all probes
+        together limit_s.
         """
         if link is not None and (type(link) is not Link or not world):
             raise ValueError(f"link: expected a lab.cluster.costs.Link, and world=n ranks to join, got {link!r}")
@@ -137,7 +142,7 @@ class Runner:
         return traces
 
     def _still_worth_it(self, exercise: str) -> None:
-        """Raise at once what is known already: a file that does not load, or an exercise that only burns time."""
+        """Raise at once if the exercise's file does not load, or if the probes have used up their time."""
         if exercise in self.broken:
             raise self.broken[exercise].again()
         if exercise and self.wasted_s[exercise] > PATIENCE_S:
@@ -150,7 +155,7 @@ class Runner:
             )
 
     def forget(self) -> None:
-        """What was learnt of one implementation says nothing of the next."""
+        """Reset all that was learnt about an implementation, before the next one."""
         self.spent_s = 0.0
         self.wasted_s.clear()
         self.broken.clear()
@@ -168,7 +173,7 @@ class Runner:
         shared: bool = False,
         network: str = "switch",
     ) -> Job:
-        """The request as the zygote gets it. Raises ValueError for an option it does not know."""
+        """Make the request to the zygote. Raises ValueError for an unknown option."""
         options = ((triton, ("interpret", "native")), (device, ("real", "simulated")), (network, ("switch", "gloo")))
         for option, known in options:
             if option not in known:
@@ -181,7 +186,7 @@ class Runner:
         )  # fmt: skip
 
     def _ask(self, triton: str, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
-        """Ask; a zygote that is lost on the way is replaced, and its probe counts as crashed or hung."""
+        """Run one probe in a zygote. If the zygote is lost, close it, and report the probe as crashed or hung."""
         zygote = self.warm(triton)
         try:
             zygote.wait()
@@ -224,7 +229,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
     """Return a trace per rank. Raises ProbeFailed for the most important failure of a rank."""
     ranks = header.get("ranks")
     if type(ranks) is not list or len(ranks) != world or len(blobs) != world:
-        raise ProbeFailed("refused", "an answer that is none")
+        raise ProbeFailed("refused", "malformed answer")
     if header.get("busy"):
         raise ProbeFailed("busy", str(header["busy"])[:200])
     failures = [(_weight(r), i) for i, r in enumerate(ranks) if r.get("outcome") != "ok"]
@@ -234,7 +239,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
     try:
         values = [wire.unpack(blob) for blob in blobs]
     except wire.WireError as error:
-        raise ProbeFailed("refused", f"an answer that may not cross: {error}") from None
+        raise ProbeFailed("refused", f"malformed answer: {error}") from None
     if switch.refused:
         raise ProbeFailed("refused", switch.refused)
     if differ := groups_that_differ(switch.ranks):
@@ -252,7 +257,7 @@ def _traces(header: dict, blobs: list[bytes], switch: Switch, world: int) -> lis
 
 
 def _printed(header: dict) -> str:
-    """What all ranks printed, each line with its rank's number where they did not print the same."""
+    """The output of all ranks. If it differs, each line begins with its rank's number."""
     ranks = header.get("ranks")
     said = [str(r.get("output", "")).splitlines() for r in ranks] if type(ranks) is list else []
     if not any(said):
@@ -263,7 +268,7 @@ def _printed(header: dict) -> str:
 
 
 def _weight(rank: dict) -> int:
-    """Which failure to tell: a rank that raised of its own before one that lost its peer, before one that waited."""
+    """Which failure to report: a rank's own error comes before a lost peer, and that before a wait."""
     error = rank.get("error") or {}
     if error.get("reason") == "unwritten":
         return 9
@@ -276,7 +281,7 @@ def _failure(ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFail
     reason, text = str(error.get("reason")), str(error.get("text", ""))[:4000]
     reason = reason if reason in TOLD else "crashed"
     own = _own(ranks[i])
-    if reason == "hung":  # the first may wait in the probe, for others
+    if reason == "hung":  # rank i may wait in the probe for another rank
         own = next((frames for rank in ranks if (frames := _own(rank)) and _is_own(frames[-1])), own)
     where = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}".rstrip(": ") if own else ""
     if reason in ("raised", "import") and error.get("type") not in (None, "", "ImplementationNotFound"):
@@ -285,7 +290,7 @@ def _failure(ranks: list[dict], switch: Switch, i: int, world: int) -> ProbeFail
         if reason == "raised" and str(error.get("type")) in ("AttributeError", "TypeError"):
             text += f": {_FORM}"
         if reason == "import":
-            where = ""  # of Python's own, or of the probe that asked for it
+            where = ""  # a line of Python itself, or of the probe
     stacks = ""
     told = switch.mismatch
     if reason == "hung":
@@ -304,11 +309,11 @@ def _stack(number: int, rank: dict) -> str:
     return "\n".join([f"rank {number}: {rank.get('outcome')}", *lines])
 
 
-_FORM = "the test works with what your code gives, and that has another form: is there a return, and is the name right?"
+_FORM = "the test could not use the value that your code returned: is there a return, and is the name right?"
 
 
 def _own(rank: dict) -> list[list]:
-    """The frames of a rank that are the solution's; if there are none, the probe's; if there are none either, all."""
+    """A rank's frames in the solution; if there are none, those in the probe; otherwise all."""
     frames = [f for f in (rank.get("error") or {}).get("frames", []) if type(f) is list and len(f) == 4]
     probes = [f for f in frames if "tests" in Path(str(f[0])).parts]
     return [f for f in frames if _is_own(f)] or probes or frames

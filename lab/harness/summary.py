@@ -12,15 +12,15 @@ from ..course.listing import folded, some
 from ..course.scoring import ExerciseScore, Result, only_refusals_fail, score, totals, unattempted
 from .verdicts import PROFILE, VERDICTS
 
-MESSAGE_LINES = 7  # the cause, and six of evidence
+MESSAGE_LINES = 7  # the cause, and six lines of evidence
 PRINTED_LINES = 5
-_WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # a line each: lab.ranks.zygote
+_WARNING = re.compile(r"(?:rank \d+: )?\S+:\d+: \w*Warning: ")  # lab.ranks.zygote prints a warning as one line
 
 
 def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tuple[int, int]] | None = None) -> None:
     """Append the summary to pytest's report.
 
-    half: (how many tests ran, of how many) of the exercises that were stopped before they were judged.
+    half: by interrupted exercise, (number of tests that ran, number of all its tests).
     """
     known, half = assignments.default(), half or {}
     every = score(known, results, passes=config.stash[VERDICTS].passes)
@@ -33,11 +33,11 @@ def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tup
     stood_in = config.stash[VERDICTS].stood_in
     if scores:
         _table(terminal, scores, next_one.stage if next_one is not None else "", stood_in)
-    whole = known.profiles.get("full", ())  # a release of core has no other
+    whole = known.profiles.get("full", ())  # a release may contain only profile core
     if {*whole} > {*chosen} == ids:
         terminal.write_line(f"{len(ids)} of {len(whole)} exercises: --profile full tests all of them")
     for id, (ran, of) in half.items():
-        terminal.write_line(f"{id}: stopped after {ran} of {of} tests, which says nothing yet", yellow=True)
+        terminal.write_line(f"{id}: stopped after {ran} of {of} tests: no verdict yet", yellow=True)
     _inconclusive(terminal, scores, [r for r in results if r.outcome == "inconclusive"])
     if next_one is not None and not half:
         hinted = not only_refusals_fail(r for r in results if r.exercise == next_one.id)
@@ -47,13 +47,13 @@ def write(terminal: Any, results: list[Result], config: Any, half: dict[str, tup
 
 
 def _say(terminal: Any, text: str, lead: str = "", **markup: bool) -> None:
-    """As `lab` says it: broken between words where the terminal ends."""
+    """Print text, wrapped between words at the terminal's width."""
     for line in folded(text, shutil.get_terminal_size().columns, lead):
         terminal.write_line(line, **markup)
 
 
 def _next_one(scores: list[ExerciseScore]) -> Exercise | None:
-    """The first exercise that was tried and does not pass yet; else the first behind all that were tried."""
+    """The first attempted exercise that does not pass yet; otherwise the first after all attempted ones."""
     todo = [s for s in scores if not s.passed and s.possible]
     last = max((i for i, s in enumerate(scores) if s.attempted and s.possible), default=-1)
     tried, behind = [s for s in todo if s.attempted], [s for s in scores[last + 1 :] if s in todo]
@@ -61,7 +61,7 @@ def _next_one(scores: list[ExerciseScore]) -> Exercise | None:
 
 
 def printed(output: str) -> list[str]:
-    """The last lines that a solution printed, without Python's warnings."""
+    """The last lines of a solution's output, without Python's warnings."""
     kept = [line[:160] for line in output.strip().splitlines() if not _WARNING.match(line)]
     if (more := len(kept) - PRINTED_LINES) > 0:
         kept = [f"… {more} line{'s' * (more > 1)} before", *kept[more:]]
@@ -69,7 +69,7 @@ def printed(output: str) -> list[str]:
 
 
 def write_inline(terminal: Any, results: list[Result]) -> None:
-    """What failed in a debugger's session, and why some tests did not run in it: that is no verdict."""
+    """The summary of a debugger's session: failures, and why some tests did not run. It gives no verdict."""
     terminal.write_line("")
     _failures(terminal, results)
     for reason in dict.fromkeys(r.reason for r in results if r.outcome == "not_run"):
@@ -78,9 +78,9 @@ def write_inline(terminal: Any, results: list[Result]) -> None:
 
 
 def _failures(terminal: Any, results: list[Result]) -> None:
-    """One message an exercise, the first, and how many more there are; with -v all of them, and whole."""
+    """Print each exercise's first failure, and how many more there are; with -v, all failures in full."""
     failed = [r for r in results if r.outcome == "failed"]
-    all_of_them = terminal.verbosity >= 0  # -q is what the kit begins with
+    all_of_them = terminal.verbosity >= 0  # the kit's default is -q, which is -1
     most = None if all_of_them else MESSAGE_LINES
     shown: set[str] = set()
     for id in dict.fromkeys(r.exercise for r in failed):
@@ -108,7 +108,7 @@ def _failures(terminal: Any, results: list[Result]) -> None:
 
 
 def _cases(failed: Result, results: list[Result]) -> str:
-    """The cases in which this test fails, and those in which it passes; "" if it passes in none."""
+    """The cases in which this test fails, and those in which it passes; "" if it passes in no case."""
     wrong, right = (
         some([r.case for r in results if r.test == failed.test and r.outcome == outcome], most=MESSAGE_LINES)
         for outcome in ("failed", "passed")
@@ -117,7 +117,7 @@ def _cases(failed: Result, results: list[Result]) -> str:
 
 
 def _table(terminal: Any, scores: list[ExerciseScore], current: str, stood_in: dict[str, list[str]]) -> None:
-    """A line an exercise; one for a stage of which nothing is attempted."""
+    """Print a line per exercise; a stage without attempts gets a single line."""
     width = max((len(s.exercise.id) for s in scores), default=8)
     terminal.write_line(f"{'exercise':<{width}}     points     not run", bold=True)
     ran = [s for s in scores if (s.possible or s.inconclusive) and s.attempted]
@@ -163,7 +163,7 @@ def _exercises(terminal: Any, scores: list[ExerciseScore], width: int, stood_in:
 
 
 def _inconclusive(terminal: Any, scores: list[ExerciseScore], undecided: list[Result]) -> None:
-    """What could not be decided, one line a test, and what that costs: nothing."""
+    """Print the undecided tests, one per line. They cost no points."""
     if not undecided:
         return
     points = _points(sum(s.inconclusive for s in scores))

@@ -260,7 +260,7 @@ class World:
                 "error": {
                     "reason": "hung",
                     "type": "",
-                    "text": "the time is up",
+                    "text": "timed out",
                     "frames": frames_of(stack, self.job.impl),
                 }
             }

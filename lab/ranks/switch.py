@@ -121,7 +121,7 @@ class Switch:
         except EOFError:
             self._lose(rank)
         except (frames.Malformed, Refused, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            self.refused = self.refused or f"rank {rank.number} sent what no rank of ours sends ({error})"
+            self.refused = self.refused or f"rank {rank.number} sent an unexpected frame ({error})"
             self._lose(rank)
 
     def _take(self, rank: Rank, header: dict[str, Any], payload: bytearray) -> None:

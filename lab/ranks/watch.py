@@ -99,4 +99,4 @@ def _is_standard(file: str) -> bool:
 
 
 def _refusal(name: str) -> ForbiddenCall:
-    return ForbiddenCall(f"a solution that has {name} do what it is asked to write does not do the exercise")
+    return ForbiddenCall(f"{name} is forbidden: it would be the answer itself")

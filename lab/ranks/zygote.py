@@ -86,7 +86,7 @@ def main() -> None:
         if boxed:
             if strays := world.strays | (processes.processes() - known):
                 for rank in ranks:
-                    world.refuse(rank, f"a solution starts no processes: {len(strays)} were still running", "forbidden")
+                    world.refuse(rank, f"a solution must not start processes: {len(strays)} still ran", "forbidden")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)  # everything that a probe left running, daemons too
             left = processes.left_behind()

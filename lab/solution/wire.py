@@ -1,7 +1,7 @@
 """Carries values between a probe's process and its judge: JSON for structure, safetensors for data.
 
-Nested dict, list and tuple of tensors, numbers, strings, bools and None; nothing else. There is no pickle here, so what
-arrives can be wrong but never runs. Strides and aliases are lost: a probe that needs odd strides makes them inside.
+Supports nested dicts, lists and tuples of tensors, numbers, strings, bools and None. It does not use pickle, so
+received data is never executed. Strides and aliases are lost; a probe that needs odd strides must make them itself.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 }  # fmt: skip
-# A probe's argument with an entry per rank: each rank is sent its own, and None for those of the others.
+# A probe's argument with an entry per rank: each rank receives its own entry, and None in place of the others.
 PerRank = Annotated[list, "an entry per rank"]
 _LENGTH = struct.Struct("<Q")
 
 
 class WireError(ValueError):
-    """A value that may not cross, or bytes that are not a message; one line that says which."""
+    """A value cannot be sent, or bytes are not a message. The text is one line."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver accepts; a message beyond it is refused before anything is built from it."""
+    """Limits of a message. A receiver refuses a larger message before it builds any value."""
 
     bytes: int = 256 << 20
     count: int = 100_000  # values of every kind
@@ -37,19 +37,19 @@ class Limits:
 
 
 def pack(value: Any, limits: Limits = Limits()) -> bytes:
-    """Bytes of a value. Raises WireError for a type, depth or size that may not cross."""
+    """Convert a value to bytes. Raises WireError for an unsupported type, and for too much depth or size."""
     tensors: dict[str, torch.Tensor] = {}
     tree = _Packer(tensors, limits).pack(value, "value", 0)
     header = json.dumps(tree, separators=(",", ":")).encode("ascii")
     data = safetensors.torch.save(tensors) if tensors else b""
     message = _LENGTH.pack(len(header)) + header + data
     if len(message) > limits.bytes:
-        raise WireError(f"value of {len(message)} bytes; at most {limits.bytes} may cross")
+        raise WireError(f"value of {len(message)} bytes; at most {limits.bytes} can be sent")
     return message
 
 
 def unpack(message: bytes, limits: Limits = Limits()) -> Any:
-    """The value of these bytes. Raises WireError for anything that `pack` would not have written."""
+    """Convert bytes to a value. Raises WireError for anything that `pack` would not have written."""
     if len(message) > limits.bytes:
         raise WireError(f"message of {len(message)} bytes; at most {limits.bytes} are accepted")
     if len(message) < _LENGTH.size:
@@ -58,12 +58,12 @@ def unpack(message: bytes, limits: Limits = Limits()) -> Any:
     header, data = message[_LENGTH.size : _LENGTH.size + length], message[_LENGTH.size + length :]
     if len(header) != length:
         raise WireError("message cut short")
-    if sum(map(header.count, b"[{,")) > 4 * limits.count:  # cheap, and json.loads is not: a value is two or three
+    if sum(map(header.count, b"[{,")) > 4 * limits.count:  # a cheap check before json.loads: 2 or 3 of these per value
         raise WireError(f"more than {limits.count} values")
     try:
         tree = json.loads(header)
         tensors = safetensors.torch.load(data) if data else {}
-    except Exception as error:  # whatever the parsers say of bytes that were made to hurt them
+    except Exception as error:  # malicious bytes can make the parsers raise anything
         raise WireError(f"not a message: {str(error)[:200]}") from None
     return _Unpacker(tensors, limits).unpack(tree, 0)
 
@@ -92,17 +92,17 @@ class _Packer:
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return {"tensor": self.tensor(value, where)}
         raise WireError(
-            f"{where}: a {kind.__module__}.{kind.__qualname__} may not cross; tensors, numbers, strings may"
+            f"{where}: a {kind.__module__}.{kind.__qualname__} cannot be sent; tensors, numbers and strings can"
         )
 
     def tensor(self, value: torch.Tensor, where: str) -> str:
         if value.dtype not in DTYPES or value.layout is not torch.strided or value.device.type == "meta":
-            raise WireError(f"{where}: a {value.layout} {value.dtype} tensor on {value.device} may not cross")
+            raise WireError(f"{where}: a {value.layout} {value.dtype} tensor on {value.device} cannot be sent")
         self.bytes += value.numel() * value.element_size()
         if self.bytes > self.limits.bytes:  # before copying: an expanded tensor can claim petabytes
-            raise WireError(f"{where}: tensors of more than {self.limits.bytes} bytes may not cross")
+            raise WireError(f"{where}: tensors of more than {self.limits.bytes} bytes cannot be sent")
         name = str(len(self.tensors))
-        # A copy always: safetensors refuses aliases, and a view would drag its whole storage along.
+        # Always copy: safetensors refuses aliases, and a view would include its whole storage.
         self.tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return name
 

@@ -82,7 +82,7 @@ def test_one_value_a_rank(runner, world):
         ("segfault", "crashed", "SIGSEGV"),
         ("exit", "crashed", "code 0"),
         ("system-exit", "raised", "enough"),
-        ("subclass", "refused", "may not cross"),
+        ("subclass", "refused", "cannot be sent"),
         ("garbage", "refused", "answer"),
     ],
 )

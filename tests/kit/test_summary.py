@@ -99,7 +99,7 @@ def test_what_was_stopped_half_run_has_no_points():
     verdicts = SimpleNamespace(passes=lambda id: True, stood_in={})
     config = SimpleNamespace(stash={VERDICTS: verdicts}, option=SimpleNamespace(impl="student"))
     summary.write(terminal, [said(FIRST), said("ddp.flat")], config, {"ddp.flat": (1, 9)})
-    assert "ddp.flat: stopped after 1 of 9 tests, which says nothing yet" in lines
+    assert "ddp.flat: stopped after 1 of 9 tests: no verdict yet" in lines
     assert [line.partition(" ")[0] for line in lines if "✓" in line] == [FIRST]
     assert not any(line.startswith("next: ") for line in lines)
 

@@ -73,7 +73,7 @@ class Liar(int):
     ids=lambda v: type(v).__name__,
 )  # fmt: skip
 def test_what_may_not_cross_is_refused_by_name(value):
-    with pytest.raises(WireError, match=r"may not cross|keys are"):
+    with pytest.raises(WireError, match=r"cannot be sent|keys are"):
         wire.pack([value])
 
 
@@ -85,7 +85,7 @@ def test_limits_hold_before_anything_is_built():
         wire.pack(deep)
     with pytest.raises(WireError, match="more than"):
         wire.pack([0] * 11, Limits(count=10))
-    with pytest.raises(WireError, match="bytes may not cross"):
+    with pytest.raises(WireError, match="bytes cannot be sent"):
         wire.pack(torch.zeros(1).expand(1 << 50))  # claims four petabytes
     with pytest.raises(WireError, match="bytes"):
         wire.unpack(wire.pack(torch.zeros(1000)), Limits(bytes=100))
