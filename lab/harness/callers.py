@@ -1,4 +1,4 @@
-"""Whether a caller's tensors are as they were: arguments, gradients that come in, and what a graph keeps."""
+"""Detects changes to a caller's tensors: arguments, incoming gradients, and tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_map_only
 
 
 class Theirs:
-    """A caller's arguments by name, tensors or lists of them. Neither a call nor its backward may change them.
+    """A caller's arguments by name: tensors or lists of tensors. Neither a call nor its backward may change them.
 
-    A probe returns `seen()` as "callers" beside its values, and `run` judges it before the test judges these.
+    A probe returns `seen()` as "callers" beside its values. `run` judges it before the test judges the values.
     """
 
     def __init__(self, **given: Any):
@@ -32,7 +32,7 @@ class Theirs:
         twice: bool = True,
         again: Callable[[], object] = lambda: None,
     ) -> dict[str, Tensor | None]:
-        """Gradients by the inputs' names, by two backwards over the same graph. again: called before the second."""
+        """Gradients by the inputs' names, from two backwards over the same graph. again: called before the second."""
         wanted = [*inputs.values()]
         if unnamed := [g for g in incoming if all(g is not given for given in self.given.values())]:
             self.add(**{"the incoming gradient": unnamed})
@@ -44,7 +44,7 @@ class Theirs:
         return self.twice(backward, again) if twice else backward()
 
     def twice(self, backward: Callable[[], dict[str, Any]], again: Callable[[], object] = lambda: None) -> dict:
-        """Gradients by name, of the first of two backwards: who changes what the graph keeps shows in the second."""
+        """Gradients by name, from the first of two backwards. The second differs if the first changed saved tensors."""
         found = backward()
         again()
         found = _copy(found)
@@ -57,7 +57,7 @@ class Theirs:
         return found
 
     def seen(self) -> list[list[str]]:
-        """Names of what has changed, and of gradients that a second backward made otherwise, or what it raised."""
+        """[names of changed arguments, names of gradients that a second backward changed (or the error it raised)]."""
         return [[name for name in self.given if not _alike(self.given[name], self.before[name])], self.again]
 
 
@@ -66,7 +66,7 @@ def _copy(value: Any) -> Any:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether both have the same shape and values; a NaN is like a NaN."""
+    """Whether both have the same shape and values; two NaNs count as equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -1,4 +1,4 @@
-"""Probes that serve many exercises: call a function of the implementation; what it returns, raises, and allocates."""
+"""Probes for many exercises: call a function of the implementation, and record what it returns, raises, allocates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .raising import raised
 
 
 def called(impl: Any, function: str, cases: list) -> list:
-    """Return the results of `function`, "impl.stage.module.name", per case: a list of arguments, or a dict by name.
+    """Call `function`, "impl.stage.module.name", for each case: a list of arguments, or a dict by name.
 
-    Where it changes an argument, that is the result.
+    Returns the result of each case; if the call changed an argument, {"callers": …} instead.
     """
     found = []
     for case in cases:
@@ -30,12 +30,12 @@ def called(impl: Any, function: str, cases: list) -> list:
 
 
 def refused(impl: Any, function: str, cases: list) -> list[str]:
-    """The name of what `function` raises for each case; "nothing" where it returns."""
+    """For each case, the name of the exception that `function` raises; "nothing" if it returns."""
     return [raised(functools.partial(_call, impl, function, case)) for case in cases]
 
 
 def metered(impl: Any, function: str, case: list, gradients: int = 0) -> dict:
-    """What one call allocates, as torch's dispatcher sees it. gradients: how many of the first tensors need one."""
+    """Measure what one call allocates, by torch's dispatcher. gradients: how many of the first tensors require one."""
     tensors = [x.requires_grad_(i < gradients) for i, x in enumerate(case) if hasattr(x, "requires_grad_")]
     with meter(inputs=tensors) as measured:
         _call(impl, function, case)
@@ -43,7 +43,7 @@ def metered(impl: Any, function: str, case: list, gradients: int = 0) -> dict:
 
 
 def plain(value: Any) -> Any:
-    """The same value as it may cross to the judge: the fields of a dataclass by name, single numbers as Python's."""
+    """Convert a value to plain types: dataclasses to dicts, arrays to lists, scalar tensors to numbers."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

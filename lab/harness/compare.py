@@ -1,6 +1,6 @@
 """Timed comparisons: measures pairs in turn, and decides by an interval around the median of their ratios.
 
-A comparison that is undecided at the limit is *inconclusive*: no pass, and no points lost.
+A comparison that is undecided at the limit is *inconclusive*: the test does not pass, but costs no points.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ..measure import clock
 from ..ranks import gates
 
 Times = float | Sequence[float]
-Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # of a, of b, and of b what others took
-RESAMPLES = 4000  # so that the outermost thousandth, which five looks at 99 % ask for, is more than one resample
+Pairs = tuple[Times, Times] | tuple[Times, Times, Times]  # times of a, of b, and how long b waited for a core
+RESAMPLES = 4000  # five looks at 99 % use the outermost 0.1 % on each side, which must be several resamples
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What pairs of times say of a bar. ratio = a / b: how many times as fast as a b is."""
+    """Result of comparing pairs of times with a bar. ratio = a / b: b is that many times as fast as a."""
 
-    verdict: str  # "faster": the bar or more; "slower": less; "inconclusive": they do not tell
+    verdict: str  # "faster": at least the bar; "slower": less than the bar; "inconclusive": not known
     ratio: float  # the median over pairs
-    low: float  # the interval of that median at the last look; (0, inf) where there are too few pairs for one
-    high: float  # below the bar only where b is slower; of a starved b, what is possible without what others took
+    low: float  # confidence interval of that median at the last look; (0, inf) if there are too few pairs
+    high: float  # below the bar only if the verdict is "slower"; if starved, computed without b's waits for a core
     bar: float
     pairs: int
-    starved: bool = False  # slower, but perhaps not where others had left b the cores
+    starved: bool = False  # b was slower, but perhaps only because it waited for a core
 
     def __str__(self) -> str:
         if not self.pairs:
@@ -52,11 +52,12 @@ def compare(
 ) -> Comparison:
     """Ask for more pairs until the interval of the median of a / b clears the bar, or the limit is reached.
 
-    more: each call gives a time of a and one of b, or as many of each, measured in turn; see `interleaved`. Perhaps a
-    third, how long b waited for a core that others held: without that much it must be "slower", too, to be called so.
-    pairs: the least for a first look, and the most; limit_s: no more are asked for after it. confidence: of all looks
-    together, for who looks often is often wrong: there is one at pairs[0], at twice as many, and so on to pairs[1], and
-    each has an equal share of 1 − confidence (Bonferroni). Raises ValueError for a time that is none.
+    more: each call returns times of a and equally many of b, measured in turn; see `interleaved`. It may add a third
+    entry: how long b waited for a core. Then b counts as "slower" only if it is also slower without these waits.
+    pairs: (number for the first look, largest number). limit_s: time after which `more` is not called again.
+    confidence: of all looks together, since each look is another chance of error. There is a look at pairs[0], at twice
+    as many, and so on to pairs[1], and each has an equal share of 1 − confidence (Bonferroni). Raises ValueError for a
+    time that is not finite and above 0.
     """
     looks, start = _looks(*pairs), clock.monotonic()
     share = (1 - confidence) / len(looks)
@@ -82,13 +83,14 @@ def interleaved(
     ready: Callable[[], object] = lambda: None,
     check: Callable[[int], object] = lambda which: None,
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of a and of b in each pair, for a probe: one after the other, in an order drawn for each pair.
+    """Measure a and b in pairs, one after the other, in a random order for each pair. Called in a probe.
 
-    And those of b's in which threads of this process waited for a core.
+    Returns the seconds of a, the seconds of b, and the seconds in which this process's threads waited for a core
+    during b. Both run once before, unmeasured.
 
-    Both run once before, unmeasured. The order comes from the seed, so that all ranks of a world have the same; `ready`
-    is called before each measurement: new inputs, a barrier; `check` after each, with 0 for a and 1 for b, to look at
-    what came of it. A GPU is waited for. The switch is asked at both ends of each: `judge.timed` goes by its clock.
+    seed: gives the order, so all ranks of a world measure in the same order. ready: called before each measurement, to
+    make new inputs or for a barrier. check: called after each, with 0 for a and 1 for b, to check its result. A GPU is
+    synchronized. Each measurement begins and ends with a mark in the switch, whose clock `judge.timed` uses.
     """
     draw = random.Random(seed)
     taken: tuple[list[float], list[float], list[float]] = ([], [], [])
@@ -110,21 +112,21 @@ def interleaved(
 
 
 def slowest(ranks: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], list[float], list[float]]:
-    """Three lists from three a rank: a step of a world ends when its last rank has ended.
+    """Combine three lists per rank into three: the slowest rank's times of a and of b, and the sum of waits for cores.
 
-    Ranks wait for each other, so what any of them waited for a core may have kept the last.
+    A step ends when its last rank ends. Ranks wait for each other, so any rank's wait may have delayed the last.
     """
     a_s, b_s, starved_s = (list(zip(*lists, strict=True)) for lists in zip(*ranks, strict=True))
     return [max(times) for times in a_s], [max(times) for times in b_s], [sum(times) for times in starved_s]
 
 
 def interval(values: numpy.ndarray, miss: float, seed: int = 0) -> tuple[float, float]:
-    """An interval that misses the median of what `values` are drawn from with a probability of at most `miss`.
+    """A confidence interval of the median: it misses the median with a probability of at most `miss`.
 
-    The wider of two at each end. Between order statistics: exact for independent values of any distribution, since
-    each lies below the median with probability ½ (Conover 1999, section 3.2); it is infinite where there are too few.
-    And the bootstrap over circular blocks of √n values (Politis and Romano 1992), which a machine that stays busy for
-    several pairs widens.
+    Computes two intervals, and takes the wider at each end. The first lies between order statistics. It is exact for
+    independent values of any distribution, since each lies below the median with probability ½ (Conover 1999, section
+    3.2); it is infinite for too few values. The second is a bootstrap over circular blocks of √n values (Politis and
+    Romano 1992). It is wider if the machine was busy for several pairs in a row.
     """
     n, ordered = len(values), numpy.sort(values)
     outside = _order_statistic(n, miss / 2)
@@ -138,7 +140,7 @@ def interval(values: numpy.ndarray, miss: float, seed: int = 0) -> tuple[float, 
 
 
 def _order_statistic(n: int, tail: float) -> int:
-    """The largest k for which the k-th smallest of n values is above their median with probability at most `tail`."""
+    """The largest k such that the k-th smallest of n values exceeds the median with probability at most `tail`."""
     below = 0
     for k in range(n // 2 + 1):
         below += math.comb(n, k)
@@ -155,7 +157,7 @@ def _look(logarithms: numpy.ndarray, bar: float, miss: float, seed: int) -> Comp
 
 
 def _looks(least: int, most: int) -> list[int]:
-    """least, twice as many, … and most."""
+    """Numbers of pairs at which to look: least, 2 · least, 4 · least, …, most."""
     if not 1 <= least <= most:
         raise ValueError(f"pairs: expected (least, most) with 1 <= least <= most, got {(least, most)}")
     looks = [least]
@@ -165,13 +167,13 @@ def _looks(least: int, most: int) -> list[int]:
 
 
 def _without(b_s: Times, starved_s: Times = 0.0) -> numpy.ndarray:
-    """What is left of b where others take nothing: a hundredth at least, for a time is above 0."""
+    """b's times without its waits for a core; at least 1 % of each, so that they stay above 0."""
     b = numpy.asarray(b_s, dtype=numpy.float64)
     return numpy.maximum(b - numpy.asarray(starved_s), b / 100)
 
 
 def _log_ratios(a_s: Times | numpy.ndarray, b_s: Times | numpy.ndarray, before: int = 0) -> numpy.ndarray:
-    """Logarithms, so that twice as fast and half as fast are equally far from the same."""
+    """Logarithms of a / b: twice as fast and half as fast are then equally far from 0."""
     a, b = (numpy.atleast_1d(numpy.asarray(times, dtype=numpy.float64)) for times in (a_s, b_s))
     if a.shape != b.shape or a.ndim != 1 or not a.size:
         raise ValueError(f"expected as many times of a as of b, at least one, got shapes {a.shape} and {b.shape}")

@@ -1,6 +1,6 @@
 """Digests of all that an exercise's results depend on: its files, their imports, its prerequisites, the tests, lab.
 
-A digest of each is kept beside the results, so that it can be said at once whether they still hold, and what changed.
+We keep these digests beside the results. They show at once whether the results are up to date, and what has changed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def on(id: str, source: Path) -> dict[str, str]:
 
 
 def changed(kept: dict[str, str], source: Path) -> list[str]:
-    """The names in what `on` gave whose content is not what it was."""
+    """The names in `kept`, a result of `on`, whose content has changed since."""
     return [name for name, digest in kept.items() if _now(name, source) != digest]
 
 
 def key(id: str, source: Path, seed: str) -> str:
-    """All of it, and the seed, as one digest: of results with the same key one is enough."""
+    """One digest of all dependencies and the seed, as a cache key: equal keys have equal results."""
     parts = [id, seed, *(f"{name}\0{digest}" for name, digest in on(id, source).items())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -44,7 +44,7 @@ def _now(name: str, source: Path) -> str:
 
 @functools.cache
 def _folder(name: str) -> str:
-    """Of the kit, whose files stay as they are while a process uses them."""
+    """Digest of one of the kit's folders, whose files do not change while a process uses them."""
     files = sorted((ROOT / name).rglob("*.py"))
     return _digest(b"\0".join(f.relative_to(ROOT).as_posix().encode() + b"\0" + f.read_bytes() for f in files))
 

@@ -1,7 +1,7 @@
-"""What wrong values have in common: where they lie, and by what they differ.
+"""Finds patterns in wrong values: where they lie, and how they differ from the expected ones.
 
-Functions whose text is a line of its own begin it with LOOKS. Such a line goes to the top of a message, and
-`lab.harness.mistakes` leaves it out where it compares messages, so a new pattern makes no known mistake unknown.
+A function whose text is a separate line begins it with LOOKS. Such a line goes to the top of a message.
+`lab.harness.mistakes` ignores it when it compares messages, so we can add patterns without recording mistakes again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 def harmless(explain: Callable[P, str]) -> Callable[P, str]:
-    """A decorator of what explains a failure: "" where that itself goes wrong, since the message is worth more."""
+    """Decorator for functions that explain a failure: return "" if the function itself raises."""
 
     @functools.wraps(explain)
     def explained(*args: P.args, **kwargs: P.kwargs) -> str:
@@ -30,13 +30,13 @@ def harmless(explain: Callable[P, str]) -> Callable[P, str]:
 
 
 def amended(error: AssertionError, more: str) -> str:
-    """An error's text with more at its end, but before the line of what its values look like."""
+    """An error's text with `more` at its end, but before its LOOKS line."""
     text, mark, looks = str(error).partition(f"\n{LOOKS}")
     return f"{text}{more}{mark}{looks}"
 
 
 def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
-    """Where all that is off lies, if it is a part: indices of dimensions that have a name."""
+    """Describe the region of all wrong values by indices of the named dimensions; "" if it is the whole tensor."""
     told = []
     for dim, name in enumerate(names):
         hit = wrong.movedim(dim, 0).reshape(wrong.shape[dim], -1).any(1).nonzero().flatten().tolist()
@@ -52,7 +52,7 @@ def region(wrong: torch.Tensor, names: Sequence[str]) -> str:
 
 
 def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str:
-    """What all values show together, where they do: a factor that was forgotten, zeros, what is no number."""
+    """Describe a pattern of all values: not finite, all 0, rounded to 16 bits, times a factor; "" if there is none."""
     if odd := int((~torch.isfinite(got)).sum()):
         return f"; {odd} of them are not finite"
     if not want.any():
@@ -60,13 +60,13 @@ def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
     if not got.any():
         return "; all of them are 0" if got.numel() > 1 else ""
     for dtype in (torch.bfloat16, torch.float16):
-        ulp = torch.finfo(dtype).eps * float(want.abs().mean())  # whoever is off by many was not only rounded
+        ulp = torch.finfo(dtype).eps * float(want.abs().mean())  # a larger error is not only rounding
         rounded = float((got - want).abs().mean()) < 8 * ulp and torch.equal(got.to(dtype).double(), got)
         if rounded and 2 * float(allowed.min()) < ulp:
             return f"; each is a number of {str(dtype)[6:]}: on the way, something was rounded to it"
     factor = float((got * want).sum() / want.square().sum())
     if got.numel() == 1 and min(abs(factor - round(factor)), abs(1 / factor - round(1 / factor))) > 1e-4:
-        return ""  # any number is some other one times a factor
+        return ""  # any two single numbers differ by some factor
     near = ((got - factor * want).abs() <= max(1.0, abs(factor)) * allowed).all()
     if abs(factor) > 1e-3 and abs(factor - 1) > 1e-2 and bool(near):
         return f"; {'all of them are' if got.numel() > 1 else 'that is'} {factor:.4g} times what is expected"
@@ -75,9 +75,9 @@ def pattern(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
 
 @harmless
 def looks_like(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: Sequence[str] = ()) -> str:
-    """A line for values that are the expected ones, but shifted, in another order, times a number or with one added.
+    """A LOOKS line: the expected values shifted or reordered, or the wrong ones are off by a factor or a constant.
 
-    Of those that are off alone; "" where `pattern` has said it of all.
+    "" if there is no such pattern, or if `pattern` already describes all values.
     """
     if not (torch.isfinite(got).all() and got.any() and want.any()) or pattern(got, want, allowed):
         return ""
@@ -101,13 +101,13 @@ def _order(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor, names: 
             return f"the expected numbers, in reverse order along {name}"
     if got.dim() > 1 and same(got.flatten(), want.mT.flatten()):
         return "the expected numbers, transposed in memory"
-    # Where numbers lie closer than what is allowed, any others of that size would do, too.
+    # If the expected numbers are closer to each other than the tolerance, any similar numbers would match.
     return "the expected numbers, in another order" if allowed.max() < ordered.diff().median() else ""
 
 
 @harmless
 def places(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], what: str) -> str:
-    """A line that says which of the expected rows, parts, … lies where, by numbers that equal ones share."""
+    """A LOOKS line that numbers the expected rows (or parts, …), and lists the numbers of those that came."""
     kinds: list[torch.Tensor] = []
     for row in want:
         if not any(torch.equal(row, kind) for kind in kinds):
@@ -126,7 +126,7 @@ def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
     wrong = (got - want).abs() > allowed
     g, w, near = got[wrong], want[wrong], allowed[wrong]
     if len(g) < 3:
-        return ""  # any two numbers are some others times a factor, or with a number added
+        return ""  # two numbers always fit some factor or constant
     if not g.any():
         return "those that are off are all 0"
     factor, more = float((g * w).sum() / w.square().sum()), float((g - w).mean())
@@ -139,7 +139,7 @@ def _change(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str
 
 @harmless
 def in_parts(got: float, want: float, parts: Mapping[str, float]) -> str:
-    """A line that says what was counted too often or left out: by how many times one of `parts` a count is off."""
+    """A LOOKS line that explains a wrong count as a multiple of one of `parts`: counted too often, or left out."""
     more = got - want
     for name, size in parts.items():
         times = abs(more) / size

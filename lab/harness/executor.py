@@ -1,6 +1,6 @@
-"""Starts zygotes: beside the tests for a student, in a sandbox for the grader. Tests cannot tell which.
+"""Starts zygotes: beside the tests for a student, in a sandbox for the grader. Tests see no difference.
 
-It imports nothing heavy, so that a zygote can start, and import torch, while whoever asks it does so too.
+This module imports nothing heavy, so a zygote can start, and import torch, while pytest imports torch too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ..ranks.child import Job
     from ..ranks.switch import Switch
 
-START_S = 120.0  # a cold disk and two busy cores
-END_S = 5.0  # to kill some ranks, where the cores are others'
-GRACE_S = 20.0  # beyond a probe's own limit, before the zygote itself is given up
+START_S = 120.0  # enough for a cold disk and two busy cores
+END_S = 5.0  # enough to kill some ranks on busy cores
+GRACE_S = 20.0  # beyond a probe's own limit, before we give up on the zygote itself
 
-PATHS = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # folders may have any name
-# A probe must not see that a test has asked for it: a shell says in "_" what it runs.
+PATHS = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # inherited even if a folder's name matches TELLS
+# Environment variables that would reveal pytest to a probe. A shell sets "_" to the command it runs.
 TELLS = re.compile(r"^(_|TRITON_INTERPRET)=|pytest", re.IGNORECASE)
 
 
@@ -55,14 +55,14 @@ class Executor:
         )
 
     def note(self, text: str) -> None:
-        """Something that this machine lacks; a student's executor promises none of it."""
+        """Report an isolation that this machine lacks. A student's executor promises none, so it reports nothing."""
 
     def said(self, process: subprocess.Popen[bytes]) -> str:
-        """What came on standard error, where it was kept; here it went to the terminal."""
+        """The process's standard error, if it was kept. Here it went to the terminal."""
         return ""
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End it; a probe that runs has ranks, which it is given the time to end first."""
+        """End the zygote. First give it time to end the ranks of a running probe."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -72,16 +72,16 @@ class Executor:
 
 
 class Zygote:
-    """A warm process of an executor, and the conversation with it."""
+    """A warm process of an executor, and the connection to it."""
 
     def __init__(self, executor: Any, triton: str):
         env = {"TRITON_INTERPRET": "1"} if triton == "interpret" else {}
         self.executor = executor
         env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        # What was freed must not count as memory that is held: no thread has an arena, and from 1 MiB on every tensor
-        # has pages of its own, which free gives back. The peak of 16 MB that were made 16 times varies by 5 MB, not 20.
+        # Freed memory must not count as held. With these settings threads have no arenas, and a tensor of 1 MiB or more
+        # has its own pages, which free() returns. Allocating 16 MB 16 times, the peak then varies by 5 MB, not by 20.
         env |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": f"{1 << 20}"}
-        self.requests, theirs = socket.socketpair()  # not a pipe: the ranks' sockets go with a request
+        self.requests, theirs = socket.socketpair()  # not a pipe: a request carries the ranks' sockets
         with theirs:
             self.process = executor.open(["-m", "lab.ranks.zygote"], env, theirs.fileno())
         assert self.process.stdout is not None
@@ -89,7 +89,7 @@ class Zygote:
         self.ready = False
 
     def wait(self) -> None:
-        """Until it is warm. Raises framing.Closed, framing.TimedOut or ValueError when it fails, as `ask` does."""
+        """Wait until it is warm. If it fails, raises framing.Closed, framing.TimedOut or ValueError, as `ask` does."""
         if not self.ready:
             header, _ = framing.receive(self.answers, time.monotonic() + START_S)
             if lacking := str(header.get("lacking", ""))[:200]:
@@ -97,7 +97,10 @@ class Zygote:
             self.ready = True
 
     def ask(self, job: Job, args: bytes, make: Callable[[], Switch]) -> tuple[dict, list[bytes], Switch]:
-        """One probe, and the switch that carried its messages. make: a switch; for another if ranks start anew."""
+        """Run one probe. Return its header, its values, and the switch that carried its messages.
+
+        make: makes a switch; called again if the zygote must fork the ranks again.
+        """
         while True:
             with make() as switch:
                 socket.send_fds(self.requests, [framing.PROBE], [end.fileno() for end in switch.ends])

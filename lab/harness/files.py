@@ -15,10 +15,10 @@ _HALF = re.compile(r"\..+\.(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<node>.+)\.tmp")
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Write it whole or not at all, whoever reads or writes it meanwhile; of two writers the later one stays.
+    """Write a file atomically: readers see the old content or the new. Of two writers, the later one wins.
 
-    Text is UTF-8, its line ends as they are. The name until then is nobody else's: a process id alone would not do,
-    where nodes share a file system.
+    Text is written as UTF-8, with its line ends unchanged. The temporary file's name is unique even if several nodes
+    share the file system, where a process id alone would not be.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.{socket.gethostname()}.tmp")
@@ -30,9 +30,9 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def sweep_halves(folder: Path) -> None:
-    """Remove, in all of the folder, what processes of this machine had half written when they were killed."""
+    """Remove temporary files, in `folder` and below, of this machine's processes that were killed while writing."""
     for half in folder.rglob(".*.tmp"):
         made = _HALF.fullmatch(half.name)
         if made and made["node"] == socket.gethostname() and not psutil.pid_exists(int(made["pid"])):
-            with contextlib.suppress(FileNotFoundError):  # another process sweeps, too
+            with contextlib.suppress(FileNotFoundError):  # another process may sweep, too
                 half.unlink()

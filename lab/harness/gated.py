@@ -1,7 +1,7 @@
-"""Training steps of a model with gates: draws the inputs, and reads each step off the trace.
+"""Training steps of a model with gates: draws the inputs, and reads each step from the trace.
 
-A step's micro-batch goes through "0.1 begins" in forward, then through its layers; in backward through "0.1 layer 3"
-of each layer's output, and at last through "0.1 ends". (Step 0, micro-batch 1, layer 3.)
+In forward, a micro-batch passes gate "0.1 begins" (step 0, micro-batch 1) and then its layers. In backward, it passes
+gate "0.1 layer 3" at the output of layer 3, one such gate per layer, and finally gate "0.1 ends".
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..cluster.costs import Link
 from .rng import Rng
 from .trace import Trace
 
-Orders = Sequence[Sequence[Sequence[int]]]  # [step][micro-batch] -> the layers it goes through
+Orders = Sequence[Sequence[Sequence[int]]]  # [step][micro-batch] -> the micro-batch's layers, in forward order
 
 
 def draw(rng: Rng, orders: Orders, width: int) -> dict[str, list[float]]:
-    """Numbers for the gates of these steps: `width` of them each, exact in every dtype, and no two gates alike."""
+    """Draw `width` numbers for each gate of these steps: multiples of 1/64, exact in every dtype."""
     names = []
     for at, order in _micro_batches(orders):
         names += [f"{at} begins", f"{at} ends", *(f"{at} layer {i}" for i in order)]
@@ -31,7 +31,7 @@ def draw(rng: Rng, orders: Orders, width: int) -> dict[str, list[float]]:
 
 
 def draw_state(rng: Rng, model: nn.Module, scale: float, most: int = 99) -> dict[str, torch.Tensor]:
-    """A state of this model: normal values times scale, integers of 0 … most, and what is tied once."""
+    """Draw a state dict: normal values times scale, integers of 0 … most, and the same values for tied tensors."""
     state, tied = {}, dict[int, torch.Tensor]()
     for name, t in model.state_dict().items():
         drawn = rng.normal(*t.shape) * scale if t.is_floating_point() else torch.tensor(rng.integers(0, most))
@@ -40,22 +40,25 @@ def draw_state(rng: Rng, model: nn.Module, scale: float, most: int = 99) -> dict
 
 
 def backwards(orders: Orders) -> list[tuple[str, str]]:
-    """Between which gates each backward lies: from the output of its last layer until its end."""
+    """The gates before and after each backward: at the output of its last layer, and at its end."""
     return [(f"{at} layer {order[-1]}", f"{at} ends") for at, order in _micro_batches(orders)]
 
 
 def _micro_batches(orders: Orders) -> Iterator[tuple[str, Sequence[int]]]:
-    """Of all steps: (as in the names of gates, the layers it goes through)."""
+    """Yield (prefix of its gates' names, its layers) for each micro-batch of all steps."""
     for step, micros in enumerate(orders):
         yield from ((f"{step}.{micro}", order) for micro, order in enumerate(micros))
 
 
 def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
-    """Of each step: "rows" with their phase ("forward", "backward" or "finish"), and "payloads"; "marks", [layer, how
-    many messages had left when its last backward reached it]; "unsent": how many left before its last micro-batch;
-    "stood_still": messages that were waited for while backward was to go on.
+    """Return a dict for each step.
 
-    Raises AssertionError where a gate was not asked as often and in the order that the work needs.
+    "first": number of its first message. "rows": its messages with their phase ("forward", "between", "backward" or
+    "finish"). "payloads": of its messages. "marks": [layer, messages sent before the last micro-batch's backward
+    reached this layer]. "unsent": messages sent before the last of several micro-batches began. "stood_still": messages
+    for which the rank waited although backward should have gone on.
+
+    Raises AssertionError if the gates were not requested exactly once each, in the order of the work.
     """
     found = []
     issued = _issued(trace, orders)
@@ -75,7 +78,7 @@ def steps(trace: Trace, orders: Orders) -> list[dict[str, Any]]:
 
 
 def _issued(trace: Trace, orders: Orders) -> dict[str, int]:
-    """How many messages had left when each gate was asked."""
+    """How many messages were sent before each gate was requested."""
     asked = [gate.name for gate in trace.gates]
     expected = []
     for at, order in _micro_batches(orders):
@@ -103,20 +106,20 @@ def _phase(number: int, step: int, micros: Sequence[Sequence[int]], issued: dict
     return "finish"
 
 
-# ---- seconds, by the cost function ----
+# ---- seconds, predicted from a link's costs ----
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that a rank does: it reaches a layer in backward (no op), or issues a collective of all ranks."""
+    """One event of a rank: it reaches a layer in backward (op is ""), or issues a collective of all ranks."""
 
     op: str = ""
     bytes: int = 0
-    waits: bool = False  # until the collective is done
+    waits: bool = False  # whether the rank waits for the collective
 
 
 def events(step: dict[str, Any]) -> list[Event]:
-    """What a rank did in a step, from what `steps` found of it."""
+    """The events of a rank in a step. step: an entry of `steps`."""
     found, issued = [], 0
     for count in [*(count for _, count in step["marks"]), len(step["rows"])]:
         for i in range(issued, count):
@@ -128,9 +131,9 @@ def events(step: dict[str, Any]) -> list[Event]:
 
 
 def seconds(ranks: Sequence[Sequence[Event]], link: Link, layer_s: float) -> float:
-    """How long ranks take that work and send in this order, on a link, if a layer's backward takes `layer_s`.
+    """Predict how many seconds these events take on a link, if a layer's backward takes `layer_s`.
 
-    A collective starts when all ranks have issued it and their links are free, and takes its ring_cost.
+    A collective starts when all ranks have issued it and their links are free. It takes `link.cost_s`.
     """
     left, clock, free = [deque(own) for own in ranks], [0.0] * len(ranks), 0.0
     while True:

@@ -16,7 +16,7 @@ from .trace import Trace
 
 
 class InlineRunner(Runner):
-    """Single-rank, real, interpreted probes; the rest is refused by name."""
+    """Runs single-rank, real, interpreted probes. Skips a test that asks for anything else, and names it."""
 
     def trace(self, probe: Callable[..., Any], *args: Any, **options: Any) -> list[Trace]:
         asked = {k: v for k, v in options.items() if k in ("world", "device", "triton", "link") and v is not None}
@@ -24,7 +24,7 @@ class InlineRunner(Runner):
         if refused:
             pytest.skip(f"--inline runs single-rank, real, interpreted probes; this one asks for {', '.join(refused)}")
         os.environ.setdefault("TRITON_INTERPRET", "1")
-        # No guard here: it would outlive the probe. The source is still searched for what is forbidden.
+        # No Watch here: it would outlive the probe. The source is still searched for forbidden names.
         job = self.job(probe, timeout=options.get("timeout"), replace=options.get("replace"))
         try:
             value = child.run(job, wire.unpack(wire.pack(args)), 0, -1)

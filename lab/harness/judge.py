@@ -1,4 +1,4 @@
-"""Compares what came back with what was expected, and says where it is worst; decides what was timed."""
+"""Compares values with expected ones, and names the worst element; decides timed comparisons."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .trace import NOISE_BYTES, Trace
 
 
 class Judged(AssertionError):
-    """An assertion that knows what probably caused it; its text ends with the cause.
+    """An AssertionError with its probable cause at the end of its text.
 
-    looks: what the values look like, a line of `lab.harness.diagnose`.
+    looks: a line of `lab.harness.diagnose` that describes the values.
     """
 
     def __init__(self, text: str, cause: str = "", looks: str = ""):
@@ -36,12 +36,11 @@ def close(
     cause: str | Callable[[], str] = "",
     rounded_once: bool = False,
 ) -> None:
-    """Assert that got is want within `factor` times the error of a plain same-dtype computation.
+    """Assert that `got` equals `want` within `factor` times the error of a plain computation in the inputs' dtype.
 
-    want: the float64 oracle's; yardstick: what the plain computation in the inputs' dtype gives. Its worst element is
-    measured; where that is luckily small, some units in the last place are allowed all the same. cause: what probably
-    went wrong, or a function that finds out. rounded_once: of 16-bit values, nearly all must be the nearest to what is
-    wanted.
+    want: the float64 oracle's values. yardstick: result of the plain computation. The tolerance is `factor` times its
+    largest error, or times some units in the last place if that error happens to be smaller. cause: probable mistake,
+    or a function that finds it. rounded_once: also assert that nearly all 16-bit values are the nearest to `want`.
     """
     assert isinstance(got, torch.Tensor), f"{what}: expected a tensor, got {type(got).__name__}"
     if got.shape != want.shape:
@@ -52,16 +51,16 @@ def close(
         return
     got64, want64 = got.double(), want.double()
     error, plain = (got64 - want64).abs(), (yardstick.double() - want64).abs()
-    # Of a few dozen float32 values the plain computation may by luck get all right, while another order of the same
-    # sums is some ulps off. 16-bit results are float32 sums that are rounded once.
+    # With few float32 values, the plain computation may happen to be exact, while the same sums in another order are
+    # some units in the last place (ulps) off. A 16-bit result is a float32 sum that is rounded once.
     ulps = 8 if torch.finfo(yardstick.dtype).bits >= 32 else 1
-    typical = torch.maximum(want64.abs().mean(), want64.square().mean().sqrt() / 2)  # a few may be much larger
+    typical = torch.maximum(want64.abs().mean(), want64.square().mean().sqrt() / 2)  # a few values may be much larger
     floor = ulps * torch.finfo(yardstick.dtype).eps * want64.abs().clamp_min(typical)
     allowed = factor * torch.maximum(plain.max(), floor)
-    # NaN compares false: not (error <= allowed) catches it where error > allowed would not.
+    # A NaN compares as false, so not (error <= allowed) catches it, and error > allowed would not.
     wrong = ~(error <= allowed)
     if not wrong.any():
-        share = torch.nan_to_num(error / allowed, nan=0.0, posinf=0.0).max()  # where nothing is allowed, nothing came
+        share = torch.nan_to_num(error / allowed, nan=0.0, posinf=0.0).max()  # 0 / 0: the error is 0
         measured("worst error, in units of what is allowed", float(share), 1, at_most=True)
         if rounded_once:
             _rounded_once(got, want, what)
@@ -81,7 +80,7 @@ def close(
 
 
 def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Assert that 16-bit values were rounded at the end alone: twice, and a quarter of them are not the nearest."""
+    """Assert that 16-bit values were rounded only at the end: rounding twice makes a quarter of them inexact."""
     if torch.finfo(got.dtype).bits >= 32:
         return
     off, name = int((got != want.to(got.dtype)).sum()), str(got.dtype)[6:]
@@ -94,7 +93,7 @@ def _rounded_once(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 def callers(value: Any, where: str = "") -> None:
     """Assert that no tensor of the caller has changed, and that a second backward gave the same gradients.
 
-    value: what a probe returned. Any dict in it may have "callers", what `lab.harness.callers.Theirs` has seen.
+    value: a probe's return value. A dict in it may have an entry "callers": the result of `Theirs.seen`.
     """
     if isinstance(value, dict):
         changed, again = value.get("callers", ((), ()))
@@ -114,14 +113,14 @@ def callers(value: Any, where: str = "") -> None:
 
 
 def modes(changed: Sequence[str], what: str) -> None:
-    """Assert that no module changed its mode. changed: as `lab.harness.modes` found them."""
+    """Assert that no module changed its mode. changed: messages of `lab.harness.modes`."""
     assert not changed, (
         f"{changed[0]}: training or evaluation mode is the caller's choice, do not call train() or eval() ({what})"
     )
 
 
 def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
-    """Both numbers in as many digits as it takes to see that they differ, and at least `digits`."""
+    """Format both numbers with enough digits to see that they differ, at least `digits`."""
     for more in range(digits, 18):
         texts = f"{got:.{more}g}", f"{want:.{more}g}"
         if texts[0] != texts[1]:
@@ -130,27 +129,27 @@ def apart(got: float, want: float, digits: int = 7) -> tuple[str, str]:
 
 
 def bars(values: Mapping[str, float], unit: str = "") -> str:
-    """A picture for the end of a message: a line for each value, with a bar as long as it, the longest of 40 blocks."""
+    """A bar chart for the end of a message: a line per value; the longest bar has 40 blocks."""
     most, width = max([*values.values(), 1]), max(map(len, values), default=0)
     lines = (f"{name:<{width}}  {'█' * round(40 * value / most)} {value:,} {unit}" for name, value in values.items())
     return "".join("\n  " + line.rstrip() for line in lines)
 
 
 class Inconclusive(pytest.skip.Exception):  # type: ignore[name-defined]
-    """A timed comparison that could not be decided: no points lost, and no pass. pytest shows it as a skip."""
+    """A timed comparison was undecided: the test does not pass, but costs no points. pytest shows it as a skip."""
 
 
-DECIDED: list[str] = []  # what the timed comparisons of the running test said: a test that passes tells its ratio
+DECIDED: list[str] = []  # messages of the running test's timed comparisons; shown even if the test passes
 
 
 def timed(
     traces: Sequence[Trace], least_s: float, allowed: float = 1e-5
 ) -> tuple[list[float], list[float], list[float]]:
-    """Times of a world for `compare`: of each pair the slowest rank's, and of b what its ranks waited for a core.
+    """Combine the ranks' times for `compare`: the slowest rank's time in each pair, and b's waits for a core.
 
-    traces: of ranks whose values are three lists by `interleaved` and the worst error of any repeat. Times are those of
-    the judge's clock, where there is a switch. Asserts that every repeat came to the right result, on inputs of its
-    own, and that b took what it takes at least: `least_s`.
+    traces: of ranks that returned the three lists of `interleaved`, and the worst error of any repeat. With a switch,
+    times are measured by the judge's clock. Asserts that every repeat gave the right result, and that b never took less
+    than `least_s`, the least time that is possible.
     """
     for rank, trace in enumerate(traces):
         worst = trace.values[-1]
@@ -163,7 +162,7 @@ def timed(
 
 
 def _taken(trace: Trace) -> list[list[float]]:
-    """Seconds of a and b, and those in which b waited for a core."""
+    """Seconds of a, seconds of b, and seconds in which b waited for a core."""
     a_s, b_s, starved_s, _ = trace.values
     if trace.gates:
         taken: dict[str, list[float]] = {"a": [], "b": []}
@@ -176,26 +175,26 @@ def _taken(trace: Trace) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number that a test measured, beside the one that was expected: what `lab explain` shows."""
+    """A number that a test measured, and the expected one. `lab explain` shows both."""
 
     what: str
     value: float
     expected: float
     unit: str = ""
-    at_most: bool = False  # whether less than expected is as good
+    at_most: bool = False  # whether `expected` is an upper bound
 
 
-MEASURED: list[Measurement] = []  # by the running test
+MEASURED: list[Measurement] = []  # measurements of the running test
 
 
 def measured(what: str, value: float, expected: float, unit: str = "", at_most: bool = False) -> None:
-    """Keep a number for the student to see once the exercise passes. It judges nothing: that is the test's part."""
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # no number: the test will say so
+    """Keep a number to show to the student once the exercise passes. Does not judge it; the test does."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # not a number: the test will report it
         MEASURED.append(Measurement(what, float(value), float(expected), unit, at_most))
 
 
 def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
-    """Add to what was measured, by what it was: of bounds the one that came nearest, else the last."""
+    """Add new measurements to those kept. If a name repeats, keep the one nearest to its bound, otherwise the last."""
     for m in new:
         before = kept.get(m.what)
         if not (before and m.at_most and before.value * m.expected > m.value * before.expected):
@@ -205,10 +204,10 @@ def keep(kept: dict[str, Measurement], new: Sequence[Measurement]) -> None:
 def never_holds(
     trace: Trace, small: Trace, what: str, forbidden: int, needs: int, seen: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
-    """Assert that a process, whose values are right, never held `forbidden` bytes of `what`. The kernel decides.
+    """Assert that a process, whose values are right, never held `forbidden` bytes of `what`, by its peak memory.
 
-    small: the same probe on next to nothing. needs: bytes that may be there beside it, of inputs and results.
-    seen: runs the probe again under a meter, and returns its numbers: they explain a failure, and decide nothing.
+    The kernel measures the peak. small: trace of the same probe on tiny inputs. needs: bytes of inputs and results,
+    which are allowed. seen: runs the probe again under a meter, and returns its numbers; they only explain a failure.
     """
     if forbidden < 4 * NOISE_BYTES:
         raise ValueError(
@@ -233,7 +232,7 @@ def _largest(seen: Callable[[], Mapping[str, Any]]) -> str:
 
 
 def decide(comparison: Comparison, what: str, cause: str = "") -> None:
-    """Pass where it is "faster", fail where it is "slower", and leave it undecided where the pairs do not tell."""
+    """Pass if the verdict is "faster", fail if it is "slower", otherwise raise Inconclusive."""
     DECIDED.append(f"{what}: {comparison}")
     if comparison.verdict == "inconclusive":
         raise Inconclusive(f"inconclusive: {what}: {comparison}")

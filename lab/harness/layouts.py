@@ -1,4 +1,4 @@
-"""How operands lie in memory. Each has its own layout, so that nobody can use one operand's strides for another."""
+"""Memory layouts of operands. Each operand gets another layout, to catch code that uses another operand's strides."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .rng import Rng
 
 T = TypeVar("T")
 
-ALIGNED = ["contiguous", "heads inside", "rows apart"]  # as tensor descriptors want them
-# Of a tensor and what lies between its elements. Of one tensor no two have the same strides.
+ALIGNED = ["contiguous", "heads inside", "rows apart"]  # layouts that tensor descriptors support
+# Functions of a tensor and the value to fill the gaps between its elements. All layouts differ in strides.
 LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "odd offset": lambda x, fill: x.new_full((x.numel() + 1,), fill)[1:].view(x.shape).copy_(x),
     "heads inside": lambda x, _: x.transpose(-3, -2).contiguous().transpose(-3, -2),
@@ -25,7 +25,7 @@ LAYOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "sliced": lambda x, fill: x.new_full(
         (*x.shape[:-2], 2 * x.shape[-2] + 1, 2 * x.shape[-1] + 2), fill
     )[..., 1::2, 2::2].copy_(x),
-    "rows repeated": lambda x, _: x[:1].expand_as(x),  # this and the next two hold what is repeated only
+    "rows repeated": lambda x, _: x[:1].expand_as(x),  # this and the next two can only hold repeated values
     "columns repeated": lambda x, _: x[..., :1].expand_as(x),
     "one number": lambda x, _: x.flatten()[0].expand_as(x),
     "contiguous": lambda x, _: x,
@@ -35,25 +35,28 @@ DIFFERENT = [*LAYOUTS][:8]
 REPEATED = DIFFERENT[5:]
 LEAST_DIMS = {"heads inside": 3, "columns first": 2, "rows repeated": 2, "columns repeated": 2}
 FAR = "beyond 2³¹"  # a layout whose last rows lie more than 2³¹ elements behind the first
-WALLED = "walled after row "  # a layout whose later rows nobody can read: the kernel ends who tries
+WALLED = "walled after row "  # a layout with protected rows: reading them crashes the process
 FAR_CAUSE = "an offset beyond 2³¹ − 1 does not fit an int32: convert indices with .to(tl.int64) before multiplying"
 
 
 def draw(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The operands, and a layout for each; half of the time all layouts are such as descriptors want."""
+    """Draw a layout for each operand. Half of the time, tensor descriptors support all of them."""
     options = rng.choice([ALIGNED, [*ALIGNED, "odd offset", "columns first", "sliced"]])
     fit = {name: [o for o in options if x.ndim >= LEAST_DIMS.get(o, 1)] for name, x in operands.items()}
     return operands, {name: rng.choice(fit[name]) for name in operands}
 
 
 def different(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A layout for each operand, no two alike, and the operands with values that these can hold."""
+    """Draw a different layout for each operand. Return the operands with values that their layouts can hold."""
     return _dealt(rng.shuffled(DIFFERENT), operands, operands)
 
 
 def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str]]]:
-    """Cases in which the first operand lies in every way, each time the others otherwise. It alone repeats values, as
-    the gradient of a sum does. operands: a tensor, or a list of one per rank."""
+    """Return a case for every layout of the first operand; the other operands have other layouts.
+
+    Only the first operand gets layouts with repeated values, such as the gradient of a sum has. operands: a tensor, or
+    a list of one per rank.
+    """
     turn = rng.shuffled(DIFFERENT)
     return [_dealt(turn[i:] + turn[:i], operands, [*operands][:1]) for i in range(len(turn))]
 
@@ -61,7 +64,7 @@ def every(rng: Rng, **operands: Any) -> list[tuple[dict[str, Any], dict[str, str
 def _dealt(
     left: list[str], operands: dict[str, Any], may_repeat: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The operands, as the first of these layouts that fit them can hold them, and those."""
+    """Give each operand the first layout that fits. Return the operands with values for their layouts, and these."""
     chosen: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name, x in operands.items():
@@ -74,19 +77,19 @@ def _dealt(
 
 
 def far(rng: Rng, **operands: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The operands, and for each the layout whose offsets exceed 2³¹."""
+    """Give every operand the layout whose offsets exceed 2³¹."""
     return operands, dict.fromkeys(operands, FAR)
 
 
 def told(layouts: dict[str, str]) -> str:
-    """For a message."""
+    """List the layouts, for a message."""
     return ", ".join(f"{name} {layout}" for name, layout in layouts.items())
 
 
 def blaming(layouts: dict[str, str], judge: Callable[[dict[str, str]], T]) -> T:
-    """judge(layouts); if it fails, the message also says whose layout makes the difference.
+    """Call judge(layouts). If it fails, add to the message which operand's layout causes the failure.
 
-    judge: asserts that a result is right where operands lie as its argument says.
+    judge: asserts that the result is right for operands with these layouts.
     """
     try:
         return judge(layouts)
@@ -115,12 +118,12 @@ def _blamed(layouts: dict[str, str], judge: Callable[[dict[str, str]], object]) 
 
 
 def all_laid(operands: dict[str, Tensor], layouts: dict[str, str]) -> dict[str, Tensor]:
-    """Each operand as its layout says; contiguous without one."""
+    """Lay out each operand; without a layout it is contiguous."""
     return {name: lay(x, layouts.get(name, "contiguous")) for name, x in operands.items()}
 
 
 def lay(x: Tensor, layout: str) -> Tensor:
-    """The same values, laid out otherwise; a layout that repeats takes the first ones. In between is NaN, or −1."""
+    """Copy x to this layout. A layout that repeats values uses the first ones. Gaps hold NaN, or −1 for integers."""
     if not x.numel():
         return x
     if x.ndim == 1 and layout in ("rows apart", "sliced", FAR):
@@ -131,11 +134,11 @@ def lay(x: Tensor, layout: str) -> Tensor:
 
 
 def _far(x: Tensor) -> Tensor:
-    """Rows so far apart that offsets of the last ones exceed 2³¹, in memory of which only what is used exists.
+    """Lay out rows so far apart that offsets of the last ones exceed 2³¹. Only pages that are used take memory.
 
-    There is as much memory before the first row: an offset that wraps around reads zeros there instead of crashing.
+    As much memory lies before the first row, so an offset that wraps around reads zeros there instead of crashing.
     """
-    rows, inside = x.movedim(-2, 0), x[..., 0, :]  # a row has all of batch and heads
+    rows, inside = x.movedim(-2, 0), x[..., 0, :]  # each row with all its batches and heads
     apart = (9 << 28) // max(len(rows) - 1, 1) + 1
     strides = (apart, *inside.contiguous().stride())
     elements = (1 << 31) + (len(rows) - 1) * apart + inside.numel()
@@ -145,7 +148,7 @@ def _far(x: Tensor) -> Tensor:
 
 
 def _walled(x: Tensor, seen: int) -> Tensor:
-    """Rows one after another, those from `seen` on in memory that the kernel lets nobody read."""
+    """Lay out rows one after another. Rows from `seen` on lie in protected memory that cannot be read."""
     rows = x.movedim(-2, 0)
     first, rest = (part.numel() * x.element_size() for part in (rows[:seen], rows[seen:]))
     start = -first % mmap.PAGESIZE

@@ -1,10 +1,10 @@
-"""Known mistakes: the message of a failed test is looked up among those of wrong solutions.
+"""Known mistakes: looks up a failed test's message among the messages of known wrong solutions.
 
-`grader mutants --record` runs the mutants of a stage on the public seed. For each test that fails it keeps the words of
-the message, as a hash, and its numbers in `tests/<stage>/mistakes.json`. A message with the same words and nearly the
-same numbers probably has the same cause, unless another test that the mistake fails has passed. Many bugs give a 0 or a
-False, so a message without a longer number stays first, and the mistake is an example. The file holds no line of a
-solution.
+`grader mutants --record` runs the mutants of a stage on the public seed. For each test that fails, it stores a hash of
+the message's words, and the message's numbers, in `tests/<stage>/mistakes.json`. A message with the same words and
+nearly the same numbers probably has the same cause, unless the mistake would fail another test, which passed. Many bugs
+give a 0 or a False. So if the message has no longer number, the mistake is only given as an example, below the message.
+The file holds no line of a solution.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from .diagnose import LOOKS
 
 PUBLIC = "public"  # the seed on which mistakes are recorded
 SAYS = "The same comes out when "
-EXAMPLE = "The same comes out, for example, when "  # where many bugs may give it
-NEARLY = "Not quite this mistake: "  # which another test rules out
-CHECK = "Check: "  # what a test itself takes for the likely cause
+EXAMPLE = "The same comes out, for example, when "  # many bugs may give this message
+NEARLY = "Not quite this mistake: "  # another test rules this mistake out
+CHECK = "Check: "  # the likely cause that the test itself names
 _KNOWN = (SAYS, EXAMPLE, NEARLY)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-_MOST = 24  # numbers of a message that are kept
-_MANY = 12  # different numbers that hardly another bug gives
-_LONG = 4  # digits of a number that hardly another bug gives; one fewer where there are decimals
-_NEAR = 2e-3  # relative: another order of the same sums
-_GREW = "the process grew by"  # from here on the kernel has measured, which differs from run to run:
-_ROUGHLY = 0.2  # relative
-_COUNTS = 1e6  # integers below are counts, and equal or not; above they may be bytes that a kernel measured
+_MOST = 24  # how many numbers of a message we keep
+_MANY = 12  # so many different numbers identify a bug
+_LONG = 4  # a number with so many digits identifies a bug; one fewer if it has decimals
+_NEAR = 2e-3  # relative tolerance, for sums in another order
+_GREW = "the process grew by"  # numbers after these words are measured by the kernel, and differ from run to run
+_ROUGHLY = 0.2  # relative tolerance for those numbers
+_COUNTS = 1e6  # integers below are counts, compared exactly; larger ones may be bytes measured by the kernel
 
 
 def fingerprint(message: str) -> tuple[str, list[float]]:
-    """A hash of the words of a message, and its first numbers; not of what its values look like."""
+    """A hash of a message's words, and its first numbers. Leaves out its LOOKS lines."""
     message = _told(message)
     words = hashlib.sha256(_NUMBER.sub("#", message).encode()).hexdigest()[:12]
     return words, [float(n.replace(",", "")) for n in _NUMBER.findall(message)[:_MOST]]
 
 
 def alike(message: str, words: str, numbers: list[float]) -> bool:
-    """Whether a message has the words and nearly the numbers of this fingerprint."""
+    """Whether a message has the same words as this fingerprint, and nearly the same numbers."""
     mine, theirs = fingerprint(message)
     exact = len(_NUMBER.findall(_told(message).partition(_GREW)[0]))
     near = (_near(*pair, _NEAR if i < exact else _ROUGHLY) for i, pair in enumerate(zip(theirs, numbers, strict=False)))
@@ -54,9 +54,9 @@ def alike(message: str, words: str, numbers: list[float]) -> bool:
 
 
 def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
-    """One line that names the known mistakes with this message in this test; "" if there are none, or no test.
+    """One line that names the known mistakes with this message in this test; "" if there are none.
 
-    passed: tests that passed in this run. A mistake that fails one of them is named only where no other is left.
+    passed: tests that passed in this run. A mistake that would fail one of them is named only if no other fits.
     """
     if not test:
         return ""
@@ -70,16 +70,17 @@ def explain(test: str, message: str, passed: Collection[str] = ()) -> str:
         says = SAYS if any(_informative(words, numbers, seen) for words, numbers, _ in found) else EXAMPLE
         return f"{says}{'; or when '.join(causes)}."
     if known:
-        same = test.partition("[")[0]  # another case of this test, if there is one, is the easiest to compare
+        same = test.partition("[")[0]  # prefer another case of the same test
         other = min(against[known[0]], key=lambda other: other.partition("[")[0] != same).rpartition("::")[2]
         return f"{NEARLY}{when[known[0]]}. Then {other} would fail too, but it passes."
     return ""
 
 
 def _informative(words: str, numbers: list[float], seen: Sequence[Any]) -> bool:
-    """Whether hardly another bug gives these numbers: a longer one is among them, or they are many.
+    """Whether these numbers identify a bug: one of them is long, or there are many.
 
-    seen: all that is known of the test. A number that is the same in all messages with these words is the test's own.
+    seen: all known messages of the test. A number that is the same in all messages with these words does not count,
+    because it comes from the test.
     """
     same = [theirs for other, theirs, _ in seen if other == words and len(theirs) == len(numbers)]
     vary = [n for n, *theirs in zip(numbers, *same, strict=True) if len({*theirs}) > 1] or numbers
@@ -101,7 +102,7 @@ def read(stage: str) -> dict[str, Any]:
 
 
 def write(stage: str, when: dict[str, str], tests: dict[str, list]) -> None:
-    """Keep the mistakes of a stage, a line each."""
+    """Write the mistakes of a stage, one per line."""
     lines = (f"{json.dumps(name)}: {json.dumps(clause, ensure_ascii=False)}" for name, clause in when.items())
     seen = (f"{json.dumps(test)}: {json.dumps(known, separators=(',', ':'))}" for test, known in tests.items() if known)
     text = '{{"when": {{\n{}\n}}, "tests": {{\n{}\n}}}}\n'.format(",\n".join(lines), ",\n".join(seen))
@@ -109,7 +110,7 @@ def write(stage: str, when: dict[str, str], tests: dict[str, list]) -> None:
 
 
 def file(stage: str) -> Path:
-    """Where the mistakes of a stage are kept."""
+    """The file with the mistakes of a stage."""
     return ROOT / "tests" / stage / "mistakes.json"
 
 
@@ -119,9 +120,9 @@ def added(test: str, message: str, likely: str = "", passed: Collection[str] = (
 
 
 def beside(message: str, known: str, likely: str = "") -> str:
-    """The message with what `explain` found: above it, or as an example below its first line.
+    """Add the result of `explain` to a message: above it, or, as an example, below its first line.
 
-    Above it is also what its values look like; and what the test takes for the likely cause, if nothing is known.
+    LOOKS lines also go above the message, and so does the test's own likely cause if no mistake is known.
     """
     lines = message.split("\n")
     looks, rest = _looks(lines), "\n".join(_others(lines, LOOKS))
@@ -133,7 +134,7 @@ def beside(message: str, known: str, likely: str = "") -> str:
 
 
 def settled(results: list[Result]) -> list[Result]:
-    """Results of a session on the public seed, when it is known which tests passed."""
+    """At the end of a session on the public seed, explain each message again, now that all passed tests are known."""
     passed = {r.id for r in results if r.outcome == "passed"}
     return [
         replace(r, message=added(r.id, without(r.message), passed=passed)) if cause(r.message) else r for r in results
@@ -141,7 +142,7 @@ def settled(results: list[Result]) -> list[Result]:
 
 
 def without(message: str) -> str:
-    """The message as it was before `added`, but what its values look like stays above it."""
+    """Undo `added`, except that LOOKS lines stay above the message."""
     lines = _others(message.split("\n"), _KNOWN)
     looks, rest = _looks(lines), _others(lines, LOOKS)
     if rest[0].startswith(CHECK):
@@ -155,7 +156,7 @@ def cause(message: str) -> str:
 
 
 def _told(message: str) -> str:
-    """The message without what its values look like."""
+    """The message without its LOOKS lines."""
     return "\n".join(_others(message.split("\n"), LOOKS))
 
 

@@ -1,4 +1,4 @@
-"""Whether modules stay in the mode that the caller chose: training or evaluation."""
+"""Detects modules that leave the mode that the caller chose: training or evaluation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from torch import nn
 
 
 def put(model: nn.Module, training: bool) -> Callable[[], list[str]]:
-    """Put the model into this mode, and its first child into the other. Return a function that lists modules which
-    have changed their mode since, such as "norm went from evaluation to training mode"."""
+    """Put the model into this mode, and its first child into the other mode.
+
+    Returns a function that lists later changes, such as "norm went from evaluation to training mode".
+    """
     names = {True: "training", False: "evaluation"}
     model.train(training)
     for child in [*model.children()][:1]:

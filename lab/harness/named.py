@@ -1,4 +1,4 @@
-"""Modules whose members have drawn names and are registered in a drawn order: neither tells in which order they run."""
+"""Modules with random member names, registered in random order, so that neither reveals the order in which they run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .rng import Rng
 
 
 class Named(nn.Module):
-    """A module of these members, given in the order in which they run. Its own code calls them by their plain names.
+    """A module with these members, given in the order in which they run. Its own code uses their plain names.
 
-    self.up may be registered as "k_up". The order of registration is not that of the arguments, and that of the
-    alphabet is another. Equal seeds give equal names and orders; a seed is what all ranks know, such as sizes.
+    self.up may be registered as "k_up". The order of registration differs from the order of the arguments, and the
+    alphabetical order differs from both. Equal seeds give equal names and orders, so use a seed that all ranks know,
+    such as sizes.
     """
 
     def __init__(self, seed: object, **members: nn.Module | nn.Parameter):
@@ -50,7 +51,7 @@ class Numbered(Named):
 
 
 def plain_name(name: str) -> str:
-    """The name without what was drawn: "layers.2.up" for "layers.k_2.c_up"."""
+    """Remove the random letters from a name: "layers.k_2.c_up" gives "layers.2.up"."""
     return ".".join(part[2:] if part[1:2] == "_" else part for part in name.split("."))
 
 

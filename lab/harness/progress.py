@@ -1,4 +1,4 @@
-"""Remembers the last test results of student/ in .cache/progress.json, and knows which still hold."""
+"""Remembers the last test results of student/ in .cache/progress.json, and knows which are out of date."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STUDENT = ROOT / "student"
 
 @dataclass
 class Progress:
-    """Results by exercise, what each rested on when its tests began, and what was measured on the way."""
+    """Results by exercise, the digests of their dependencies when the tests began, and measured numbers."""
 
     results: list[Result] = field(default_factory=list)
     rests: dict[str, dict[str, str]] = field(default_factory=dict)
     numbers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # fields of lab.harness.judge.Measurement
     known: Assignment = field(default_factory=default)
     source: Path = STUDENT
-    profile: str | None = None  # whose exercises are shown, counted and come next; None: all
+    profile: str | None = None  # only its exercises are shown, counted and suggested; None: all
 
     def __post_init__(self) -> None:
         self.chosen = self.known.of_profile(self.profile) if self.profile else self.known
@@ -43,28 +43,28 @@ class Progress:
         return id in self.rests
 
     def passes(self, id: str) -> bool:
-        """All that ran passed, and nothing changed since."""
+        """Whether all tests that ran passed, and nothing has changed since."""
         return self.scores[id].passed and id not in self.stale
 
     def cannot_run(self, id: str) -> bool:
-        """It ran, and this machine could not judge it: a GPU exercise without a GPU."""
+        """Whether it ran, but this machine could not judge it, such as a GPU exercise without a GPU."""
         s = self.scores[id]
         return self.ran(id) and not s.possible and not s.inconclusive
 
     def begun(self, exercise: Exercise) -> bool:
-        """Whether something is written: its file is there, and not as the student got it."""
+        """Whether its file exists and is no longer the stub."""
         return written(self.source / exercise.file)
 
     def at_work(self) -> Exercise | None:
-        """The exercise whose file was saved last, of those that are written."""
+        """The exercise whose file was saved last, among those that are begun."""
         written = [e for e in self.chosen.exercises.values() if self.begun(e)]
         return max(written, key=lambda e: (self.source / e.file).stat().st_mtime_ns, default=None)
 
     def next(self, after: Exercise | None = None) -> Exercise | None:
-        """The exercise that is worked on, until it passes; then the rest of its stage, then the handout's order.
+        """The current exercise until it passes; then the rest of its stage; then the others in the handout's order.
 
-        after: the exercise that is worked on, by default the one whose file was saved last. Exercises that this
-        machine cannot judge are left out.
+        after: the current exercise, by default the one whose file was saved last. Exercises that this machine cannot
+        judge are left out.
         """
         order = list(self.known.exercises)
         left = [e for e in self.chosen.exercises.values() if not self.passes(e.id) and not self.cannot_run(e.id)]
@@ -76,23 +76,23 @@ class Progress:
         return next(iter(behind or here or left), None)
 
     def named(self, name: str) -> list[Exercise]:
-        """As Assignment.named: of a stage the profile's exercises; of several with a name that of the stage one is in,
-        else the profile's only one.
+        """As Assignment.named, but of a stage only the profile's exercises. If several exercises have this name, the
+        one in the current stage, otherwise the only one in the profile.
         """
         at_hand = self.next()
         found = self.known.named(name, at_hand.stage if at_hand else "", self.chosen.exercises)
         return [e for e in found if e.id in self.chosen.exercises] or found
 
     def to_check(self) -> list[Exercise]:
-        """What is written and changed since it ran, or never ran."""
+        """Exercises that are begun, and that never ran or have changed since."""
         new = (e for e in self.chosen.exercises.values() if e.id in self.stale or not self.ran(e.id))
         return [e for e in new if self.begun(e)]
 
 
 def remembered(path: Path = PROGRESS, *, profile: str | None = None) -> Progress:
-    """What is kept; nothing if the tests never ran, or the file is unreadable.
+    """Read the stored progress; empty if the tests never ran, or the file is unreadable.
 
-    Raises AssignmentError where there is no such profile.
+    Raises AssignmentError if there is no such profile.
     """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def remember(
     numbers: Mapping[str, Sequence[Any]] | None = None,
     path: Path = PROGRESS,
 ) -> None:
-    """Keep what the tests said of the exercises in `rested`; of the others what was there stays as it was."""
+    """Store the results of the exercises in `rested`. The stored results of other exercises stay."""
     before = remembered(path)
     new = [r for r in results if r.exercise in rested]
     rows = [{**vars(r), "output": ""} for r in (*(r for r in before.results if r.exercise not in rested), *new)]

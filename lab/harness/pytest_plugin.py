@@ -1,6 +1,6 @@
 """The student's runner as a pytest plugin: `run`, `rng`, `expect`, and a summary in points.
 
-A test names its exercise and kind, asks for a probe to be run, and judges what comes back:
+A test names its exercise and kind, runs a probe, and judges the values that it returns:
 
     @exercise("ddp.naive", kind="numerics")
     def test_replicas_start_equal(run, rng): …
@@ -35,17 +35,17 @@ from .trace import Trace
 from .verdicts import OWNED, PROFILE, RESULTS, RUNNER, VERDICTS, Verdicts
 
 T = TypeVar("T")
-NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise and what was measured
-KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, no student's
-CS336 = ROOT / "tests" / "cs336"  # what another course asks of the same exercises
-SELECTED = pytest.StashKey[Counter[str]]()  # by exercise: how many tests
-ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: how many tests, what they rest on
+NUMBERS = pytest.StashKey[dict[str, dict[str, Measurement]]]()  # by exercise and name of the measurement
+KIT = [ROOT / "tests" / "kit", ROOT / "tests" / "docs"]  # the kit's own tests, not for students
+CS336 = ROOT / "tests" / "cs336"  # another course's tests of the same exercises
+SELECTED = pytest.StashKey[Counter[str]]()  # by exercise: number of tests
+ASKED = pytest.StashKey[dict[str, tuple[int, dict[str, str]]]]()  # by exercise: number of tests, their dependencies
 
 
 def exercise(id: str, kind: str, triton: str = "interpret") -> pytest.MarkDecorator:
-    """Say which exercise a test judges, and what of it: "numerics", "property" or "timing".
+    """Mark a test with the exercise it judges, and its kind: "numerics", "property" or "timing".
 
-    triton: the mode its probes run in, so that their zygote can start before it is asked.
+    triton: the mode in which its probes run, so that their zygote can start in advance.
     """
     return pytest.mark.exercise(id, kind=kind, triton=triton)
 
@@ -63,13 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.tbstyle == "auto" and not _asks_for(KIT, config):
-        # A student's run: the summary tells one failure an exercise; --tb=short has all of them, with tracebacks.
+        # A student's run: the summary shows one failure per exercise. --tb=short shows all, with tracebacks.
         config.option.tbstyle, config.option.reportchars = "no", ""
     config.addinivalue_line("markers", "exercise(id, kind): the exercise a test judges")
     config.stash[RESULTS], config.stash[NUMBERS] = [], {}
     implementation(config)
     if config.option.inline:
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import what imports Triton
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before test files import Triton
     names = [s.name for s in _asked(assignments.default).stages]
     for stage in config.option.stage:
         if stage not in names:
@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _profile(config: pytest.Config) -> Assignment:
-    """The exercises that this session tests: those of --profile, or all where ids, files or tests are named."""
+    """The exercises that this session tests: those of --profile, or all if ids, files or tests are named."""
     known = assignments.default()
     files = any(str(a).partition("::")[0].endswith(".py") for a in config.args)
     if config.option.exercise or files or _asks_for([CS336], config):
@@ -92,7 +92,7 @@ def _profile(config: pytest.Config) -> Assignment:
 
 
 def _asked(read: Callable[..., T], *args: Any, before: str = "") -> T:
-    """What is read of the assignment; what is wrong with it, or with what was asked of it, is pytest's to tell."""
+    """Call `read`, and turn its AssignmentError into pytest's UsageError."""
     try:
         return read(*args)
     except AssignmentError as error:
@@ -109,7 +109,7 @@ def implementation(config: pytest.Config) -> Path:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests of the kit run only when asked for by path, and so do another course's; files of other exercises never."""
+    """Ignore tests of the kit and of cs336 unless their path is given, and files of exercises that are not selected."""
     if collection_path in (*KIT, CS336):
         return None if _asks_for([collection_path], config) else True
     if config.option.exercise and collection_path.match("test_*.py"):
@@ -124,14 +124,14 @@ def _asks_for(folders: list[Path], config: pytest.Config) -> bool:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the zygote that most probes live in: it imports torch while pytest reads the tests, which do so too."""
+    """Start the zygote that most probes use: it imports torch while pytest collects the tests."""
     option = session.config.option
     if not (option.collectonly or option.inline or _asks_for(KIT, session.config)):
         _runner(session.config).warm()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check markers, put tests in the handout's order, keep what --stage and --exercise ask for."""
+    """Check markers, put tests in the handout's order, and keep those that --stage and --exercise select."""
     known = assignments.default().exercises
     order = {id: n for n, id in enumerate(known)}
     for item in items:
@@ -158,11 +158,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             verdicts.judging = Counter(judges(i)[0] for i in items if judges(i)[1] == "numerics")
     if not config.option.collectonly and not config.option.inline:
         for mode in sorted({m.kwargs["triton"] for i in items if (m := i.get_closest_marker("exercise"))}):
-            _runner(config).warm(mode)  # imports torch while pytest goes on
+            _runner(config).warm(mode)  # it imports torch in the background
 
 
 def _picks(config: pytest.Config) -> bool:
-    """Whether the session may hold a part of an exercise's tests only."""
+    """Whether the session may contain only some of an exercise's tests."""
     return bool(config.option.keyword or config.option.markexpr or any("::" in str(a) for a in config.args))
 
 
@@ -190,9 +190,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """What is timed has the machine's cores and GPUs for itself, as far as other timed tests go.
+    """Run a timed test alone: no other timed test uses the same cores and GPUs.
 
-    It takes a minute to tell that something is not faster, so it is not asked before all else of the exercise passes.
+    A timed test can take a minute to decide, so it runs only after all other tests of its exercise pass.
     """
     id, kind = judges(item)
     if kind != "timing":
@@ -209,9 +209,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`run(probe, *args, world=None, …)`: see runner.Runner. `run.trace(…)` also has what was seen from outside.
+    """`run(probe, *args, world=None, …)`: see runner.Runner. `run.trace(…)` returns each rank's whole trace.
 
-    Never calls the code under test here.
+    The code under test never runs in this process.
     """
     runner = _runner(request.config)
     id, _ = judges(request.node)
@@ -241,13 +241,13 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture
 def replaced(request: pytest.FixtureRequest) -> Callable[[list[str]], list[str]]:
-    """`replaced(ids)`: those of the needed exercises that do not pass: what measures bytes must allow for stand-ins."""
+    """`replaced(ids)`: which of these exercises do not pass. A test that measures bytes must allow for stand-ins."""
     verdicts = request.config.stash[VERDICTS]
     return lambda ids: [id for id in ids if not verdicts.passes(id)]
 
 
 def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed | None:
-    """The failure that needs no probe: nothing written yet, or a call that would be the answer itself."""
+    """The failure that the source alone shows: nothing written yet, or a forbidden call."""
     if stub := untouched(source / asked.file):
         return ProbeFailed("unwritten", stub)
     try:
@@ -261,13 +261,13 @@ def _known_from_source(source: Path, asked: assignments.Exercise) -> ProbeFailed
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> Rng:
-    """Draws of this test and case: the same for the same --seed."""
+    """Random draws of this test and case: the same for the same --seed."""
     return Rng(request.config.option.seed, request.node.nodeid.rpartition("/")[2])
 
 
 @pytest.fixture
 def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`expect(oracle, *args)`: the oracle's value, computed once for the same oracle and inputs, then kept on disk."""
+    """`expect(oracle, *args)`: the oracle's value, cached on disk by the oracle's source and inputs."""
     folder = Path(request.config.option.expect_cache)
 
     def expected(oracle: Callable[..., Any], *args: Any) -> Any:
@@ -287,7 +287,7 @@ def expect(request: pytest.FixtureRequest) -> Callable[..., Any]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn what happened to an exercise's test into a Result, and its text into what a person needs."""
+    """Turn the outcome of an exercise's test into a Result, and shorten pytest's report to its message."""
     report = yield
     if report.when == "setup":
         DECIDED.clear()
@@ -301,19 +301,19 @@ def pytest_runtest_makereport(
     item.config.stash[RESULTS].append(found)
     if found.outcome == "passed":
         keep(item.config.stash[NUMBERS].setdefault(found.exercise, {}), MEASURED)
-    told = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # a traceback of ours says less
-    if report.failed and (told or item.config.option.tbstyle in ("auto", "no")):
+    probe_failed = call.excinfo is not None and isinstance(call.excinfo.value, ProbeFailed)  # our traceback is no help
+    if report.failed and (probe_failed or item.config.option.tbstyle in ("auto", "no")):
         report.longrepr = found.message
     if found.reason == "unwritten":
         report.unwritten = True  # type: ignore[attr-defined]
-    if told:
-        report.when = "call"  # of a fixture, which ran it for several tests: each failed, none is in error
+    if probe_failed:
+        report.when = "call"  # a fixture may have run the probe: report a failure of the test, not an error
     return report
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Count tests that met a stub apart: nothing is wrong with what nobody has written. --tb=short shows each."""
+    """Count tests of stubs as "not attempted" instead of failed. --tb=short shows each."""
     if getattr(report, "unwritten", False) and report.when == "call" and config.option.tbstyle == "no":
         return "not attempted", "·", ("NOT ATTEMPTED", {"yellow": True})
     return None
@@ -332,7 +332,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         failed = {r.exercise for r in results if r.outcome == "failed"}
         selected = config.stash[SELECTED]
         half = {id: (n, selected[id]) for id, n in ran.items() if n < selected[id] and id not in failed}
-        write(terminalreporter, results, config, half)  # what Ctrl-C left half-run has not passed
+        write(terminalreporter, results, config, half)  # an interrupted exercise has not passed
         asked = config.stash.get(ASKED, {})
         rested = {id: on for id, (_, on) in asked.items() if id in ran and id not in half}
         remember(results, rested, {id: list(m.values()) for id, m in config.stash[NUMBERS].items()})

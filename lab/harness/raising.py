@@ -1,4 +1,4 @@
-"""Probes of bad input: records what a call raises, and answers a reference error where a rank raises."""
+"""Helpers for probes of bad input: record the exception that a call raises."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import nn
 
 
 def raised(call: Callable[[], object], text: bool = False) -> str:
-    """The name of what `call` raises, with text also what it says; "nothing" where it returns. What is not written yet
-    is raised on."""
+    """The name of the exception that `call` raises; "nothing" if it returns.
+
+    text: append the exception's text. NotImplementedError is raised again: the exercise is not written yet.
+    """
     try:
         call()
     except NotImplementedError:
@@ -24,7 +26,7 @@ def raised(call: Callable[[], object], text: bool = False) -> str:
 
 @contextlib.contextmanager
 def without_models() -> Iterator[None]:
-    """Inside, a model can be counted on paper alone."""
+    """Refuse to make modules inside the block, so that sizes must be computed without a model."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("this is counted on paper: from the sizes, without a model")

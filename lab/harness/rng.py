@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Rng:
-    """One stream of draws, the same for the same seed and name."""
+    """A stream of random draws, the same for the same seed and name."""
 
     def __init__(self, seed: str, name: str):
         digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()

@@ -22,7 +22,7 @@ def marks(path: Path) -> tuple[Mark, ...]:
     """The marks of a file in its order; each names its exercise by a string or by a constant of the file.
 
     Raises:
-        ValueError: a mark says its exercise or its kind in another way.
+        ValueError: a mark gives its exercise or its kind in another way.
     """
     tree = ast.parse(path.read_bytes())
     constants = dict(_constants(tree))
@@ -46,7 +46,7 @@ def _value(node: ast.expr, constants: dict[str, object]) -> object:
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, object]]:
-    """Names that a file gives literals: A = 1, and A, B = 1, 2."""
+    """Names to which a file assigns literals: A = 1, and A, B = 1, 2."""
     for node in (node for node in tree.body if isinstance(node, ast.Assign)):
         target, value = node.targets[0], node.value
         pairs = [(target, value)]

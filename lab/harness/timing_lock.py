@@ -1,8 +1,8 @@
 """Lets one timed test run at a time on a core or GPU, across graders and pytest sessions.
 
-A lock file a core and a GPU, in /tmp wherever a session keeps its own files; the kernel lets go when a holder dies.
-Cores are those that this process, and so what it starts, may run on: two sessions pinned apart do not wait.
-Anyone on the machine can hold such a lock, so the wait has an end.
+There is a lock file per core and per GPU, always in /tmp, so that all sessions find it. The kernel releases a lock when
+its holder dies. A session locks only the cores on which it may run, so sessions pinned to different cores do not wait
+for each other. Any user of the machine can hold such a lock, so the wait has a limit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path("/tmp")
-WAIT_S = 600.0  # for all places together: what some graders beside each other take for a timed test each
-_lost: set[str] = set()  # places that were waited for in vain, once and for all of this process
+WAIT_S = 600.0  # for all locks together: enough for a timed test of each of several graders
+_lost: set[str] = set()  # cores and GPUs whose lock this process never got; it does not wait for them again
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold every core and GPU of this process; waits for others that time something on one of them.
+    """Lock every core and GPU of this process; wait for other timed tests that use one of them.
 
-    Where there are no such locks, or no cores are told (macOS, Windows), nothing is held. Warns of what could not be
-    held within WAIT_S, and goes on: what is timed beside others is decided on pairs, or is inconclusive.
+    On macOS and Windows, which have no such locks or do not list cores, nothing is locked. After WAIT_S, warns about
+    locks it did not get, and goes on: comparisons are decided on pairs of times, or are inconclusive.
     """
     deadline = time.monotonic() + WAIT_S
     with contextlib.ExitStack() as held:
-        for name in _places():  # all in one order, or two could wait for each other
+        for name in _places():  # always in the same order, to avoid a deadlock
             if not held.enter_context(_locked(FOLDER / f"shardlings-{name}.lock", 0 if name in _lost else deadline)):
                 _lost.add(name)
                 warnings.warn(f"somebody held {name} for {WAIT_S:.0f} s: what is timed now may share it", stacklevel=2)
@@ -47,13 +47,16 @@ def _places() -> list[str]:
 
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[bool]:
-    """Whether the lock of one place came by then. One that another user has made can be held: to read it is enough."""
+    """Lock one file. Yields whether it got the lock by `deadline`.
+
+    Another user's lock file works too: read access is enough.
+    """
     try:
         import fcntl
 
         try:
             file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        except PermissionError:  # Linux keeps others' files in /tmp from being opened as if to make them
+        except PermissionError:  # Linux refuses O_CREAT for others' files in /tmp
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (ImportError, OSError):
         yield True

@@ -1,4 +1,4 @@
-"""The trace of one rank, recorded outside of its process. A test judges its values first, then the rest."""
+"""The trace of one rank, recorded outside its process. A test judges its values first, then the rest."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ if TYPE_CHECKING:
     from ..ranks.ledger import Row
     from ..ranks.rank_status import Gate
 
-# Measured on torch 2.13.0 (CPU), 2 cores, 12 runs of each probe: an empty one grows by 3 to 7 MiB, one that computes
-# next to nothing by 22 to 30 MiB (code of torch is read in page by page), and two runs of one probe differ by 2 to 4.
-START_BYTES = 36 << 20  # by which a process grows at most that computes next to nothing
-NOISE_BYTES = 8 << 20  # by which two runs of one probe differ at most; what is forbidden is four times as large
+# Measured on torch 2.13.0 (CPU), 2 cores, 12 runs of each probe. The process of an empty probe grows by 3 to 7 MiB. The
+# process of a tiny computation grows by 22 to 30 MiB, because torch's code is read in page by page. Two runs of one
+# probe differ by 2 to 4 MiB.
+START_BYTES = 36 << 20  # upper bound for the growth by a tiny computation
+NOISE_BYTES = 8 << 20  # upper bound for the difference of two runs; tests forbid at least four times as much
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank of one probe. Everything but `values` comes from outside of its process: the switch and the kernel."""
+    """One rank of one probe. The switch and the kernel record all but `values`, from outside the rank's process."""
 
     values: Any  # what the probe returned
-    peak_bytes: int  # how far the process grew above its size at the fork, by the kernel's books; -1: not known
+    peak_bytes: int  # growth of the process above its size at the fork, by the kernel; -1: not known
     seconds: float  # from the fork to the last answer of all ranks
-    messages: Sequence[Row] = ()  # what the switch carried for it, in the order in which it was issued
-    payloads: Sequence[torch.Tensor | None] = ()  # of each message; None where it was too large to be kept
-    gates: Sequence[Gate] = ()  # that it asked, in order
-    stood_still: Sequence[Row] = ()  # what it waited for while the switch kept the answer back
+    messages: Sequence[Row] = ()  # the rank's messages, in the order in which it issued them
+    payloads: Sequence[torch.Tensor | None] = ()  # of each message; None if it was too large to keep
+    gates: Sequence[Gate] = ()  # gates that the rank requested, in order
+    stood_still: Sequence[Row] = ()  # messages for which the rank waited while the switch delayed the answer
 
     def cut(self, names: Sequence[str]) -> list[list[dict]]:
-        """What the switch carried after each of these gates, until the next. Raises AssertionError for other gates."""
+        """Messages after each of these gates, until the next. Raises AssertionError if the rank used other gates."""
         asked = [gate.name for gate in self.gates]
         assert asked == [*names], f"expected to see {', '.join(names)}, saw {', '.join(asked) or 'nothing'}"
         ends = [*(gate.issued for gate in self.gates[1:]), len(self.messages)][: len(asked)]
@@ -41,9 +42,9 @@ class Trace:
         ]
 
     def grew(self, small: Trace) -> int:
-        """How far it grew beyond a run of the same probe on next to nothing; -1: not known.
+        """Bytes by which the process grew more than `small`, the same probe on tiny inputs; -1: not known.
 
-        A small run that was large for a purpose gains nothing: at most START_BYTES of it count.
+        At most START_BYTES of the small run count, so a solution gains nothing if it wastes memory there.
         """
         if min(self.peak_bytes, small.peak_bytes) < 0:
             return -1
@@ -53,7 +54,7 @@ class Trace:
 def sends(
     rows: Sequence[dict], want: Sequence, who: str, cause: str = "", fields: Sequence[str] = ("op", "elements")
 ) -> None:
-    """Assert that these messages, as `Trace.cut` has them, are the wanted ones, in order, by some of their fields."""
+    """Assert that these messages, from `Trace.cut`, are the expected ones, in order. Compares only `fields`."""
     sent = [[row[field] for field in fields] for row in rows]
     assert sent == [[*each] for each in want], (
         f"{who}: sent {sent or 'nothing'}, expected {[[*each] for each in want] or 'nothing'}{cause and f': {cause}'}"

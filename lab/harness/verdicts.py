@@ -1,7 +1,8 @@
-"""Decides whether a prerequisite passes, so that a stand-in can take its place where it does not.
+"""Decides whether a prerequisite passes; if not, a stand-in replaces it.
 
-A verdict comes from this run if its numerics have run here, else from a cache on disk keyed by everything it depends
-on, else its numerics are run first, in a pytest session of their own. Every session leaves its verdicts in that cache.
+If the exercise's numerics have run in this session, their results decide. Otherwise a cache on disk decides; its key
+digests everything that the result depends on. Otherwise the numerics run first, in a separate pytest session. Every
+session writes its verdicts to that cache.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from . import dependencies
 from .files import write_whole
 from .runner import Runner
 
-PROFILE = pytest.StashKey[assignments.Assignment]()  # with the exercises that are tested
+PROFILE = pytest.StashKey[assignments.Assignment]()  # the exercises that this session tests
 RESULTS = pytest.StashKey[list[Result]]()
 RUNNER = pytest.StashKey[Runner]()
-OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and so closes it
+OWNED = pytest.StashKey[bool]()  # whether this session made its runner, and must close it
 
 
 class Verdicts:
@@ -32,11 +33,11 @@ class Verdicts:
     def __init__(self, config: pytest.Config, runner: Runner, results: list[Result]):
         self.config, self.runner, self.results = config, runner, results
         self.folder = Path(config.option.expect_cache) / "verdicts"
-        self.stood_in: dict[str, list[str]] = {}  # exercise -> what was replaced in its tests
-        self.judging: dict[str, int] = {}  # exercise -> numerics in this session; what -k or :: picked does not count
+        self.stood_in: dict[str, list[str]] = {}  # exercise -> prerequisites that were replaced in its tests
+        self.judging: dict[str, int] = {}  # exercise -> its number of numeric tests; empty with -k or ::
 
     def stand_ins(self, id: str, wanted: list[str]) -> dict[str, str]:
-        """{object: stand-in} for those of `wanted` that do not pass. Raises ValueError for what `id` does not need."""
+        """{object: stand-in} for prerequisites in `wanted` that do not pass. Raises ValueError for any other id."""
         known = assignments.default().exercises
         if strangers := set(wanted) - needed(id):
             raise ValueError(f"replace: {id} does not need {', '.join(sorted(strangers))}")
@@ -62,7 +63,7 @@ class Verdicts:
         return kept.read_text(encoding="ascii") == "passed"
 
     def keep(self) -> None:
-        """Keep what this session found of exercises that others build on, so that no later one runs them for it."""
+        """Cache this session's verdicts on prerequisites, so that later sessions need not run them."""
         known = assignments.default().exercises
         for id in {need for other in known.values() for need in other.needs} & self.judging.keys():
             outcomes = self._outcomes(id)
@@ -81,7 +82,7 @@ class Verdicts:
             write_whole(path, b"passed" if passes else b"failed")
 
     def _ask(self, id: str) -> bool:
-        """Run the numerics of one exercise beside this session, with the same runner."""
+        """Run the numerics of one exercise in a nested pytest session, with the same runner."""
         option, inner = self.config.option, _Inner(self.runner)
         arguments = [
             str(ROOT / "tests" / id.partition(".")[0]), "--exercise", id, "--seed", option.seed, "--impl", option.impl,
@@ -102,7 +103,7 @@ VERDICTS = pytest.StashKey[Verdicts]()
 
 
 class Lent:
-    """A pytest plugin that lends a runner to the session it is given to, whose zygotes stay warm afterwards."""
+    """A pytest plugin that lends a runner to a session. The runner's zygotes stay warm afterwards."""
 
     def __init__(self, runner: Runner):
         self.runner = runner
@@ -115,7 +116,7 @@ class Lent:
 
 
 class _Inner(Lent):
-    """Takes the numerics alone."""
+    """Selects only the numeric tests."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [i for i in items if (m := i.get_closest_marker("exercise")) and m.kwargs["kind"] == "numerics"]

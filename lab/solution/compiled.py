@@ -1,7 +1,8 @@
-"""The code of a solution's files, compiled once for all the processes that run it.
+"""Compiles a solution's files once for all processes that run them.
 
-Ranks write no bytecode, since what one of them writes another would run. Each says which files it had to compile; a
-process of its own, in which nothing of them runs, compiles these once more, and ranks that are forked later have them.
+Ranks write no bytecode files, because one rank could then plant code that another runs. Each rank reports the files it
+had to compile. A separate process, which never runs the solution, compiles them again, and ranks that are forked later
+use that code.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from types import CodeType
 
 from . import framing
 
-MOST = 64  # files at a time
+MOST = 64  # files per call
 LIMIT = 1 << 20  # bytes of a file
 SECONDS = 2.0  # for all of them
 
-missed: list[str] = []  # what this process had to compile
-_kept: dict[str, tuple[tuple[int, int], bytes]] = {}  # by file: what it was compiled of, and its code
+missed: list[str] = []  # files that this process had to compile
+_kept: dict[str, tuple[tuple[int, int], bytes]] = {}  # by file: (mtime, size) when it was compiled, and its code
 _tried = set[str]()
 
 
 def code(path: str) -> CodeType | None:
-    """Of this file as it is now, if it is kept."""
+    """The compiled code of this file; None if there is none, or the file has changed since."""
     stamp, kept = _kept.get(path, (None, b""))
     if kept and stamp == _stamp(path):
         return marshal.loads(kept)
@@ -38,14 +39,14 @@ def code(path: str) -> CodeType | None:
 
 
 def keep(paths: Iterable[str], folder: str) -> None:
-    """Compile these files, of this folder, in another process, and keep their code. What takes too long is let be."""
+    """Compile these files of `folder` in another process, and keep their code. Skip files that take too long."""
     inside = os.path.realpath(folder) + os.sep
     new = [p for p in {*paths} - _tried if p.endswith(".py") and os.path.realpath(p).startswith(inside)][:MOST]
     if not new:
         return
     _tried.update(new)
     here, there = os.pipe()
-    # A signal's handler that raises while Python forks is not heard, and prints a traceback.
+    # If a signal handler raises during a fork, Python only prints a traceback, and the exception is lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     pid = os.fork()
     if pid == 0:

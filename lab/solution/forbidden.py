@@ -1,7 +1,7 @@
-"""Calls that would be the answer itself: an early error where the source names one.
+"""Finds forbidden names in a solution's source, for an early error. A forbidden call would be the answer itself.
 
-The list of an exercise stands in assignment.toml and in its chapter. Here the source is read, and not run: imports and
-dotted names as they are written. A call by any other way is refused when it is made, by lab.ranks.watch.
+Each exercise's forbidden names are listed in assignment.toml and in its chapter. This module reads imports and dotted
+names in the source, and does not run it. lab.ranks.watch refuses all other forbidden calls at run time.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from .impl import NAME
 from .source import Unreadable, parsed
 
-# An implementation is measured with these; reading or moving the needle is no way to solve an exercise.
+# The tests measure an implementation with these modules. A solution may neither read nor change the instruments.
 INSTRUMENTS = (
     "lab.measure", "lab.standins", "lab.ranks.group", "lab.ranks.ledger", "lab.ranks.waits",
     "lab.ranks.switch", "lab.ranks.port", "lab.solution.wire", "lab.harness.runner", "lab.harness.executor",
 )  # fmt: skip
-SPIES = (  # lead to the arguments and the instruments of a probe
+SPIES = (  # functions that give access to a probe's arguments and instruments
     "sys._getframe", "sys.setprofile", "sys.settrace", "inspect.currentframe", "inspect.stack", "gc.get_objects",
     "gc.get_referrers",
 )  # fmt: skip
 
 
 class ForbiddenCall(RuntimeError):
-    """The code under test called what the exercise asks to be written, or what is no business of a solution's."""
+    """The code under test called a function that the exercise forbids, or one that no solution may call."""
 
-    first: ForbiddenCall | None = None  # in this process: a solution that catches it is reported all the same
+    first: ForbiddenCall | None = None  # the first in this process: reported even if the solution catches it
 
     def __init__(self, *args: object):
         super().__init__(*args)
@@ -36,9 +36,9 @@ class ForbiddenCall(RuntimeError):
 
 
 def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
-    """Where `file`, or what it imports of its own, names something forbidden: ["ddp/naive.py:3: torch.…"].
+    """Find forbidden names in `file` and in the solution's files that it imports: ["ddp/naive.py:3: torch.…"].
 
-    Raises Unreadable where one of them cannot be read, and yet might run.
+    Raises Unreadable if a file cannot be parsed here but might run.
     """
     forbidden, found = (*names, *INSTRUMENTS, *SPIES), []
     for path, mentions in _sources(root, file).items():
@@ -51,12 +51,12 @@ def find(root: Path, file: str, names: Iterable[str]) -> list[str]:
 
 
 def reachable(root: Path, file: str) -> list[Path]:
-    """`file` and what it imports of its own, directly or not; packages on the way, too."""
+    """`file` and all files of the solution that it imports, directly or not, including packages' __init__.py."""
     return [*_sources(root, file)]
 
 
 def _sources(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
-    """The mentions of each file of the implementation that is loaded with `file`, or why it cannot be read."""
+    """For each file of the implementation that is loaded with `file`: its mentions, or why it cannot be read."""
     sources: dict[Path, list[tuple[int, str]] | str] = {}
     todo = [*_files(root, file.removesuffix(".py").split("/"))]
     while todo:
@@ -72,22 +72,22 @@ def _sources(root: Path, file: str) -> dict[Path, list[tuple[int, str]] | str]:
 
 
 def _files(root: Path, parts: list[str]) -> Iterator[Path]:
-    """Where a name of the implementation, and each that it is part of, may be defined."""
+    """Files that may define this dotted name of the implementation, or one of its packages."""
     yield root / "__init__.py"
     for n in range(1, len(parts) + 1):
         where = root.joinpath(*parts[:n])
         yield from (where.with_name(f"{where.name}.py"), where / "__init__.py")
 
 
-@functools.lru_cache(maxsize=512)  # every test asks this of the same few files
+@functools.lru_cache(maxsize=512)  # every test checks the same few files
 def _mentions(text: bytes, package: tuple[str, ...]) -> list[tuple[int, str]] | str:
-    """(line, dotted name) of all that a source imports, and of what it names in that."""
+    """(line, dotted name) of each import in a source, and of each use of an imported name."""
     try:
         nodes = [*ast.walk(parsed(text))]
     except Unreadable as error:
         return error.msg
     except SyntaxError:
-        return []  # it does not load either, and says so itself
+        return []  # loading the file will report the error
     found, means = list[tuple[int, str]](), dict[str, str]()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -106,7 +106,7 @@ def _mentions(text: bytes, package: tuple[str, ...]) -> list[tuple[int, str]] | 
 
 
 def _dotted(node: ast.expr, means: dict[str, str]) -> str:
-    """What an expression such as F.softmax stands for, "" where it does not begin with what was imported."""
+    """Resolve an expression such as F.softmax to its full name; "" if it does not begin with an imported name."""
     parts = list[str]()
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

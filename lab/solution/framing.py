@@ -1,4 +1,4 @@
-"""Messages on a pipe: a JSON header and blobs, each behind its length. The two ends need not trust each other."""
+"""Messages on a pipe: a JSON header and blobs, each preceded by its length. The ends need not trust each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 _LENGTH = struct.Struct("<Q")
 HEADER_LIMIT = 8 << 20
 BLOB_LIMIT = 1 << 30
-PROBE, GIVE_UP = b"P", b"G"  # the byte before a request, with the ranks' sockets; and that no waiting will help
+PROBE, GIVE_UP = b"P", b"G"  # PROBE precedes a request and carries the ranks' sockets; GIVE_UP reports a deadlock
 FORGED = "an answer that did not come from the probe"
 
 

@@ -1,8 +1,7 @@
 """Loads an implementation (student, reference, a path, a submission) as the package `impl`.
 
-`impl.ddp.naive` is imported when it is first asked for, so a file that does not load costs only its own exercise.
-An object can be *replaced*: right after its defining module has executed, and before anyone imports from it, the
-object is rebound to a stand-in.
+`impl.ddp.naive` is imported on first access, so a file that does not load fails only its own exercise. An object can be
+*replaced*: after its module has executed, and before other modules import from it, its name is rebound to a stand-in.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ NAME = "impl"
 
 
 class ImplementationNotFound(FileNotFoundError):
-    """A module of the implementation was asked for that has no file."""
+    """A module of the implementation has no file."""
 
 
 def folder_of(name: str) -> Path:
-    """Of an implementation, as --impl names it."""
+    """The folder of an implementation. name: as for --impl."""
     return ROOT / name if name in ("student", "reference") else Path(name)
 
 
 def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | None = None) -> ModuleType:
-    """The implementation in folder `path` as package `impl`; modules load on first attribute access.
+    """Load the implementation in folder `path` as package `impl`; its modules load on first attribute access.
 
     replace: by object ("ddp/naive.py:NaiveDDP"), a function that takes the executed module and returns the stand-in.
     """
@@ -46,7 +45,7 @@ def load(path: str | Path, replace: Mapping[str, Callable[[ModuleType], Any]] | 
 def unload() -> None:
     """Forget the implementation, so that the next `load` starts from its files."""
     if not any(isinstance(f, _Finder) for f in sys.meta_path):
-        return  # and a fork that asked all modules for their names would copy the pages these are on
+        return  # without this, a forked child would read all module names, and so copy their memory pages
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _Finder)]
     for name in [n for n in sys.modules if n == NAME or n.startswith(f"{NAME}.")]:
         del sys.modules[name]
@@ -74,7 +73,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _by_attribute(module: ModuleType) -> None:
-    """Let `impl.ddp.naive` import itself on first access."""
+    """Import submodules, such as `impl.ddp.naive`, on first access."""
 
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):
@@ -83,7 +82,7 @@ def _by_attribute(module: ModuleType) -> None:
         if importlib.util.find_spec(full) is None:
             relative = full.partition(".")[2].replace(".", "/")
             raise ImplementationNotFound(
-                f"{relative}.py is missing: it should be beside the other exercises, be it as a stub"
+                f"{relative}.py is missing: it should be beside the other exercises, at least as a stub"
             )
         return importlib.import_module(full)
 
@@ -91,7 +90,7 @@ def _by_attribute(module: ModuleType) -> None:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Of a file, or of a folder's __init__.py, which may be missing, as when a student hands in the files alone."""
+    """Loads a file, or a folder's __init__.py. That may be missing if a student hands in only the exercises' files."""
 
     def __init__(self, fullname: str, path: str, changes: dict[str, Callable[[ModuleType], Any]]):
         super().__init__(fullname, path)
@@ -105,7 +104,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         try:
             super().exec_module(module)
-        except BaseException as error:  # says so: it is an import that failed, not an answer that is wrong
+        except BaseException as error:  # mark the error as a failed import, not a wrong result
             error.while_loading = module.__name__  # type: ignore[attr-defined]
             raise
         if hasattr(module, "__path__"):

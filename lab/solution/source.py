@@ -1,18 +1,18 @@
-"""Parses submitted source. A file that cannot be parsed is refused by itself, and costs no other file anything."""
+"""Parses submitted source. A file that cannot be parsed is refused; other files are not affected."""
 
 from __future__ import annotations
 
 import ast
 
-LIMIT = 1 << 18  # bytes of one file: many times what a solution has
+LIMIT = 1 << 18  # bytes of one file: many times the size of a solution
 
 
 class Unreadable(SyntaxError):
-    """What Python may run, and nobody who reads before it runs can follow."""
+    """Python may run this source, but it is too long or too deeply nested to be checked first."""
 
 
 def parsed(source: str | bytes) -> ast.Module:
-    """Its tree. Raises SyntaxError, and of that Unreadable for what is too long or nests too deep; nothing else."""
+    """Parse a source. Raises only SyntaxError; its subclass Unreadable if it is too long or too deeply nested."""
     if len(source) > LIMIT:
         raise Unreadable(f"expected a source of at most {LIMIT >> 10} KiB, got {len(source) >> 10}; shorten it")
     try:

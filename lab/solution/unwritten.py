@@ -1,4 +1,4 @@
-"""Finds files that still are the stubs, from the source alone, without running a probe."""
+"""Finds files that are still stubs, from the source alone, without running a probe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from .source import parsed
 
 
 def untouched(file: Path) -> str:
-    """What the first stub in `file` says, if it and all functions beside it are stubs; "" otherwise.
+    """The message of the first stub in `file`, if all its functions are stubs; "" otherwise.
 
-    A stub raises NotImplementedError, or is a kernel that does not compile, and does nothing else; what is @provided
-    does not count.
+    A stub only raises NotImplementedError, or is a kernel with a failing static_assert. @provided code does not count.
     """
     try:
         tree = parsed(file.read_bytes())
@@ -23,7 +22,7 @@ def untouched(file: Path) -> str:
 
 
 def written(file: Path) -> bool:
-    """Whether there is such a file, and it is not as the student got it."""
+    """Whether the file exists, and is no longer a stub."""
     return file.is_file() and not untouched(file)
 
 
@@ -35,12 +34,12 @@ def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunction
                 continue
             found += _functions(node.body) if isinstance(node, ast.ClassDef) else [node]
         elif not isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign):
-            return []  # something runs here: not as it was given
+            return []  # other code runs here: the file was changed
     return found
 
 
 def _says(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The message of a stub's NotImplementedError or static_assert, or "" if it is none."""
+    """The message of a stub's NotImplementedError or static_assert; "" if the function is no stub."""
     body = function.body
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]  # the docstring
@@ -48,5 +47,5 @@ def _says(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         case [ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError"), args=[ast.Constant(value=str(text))]))]:
             return text
         case [ast.Expr(ast.Call(func=ast.Attribute(attr="static_assert"), args=[ast.Constant(value=False), message]))]:
-            return str(message.value) if isinstance(message, ast.Constant) else ""  # a kernel's
+            return str(message.value) if isinstance(message, ast.Constant) else ""  # a kernel
     return ""
