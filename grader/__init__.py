@@ -1,1 +1,1 @@
-"""The instructor's side: grades submissions without trusting their process."""
+"""The instructor's side: grades submissions without trusting the process that runs a student's code."""

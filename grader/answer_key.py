@@ -1,8 +1,8 @@
-"""What is right, worked out: one function a question, named after it, called with the numbers of its `given`.
+"""Computes the right answer to each written question: one function per question, called with the question's `given`.
 
-Nothing here is a stored constant or the student's own formula again where something can be played, counted or measured:
-the simulated GPU, lab's own model on paper, the memory meter, the cost functions, and the ledger of the reference.
-Values are in base units (bytes, seconds, a share of 1), a choice is its letter.
+Each function has the name of its question. Where possible it simulates, counts or measures the answer (simulated GPU,
+memory meter, cost functions, ledger of the reference) instead of repeating the formula that a student would use.
+Values are in base units: bytes, seconds, a fraction of 1. A multiple-choice answer is its letter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lab.model.transformer import SIZES, Config, Transformer
 
 @functools.cache
 def truth(id: str) -> float | str:
-    """The right answer to a question that is no prose. Raises KeyError for one that nothing is known of."""
+    """The right answer to a question that is not prose. Raises KeyError if no function here computes it."""
     return globals()[_name(id)](**default().questions[id].given)
 
 
@@ -48,7 +48,7 @@ def benchmarking_mfu(batch: int, context: int, seconds: float, tflops: float) ->
 
 
 def _forward_flops(config: Config, batch: int, context: int) -> float:
-    """2 FLOPs a weight and token, and half of attention's square; a kit test counts the real model's products."""
+    """2 FLOPs per weight and token, plus the causal half of attention; a kit test counts the real model's products."""
     c = config
     block = 2 * c.width**2 + 2 * c.width * c.kv_heads * c.dim + 3 * c.width * c.hidden
     weights = c.layers * block + c.width * c.vocabulary
@@ -96,7 +96,7 @@ def ddp_flat_gain(tensors: int, mb: float, ranks: int, latency_us: float, gbps: 
 
 def zero_devices(billions: float, gb: float) -> float:
     ranks = 1
-    while (2 + 2 + 12 / ranks) * billions > gb:  # parameters, gradients; float32 masters and two moments in shares
+    while (2 + 2 + 12 / ranks) * billions > gb:  # GB: parameters, gradients; sharded float32 masters and two moments
         ranks += 1
     return ranks
 
@@ -110,7 +110,7 @@ def zero_step_bytes(ranks: int) -> float:
 
 
 def fsdp_step(impl: Any) -> float:
-    """A probe: the bytes that this rank sends in one step of the reference's FSDP, from the ledger."""
+    """A probe: how many bytes this rank sends in one step of the reference's FSDP, from the ledger."""
     from lab.ranks.group import ledger
 
     torch.manual_seed(0)
@@ -124,7 +124,7 @@ def fsdp_step(impl: Any) -> float:
 
 
 def mesh_across(width: int, hidden: int, degree: int, tokens: int) -> str:
-    """SwiGLU's three matrices and four of attention; a tensor rank has its part of them, and all tokens."""
+    """A tensor rank holds 1/degree of SwiGLU's three matrices and attention's four, and computes all tokens."""
     weights, activations = 2 * (3 * width * hidden + 4 * width**2) / degree, 2 * tokens * width
     data = ring_cost("all_reduce", weights, degree, 0.0, 1.0)
     tensor = 4 * ring_cost("all_reduce", activations, degree, 0.0, 1.0)
@@ -133,7 +133,7 @@ def mesh_across(width: int, hidden: int, degree: int, tokens: int) -> str:
 
 
 def mesh_tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> float:
-    tokens, ranks = 4096, 1  # both sides grow with the tokens: any number does
+    tokens, ranks = 4096, 1  # tokens cancel: both sides are proportional to them
     while True:
         gathered = ring_cost("all_gather", 2 * tokens * width / (ranks + 1), ranks + 1, 0.0, 1e-9 / gbps)
         scattered = ring_cost("reduce_scatter", 2 * tokens * width / (ranks + 1), ranks + 1, 0.0, 1e-9 / gbps)
@@ -143,6 +143,6 @@ def mesh_tensor_limit(width: int, hidden: int, tflops: float, gbps: float) -> fl
 
 
 def mesh_fsdp_limit(width: int, hidden: int, ranks: int, tflops: float, gbps: float) -> float:
-    """Gathering A and B, 2 bytes a number, against 2 FLOPs a number and token."""
+    """Compare gathering A and B (2 bytes per number) with 2 FLOPs per number and token."""
     part = 2 * 2 * width * hidden / ranks
     return ring_cost("all_gather", part, ranks, 0.0, 1e-9 / gbps) * 1e12 * tflops / (4 * width * hidden)

@@ -1,6 +1,6 @@
-"""What a folder, a .zip or a .tar.gz from a stranger holds: first the list of members, then the bytes of some.
+"""Reads an untrusted folder, .zip or .tar.gz: first the list of members, then the bytes of selected members.
 
-Every source checks names the same way and reads with a budget, whatever sizes the headers claim.
+Every source checks names the same way. It limits the bytes that it reads, whatever sizes the headers claim.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .errors import Wrong
 
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 _MEMBERS = 50_000  # of any kind; .git and caches have many
-# What a broken archive makes these modules raise
+# Exceptions that zipfile, tarfile, gzip and zlib raise for a broken archive
 _BROKEN = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError,
     ValueError, KeyError, IndexError, OverflowError,
@@ -32,7 +32,7 @@ _BROKEN = (
 
 
 class SubmissionError(Wrong):
-    """A submission cannot be taken; the line names the member."""
+    """The submission cannot be unpacked; the message names the member."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class UnpackLimits:
 
 @dataclass(frozen=True)
 class Member:
-    name: str  # as the source knows it
-    kind: str  # "file", "folder", or what it is instead
+    name: str  # as the archive or folder spells it
+    kind: str  # "file", "folder", or words for anything else: "a symbolic link"
     parts: tuple[str, ...]  # () when the name is unsafe
     problem: str  # why the name is unsafe; else ""
-    size: int = 0  # as its header claims
+    size: int = 0  # bytes, as the header claims
 
     @property
     def shown(self) -> str:
         return _shown(self.name)
 
 
-Entry = tuple[str, str, int, Callable[[], bytes]]  # name, kind, size as its header claims, how to read it
+Entry = tuple[str, str, int, Callable[[], bytes]]  # name, kind, size that the header claims, function that reads it
 
 
 class Source(ABC):
@@ -65,7 +65,7 @@ class Source(ABC):
         self.path, self.limits = path, limits
 
     def members(self) -> Iterator[Member]:
-        """Everything in it. Raises SubmissionError when it is no such archive, or a bomb."""
+        """All members. Raises SubmissionError if the archive is broken or unpacks to too much."""
         with self._blaming(self.path.name):
             for count, (name, kind, size, _) in enumerate(self._entries()):
                 if count >= _MEMBERS:
@@ -73,7 +73,7 @@ class Source(ABC):
                 yield _checked(name, kind, size)
 
     def read(self, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-        """(name, content) of each wanted member. Raises SubmissionError where they are too many bytes in all."""
+        """(name, content) of each wanted member. Raises SubmissionError if the total exceeds limits.total_bytes."""
         total = 0
         with self._blaming(self.path.name):
             for name, kind, _, read in self._entries():
@@ -88,7 +88,7 @@ class Source(ABC):
 
     @abstractmethod
     def _entries(self) -> Iterator[Entry]:
-        """Every member; it is read, if at all, before the next one is asked for."""
+        """Every member. The caller reads a member before it asks for the next one, or never."""
 
     def _content(self, name: str, stream: IO[bytes], size: int | None = None) -> bytes:
         content = stream.read(self.limits.file_bytes + 1)
@@ -100,7 +100,7 @@ class Source(ABC):
 
     @contextlib.contextmanager
     def _blaming(self, name: str) -> Iterator[None]:
-        """Turn what a broken source raises into one line that names the member."""
+        """Turn the exceptions of a broken archive into one line that names the member."""
         try:
             yield
         except SubmissionError:
@@ -111,12 +111,12 @@ class Source(ABC):
 
 
 def _shown(name: str) -> str:
-    """A name for a message, on one line whatever it holds."""
+    """The name escaped and shortened, so that it fits on one line of a message."""
     return repr(name)[1:-1][:120]
 
 
 def open_source(path: Path, limits: UnpackLimits) -> Source:
-    """The source for a path. Raises SubmissionError for a link, or a file of another kind."""
+    """The reader for a path. Raises SubmissionError for a link or an unknown kind of file."""
     if path.is_symlink():
         raise SubmissionError(f"{path.name}: expected a folder or an archive, it is a link; give its target instead")
     name = path.name.lower()
@@ -140,7 +140,7 @@ class _Folder(Source):
                     if not entry.is_dir(follow_symlinks=False):
                         about = entry.stat(follow_symlinks=False)
                         kind, size = _kind_of(about.st_mode), about.st_size
-                    elif not entry.name.startswith("."):  # .git, .venv: not entered, left out as one
+                    elif not entry.name.startswith("."):  # do not enter .git or .venv: each counts as one member
                         if name.count("/") >= 30:
                             continue
                         name, kind = f"{name}/", "folder"
@@ -178,7 +178,7 @@ class _Zip(Source):
         return content
 
     def _check_directory(self) -> None:
-        """zipfile loads the whole directory into memory: look at its size first, where the format has it."""
+        """zipfile loads the zip's whole directory into memory: check first how large the file says it is."""
         with open(self.path, "rb") as stream:
             stream.seek(max(0, self.path.stat().st_size - 66_000))
             tail = stream.read()
@@ -197,7 +197,7 @@ class _Tar(Source):
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for info in archive:
                     yield info.name, _tar_kind(info), info.size, functools.partial(self._read, archive, info)
-                    archive.members = []  # type: ignore[attr-defined]  # the module would keep every one in memory
+                    archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every member in memory
 
     def _read(self, archive: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
         stream = archive.extractfile(info)
@@ -206,7 +206,7 @@ class _Tar(Source):
 
 
 class _Budget(io.RawIOBase):
-    """A stream that refuses to give more than a sane archive of this size holds."""
+    """A stream that raises when an archive unpacks to far more bytes than its size justifies."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: Path, limits: UnpackLimits):
         self.stream, self.path, self.given = stream, path, 0
@@ -221,7 +221,7 @@ class _Budget(io.RawIOBase):
 
 
 def _checked(name: str, kind: str, size: int) -> Member:
-    """The parts of a name, or why it may not be used."""
+    """A Member with the parts of its name, or with the reason why the name is unsafe."""
     parts = tuple(p for p in name.split("/") if p not in ("", "."))
     problem = ""
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):

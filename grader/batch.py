@@ -1,4 +1,4 @@
-"""Grades many submissions: each in boxes of its own, judged by workers, written down one by one as they end."""
+"""Grades many submissions in parallel workers, each submission in its own sandboxes; records each as it finishes."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from .submissions import Submission, SubmissionError, hash_of, unpack
 
 @dataclass(frozen=True)
 class Settings:
-    """What every submission of a run is graded with."""
+    """Settings that all submissions of a run share."""
 
     seed: str
     ids: tuple[str, ...]
     isolation: str
-    cache: str  # where expected values are kept: computed once a class
-    questions: tuple[str, ...] = ()  # the written ones that are asked
-    limit_s: float = 7200.0  # for the probes of one submission; honest ones take minutes, ten times that on busy cores
+    cache: str  # folder of expected values, which are computed once per class
+    questions: tuple[str, ...] = ()  # ids of the written questions
+    limit_s: float = 7200.0  # for all probes of one submission; honest ones take minutes, on busy cores ten times that
 
 
 def grade_all(
     submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None],
     before: AllGraded | None = None,
 ) -> Iterator[tuple[Submission, str]]:  # fmt: skip
-    """Grade them, calling done(graded) as each ends; yields (submission, why) for those that could not be judged.
+    """Grade all submissions; call done(graded) for each. Yields (submission, reason) where judging itself failed.
 
-    before: by name, what was graded earlier; of it only what `judged` marks is judged again. Each worker has a pool of
-    its own, so one that dies takes no other submission with it; its own is tried once more, alone. `cluster.grade_on`
-    does the same by a cluster's jobs.
+    before: earlier grades by name; only the exercises that `Graded.judged` marks are judged again. Each worker is a
+    pool of one process, so a worker that dies loses only its own submission, which is tried once more, alone.
+    `cluster.grade_on` does the same with jobs of a cluster.
     """
     before = before or {}
     waiting, suspects, died = deque(submissions), deque[Submission](), set[Submission]()
@@ -63,7 +63,7 @@ def grade_all(
                 try:
                     future = pool.submit(grade_one, submission, settings, before.get(submission.name))
                     running[future] = waiting.popleft(), pool
-                except BrokenProcessPool:  # it died idle
+                except BrokenProcessPool:  # the worker died while it was idle
                     idle.append(_pool())
             for future in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
                 submission, pool = running.pop(future)
@@ -72,11 +72,11 @@ def grade_all(
                     done(future.result())
                 except BrokenProcessPool:
                     if submission in died:
-                        yield submission, "what judged it died, twice; is there memory enough?"
+                        yield submission, "the worker that judged it died twice; is there enough memory?"
                     else:
                         died.add(submission)
                         suspects.append(submission)
-                except Exception as error:  # one that cannot be judged must not stop the others
+                except Exception as error:  # one failure must not stop the other submissions
                     yield submission, f"{type(error).__name__}: {error}"
     finally:
         for pool in (*idle, *(pool for _, pool in running.values())):
@@ -85,9 +85,10 @@ def grade_all(
 
 
 def grade_one(submission: Submission, settings: Settings, before: Graded | None = None) -> Graded:
-    """Unpack, box, judge. What a submission may do wrong ends in its Graded, never in an exception.
+    """Unpack, start the sandbox, judge. Faults of a submission are recorded in its Graded and never raise.
 
-    before: as graded earlier: kept, but for what it marks to be judged again and what depends on how that went.
+    before: the earlier grade. It is kept, except for exercises that `before.judged` marks to be judged again, and
+    exercises that depend on one whose verdict changed.
     """
     from lab.harness.runner import Runner
 
@@ -97,7 +98,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
 
     start = time.monotonic()
     if not submission.path.exists():
-        raise FileNotFoundError(f"expected it at {submission.path}, it is gone; put it back and go on")
+        raise FileNotFoundError(f"expected it at {submission.path}, it is gone; put it back and run again")
     with tempfile.TemporaryDirectory(prefix=owner_tag()) as folder:
         try:
             unpacked = unpack(submission, Path(folder) / "impl")
@@ -105,7 +106,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
             return Graded(submission.name, str(submission.path), status="refused", message=str(error))
         hash = hash_of(unpacked.root)
         if before and (before.status == "refused" or before.hash != hash):
-            before = None  # other code than then: nothing of it can be kept
+            before = None  # the code changed: judge everything again
         with Sandbox(settings.isolation, unpacked.root, ROOT) as box:
             allowed = cs336.allowed(unpacked.edition)
             runner = Runner(SandboxExecutor(box, unpacked.root), limit_s=settings.limit_s, allowed=allowed)
@@ -120,7 +121,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
                 runner.close()
             notes = [*unpacked.notes, *dict.fromkeys(box.notes)]
         flags = [*_flags(results, unpacked.edition)]
-        if unpacked.edition:  # a fork's files lie behind the bridge, where the search by stage does not look
+        if unpacked.edition:  # the search for forbidden names skips a fork's own files
             flags += [Flag("reads the instruments", line) for line in cs336.borrowed(unpacked.root)]
         answers, unread = written.judge(unpacked.root, settings.questions)
         graded = Graded(
@@ -131,7 +132,7 @@ def grade_one(submission: Submission, settings: Settings, before: Graded | None 
 
 
 def _anew(before: Graded, ids: Collection[str], judge: Callable[[Collection[str]], list[Result]]) -> list[Result]:
-    """Results of what is marked to be judged again; where a verdict turned, also of all that builds on it."""
+    """Judge the marked exercises again; where a verdict changed, also every exercise that builds on that one."""
     todo = {id for id in ids if before.judged.get(id, 0) is None}
     results: list[Result] = []
     while todo:
@@ -148,31 +149,31 @@ def _passes(results: Collection[Result], id: str) -> bool:
 
 
 def _kept(before: Graded, graded: Graded) -> Graded:
-    """What was graded earlier, with the exercises in its place that were judged now."""
+    """The earlier grade, with the exercises that were judged now replaced."""
     anew = {r.exercise for r in graded.results} | {id for id, run in before.judged.items() if run is None}
     stale = list(_flags([r for r in before.results if r.exercise in anew]))
     graded.results = [*(r for r in before.results if r.exercise not in anew), *graded.results]
     graded.flags = list(dict.fromkeys([*(f for f in before.flags if f not in stale), *graded.flags]))
     graded.notes = list(dict.fromkeys([*before.notes, *graded.notes]))
     graded.judged = {id: run for id, run in before.judged.items() if id not in anew}
-    graded.seconds = before.seconds  # of the whole
+    graded.seconds = before.seconds  # the time of the full grading
     return graded
 
 
 def _flags(results: list, edition: str = "") -> Iterator[Flag]:
-    """Evidence for a person: a flag never changes a grade. One a kind and exercise: its other tests say the same.
+    """Evidence for a person to judge; a flag never changes a grade. At most one flag per kind and exercise.
 
-    edition: of a CS336 fork, which was written for other tests: it is flagged for what it forges, and nothing else.
+    edition: set for a CS336 fork. It was written for other tests, so it is flagged for forged answers only.
     """
-    told = set()
-    for r in [r for r in results if r.kind in KINDS]:  # what is advisory asks for more than was promised
+    flagged = set()
+    for r in [r for r in results if r.kind in KINDS]:  # advisory tests ask more than the fork's course does
         kind = _KINDS_OF_FLAGS.get(r.reason, "")
         if r.reason == "refused" and FORGED in r.message:
             kind = "forged answer"
         elif not kind and r.outcome == "failed" and r.public == "passed" and r.reason != "hung":
             kind = "fits the public inputs only"
-        if kind and (kind, r.exercise) not in told and (kind == "forged answer" or not edition):
-            told.add((kind, r.exercise))
+        if kind and (kind, r.exercise) not in flagged and (kind == "forged answer" or not edition):
+            flagged.add((kind, r.exercise))
             yield Flag(kind, f"{r.id}: {r.message}")
 
 
@@ -188,16 +189,16 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def settle(grader: int) -> None:
-    """A worker ends with its grader, and leaves Ctrl-C to it."""
+    """Make this worker die with its grader, and ignore Ctrl-C, which the grader handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != grader:  # it ended before we asked to be told
+    if os.getppid() != grader:  # the grader ended before prctl took effect
         os._exit(1)
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """Stop at once: a worker in the middle of a submission has recorded nothing of it."""
+    """Stop at once; nothing half-recorded remains, because a submission is recorded only when it is finished."""
     workers = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:

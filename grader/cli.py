@@ -62,17 +62,17 @@ def grade(
     layout: Annotated[str, typer.Option(help="auto, stages, or cs336: forks of that course's assignment 2.")] = "auto",
     isolation: Annotated[str | None, typer.Option(help="bubblewrap (default), uid, or process.")] = None,
     seed: Annotated[str | None, typer.Option(help="The secret seed; default: the gradebook's, else random.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time; on a cluster, of each track.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest run: grade what it lacks.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time; on a cluster, per track.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the latest run: grade what it lacks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the grades as JSON and nothing else.")] = False,
-    cluster: Annotated[str | None, typer.Option(help="Judge in jobs of slurm, or of this machine: local.")] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="On a cluster: GPUs of a job of the gpu track; 0: none.")] = 0,
+    cluster: Annotated[str | None, typer.Option(help="Judge in jobs of slurm, or local: on this machine.")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="On a cluster: GPUs per job of the gpu track; 0: none.")] = 0,
     slurm: Annotated[
         list[str] | None,
         typer.Option(help="An option of sbatch, as partition=teaching, or gpu.partition=h100; may be given again."),
     ] = None,
 ) -> None:
-    """Grade submissions: gradebook, a page for each, Gradescope's results.json, CSV."""
+    """Grade submissions: write the gradebook, a page for each, Gradescope's results.json, and CSV."""
     from . import batch, fingerprint, layouts, received, schedulers, submissions
     from .gradebook import Gradebook
     from .sandbox import choose
@@ -148,9 +148,9 @@ def regrade(
     out_folder: Out = Path("out"),
     jobs: Annotated[int, typer.Option(min=1, help="Submissions judged at a time.")] = 1,
 ) -> None:
-    """Judge again what is asked for, or what rests on something that changed; keep the rest. Goes on after a crash.
+    """Judge again the named exercises, or those that a change affects; keep the rest. Continues after a crash.
 
-    It judges on this machine, also what a cluster graded.
+    It judges on this machine, even if a cluster graded the run.
     """
     from . import fingerprint
     from . import regrade as r
@@ -198,7 +198,7 @@ app.add_typer(decide.rubric, name="rubric")
 
 
 def _begin(book: Any, layout: str, **how: Any) -> int:
-    """Start a run by the assignment and the kit as they are now; how: what else `Gradebook.start_run` takes."""
+    """Start a run and record the present assignment and kit; how: further arguments of `Gradebook.start_run`."""
     from . import fingerprint
 
     rests_on = {"assignment": fingerprint.whole(), "manifest": fingerprint.manifest(layout)}
@@ -206,7 +206,7 @@ def _begin(book: Any, layout: str, **how: Any) -> int:
 
 
 def _same_class(run: Any, folder: Path, profile: str, layout: str, isolation: str, seed: str | None) -> str:
-    """The layout of a run that is gone on with or joined. Raises Wrong where it was begun otherwise."""
+    """The layout of the run to continue. Raises Wrong if that run was started with other options."""
     fits = "auto" in (layout, run.layout) or run.layout.startswith(layout)
     if (profile, isolation) == (run.profile, run.isolation) and fits and seed in (None, run.seed):
         return str(run.layout)
@@ -220,9 +220,9 @@ def _judge(
     book: Any, run_id: int, isolation: str, found: list[Any], todo: list[Any], jobs: int, how: str, *,
     again: bool = False, quiet: bool = False, nodes: Any = None,
 ) -> list[str]:  # fmt: skip
-    """Grade what of `found` is to do, written down one by one; returns a line for each that could not be judged.
+    """Grade the submissions in `todo` and record each; return one line for each that could not be judged.
 
-    Ctrl-C ends the grader: `how` says how to go on.
+    found: all submissions, for the progress bar. Ctrl-C ends the grader with a message; `how` says how to continue.
     """
     from . import batch
     from .cluster import grade_on
@@ -258,7 +258,7 @@ def _judge(
 
 
 def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
-    """Return the earlier grade of a student whose new archive is refused, with a note that it counts; None if none."""
+    """Return a student's earlier grade, with a note that it still counts, if the new archive is refused; else None."""
     base = max((r.id for r in book.runs() if r.id < run_id), default=0)
     g = book.graded(base).get(refused.name)
     if g is None or g.status == "refused":
@@ -269,7 +269,7 @@ def _graded_before(book: Any, run_id: int, refused: Any) -> Any:
 
 
 def _undone(found: list[Any], have: dict[str, Any]) -> list[Any]:
-    """Those of which a run has nothing, or what an earlier one said."""
+    """Submissions that this run has not graded yet, or of which it marks exercises to be judged again."""
     return [s for s in found if s.name not in have or None in have[s.name].judged.values()]
 
 
@@ -285,9 +285,9 @@ def _refused(graded: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], now: Collection[str]) -> None:
-    """Points by submission, a column per stage.
+    """Print the points of each submission, and the refused ones.
 
-    now: the submissions that this call was given; the others were graded by earlier calls.
+    now: names of the submissions given to this command; earlier commands graded the others.
     """
     rows = class_summary(graded, assignment, ids).rows
     out.print(_table(rows, assignment, ids))
@@ -302,17 +302,17 @@ def _show(graded: dict[str, Any], assignment: Assignment, ids: tuple[str, ...], 
 
 
 def _table(rows: Sequence[ClassRow], assignment: Assignment, ids: tuple[str, ...]) -> Table:
-    """Points by submission: a column per exercise where the terminal is wide enough, else per stage."""
+    """A row per submission; a column per exercise if the terminal is wide enough, else per stage."""
     by_exercise = {id.replace(".", ".\n"): [id] for id in ids}
     by_stage: dict[str, list[str]] = defaultdict(list)
-    for id in ids:  # a stage's name is on narrow lines
+    for id in ids:  # break stage names, to keep columns narrow
         by_stage[assignment.exercises[id].stage.replace("_", "_\n").replace("benchmarking", "bench-\nmarking")] += [id]
     wide, narrow = (_of_columns(rows, assignment, columns) for columns in (by_exercise, by_stage))
     return wide if out.measure(wide, options=out.options.update(width=10_000)).maximum <= out.width else narrow
 
 
 def _of_columns(rows: Sequence[ClassRow], assignment: Assignment, columns: Mapping[str, list[str]]) -> Table:
-    """columns: by heading, the exercises whose points it adds up. Only a submission's name may be wrapped."""
+    """columns: heading → the exercises whose points it sums. Only the names of submissions may wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("submission", overflow="fold", vertical="bottom")
     decided = any(row.grade.adjusted or row.grade.late for row in rows)

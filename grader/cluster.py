@@ -1,9 +1,9 @@
-"""Past one machine: submissions are judged by jobs of a cluster, and what they earn comes back as files.
+"""Grades on more than one machine: jobs of a cluster judge submissions, and their results come back as files.
 
-A job judges one submission on one track. To it travel our own function and plain settings, pickled by submitit; the
-sandbox starts inside the job; back comes one JSON file, there whole or not at all. Caps on arrays and the requeueing
-of what a failing node held are Slurm's own. A job that is gone without a result is handed over again, and
-`jobs.json` remembers which there are, so that after `kill -9` the next head finds them.
+A job judges one submission on one track (cpu or gpu). submitit pickles our function and plain settings into the job;
+the sandbox starts inside the job. The job writes one JSON file, atomically. Slurm itself limits how many jobs of an
+array run, and requeues jobs of a failing node. We submit a job again if it disappeared without a result. `jobs.json`
+lists the jobs, so that a new grader finds them after the old one was killed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from .schedulers import Cluster, Local, Slurm, alive, start
 from .submissions import Submission
 
 TRIES = 3  # jobs for one result
-NOT_AGAIN = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # ended by what it was given: another job would end alike
+NOT_AGAIN = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")  # another job would hit the same limit
 
 
 @dataclass(frozen=True)
 class Task:
     submission: Submission
     settings: Settings
-    result: Path  # where its answer goes; its name tells tasks apart
+    result: Path  # file for the answer; its name is unique among the tasks
 
 
-Answer = Graded | str  # or why it could not be judged
+Answer = Graded | str  # str: why it could not be judged
 
 
 def grade_on(
     cluster: Cluster, submissions: Sequence[Submission], settings: Settings, jobs: int, done: Callable[[Graded], None]
 ) -> Iterator[tuple[Submission, str]]:
-    """What `batch.grade_all` does, by jobs: at most `jobs` at a time on each track."""
+    """Like `batch.grade_all`, but in jobs of a cluster: at most `jobs` at a time on each track."""
     lanes = []
     for track, ids in _tracks(cluster, settings.ids).items():
         folder = _private(cluster.folder / track)
@@ -85,7 +85,7 @@ def grade_on(
 
 
 def _tracks(cluster: Cluster, ids: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Exercise ids by track. Without GPUs there is one: jobs find no device, and say so of what needs one."""
+    """Exercise ids by track. Without GPUs all are on the cpu track; there, tests that need a GPU report it missing."""
     known = default().exercises
     gpu = tuple(id for id in ids if known[id].track == "gpu" and cluster.gpus)
     cpu = tuple(id for id in ids if id not in gpu)
@@ -93,7 +93,7 @@ def _tracks(cluster: Cluster, ids: tuple[str, ...]) -> dict[str, tuple[str, ...]
 
 
 def _joined(parts: list[Answer]) -> Answer:
-    """A submission from its tracks: a problem of one is a problem of all."""
+    """Join the answers of all tracks of one submission; if one track has a problem, return that."""
     if problem := next((p for p in parts if isinstance(p, str)), None):
         return problem
     first, *others = (p for p in parts if isinstance(p, Graded))
@@ -113,12 +113,12 @@ class Lane:
     def __init__(self, tasks: list[Task], scheduler: Slurm | Local, memory: Path):
         self.scheduler, self.memory = scheduler, memory
         self.jobs: dict[Task, str] = {}
-        self.gone: dict[Task, float] = {}  # since when its job is seen to be gone
+        self.gone: dict[Task, float] = {}  # time at which its job was first seen to be gone
         self.tries: defaultdict[Task, int] = defaultdict(int)
         self.warned = False
         known = _remembered(memory)
         states = scheduler.states(list(known.values())) if known else {}
-        for task in tasks:  # those of a head that died: what was answered, or runs, or may do so
+        for task in tasks:  # jobs of a grader that died: answered, running, or perhaps running
             job = known.get(task.submission.name, "")
             if read(task.result) or (job and (states is None or alive(states.get(job)))):
                 self.jobs[task] = job
@@ -130,9 +130,9 @@ class Lane:
         return bool(self.waiting or self.jobs)
 
     def turn(self) -> Iterator[tuple[Task, Answer]]:
-        """Hand over what there is room for; yield what was answered, or given up."""
-        self._hand_over()
-        there = set(os.listdir(self.memory.parent / "results"))  # which makes a network file system look anew
+        """Submit as many tasks as the scheduler accepts; yield tasks that were answered or given up."""
+        self._submit()
+        there = set(os.listdir(self.memory.parent / "results"))  # listing makes a network file system refresh
         for task in [t for t in self.jobs if t.result.name in there]:
             if answer := read(task.result):
                 self._end(task)
@@ -140,7 +140,7 @@ class Lane:
         if not self.jobs:
             return
         states = self.scheduler.states(list(self.jobs.values()))
-        self._heard(states is not None)
+        self._warn_once(states is not None)
         for task, job in list(self.jobs.items() if states is not None else ()):
             state = (states or {}).get(job)
             if alive(state):
@@ -148,18 +148,18 @@ class Lane:
             elif time.monotonic() - self.gone.setdefault(task, time.monotonic()) > self.scheduler.late_s:
                 yield from self._lost(task, job, state or "gone")
 
-    def _hand_over(self) -> None:
-        room = self.scheduler.room(len(self.jobs))
-        tasks = [self.waiting.popleft() for _ in range(min(room, len(self.waiting)))]
+    def _submit(self) -> None:
+        free = self.scheduler.room(len(self.jobs))
+        tasks = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
         if not tasks:
             return
-        given = self.scheduler.submit(work, tasks)
-        self._heard(given is not None)
-        if given is None:
+        submitted = self.scheduler.submit(work, tasks)
+        self._warn_once(submitted is not None)
+        if submitted is None:
             self.waiting.extendleft(reversed(tasks))
             return
-        self.jobs.update(zip(tasks, given, strict=True))
-        self.all_jobs += given
+        self.jobs.update(zip(tasks, submitted, strict=True))
+        self.all_jobs += submitted
         known = {t.submission.name: job for t, job in self.jobs.items()}
         write_whole(self.memory, json.dumps(known).encode())
 
@@ -178,36 +178,38 @@ class Lane:
         del self.jobs[task]
         self.gone.pop(task, None)
 
-    def _heard(self, answered: bool) -> None:
+    def _warn_once(self, answered: bool) -> None:
+        """Log a warning when the controller stops answering, and only one until it answers again."""
         if not answered and not self.warned:
             logging.getLogger(__name__).warning("the cluster's controller does not answer; waiting for it")
         self.warned = not answered
 
     def forget(self, submission: Submission, answer: Answer) -> None:
-        """Once it is in the gradebook. Of a submission that lost a job, the other track's answer is kept."""
+        """Delete the answer file once the gradebook has it. If a job was lost, keep the other track's answer."""
         path = self.memory.parent / "results" / f"{submission.name}.json"
         if isinstance(answer, Graded) or isinstance(read(path), str):
             path.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """End what still runs, or was requeued after it had answered; nothing of it is recorded."""
+        """Cancel jobs that still run, or that Slurm requeued after they had answered; no result is recorded."""
         states = self.scheduler.states(self.all_jobs) if self.all_jobs else {}
         if states is None:
-            return  # who remembers them finds them
+            return  # the controller is silent: keep jobs.json for the next grader
         if left := [job for job in self.all_jobs if alive(states.get(job))]:
             self.scheduler.cancel(left)
         self.memory.unlink(missing_ok=True)
 
 
 def work(task: Task) -> NoReturn:
-    """In a job: judge one submission, in a process of its own, and leave the answer.
+    """Runs in a job: judge one submission in a separate process, which writes the answer file.
 
-    submitit takes signals in this process: SIGTERM it ignores, and what it raises pytest would take for a failed test.
+    submitit installs signal handlers in this process: SIGTERM is ignored, and others raise exceptions, which pytest
+    would report as a failed test. Hence the separate process.
     """
     child = multiprocessing.get_context("spawn").Process(target=_judge, args=(task,))
     child.start()
     child.join()
-    # Always by way of exit: submitit would leave a pickle of what this returns.
+    # Always exit: submitit would write a pickle of a return value.
     sys.exit(f"the judge ended with {child.exitcode}" if child.exitcode else 0)
 
 
@@ -217,17 +219,17 @@ def _judge(task: Task) -> None:
     settle(os.getppid())
     path = task.submission.path
     try:
-        if not path.exists():  # which is no reason to refuse it
-            raise FileNotFoundError(f"{path} is not seen on {platform.node()}; put it where every node sees it")
-        choose(task.settings.isolation)  # of this node
+        if not path.exists():  # a problem of the cluster, not of the submission
+            raise FileNotFoundError(f"{path} is not visible on {platform.node()}; put it where every node sees it")
+        choose(task.settings.isolation)  # raises if this node lacks it
         answer = {"graded": grade_one(task.submission, task.settings).packed()}
-    except Exception as error:  # one that cannot be judged is no lost node
+    except Exception as error:  # report it; do not let it count as a lost job
         answer = {"problem": f"{type(error).__name__}: {error}"}
     write_whole(task.result, json.dumps(answer).encode())
 
 
 def read(path: Path) -> Answer | None:
-    """What a job left; None when there is nothing, or nothing whole."""
+    """The answer that a job wrote; None if there is no file, or it is incomplete."""
     try:
         answer = json.loads(path.read_text(encoding="utf-8"))
         if "problem" in answer:
@@ -244,5 +246,5 @@ def _remembered(path: Path) -> dict[str, str]:
 
 
 def _private(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # for us alone: the secret seed is in it
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # readable by us only: it holds the secret seed
     return folder

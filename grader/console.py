@@ -1,4 +1,4 @@
-"""What the grader's commands share: where they print, what they refuse, the gradebook they work on."""
+"""Shared by the grader's commands: output, common options, checks of arguments, opening the latest run."""
 
 from __future__ import annotations
 
@@ -47,36 +47,36 @@ def latest(folder: Path, write: bool = True) -> Iterator[tuple[Gradebook, Run, t
 
 
 def say(text: str, to: Console = out, style: str | None = None) -> None:
-    """One line, shown as it is whatever a submission's name holds."""
+    """Print one line without interpreting markup: it may contain a name from a submission."""
     to.print(one_line(text, 4000), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress(hidden: bool) -> Progress:
-    """A bar with the time left, estimated from the last hours: what advances it may take minutes."""
+    """A bar with the time left. The estimate uses the last hours, because one step may take minutes."""
     columns = (*_COLUMNS, TimeRemainingColumn())
     return Progress(*columns, console=err, disable=hidden, transient=True, speed_estimate_period=3 * 3600)
 
 
 class Grading:
-    """How far a batch is: a bar in a terminal, in a log a line a submission; both with the time left."""
+    """Progress of a batch: a bar in a terminal, one line per submission in a log; both show the time left."""
 
     def __init__(self, total: int, done: int, quiet: bool):
-        self.told = not quiet and not err.is_terminal
-        self.bar = progress(hidden=quiet or self.told)
+        self.by_line = not quiet and not err.is_terminal
+        self.bar = progress(hidden=quiet or self.by_line)
         self.bar.add_task("grading", total=total, completed=done)
         (self.task,) = self.bar.tasks
 
     def tell(self, name: str) -> None:
-        """One more is written down."""
+        """Report that one more submission is recorded."""
         self.bar.update(self.task.id, advance=1, description=f"graded {one_line(name, 100)[:30]}")
-        if self.told:
+        if self.by_line:
             left = self.task.time_remaining
             about = "" if left is None else f"; about {timedelta(seconds=round(left))} left"
             say(f"{self.task.completed:g} of {self.task.total:g}: {name}{about}", err)
 
 
 def known(given: Collection[str], there: Collection[str], what: str) -> None:
-    """Raise Wrong, with what is near, for the first that is not there."""
+    """Raise Wrong for the first of `given` that is not in `there`, and suggest similar names."""
     for one in given:
         if one not in there:
             begin = sorted(name for name in there if name.startswith(one)) if one else []
@@ -86,7 +86,7 @@ def known(given: Collection[str], there: Collection[str], what: str) -> None:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What keeps files from being written into --out, as one line."""
+    """Turn an OSError while writing into --out into a message of one line."""
     try:
         yield
     except OSError as error:
@@ -108,7 +108,7 @@ def write_pages(book: Gradebook, folder: Path) -> Path:
     run, assignment = book.runs()[-1], default()
     graded, ids = book.graded(run.id), assignment.profiles[run.profile]
     if waiting := sum(None in g.judged.values() for g in graded.values()):
-        say(f"{waiting} are shown as they were: they wait to be judged again; say: grader regrade", err)
+        say(f"{waiting} are shown with earlier results and wait to be judged again; run: grader regrade", err)
     with writing(folder):
         index = html.write_reports(folder / "report", graded, assignment, run, ids)
         try:
@@ -119,5 +119,5 @@ def write_pages(book: Gradebook, folder: Path) -> Path:
 
 
 def shown(plain: str) -> Text:
-    """As it is, whatever it holds: no markup, nothing unprintable."""
+    """Text without markup, with unprintable characters replaced by ?"""
     return Text("".join(c if c.isprintable() else "?" for c in plain))

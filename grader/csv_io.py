@@ -1,4 +1,4 @@
-"""CSV as spreadsheets write it: rows by heading, whatever they made of commas; and rows as CSV."""
+"""Reads CSV as spreadsheets write it, with any of their delimiters, and writes CSV."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from .errors import Wrong
 
-_FORMULA = "=+-@＝＋－＠\t\r|"  # what makes a spreadsheet, Excel's DDE included, look twice
+_FORMULA = "=+-@＝＋－＠\t\r|"  # first characters of a formula, also for Excel's DDE
 
 
 class Sheet:
-    """A text's headings and its rows; a comma, a semicolon or a tab parts cells, as the first line has it.
+    """Headings and rows of a CSV text. The delimiter (comma, semicolon or tab) is detected from the first line.
 
-    where: what stands before the line at fault. needs: columns that it must have. Raises Wrong, as its rows do.
+    where: prefix of error messages. needs: required columns. Raises Wrong, also while rows are read.
     """
 
     def __init__(self, text: str, where: str = "", needs: Sequence[str] = ()):
@@ -34,7 +34,7 @@ class Sheet:
             raise Wrong(f"{where}expected columns {', '.join(needs)}; {missing[0]!r} is missing, got {came}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """(its last line, cells by heading, "" where a row is short) of each row."""
+        """(number of the row's last line, cells by heading) of each row; a missing cell is ""."""
         try:
             for row in self._rows:
                 cells = {name: (row.get(name) or "").strip() for name in self.headings}
@@ -51,12 +51,12 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def disarmed(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: an apostrophe in front says so."""
+    """Text that no spreadsheet runs as a formula: an apostrophe in front prevents it."""
     return f"'{text}" if text.lstrip().startswith(tuple(_FORMULA)) else text
 
 
 def read_text(path: Path, expected: str, undecodable: str = "not UTF-8") -> str:
-    """The text of a file, less the mark that spreadsheets and editors put in front. Raises Wrong."""
+    """The text of a file without a byte order mark. Raises Wrong."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

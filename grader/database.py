@@ -1,4 +1,4 @@
-"""Two tables that lose nothing: one writer, whole transactions. In an SQLite file, or in PostgreSQL (`postgres`)."""
+"""Stores the gradebook's two tables: one writer, atomic transactions. SQLite here, PostgreSQL in `postgres`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import Busy, GradebookError
 FORMAT = 4
 APPLICATION = 0x53484152  # PRAGMA application_id, "SHAR": tells a gradebook from any other SQLite file
 Values = tuple[Any, ...]
-# Both databases take these. Texts are JSON in ASCII: no name that a student chose can be one that a database refuses.
+# Valid in both databases. Texts are JSON in ASCII, so that no name chosen by a student can make a database refuse it.
 TABLES = (
     "CREATE TABLE submission (number INTEGER PRIMARY KEY, run INTEGER NOT NULL, name TEXT NOT NULL,"
     " graded TEXT NOT NULL, UNIQUE (run, name))",
@@ -26,15 +26,15 @@ STAYS = "entries are never changed or removed"
 
 
 class Database(ABC):
-    """A connection, for the thread that opened it. One that may write has the database for itself until it closes."""
+    """A connection, usable in the thread that opened it. A writing one locks out other writers until it closes."""
 
     where: str  # which database, for errors
-    own: tuple[str, ...]  # what makes a new one besides TABLES
-    reading = "BEGIN"  # begins to read at one moment, while another process writes
+    own: tuple[str, ...]  # further statements that create a new database, besides TABLES
+    reading = "BEGIN"  # begins a consistent read, also while another process writes
 
     @abstractmethod
     def ask(self, sql: str, values: Values = ()) -> list[Values]:
-        """Run a statement; its rows. Raises GradebookError."""
+        """Run a statement and return its rows. Raises GradebookError."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -55,7 +55,7 @@ class Database(ABC):
             raise
 
     def check(self, version: int | None, write: bool) -> None:
-        """Refuse a database of another format, or a new one (None) where nothing is to be written."""
+        """Raise GradebookError if the format is not FORMAT, or if a new database (None) is opened for reading."""
         if version is None and not write:
             raise GradebookError(f"{self.where}: no gradebook here yet; `grader grade` makes one")
         if version not in (None, FORMAT):
@@ -117,7 +117,7 @@ class Sqlite(Database):
         if hasattr(self, "_db"):
             self._db.close()
         if self._lock is not None:
-            os.close(self._lock)  # which unlocks; the lock file stays, for removing it would race with the next grader
+            os.close(self._lock)  # unlocks; the file stays, because removing it would race with the next grader
             self._lock = None
 
     @contextlib.contextmanager
@@ -136,7 +136,7 @@ class Sqlite(Database):
 
 
 def _lock(path: Path) -> int:
-    """Take the lock file beside the gradebook, which names its holder; held until closed, also by kill -9."""
+    """Lock the file beside the gradebook and write our pid into it. The kernel unlocks it when this process ends."""
     beside = path.with_name(path.name + ".lock")
     try:
         handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""The commands by which people decide and mark, and hand grades on; grader.policy says how they count."""
+"""The commands for decisions by hand, marks, and grades for other tools; grader.policy says how decisions count."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ By = Annotated[str | None, typer.Option(help="Who decides; default: your login n
 
 
 def adjust(
-    name: Name, points: Annotated[float, typer.Option(help="How many to add, or with a minus to take.")], why: Why,
-    exercise: Annotated[str, typer.Option(help="Of this exercise; default: of the submission, late or not.")] = "",
+    name: Name, points: Annotated[float, typer.Option(help="Points to add; negative: to take away.")], why: Why,
+    exercise: Annotated[str, typer.Option(help="Default: the whole submission, late or not.")] = "",
     by: By = None, out_folder: Out = Path("out"),
 ) -> None:  # fmt: skip
-    """Add points by hand, beside what tests said; it survives every regrade."""
+    """Add points by hand to those that tests gave; a regrade keeps them."""
     _decide(out_folder, "adjust", name, [exercise], points, why, by)
 
 
 def exclude(
-    exercise: Annotated[list[str], typer.Option(help="What is not to count; may be given again.")],
+    exercise: Annotated[list[str], typer.Option(help="The exercise that must not count; may be given again.")],
     why: Why,
     name: Annotated[str | None, typer.Argument(help="A submission, by its name in the gradebook.")] = None,
-    everyone: Annotated[bool, typer.Option("--everyone", help="Of all, also of who is graded later.")] = False,
+    everyone: Annotated[bool, typer.Option("--everyone", help="For all submissions, also later ones.")] = False,
     by: By = None, out_folder: Out = Path("out"),
 ) -> None:  # fmt: skip
-    """Leave exercises out of a submission's grade, or out of everyone's: neither earned nor lost."""
+    """Leave exercises out of a submission's grade, or out of everyone's: their points are neither earned nor lost."""
     if everyone == (name is not None):
         raise Wrong(f"NAME: expected a submission or --everyone, got {'both' if everyone else 'neither'}; give one")
     _decide(out_folder, "exclude", name or EVERYONE, list(dict.fromkeys(exercise)), 0.0, why, by)
@@ -67,7 +67,7 @@ def late(
     ] = None,
     by: By = None, out_folder: Out = Path("out"),
 ) -> None:  # fmt: skip
-    """Take a policy for late work and the times of submission; say who was late, and what it costs."""
+    """Read a policy for late work and the times of submission; print who was late, and what it costs."""
     assignment = default()
     with latest(out_folder) as (book, run, ids):
         text = read_text(policy, f"--policy: expected a text file, {policy}") if policy else ""
@@ -120,7 +120,7 @@ def decisions(
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON and nothing else.")] = False,
     out_folder: Out = Path("out"),
 ) -> None:
-    """Every decision ever made, withdrawn ones too: what, why, who and when."""
+    """List every decision ever made, also withdrawn ones: what, why, who and when."""
     with latest(out_folder, write=False) as (book, run, _):
         made = book.decisions()
         if name is not None:
@@ -139,7 +139,7 @@ def decisions(
 
 
 def canvas(
-    roster: Annotated[Path, typer.Argument(help="The gradebook as Canvas exports it: it says who is who.")],
+    roster: Annotated[Path, typer.Argument(help="The gradebook as Canvas exports it, with all students.")],
     column: Annotated[str, typer.Option(help='The assignment as Canvas heads it: "Shardlings (1234)".')],
     out_folder: Out = Path("out"),
 ) -> None:
@@ -171,7 +171,7 @@ def people(
     listed: Annotated[Path, typer.Argument(help="Gradescope's submission_metadata.yml or Classroom's grades.csv.")],
     out_folder: Out = Path("out"),
 ) -> None:
-    """Write people.csv: whose each submission is, groups too, and when it came; `canvas` and `late` take it."""
+    """Write people.csv, for `canvas` and `late`: the students of each submission, and when it was handed in."""
     rows = people_csv.from_list(listed)
     with latest(out_folder, write=False) as (book, run, _):
         there = book.graded(run.id)
@@ -196,7 +196,7 @@ def feedback(
     hints: Annotated[int, typer.Option(min=0, max=3, help="How many hints a page may show for a failed exercise.")] = 1,
     out_folder: Out = Path("out"),
 ) -> None:
-    """Write what goes back to each student: report.html, and comment.md for a pull request."""
+    """Write each student's feedback: report.html, and comment.md for a pull request."""
     from .report import html
 
     if to.exists():
@@ -215,13 +215,13 @@ def feedback(
         say(f"{other} folders could not have the name of their submission: {to / 'folders.csv'} says whose they are")
 
 
-rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: out as CSV, back as CSV.")
-Sheet = Annotated[Path, typer.Argument(help="The CSV: a row a criterion of each answer.")]
+rubric = typer.Typer(no_args_is_help=True, help="Marks for the questions in prose: export and import CSV.")
+Sheet = Annotated[Path, typer.Argument(help="The CSV: a row per criterion of each answer.")]
 
 
 @rubric.command("export")
 def rubric_export(sheet: Sheet, out_folder: Out = Path("out")) -> None:
-    """Write a sheet to mark: fill in points and comments, and import it."""
+    """Write a sheet for marking: fill in points and comments, then import it."""
     from . import rubric
 
     if sheet.exists():  # it may hold marks that nobody has imported
@@ -237,7 +237,7 @@ def rubric_export(sheet: Sheet, out_folder: Out = Path("out")) -> None:
 
 @rubric.command("import")
 def rubric_import(sheet: Sheet, out_folder: Out = Path("out"), by: By = None) -> None:
-    """Take a sheet's marks into the gradebook, all or none, and write the pages again."""
+    """Import a sheet's marks into the gradebook, all or none, and write the pages again."""
     from . import rubric
 
     if not any((out_folder / f"gradebook.{kind}").exists() for kind in ("sqlite", "address")):
@@ -250,7 +250,7 @@ def rubric_import(sheet: Sheet, out_folder: Out = Path("out"), by: By = None) ->
 
 
 def _decide(folder: Path, kind: str, name: str, exercises: list[str], value: float, why: str, by: str | None) -> None:
-    """Write one decision for each exercise, and say what the submission has now."""
+    """Record one decision per exercise, and print the submission's new points."""
     with latest(folder) as (book, run, ids):
         there = {EVERYONE: Graded(EVERYONE)} if name == EVERYONE else book.graded(run.id)
         known([name], there, "NAME")

@@ -1,4 +1,4 @@
-"""`grader doctor`: what a machine lacks for grading, and what to do about it; `lab.commands.doctor` has the rest."""
+"""`grader doctor`: what a machine lacks for grading, and how to fix it. `lab.commands.doctor` checks the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .sandbox import Limits, available, cgroups
 
 GIB = 1 << 30
 _LANDLOCK = 444  # landlock_create_ruleset, on every architecture
-_SWITCHES = (  # file, the value that refuses namespaces, what to set
+_SWITCHES = (  # file, value that forbids namespaces, setting that allows them
     ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
     ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
@@ -39,14 +39,14 @@ def examine() -> Iterator[Finding]:
 
 
 def isolation() -> Iterator[Finding]:
-    """The boxes that start here. Without one that holds hostile code, grading cannot work."""
+    """The sandboxes that start here. Grading needs one that is safe for hostile code: bubblewrap or uid."""
     found = available()
     boxed = not (found["bubblewrap"] and found["uid"])
     for kind in ("bubblewrap", "uid"):
         why, _, do = found[kind].rpartition(";") if found[kind] else ("", "", "")
         fatal = kind == "bubblewrap" and not boxed
         if kind == "uid" and not found["bubblewrap"]:
-            do = ""  # nobody needs it then
+            do = ""  # bubblewrap works, so uid is not needed
         elif kind == "bubblewrap" and why and not fatal:
             do = f"{do.strip()}; until then: --isolation uid, which leaves the network open"
         yield Finding(f"isolation {kind}", why or "works", do.strip(), fatal)
@@ -70,7 +70,7 @@ def kernel() -> Iterator[Finding]:
 
 
 def _namespace(name: str, options: list[str]) -> Finding:
-    """Whether a process may have one of its own: as root it needs no user namespace first."""
+    """Whether a process may create this namespace. Without root it must create a user namespace first."""
     user = [] if os.geteuid() == 0 or name == "user" else ["--user", "--map-root-user"]
     said = doctor.output(["unshare", *user, *options, "echo", "fine"], 20)
     if said.strip() == "fine":
@@ -90,7 +90,7 @@ def _setting(path: str) -> str:
 
 
 def _landlock() -> int:
-    """Its ABI; 0 or less where the kernel has none, or has it switched off."""
+    """Landlock's ABI version; 0 or less if the kernel lacks it or has it disabled."""
     return int(ctypes.CDLL(None).syscall(_LANDLOCK, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
@@ -104,7 +104,7 @@ def _cgroups() -> Finding:
 
 
 def slurm() -> Iterator[Finding]:
-    """Whether `--cluster slurm` works, and what it would run on."""
+    """Whether `--cluster slurm` works, and on which partitions."""
     if not any(map(shutil.which, schedulers.COMMANDS)):
         yield Finding("Slurm", "none", "needed for --cluster slurm only")
         return
@@ -127,7 +127,7 @@ def slurm() -> Iterator[Finding]:
 
 
 def room() -> Iterator[Finding]:
-    """Cores, memory and disk, for boxes beside each other."""
+    """Whether cores, memory and disk suffice for several sandboxes at once."""
     limits, cores = Limits(), os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))

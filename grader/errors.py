@@ -1,4 +1,4 @@
-"""The errors that end a command: each is one line that says what was expected, what came, and what to do."""
+"""Errors that end a command: one line with what was expected, what came instead, and what to do."""
 
 
 class Wrong(ValueError):

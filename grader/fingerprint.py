@@ -1,8 +1,8 @@
-"""What an exercise's results rest on besides the submission, so that a change regrades what it affects and no more.
+"""Digests of everything that an exercise's results depend on besides the submission, so that a regrade is minimal.
 
-That is its tests and all they import of ours, the machinery that runs every probe, the stand-ins of what it needs, what
-solutions import from lab, and its entry in assignment.toml. Points and hints are none of it: they are read anew for
-every report. Whether what it needs passes is looked at when that is judged: see grader.batch.
+An exercise depends on its tests and what they import from the kit, on the code that runs every probe, on the stand-ins
+of its prerequisites, on what solutions import from lab, and on its entry in assignment.toml. Points and hints do not
+matter: every report reads them again. grader.batch handles prerequisites whose verdict changes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lab.course.listing import some
 from lab.harness.test_index import marks
 from lab.solution import forbidden
 
-_CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # have a hand in every result
+_CORE = ("tests/conftest.py", "lab/harness/pytest_plugin.py", "lab/ranks/zygote.py")  # affect every result
 _WRITTEN = ("questions.toml", "lab/course/questions.py", "grader/written.py", "grader/answer_key.py")
-# What comes after the results
+# Only show results: a change in them needs no regrade
 _SHOWS = ("lab/commands/cli.py", "lab/harness/progress.py", "lab/commands/status.py", "lab/harness/summary.py")
 
 
 def whole() -> str:
-    """sha256 of all that decides a grade besides the submission: assignment and questions, tests, lab, bridge."""
+    """sha256 of everything that affects a grade besides the submission: assignment, questions, tests, lab, bridge."""
     digest = hashlib.sha256()
     code = [f for folder in ("lab", "tests", "grader/cs336") for f in sorted((ROOT / folder).rglob("*.py"))]
     for file in [ROOT / "assignment.toml", *_written_files(), *code]:
@@ -37,16 +37,16 @@ def whole() -> str:
 
 
 def manifest(layout: str = "auto") -> dict[str, Any]:
-    """{"exercises": {id: {what it rests on: digest}}, "written": digest, "layout": …}.
+    """{"exercises": {id: {what it depends on: digest}}, "written": digest, "layout": …}.
 
-    What `changes` and `written_changes` compare with.
+    `changes` and `written_changes` compare an earlier manifest with the present state.
     """
     exercises = {id: _parts(exercise) for id, exercise in default().exercises.items()}
     return {"exercises": exercises, "written": _written(), "layout": layout}
 
 
 def changes(id: str, earlier: dict[str, Any]) -> str:
-    """Why an exercise's results may be others now than with that manifest, in words; "" if nothing changed."""
+    """Why an exercise's results may differ now from those under the earlier manifest; "" if nothing changed."""
     if not earlier:
         return "no note was kept of what it rests on"
     if id not in earlier["exercises"]:
@@ -57,7 +57,7 @@ def changes(id: str, earlier: dict[str, Any]) -> str:
 
 
 def written_changes(earlier: dict[str, Any]) -> str:
-    """Why answers to written questions may earn something else now; "" if nothing changed."""
+    """Why answers to written questions may earn other points now; "" if nothing changed."""
     return "" if earlier.get("written") == _written() else f"one of {', '.join(_WRITTEN)} changed"
 
 
@@ -71,7 +71,7 @@ def _written_files() -> list[Path]:
 
 @functools.cache
 def _parts(exercise: Exercise) -> dict[str, str]:
-    """Everything an exercise's results rest on → its digest, files by their path in the kit."""
+    """Everything that an exercise's results depend on → its digest. Files are named by their path in the kit."""
     entry = (exercise.object, exercise.track, sorted(exercise.needs), sorted(exercise.forbidden))
     folders = (ROOT / "tests" / exercise.stage, ROOT / "tests" / "cs336")
     every = (f for folder in folders for f in sorted(folder.glob("test_*.py")))
@@ -96,7 +96,7 @@ def _digest(content: bytes) -> str:
 
 
 def _closure(roots: Iterable[Path]) -> list[Path]:
-    """The roots and all that they import from lab and tests, directly or not, sorted."""
+    """The roots and all files of lab and tests that they import, directly or indirectly, sorted."""
     found: set[Path] = set()
     todo = list(roots)
     while todo:
@@ -109,7 +109,7 @@ def _closure(roots: Iterable[Path]) -> list[Path]:
 
 @functools.cache
 def _imports(path: Path) -> tuple[Path, ...]:
-    """The files of lab and tests that a file imports, packages on the way included; none of what is no Python."""
+    """The files of lab and tests that a Python file imports, with the __init__.py of packages above them."""
     if path.suffix != ".py":
         return ()
     package, names = path.parent.relative_to(ROOT).parts, set[tuple[str, ...]]()

@@ -1,9 +1,9 @@
-"""The gradebook holds every run, every submission with what tests said of it, and everything that people wrote.
+"""The gradebook: every run, the test results of every submission, and everything that people wrote.
 
-A submission is written in one transaction: a grader that dies (Ctrl-C, crash, kill -9) leaves it whole or absent. What
-tests said is the truth; points are computed from it by `lab.course.scoring` each time. Evidence (`Flag`) never changes
-a grade. What people write (decisions, marks, messages, accounts) are entries of their own, which belong to a name and
-not to a run: they are added, never changed, and survive every regrade (see `grader.policy`).
+A submission is written in one transaction, so it is complete or absent, even if the grader is killed. The gradebook
+stores test results, and `lab.course.scoring` computes points from them each time. Evidence (`Flag`) never changes a
+grade. Decisions, marks, messages and accounts are separate entries. They belong to the name of a submission, not to a
+run; they are only added, never changed, and survive every regrade (see `grader.policy`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def now() -> str:
 class Gradebook:
     """Opens or creates a gradebook; `with Gradebook(path) as book: ...`.
 
-    With `write` (the default) this process is the only grader on it: a second one is refused. `write=False` reads an
-    existing one, also while another process grades into it. Use it from the thread that opened it. Where
-    gradebook.address stands beside `path`, the gradebook is in the PostgreSQL database that this file names.
+    With `write` (the default) this process is the only writer; a second one gets an error. `write=False` reads an
+    existing gradebook, even while another process writes. Use the object in the thread that opened it. If there is a
+    file gradebook.address beside `path`, the gradebook is in the PostgreSQL database that the file names.
     """
 
     def __init__(self, path: str | Path, *, write: bool = True, assignment: Assignment | None = None):
@@ -67,8 +67,8 @@ class Gradebook:
     ) -> int:
         """Begin a run and return its id.
 
-        about: what else a Run says. base: an earlier run, whose submissions this one takes over as they are; again: by
-        name, the exercises of which no more than that is to stand.
+        about: the other fields of Run. base: an earlier run, whose submissions are copied into this one. again: by name
+        of a submission, the exercises to be judged again; their copied results are marked as stale.
         """
         ids = self.assignment.profiles.get(about["profile"], ())
         with self._db.transaction():
@@ -89,7 +89,7 @@ class Gradebook:
         return next((Run(number, **json.loads(value)) for number, value in rows), None)
 
     def record(self, run: int, graded: Graded) -> None:
-        """Write a submission, whole or not at all; one of that name in this run is replaced."""
+        """Write a submission atomically; replace the one of the same name in this run."""
         with self._db.transaction():
             if not self._db.ask("SELECT number FROM entry WHERE kind = 'run' AND number = ?", (run,)):
                 raise GradebookError(f"{self.path}: no run {run}; start one with start_run")
@@ -101,7 +101,7 @@ class Gradebook:
             self._put(run, graded.name, kept.packed())
 
     def flag(self, run: int, kind: str, details: Mapping[str, list[str]]) -> None:
-        """Add flags of a kind to submissions by name, in place of those of that kind that the run has."""
+        """Replace all flags of one kind in a run. details: name of a submission → texts of its flags."""
         with self._db.transaction():
             there = self._stored(run)
             if strangers := sorted(set(details) - set(there)):
@@ -113,12 +113,12 @@ class Gradebook:
                     self._put(run, name, replace(g, flags=flags).packed())
 
     def graded(self, run: int) -> dict[str, Graded]:
-        """Every submission of a run by name, in the order of names, with the decisions that stand."""
+        """Every submission of a run by name, sorted by name, with the decisions in force."""
         with self._db.transaction(self._db.reading):
             return self.decided(self._stored(run))
 
     def decided(self, graded: Mapping[str, Graded]) -> dict[str, Graded]:
-        """The same submissions with the marks and decisions that stand now."""
+        """The same submissions, with the marks and decisions that are in force now."""
         marks: dict[str, dict[tuple[str, str], Mark]] = defaultdict(dict)
         own: dict[str, list[Decision]] = defaultdict(list)
         decisions = self.decisions()
@@ -135,7 +135,7 @@ class Gradebook:
         }
 
     def changes(self) -> tuple[int, int]:
-        """Numbers that grow with the results, and with what people write: readers see by them when to look again."""
+        """(number that grows with results, number that grows with people's entries); readers poll it for changes."""
         results, runs, entries = self._db.ask(
             "SELECT (SELECT coalesce(max(number), 0) FROM submission),"
             " (SELECT count(*) FROM entry WHERE kind = 'run'), (SELECT count(*) FROM entry)"
@@ -147,22 +147,22 @@ class Gradebook:
         return self.decide_all([(kind, name, exercise, value)], why, by)[0]
 
     def decide_all(self, rows: Iterable[tuple[str, str, str, str | float]], why: str, by: str) -> list[int]:
-        """Add decisions (kind, name, exercise, value) made for one reason: all of them or none."""
-        told = {"made": now(), "by": one_line(by, 200), "why": plain(why, TEXT_LIMIT)}
+        """Add decisions (kind, name, exercise, value) that share a reason: all of them or none."""
+        shared = {"made": now(), "by": one_line(by, 200), "why": plain(why, TEXT_LIMIT)}
         names = ("kind", "name", "exercise", "value")
-        return self._add_all("decision", ({**dict(zip(names, row, strict=True)), **told} for row in rows))
+        return self._add_all("decision", ({**dict(zip(names, row, strict=True)), **shared} for row in rows))
 
     def decisions(self) -> list[Decision]:
         """Every decision ever made, withdrawn ones too, oldest first."""
         return [Decision(number, **value) for number, value in self._entries("decision")]
 
     def mark(self, marks: Iterable[tuple[str, Mark]]) -> None:
-        """Write down what people gave, (name of a submission, mark): all of it or nothing."""
+        """Record marks, each as (name of a submission, mark): all of them or none."""
         fit = ((name, replace(m, comment=plain(m.comment, TEXT_LIMIT), by=plain(m.by, 200))) for name, m in marks)
         self._add_all("mark", ({"name": name, **asdict(m)} for name, m in fit))
 
     def say(self, name: str, exercise: str, words: str, by: str, role: str, state: str = "open") -> None:
-        """Add a message to the thread about an exercise of a submission ("": about the whole), and its state."""
+        """Add a message to a submission's thread about an exercise ("": the whole submission), and set its state."""
         message = Message(name, exercise, one_line(by, 200), role, now(), plain(words, TEXT_LIMIT), state)
         self._add_all("message", [asdict(message)])
 
@@ -174,7 +174,7 @@ class Gradebook:
         return dict(found)
 
     def accounts(self) -> dict[str, Account]:
-        """Who may log in, by login. The latest entry of a login counts; without a password it is closed."""
+        """The open accounts by login. The latest entry of a login counts; an empty password closes the account."""
         latest = {value["login"]: Account(**value) for _, value in self._entries("account")}
         return {login: account for login, account in latest.items() if account.password}
 
@@ -205,4 +205,4 @@ class Gradebook:
             return [self._add(kind, value) for value in values]
 
     def _next(self, latest: str, *values: str) -> int:
-        return (self._db.ask(latest, values)[0][0] or 0) + 1  # this process alone writes
+        return (self._db.ask(latest, values)[0][0] or 0) + 1  # safe: only this process writes

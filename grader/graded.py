@@ -1,4 +1,4 @@
-"""What the grader knows of one submission, and of the run it was graded in."""
+"""The records of the gradebook: a run, a graded submission, and their parts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Run:
     started: str  # UTC, "2026-01-31 23:59:59"
     versions: dict[str, str]
     commit: str
-    manifest: dict[str, Any] = field(default_factory=dict)  # what results rest on: grader.fingerprint
+    manifest: dict[str, Any] = field(default_factory=dict)  # what results depend on: grader.fingerprint
 
     @property
     def layout(self) -> str:
-        """How its submissions are unpacked: grader.layouts."""
+        """The layout by which submissions are unpacked, see grader.layouts."""
         return str(self.manifest.get("layout", "auto"))
 
 
 @dataclass(frozen=True)
 class Flag:
-    """Evidence of what looks like cheating, for a person to judge."""
+    """Evidence of possible cheating, for a person to judge."""
 
     kind: str  # "forged results", "forbidden call"
     detail: str
@@ -43,18 +43,18 @@ class Flag:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one written question."""
+    """The answer to one written question, with its verdict."""
 
     question: str  # "ddp.ring_bytes"
-    given: str  # as the student wrote it: "1.5 MB", or the prose itself
-    outcome: str  # "right", "near", "wrong", "unreadable", "missing", "unjudged", or "prose" for a person
-    share: float = 0.0  # of its points; of prose 0
+    given: str  # the student's text: "1.5 MB", or the prose itself
+    outcome: str  # "right", "near", "wrong", "unreadable", "missing", "unjudged", or "prose": a person marks it
+    share: float = 0.0  # fraction of the question's points; 0 for prose
     message: str = ""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a person gave for one criterion of a question in prose."""
+    """A person's mark for one criterion of a question in prose."""
 
     question: str
     criterion: str
@@ -62,12 +62,12 @@ class Mark:
     comment: str
     by: str
     at: str  # UTC, "2026-01-31 23:59:59"
-    text: str = ""  # which text was marked, by grader.written.text_id
+    text: str = ""  # grader.written.text_id of the text that was marked
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a thread in which a student asks to be graded again."""
+    """One message of a thread about a request to be graded again."""
 
     name: str
     exercise: str  # "" for the whole submission
@@ -75,22 +75,22 @@ class Message:
     role: str
     at: str  # UTC
     text: str
-    state: str  # "open" or "closed": of the thread, from here on
+    state: str  # "open" or "closed": state of the thread after this message
 
 
 @dataclass(frozen=True)
 class Account:
-    """Who may log in to `grader serve`."""
+    """An account for `grader serve`."""
 
     login: str
     role: str  # "staff" or "student"
-    name: str  # of a student's submission
-    password: str  # its hash; "": closed
+    name: str  # name of the student's submission
+    password: str  # hash of the password; "": the account is closed
 
 
 @dataclass
 class Graded:
-    """One submission as graded; `source` is where it came from, `hash` what it held."""
+    """One graded submission; `source` is the path it came from, `hash` the digest of its files."""
 
     name: str
     source: str = ""
@@ -103,27 +103,27 @@ class Graded:
     flags: list[Flag] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)  # one for each written question of the profile
     judged: dict[str, int | None] = field(default_factory=dict)  # exercise → an earlier run; None: asked for again
-    # What people wrote, which is not packed: the latest mark of each criterion, and what they decided.
-    marks: list[Mark] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)  # of people, beside the results; those that stand
-    policy: Policy | None = None  # of lateness
+    # The gradebook stores these separately, so `packed` leaves them out.
+    marks: list[Mark] = field(default_factory=list)  # the latest mark of each criterion
+    decisions: list[Decision] = field(default_factory=list)  # the decisions in force
+    policy: Policy | None = None  # for late work
 
     def scores(self, assignment: Assignment, ids: Iterable[str] | None = None) -> list[ExerciseScore]:
         """Points of each exercise in ids (default: all), computed from the results."""
         return score(assignment, self.results, ids)
 
     def grade(self, assignment: Assignment, ids: Iterable[str] | None = None) -> Grade:
-        """From what tests said to what counts: less what is excluded, adjusted, less what lateness costs."""
+        """The grade: points of the tests without excluded exercises, plus adjustments, minus the cost of lateness."""
         return grade(self.scores(assignment, ids), self.decisions, self.policy)
 
     def packed(self) -> str:
-        """Return the results as JSON in ASCII. Names and messages survive as they are, even lone surrogates."""
+        """Return the results as JSON in ASCII. Names and messages stay unchanged, even lone surrogates."""
         own = {name: value for name, value in vars(self).items() if name not in _OF_THE_GRADEBOOK}
         return json.dumps(own, default=vars)
 
     @classmethod
     def unpacked(cls, text: str) -> Graded:
-        """From `packed`. Raises ValueError for what is not the whole of it."""
+        """Parse the output of `packed`. Raises ValueError if it is incomplete."""
         try:
             fields = json.loads(text)
             kinds = {"results": Result, "flags": Flag, "answers": Answer}

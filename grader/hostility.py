@@ -1,8 +1,9 @@
-"""Grades the hostile corpus as a class is graded: each attack with an honest neighbour in the same batch.
+"""Grades the hostile corpus as if it were a class: each attack together with an honest neighbour.
 
-An attack is as it must be when it passes no test that its honest code fails, with a reason for what it lost, ends
-within the limit and leaves nothing behind; and when its neighbour, graded at the same time or right after it, earns
-everything and is not flagged. Honest submissions are held to the same, and are each other's neighbours.
+Defences hold against an attack if all of this is true: it passes no test that its code fails without the trick; a
+reason is given for each loss; grading ends within the limit and leaves nothing behind; the neighbour, graded at the
+same time or right after, earns all points and gets no flag. Honest submissions must also earn all points, without
+flags.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from .sandbox import choose
 from .sandbox.cgroups import lacking, owner_tag
 from .submissions import Submission, find
 
-NEIGHBOUR = "benchmarking.straggler"  # small, and on several ranks
-LIMIT_S = 120.0  # of probes, for one attack; a class is given longer
-OVER_S = 240.0  # what a limit may be passed by: the last probe, its zygote's end, a start on busy cores
-NEEDS = ("memory cgroup", "pids cgroup")  # what an attack may ask of the kernel
+NEIGHBOUR = "benchmarking.straggler"  # a small exercise that uses several ranks
+LIMIT_S = 120.0  # for all probes of one attack; a class gets more
+OVER_S = 240.0  # grading may exceed the limit by this: last probe, end of its zygote, start on busy cores
+NEEDS = ("memory cgroup", "pids cgroup")  # features of the kernel that an attack may need
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an attack; `wrong` is empty when that is as it must be."""
+    """The result of grading one attack; `wrong` is empty if all expectations hold."""
 
     attack: Attack
-    earned: float = 0.0  # of the exercise's points, 0 to 1
-    lost: frozenset[str] = frozenset()  # test functions of which a case did not pass
+    earned: float = 0.0  # fraction of the exercise's points, 0 to 1
+    lost: frozenset[str] = frozenset()  # test functions with a case that did not pass
     flags: list[str] = field(default_factory=list)
-    evidence: str = ""  # the first line of it
-    neighbour: str = ""  # what happened to it; "" when it is unharmed
-    left: list[str] = field(default_factory=list)  # what outlived the grading
+    evidence: str = ""  # first line of the evidence
+    neighbour: str = ""  # harm done to the neighbour; "" if none
+    left: list[str] = field(default_factory=list)  # processes and files that remained after grading
     seconds: float = 0.0
-    broken: str = ""  # why one of the two could not be judged at all
+    broken: str = ""  # why the attack or its neighbour could not be judged at all
     not_run: str = ""  # what this machine lacks
-    undecided: float = 0.0  # of the points, what was timed on cores too busy to say
+    undecided: float = 0.0  # fraction of the points whose timing was inconclusive, because cores were busy
 
     @property
     def wrong(self) -> list[str]:
-        """Each thing that is not as it must be; of an open attack, that it is open no more."""
+        """Every expectation that does not hold; for an attack marked `open`, that it no longer succeeds."""
         if self.not_run or self.broken:
             return [self.broken] if self.broken else []
         must, found = self.attack, []
@@ -68,7 +69,7 @@ class Outcome:
         if self.flags and must.is_honest:
             found.append(f"flags: {', '.join(self.flags)}; expected none")
         if must.open:
-            found = [] if found or self.undecided else ["it is as it must be: remove `open`"]
+            found = [] if found or self.undecided else ["the attack no longer succeeds: remove `open`"]
         if must.loses and not self.evidence:
             found.append("no evidence")
         if self.neighbour:
@@ -81,19 +82,19 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """For a terminal: how it stands, what share it earned, flags, neighbour, and why."""
+        """One line for a terminal: state, fraction earned, flags, neighbour, seconds, and the reason."""
         state = "wrong" if self.wrong else "not run" if self.not_run else "open" if self.attack.open else "ok"
         flags = "flagged" if self.flags else "-"
         beside = "" if self.attack.is_honest else "neighbour harmed" if self.neighbour else "neighbour unharmed"
-        told = "; ".join(self.wrong) or self.not_run or self.evidence
+        why = "; ".join(self.wrong) or self.not_run or self.evidence
         what = f"{state:7} {self.attack.name:36} {self.earned:4.2f} {flags:7}"
-        return f"{what} {beside} {self.seconds:5.1f} s  {told[:200]}"
+        return f"{what} {beside} {self.seconds:5.1f} s  {why[:200]}"
 
 
 def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) -> list[Attack]:
-    """The attacks of these techniques and of these names; all where nothing is asked for. Raises HostileError.
+    """The attacks with these techniques or names; all if neither is given. Raises HostileError.
 
-    honestly: of those that are none.
+    honestly: choose among the honest submissions instead.
     """
     attacks, wanted, names = honest() if honestly else read(), set(wanted), set(names)
     by_technique = ("--technique", wanted, {a.technique for a in attacks})
@@ -105,9 +106,9 @@ def chosen(wanted: Iterable[str], names: Iterable[str], honestly: bool = False) 
 
 
 def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
-    """Grade each beside its neighbour, in the new or empty `folder`; outcomes as they come.
+    """Grade each attack with its neighbour, in the new or empty `folder`; yield outcomes as they finish.
 
-    Raises SandboxError where there is no bubblewrap: nothing weaker holds what is in here.
+    Raises SandboxError without bubblewrap: weaker sandboxes cannot contain these attacks.
     """
     isolation = choose(None)
     lacks = [f"{name} cgroup" for name in lacking()]
@@ -135,7 +136,7 @@ def grade(attacks: list[Attack], folder: Path, jobs: int) -> Iterator[Outcome]:
 
 
 def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
-    """The submissions of these attacks, as a grader finds them in a folder."""
+    """Write the attacks into a folder as submissions, and return them as the grader finds them."""
     folder.mkdir(parents=True)
     paths = {a.write(folder.resolve()): a for a in attacks}
     found = {s: paths[s.path] for s in find([folder])} if attacks else {}
@@ -146,16 +147,16 @@ def _written(attacks: list[Attack], folder: Path) -> dict[Submission, Attack]:
 def _outcome(
     attack: Attack, graded: Graded, left: list[str], beside: Graded | None = None, left_too: Iterable[str] = ()
 ) -> Outcome:
-    # What the exercise needs was not asked for; it is the reference's.
+    # Prerequisites were not judged; an attack has the reference's code for them, so they pass.
     scores = score(default(), graded.results, (attack.exercise,), passes=lambda id: True)
     earned, possible, _ = totals(scores)
-    # Of an attack it would hide what it did instead.
+    # Only for honest code: an attack could hide behind "not run".
     if attack.is_honest and graded.results and all(r.outcome == "not_run" for r in graded.results):
         return Outcome(attack, not_run=graded.results[0].reason)
     undecided = sum(s.inconclusive for s in scores)
     hurt = _hurt(beside) if beside else ""
-    told = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
-    evidence = next((line for text in told for line in text.splitlines() if line), "")
+    reasons = [*(f.detail for f in graded.flags), graded.message, _failure(graded), *graded.notes]
+    evidence = next((line for text in reasons for line in text.splitlines() if line), "")
     flags, whole = sorted({f.kind for f in graded.flags}), possible + undecided or 1.0
     lost = frozenset(r.test.rpartition("::")[2] for r in graded.results if r.outcome != "passed")
     share, spent = earned / whole, graded.seconds
@@ -193,7 +194,7 @@ def _workers(jobs: int, scratch: Path) -> Iterator[concurrent.futures.ProcessPoo
 
 
 def _settle(scratch: Path, grader: int) -> None:
-    """End with the grader. Let nothing that boxes leave behind go unseen: temporary files and orphans come here."""
+    """End with the grader. Collect what sandboxes leave behind: their temporary files, and orphaned processes."""
     batch.settle(grader)
     tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
     if sys.platform == "linux":
@@ -201,16 +202,16 @@ def _settle(scratch: Path, grader: int) -> None:
 
 
 def _graded(submission: Submission, settings: batch.Settings) -> tuple[Graded, list[str]]:
-    """In a worker: grade one, then look for what is still there."""
+    """Runs in a worker: grade one submission, then list processes, files and cgroups that remain."""
     graded = batch.grade_one(submission, settings)
     left = [f"process {p.pid} ({p.name()})" for p in psutil.Process().children(recursive=True) if not _dead(p)]
-    # torch makes the folder of its compiler in the judge itself.
+    # torch creates its compiler's folder in the judge's own process.
     left += [str(p) for p in Path(tempfile.gettempdir()).iterdir() if not p.name.startswith("torchinductor_")]
     return graded, left + [str(group) for group in Path("/sys/fs/cgroup").glob(f"**/{owner_tag()}*")]
 
 
 def _dead(process: psutil.Process) -> bool:
-    """Whether it has ended; an orphan is reaped, for nobody else will."""
+    """Whether the process has ended. Reaps an orphan, because nobody else does."""
     with contextlib.suppress(psutil.Error, OSError):
         return process.status() == psutil.STATUS_ZOMBIE and os.waitpid(process.pid, os.WNOHANG)[0] == process.pid
     return not process.is_running()

@@ -1,7 +1,7 @@
-"""Runs the tests against one implementation and returns what they said. Trusted: only probes run elsewhere.
+"""Runs the tests against one implementation and returns their results. Trusted: only probes run in the sandbox.
 
-The tests are the students' own. What differs is where their probes run, and the seed: a secret one, so that a
-solution that fits the public inputs only is found out. What fails on it is run on the public seed too.
+The tests are those that students have. Two things differ: probes run in a sandbox, and the seed is secret, so that a
+solution that fits only the public inputs fails. Tests that fail on the secret seed also run on the public one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lab.harness.verdicts import OWNED, RESULTS, RUNNER
 from . import cs336
 from .sandbox import Sandbox, cgroups
 
-# Told alike by every seed: no second run is needed to know.
+# These failures do not depend on the seed, so they need no second run.
 SEEDLESS = ("unwritten", "import", "forbidden")
 
 
 class KitError(RuntimeError):
-    """The tests themselves failed; no grade comes of it."""
+    """The tests themselves are broken, so there is no grade."""
 
 
 class SandboxExecutor:
-    """The grader's executor: the zygote is in a box, and sees the submission at another path than we do."""
+    """The grader's executor: the zygote runs in a sandbox, where the submission has another path (`impl`)."""
 
     def __init__(self, box: Sandbox, source: Path):
         self.box, self.source = box, source
@@ -53,14 +53,14 @@ class SandboxExecutor:
 
 
 def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, edition: str = "") -> list[Result]:
-    """Every test of the exercises in ids on the secret seed; those that failed on the public one too.
+    """Run every test of the exercises in ids on the secret seed, and the failed ones also on the public seed.
 
-    edition: of a CS336 fork, which is asked what that course asks.
+    edition: set for a CS336 fork, which gets only the tests that fit that course.
     """
     asked = cs336.Asked(edition) if edition else None
     more = [cs336.TESTS] if edition else []
     results = run_tests(runner, ids, secret, cache, only=asked, more=more)
-    # What a clock says differs from run to run, not from seed to seed.
+    # Timing differs between runs, not between seeds.
     again = {r.id for r in results if r.outcome == "failed" and r.reason not in SEEDLESS and r.kind != "timing"}
     if again and secret != mistakes.PUBLIC:
         public = {r.id: r for r in run_tests(runner, ids, mistakes.PUBLIC, cache, only=again, more=more)}
@@ -70,7 +70,7 @@ def judge(runner: Runner, ids: Collection[str], secret: str, cache: Path, editio
 
 
 def _with(secret: Result, public: Result, passed: Collection[str]) -> Result:
-    """A result on the secret seed, with what became of the same test on the public one, whose mistakes are known."""
+    """The secret seed's result, plus the public seed's outcome and the known mistake that its message reveals."""
     known = mistakes.explain(public.id, mistakes.without(public.message), passed)
     message = mistakes.beside(mistakes.without(secret.message), known) if known else secret.message
     return replace(secret, public=public.outcome, message=message)
@@ -82,7 +82,7 @@ def run_tests(
 ) -> list[Result]:  # fmt: skip
     """One pytest session in this process. Raises KitError if pytest itself fails.
 
-    only: these test ids alone. more: folders of further tests of these exercises; they come first.
+    only: run only these test ids. more: folders with further tests of these exercises, which run first.
     """
     session = _Session(runner, only)
     runner.seed = seed
@@ -107,7 +107,7 @@ def run_tests(
 
 
 class _Session:
-    """A pytest plugin that brings the runner and takes the results away."""
+    """A pytest plugin that passes the runner in and collects the results."""
 
     def __init__(self, runner: Runner, only: Container[str] | None):
         self.runner, self.only = runner, only

@@ -1,7 +1,7 @@
-"""Which layout a submission has, and which a class: our stage folders, or a fork of CS336's assignment 2.
+"""Detects the layout of a submission and of a class: our stage folders, or a fork of CS336's assignment 2.
 
-A submission's layout is its own: a stray tests/adapters.py makes no fork of stage folders. A class is graded by the
-layout that most of it has; who differs is refused by himself, and nobody with him.
+A stray tests/adapters.py beside stage folders does not make a submission a fork. A class is graded by the layout that
+most submissions have; a submission of the other layout is refused, without an effect on the rest.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Root:
 
 
 def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
-    """The root of a submission, of this layout: one of LAYOUTS, or a CS336 profile for a fork. Raises SubmissionError.
+    """The root folder of a submission. layout: one of LAYOUTS, or a CS336 profile. Raises SubmissionError.
 
-    Auto: a fork has tests/adapters.py. Where files of our exercises are, too, it is one only with its packages beside
-    them.
+    "auto" calls it a fork if it has tests/adapters.py. If it also has files of our exercises, it must have a package
+    of CS336 beside them.
     """
     forks, ours = cs336.roots(members), _stage_root(members)
     fork = forks[0] if len(forks) == 1 else None
@@ -51,8 +51,8 @@ def root_of(members: Sequence[Member], name: str, layout: str = "auto") -> Root:
         if ours is None:
             apart = "; it is a CS336 fork: grade forks by themselves" if fork is not None else ""
             raise SubmissionError(nothing_found(name, sorted({m.parts[0] for m in members if m.parts})) + apart)
-        told = f"{adapters} is there, too: graded by its stage folders, and not as a CS336 fork"
-        return Root(ours, False, (told,) if fork is not None else ())
+        note = f"{adapters} is there, too: graded by its stage folders, and not as a CS336 fork"
+        return Root(ours, False, (note,) if fork is not None else ())
     if len(forks) > 1:
         raise _several(name, forks)
     if fork is None:
@@ -66,7 +66,7 @@ def _several(name: str, forks: Sequence[tuple[str, ...]]) -> SubmissionError:
 
 
 def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
-    """Of a folder or archive: the profile that fits a fork, "stages", or "" where it is neither or cannot be read."""
+    """The kind of a folder or archive: a fork's CS336 profile, "stages", or "" if it is neither or unreadable."""
     try:
         source = open_source(path, limits or UnpackLimits())
         members = [*source.members()]
@@ -76,19 +76,19 @@ def kind_of(path: Path, limits: UnpackLimits | None = None) -> str:
         wanted = {m.name for m in members if m.parts == (*root.parts, *cs336.ADAPTERS)}
         return next(cs336.edition(content) for _, content in source.read(wanted))
     except (SubmissionError, StopIteration):
-        return ""  # unpacking it will say why
+        return ""  # unpacking will report the reason
 
 
 def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str, str]:
-    """(profile, layout) to grade all of them with: as asked for, or where nothing is said what most of them are.
+    """(profile, layout) to grade the class with: those requested, or for "auto" what most submissions have.
 
-    Raises SubmissionError where these are forks, and a profile of ours is asked for.
+    Raises SubmissionError if the submissions are forks but the requested profile is not one of CS336.
     """
     if layout == "stages":
         return profile, layout
     kinds = Counter(kind for s in submissions if (kind := kind_of(s.path)))
     if layout == "cs336":
-        del kinds["stages"]  # each is refused by itself
+        del kinds["stages"]  # unpacking refuses each of these
     by_default = of_profile(profile) if layout == "auto" else layout
     most = max(kinds, key=lambda kind: (kinds[kind], kind == "stages", kind), default=by_default)
     if most == "stages":
@@ -101,15 +101,15 @@ def of_class(submissions: Iterable[Any], layout: str, profile: str) -> tuple[str
 
 
 def of_profile(profile: str) -> str:
-    """The layout of what is graded alone, by a profile."""
+    """The layout of a single submission that is graded with this profile."""
     return "cs336" if profile in cs336.profiles() else "stages"
 
 
 def is_one(path: Path) -> tuple[bool, str]:
-    """(whether a folder is one submission and no folder of them, a line where both could be).
+    """(whether a folder is one submission rather than a folder of submissions, a message if this is in doubt).
 
-    Its stage folders, student/ and a fork's parts speak for one, what looks like a submission itself for several: a
-    student's folder may be called zero, or student, and swallow nobody.
+    Stage folders, student/ and parts of a fork suggest one submission; children that look like submissions suggest
+    several. Names alone do not decide: a student's folder may be called "zero" or "student".
     """
     inside = [child for child in sorted(path.iterdir()) if not ignored(child.name)]
     parts = [child.name for child in inside if _is_part(child)]
@@ -149,9 +149,9 @@ def _files() -> set[str]:
 
 
 def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
-    """The folder that has the stage folders: the top, or up to three levels down a chain of single folders.
+    """The folder that contains the stage folders: the top, or up to three levels down a chain of single folders.
 
-    Of a whole kit, as a repository holds it, that is student/.
+    In a copy of the whole kit it is student/.
     """
     paths = [m.parts for m in members if m.parts and m.kind == "file" and not any(map(ignored, m.parts))]
     root: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def _stage_root(members: Sequence[Member]) -> tuple[str, ...] | None:
 
 
 def _is_part(child: Path) -> bool:
-    """Whether a folder is such as one submission has: with files that bear exercises' names, or a fork's."""
+    """Whether a folder looks like a part of one submission: it has files of exercises, or is a part of a fork."""
     if child.is_symlink():
         return False
     if child.name == "student":

@@ -138,8 +138,8 @@ class Slurm(_Scheduler):
         )  # fmt: skip
 
     def room(self, running: int) -> int:
-        """How many more jobs may be handed over now."""
-        return 0 if running else ARRAY  # one array at a time: a cap holds within one
+        """How many more jobs may be submitted now."""
+        return 0 if running else ARRAY  # one array at a time: Slurm's limit on running jobs holds within one array
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
         """A job for each task; None if nobody answers. Raises ClusterError if they are refused."""

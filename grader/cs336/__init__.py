@@ -1,8 +1,8 @@
-"""CS336 forks as they are: what of them is unpacked, laid beside our bridge, and how their results are read.
+"""Grades forks of CS336's assignment 2: which files are unpacked, and how results count.
 
-A fork of CS336's assignment 2 hands in what its tests/adapters.py returns. `bridge/` puts that behind our objects, so
-that our tests can judge it; profiles.toml says which of them that course's text asks for, and which ask more. What a
-machine lacks (a GPU, a package) is not run, and never wrong.
+The students' solution is whatever the fork's tests/adapters.py returns. `bridge/` wraps it in the classes and functions
+that our tests expect. profiles.toml says which of our tests count, because that course asks for what they test, and
+which are advisory. A test that needs something missing here (a GPU, a package) is reported as not run, never as failed.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
 def roots(members: Sequence[Member]) -> list[tuple[str, ...]]:
-    """The highest folders that have tests/adapters.py, up to three levels down. Several are a folder of forks."""
+    """The topmost folders with tests/adapters.py, up to three levels down. Several mean a folder of forks."""
     found = {m.parts[:-2] for m in members if m.kind == "file" and m.parts[-2:] == ADAPTERS and len(m.parts) <= 5}
     return sorted(root for root in found if len(root) == min(map(len, found)))
 
 
 def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple[str, ...]:
-    """Where a file goes that lies at `where` below the root: there, too, or nowhere, ().
+    """The target of a file that lies at `where` below the root: the same path, or () to leave it out.
 
-    Code is taken, but for tests and for names of the bridge's; text that is data is taken in the course's packages,
-    within the limits. The package cs336_basics may lie in any folder: the bridge finds it, by each pyproject.toml.
+    Code is taken, except tests and files that the bridge replaces. Text data is taken inside the course's packages, if
+    it is within the limits. The package cs336_basics may lie in any folder: the bridge finds it by the pyproject.toml
+    files.
     """
     ours = where[0] in _NOT_THEIRS or (BRIDGE / where[0]).exists()
     if where[-1] == "pyproject.toml":
@@ -67,16 +68,16 @@ def place(member: Member, where: tuple[str, ...], limits: UnpackLimits) -> tuple
 
 
 def edition(adapters: bytes) -> str:
-    """The profile that fits these adapters: by what that year's file alone defines."""
+    """The profile of these adapters. Only the file of 2026 defines get_fsdp or get_ddp."""
     try:
         defined = {n.name for n in ast.walk(parsed(adapters)) if isinstance(n, ast.FunctionDef)}
     except SyntaxError:
-        defined = set()  # the tests will say so
+        defined = set()  # the tests will report it
     return "cs336-2026" if {"get_fsdp", "get_ddp"} & defined else "cs336-2025"
 
 
 def install(root: Path) -> str:
-    """Lay the bridge beside an unpacked fork; returns its edition."""
+    """Copy the bridge into an unpacked fork; return the fork's edition."""
     shutil.copytree(BRIDGE, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in (root, *(p for p in root.rglob("*") if p.is_dir())):
         folder.chmod(0o755)
@@ -85,7 +86,7 @@ def install(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which tests say something about a fork of this edition; `id in asked`."""
+    """The tests to run on a fork of this edition: those that count, and the advisory ones. Use `id in asked`."""
 
     edition: str
 
@@ -107,15 +108,15 @@ def profiles() -> dict[str, dict[str, Any]]:
 
 
 def allowed(edition: str) -> list[str]:
-    """Names that our exercises forbid and that course does not; none where it is no fork's edition."""
+    """Names that our exercises forbid but that course allows; empty if edition is ""."""
     return profiles()[edition].get("allowed", []) if edition else []
 
 
 def settled(results: Iterable[Result], edition: str) -> list[Result]:
-    """Results as that course has them: tests that ask more are advisory, and tests that lack something are not run.
+    """The results as that course counts them: extra tests become advisory, tests that lack a GPU or package "not run".
 
-    Of an adapter, all or nothing: where some of its tests that count pass, a test that asks for a GPU took a path of
-    the fork's own, which would be an excuse wherever the fork cannot cope.
+    But if some counting test of an adapter passes, the adapter does run here. Then a test that asks for a GPU still
+    counts as failed: otherwise a fork could ask for a GPU wherever its code is wrong.
     """
     asked, results = Asked(edition), list(results)
     works = {_adapter(r) for r in results if r.outcome == "passed" and asked.counts(r.id)}
@@ -123,7 +124,7 @@ def settled(results: Iterable[Result], edition: str) -> list[Result]:
 
 
 def _adapter(r: Result) -> tuple[str, bool]:
-    """Which adapter a test reaches. An exercise has one, but for backward: there the tests of Triton's say so."""
+    """The adapter that a test reaches: one per exercise, but backward has two, told apart by "triton" in test names."""
     return r.exercise, "triton" in r.test.rpartition("::")[2]
 
 
@@ -131,28 +132,28 @@ def _settled(r: Result, counts: bool, works: bool) -> Result:
     kind = r.kind if counts else ADVISORY
     if r.outcome == "failed" and r.reason in ("raised", "import") and (lacks := _lacks(r.message)):
         if works and counts:
-            return replace(r, kind=kind, message=f"{r.message}\nbelieved if no test of it ran here, and others did")
+            return replace(r, kind=kind, message=f"{r.message}\ncounts as failed: other tests of this adapter ran here")
         return replace(r, kind=kind, outcome="not_run", reason=lacks, message="", public="")
     return replace(r, kind=kind)
 
 
 def borrowed(root: Path) -> list[str]:
-    """Where a fork names the kit's instruments: no honest one knows of them. gc, inspect and sys are anyone's."""
+    """Lines where a fork names modules of lab: no honest fork knows them. gc, inspect and sys are no evidence."""
     found = set[str]()
     for path in root.rglob("*.py"):
-        with contextlib.suppress(Unreadable):  # too long, say: no evidence of anything
+        with contextlib.suppress(Unreadable):  # for example too long; that is no evidence
             found |= {*forbidden.find(root, path.relative_to(root).as_posix(), ())}
     return sorted(line for line in found if line.rpartition(": ")[2].startswith("lab."))
 
 
 def own(root: Path) -> list[str]:
-    """The code of an unpacked fork that is its own, and not the bridge's."""
+    """The Python files of an unpacked fork, without those of the bridge."""
     files = (p.relative_to(root) for p in sorted(root.rglob("*.py")))
     return [file.as_posix() for file in files if not (HERE / "bridge" / file).exists()]
 
 
 def _lacks(message: str) -> str:
-    """What this machine would need to run it, or "" if that is not what failed."""
+    """What this machine lacks for the test, or "" if the test failed for another reason."""
     if _NEEDS_CUDA.search(message):
         return "needs CUDA: the code asks for a GPU, and there is none in the sandbox"
     if found := _NEEDS_PYTHON.search(message):

@@ -1,1 +1,1 @@
-"""Gradescope: `archive` makes what an instructor uploads, `harness` is what runs there."""
+"""Gradescope: `archive` builds the autograder that an instructor uploads, `harness` runs inside it."""

@@ -1,6 +1,6 @@
-"""Gradescope's autograder, as one archive: setup.sh, run_autograder, and of the kit what grading needs.
+"""Builds Gradescope's autograder: an archive of setup.sh, run_autograder, and the parts of the kit that grading needs.
 
-No reference is in it, nor anything else that a student could wish for but the secret seed, which `settings.json` holds.
+It contains no reference solution. The only secret in it is the seed, in `settings.json`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .harness import failed
 HERE = Path(__file__).parent
 SCRIPTS = ("setup.sh", "run_autograder")
 _ROOT_FILES = ("LICENSE", "Makefile", "README.md", "constraints.txt")
-_MAKERS = ("mutants", "variants", "hostile", "release")  # folders of grader/ that keep the kit honest
+_MAKERS = ("mutants", "variants", "hostile", "release")  # folders of grader/ that only the kit's makers need
 
 
 def files(profile: str) -> dict[str, bytes]:
-    """Everything of the archive, by name, with a new secret seed."""
+    """All files of the archive by name, with a new secret seed."""
     found = read([*ROOT.glob("*.toml"), *(ROOT / name for name in _ROOT_FILES)])
     found |= read(below("lab"))
     found |= read(p for p in below("tests") if p.relative_to(ROOT).parts[1] != "kit")
@@ -33,7 +33,7 @@ def files(profile: str) -> dict[str, bytes]:
 
 
 def archive(out: Path, profile: str) -> int:
-    """Write the archive; the number of files in it. Raises grader.release.ReleaseError where it cannot be written."""
+    """Write the archive and return its number of files. Raises grader.release.ReleaseError if it cannot be written."""
     found = files(profile)
     write_zip(out, found, run=SCRIPTS)
     return len(found)

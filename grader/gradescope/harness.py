@@ -1,7 +1,7 @@
-"""What run_autograder runs in Gradescope's container: grades one submission, writes results.json.
+"""Runs in Gradescope's container: grades one submission and writes results.json.
 
-results.json says "failed" before anything is tried, and is replaced when there is a grade: however the grader ends, no
-student is blamed for it. Standard output is for instructors: Gradescope shows it to nobody else.
+run_autograder first writes a results.json that says that the grader failed; a grade replaces it. So a crash of the
+grader never looks like a fault of the student. Only instructors see standard output.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lab.course.assignment import ROOT, default
 def main(root: Path) -> None:
     results = root / "results" / "results.json"
     try:
-        told = grade(root)
-    except BaseException:  # whatever it is, it is the grader's
-        told = failed()
+        answer = grade(root)
+    except BaseException:  # any exception here is the grader's fault
+        answer = failed()
         traceback.print_exc(file=sys.stdout)
     from lab.harness.files import write_whole
 
-    write_whole(results, json.dumps(told, indent=1) + "\n")
+    write_whole(results, json.dumps(answer, indent=1) + "\n")
 
 
 def grade(root: Path) -> dict[str, Any]:
@@ -45,15 +45,16 @@ def grade(root: Path) -> dict[str, Any]:
         wanted = Settings(settings["seed"], ids, isolation, cache, asked)
         graded = grade_one(Submission("submission", root / "submission", layouts.of_profile(profile)), wanted)
     print(f"isolation: {isolation}", exports.evidence(graded), sep="\n")
-    told = exports.gradescope(graded, default(), ids, asked)
+    answer = exports.gradescope(graded, default(), ids, asked)
     if late := late_s(_metadata(root)):
-        told["output"] = "\n".join(filter(None, [f"Handed in {_duration(late)} after the due date.", told["output"]]))
-        told["extra_data"] = {"late_s": late}
-    return {**told, "leaderboard": entries(graded, default(), ids)}
+        lines = [f"Handed in {_duration(late)} after the due date.", answer["output"]]
+        answer["output"] = "\n".join(filter(None, lines))
+        answer["extra_data"] = {"late_s": late}
+    return {**answer, "leaderboard": entries(graded, default(), ids)}
 
 
 def failed() -> dict[str, Any]:
-    """results.json where there is no grade: no student is blamed, and nothing of the grader's is told."""
+    """results.json when grading failed: it does not blame the student, and reveals nothing about the grader."""
     why = "The grader failed. This is no grade and says nothing of what was handed in: tell the instructor."
     test = {"name": "the grader failed", "score": 0.0, "max_score": 0.0, "status": "failed", "output": why}
     return {
@@ -63,7 +64,7 @@ def failed() -> dict[str, Any]:
 
 
 def strongest() -> str:
-    """bubblewrap where namespaces are allowed, else user ids. Raises SandboxError where neither is to be had."""
+    """bubblewrap if namespaces are allowed, else uid. Raises SandboxError if neither works."""
     from grader.sandbox import SandboxError, available
 
     reasons = available()
@@ -74,14 +75,14 @@ def strongest() -> str:
 
 
 def late_s(metadata: dict[str, Any]) -> int:
-    """Seconds after the due date, the latest of the submission's users where they have their own; else 0."""
+    """Seconds after the due date, or 0. If users have their own due dates, the latest of them counts."""
     try:
         users = [u.get("assignment") or {} for u in metadata.get("users") or []]
         dates = [u["due_date"] for u in users if u.get("due_date")] or [metadata["assignment"]["due_date"]]
         due = max(datetime.fromisoformat(d) for d in dates)
         return max(0, int((datetime.fromisoformat(metadata["created_at"]) - due).total_seconds()))
     except (KeyError, TypeError, ValueError, AttributeError):
-        return 0  # no due date, or metadata of another form: nothing is known
+        return 0  # no due date, or an unknown form of metadata
 
 
 def _metadata(root: Path) -> dict[str, Any]:

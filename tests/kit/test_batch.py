@@ -144,7 +144,7 @@ def test_an_idle_worker_that_died_is_replaced_and_one_that_dies_twice_is_told(mo
     settings = batch.Settings("1", (), "process", "")
     submissions = [Submission(name, Path(name)) for name in names]
     told = [(s.name, why) for s, why in batch.grade_all(submissions, settings, 2, done.append)]
-    assert told == [("bob", "what judged it died, twice; is there memory enough?")]
+    assert told == [("bob", "the worker that judged it died twice; is there enough memory?")]
     assert sorted(g.name for g in done) == ["ada", "cyd"]
 
 

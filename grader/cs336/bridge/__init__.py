@@ -1,4 +1,4 @@
-"""What is laid beside a CS336 fork, so that it can be judged as a submission of ours: its adapters, behind our objects.
+"""Copied into a CS336 fork, so that our tests can judge it: wraps the fork's adapters in the objects that they expect.
 
-Everything here runs in the box, as part of the submission: it is trusted with nothing.
+Everything here runs in the sandbox as part of the submission, so nothing here is trusted.
 """

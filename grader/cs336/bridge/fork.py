@@ -1,4 +1,4 @@
-"""The fork that lies beside this file: its tests/adapters.py, and around it what such code expects of its machine."""
+"""Loads tests/adapters.py of the fork beside this file, and fakes packages that this machine lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROJECT = HERE / "pyproject.toml"
 ADAPTERS = f"{__package__}.tests.adapters"
 LACKING: dict[str, Exception] = {}  # module or package -> why it does not load
 
-# At the end: nothing of a fork comes before the kit, the standard library or what is installed.
+# At the end, so that a fork cannot shadow the kit, the standard library or installed packages.
 sys.path += [str(HERE / "supplied"), str(HERE)]
 supplied = importlib.import_module("cs336_supplied")
 supplied.find_packages(HERE)
@@ -24,7 +24,7 @@ sys.meta_path.insert(0, supplied.Hollow(LACKING))
 
 
 def adapter(exercise: str, *names: str) -> Callable[..., Any]:
-    """The first of these functions that tests/adapters.py has; where it is a stub, the exercise is not written yet."""
+    """The first of these functions that tests/adapters.py defines; a stub raises NotImplementedError with our id."""
     adapters = _adapters()
     found = next((getattr(adapters, n) for n in names if hasattr(adapters, n)), None)
     if found is None:
@@ -40,7 +40,7 @@ def adapter(exercise: str, *names: str) -> Callable[..., Any]:
 
 
 def _adapters() -> Any:
-    """tests/adapters.py. Of a module that it imports and that does not load, each name raises why when it is used."""
+    """Import tests/adapters.py. If a module that it imports does not load, its names raise that error when used."""
     while True:
         try:
             return importlib.import_module(ADAPTERS)
@@ -58,7 +58,7 @@ def _adapters() -> Any:
 
 
 def _broken(error: Exception) -> str:
-    """The innermost module of the fork that did not load; or the package that adapters.py or an __init__.py lacks."""
+    """The innermost module of the fork that did not load, or the missing package that adapters.py or __init__ needs."""
     frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "<module>"]
     modules = [f.f_globals for f in frames if Path(f.f_code.co_filename).is_relative_to(HERE)] or [globals()]
     name = str(modules[-1]["__name__"])

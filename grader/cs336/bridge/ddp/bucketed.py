@@ -1,4 +1,4 @@
-"""get_ddp_bucketed, whose limit is in MB: here 2**20 bytes."""
+"""get_ddp_bucketed. It takes its bucket size in MB; we pass units of 2**20 bytes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the course's own tests do around a wrapped model: tell it when a step begins, and when backward has ended."""
+"""Does what the course's own tests do around a wrapped model: call its hooks before a step and after backward."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import nn
 
 
 class Wrapped(nn.Module):
-    """A model that `wrap` has wrapped, with our wrappers' methods."""
+    """A model wrapped by the fork's `wrap`, with the methods that our tests expect of a wrapper."""
 
     def __init__(self, module: nn.Module, wrap: Callable, after: Callable, start: Callable | None, group: Any):
         super().__init__()
         if group is not None:
             raise TypeError("the course's wrappers take no group")
         self.theirs, self.after, self.start, self.begun = wrap(module), after, start, False
-        self.given = [module]  # in a list: it is registered by them
-        # Their functions are handed an optimizer; none that works is known here, and none is asked to step.
+        self.given = [module]  # in a list, so that nn.Module does not register it a second time
+        # Their functions take an optimizer as an argument; they do not step it, so any optimizer will do.
         self.optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0)
 
     def forward(self, x: Any, *rest: Any, **kwargs: Any) -> Any:
-        """The course calls its models with one argument, so their wrapper hands on no more: the rest is bound here."""
+        """The course's wrappers pass one argument to the model; bind further arguments to the model's forward here."""
         if rest or kwargs:
             (given,) = self.given
             given.forward = lambda x: type(given).forward(given, x, *rest, **kwargs)

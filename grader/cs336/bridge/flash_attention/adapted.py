@@ -1,4 +1,4 @@
-"""Their autograd functions, which take (batch, length, dim)."""
+"""The fork's autograd functions, which take tensors of shape (batch, length, dim)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..fork import adapter
 
 
 def function(exercise: str, kind: str) -> Any:
-    """What has `.apply(q, k, v, is_causal)`: a class, an instance of one, or, of a bare function, that."""
+    """An object with `.apply(q, k, v, is_causal)`: what the adapter returns, or a wrapper around a bare function."""
     found = adapter(exercise, f"get_flashattention_autograd_function_{kind}")()
     return found if hasattr(found, "apply") else _Applied(found)
 
@@ -22,7 +22,7 @@ class _Applied:
 
 
 def kept(o: Tensor) -> list[Tensor]:
-    """What was saved for backward, whatever views of o came after the function."""
+    """The tensors saved for backward, even if o is a view of the function's output."""
     node: Any = o.grad_fn
     while node is not None and not hasattr(node, "saved_tensors") and node.next_functions:
         node = node.next_functions[0][0]
@@ -34,7 +34,7 @@ def with_gradients(*tensors: Tensor) -> list[Tensor]:
 
 
 def gradients(apply: Any, q: Tensor, k: Tensor, v: Tensor, do: Tensor, is_causal: bool) -> tuple[Tensor, ...]:
-    """dq, dk and dv, by their forward and their backward."""
+    """dq, dk and dv from the fork's forward and backward pass."""
     inputs = with_gradients(q, k, v)
     with torch.enable_grad():
         o = apply(*inputs, is_causal)

@@ -1,4 +1,4 @@
-"""get_flashattention_autograd_function_triton, as it is."""
+"""get_flashattention_autograd_function_triton, unchanged."""
 
 from ..fork import supplied
 from .adapted import function

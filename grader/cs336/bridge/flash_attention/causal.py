@@ -1,3 +1,3 @@
-"""There is no such function there; a stand-in takes its place."""
+"""CS336 has no such function; a stand-in takes its place."""
 
 key_range = None

@@ -10,5 +10,5 @@ _attention = function("flash_attention.tiled_backward", "pytorch")
 def tiled_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool = False
 ) -> tuple[Tensor, ...]:
-    """(dq, dk, dv). o and lse are those that their forward finds."""
+    """(dq, dk, dv). Ignores o and lse: the fork's own forward pass computes them again."""
     return gradients(_attention.apply, q, k, v, do, is_causal)

@@ -1,4 +1,4 @@
-"""The forward pass of get_flashattention_autograd_function_triton, with heads beside the batch."""
+"""The forward pass of get_flashattention_autograd_function_triton, with heads folded into the batch."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="assignment,misc,attr-defined,method-assign,return-value,unused-ignore"
-"""Supply what CS336 forks expect of their machine: imports, profilers' ranges, compilation, and the names of a GPU."""
+"""Fakes what CS336 forks expect of their machine: packages, profiler ranges, torch.compile, and a GPU."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-# Loggers, profilers and launchers: whatever is called in them, nothing happens.
+# Loggers, profilers and launchers: calls into them do nothing.
 SILENT = {"wandb", "modal", "nvtx", "viztracer", "tensorboard"}
-# Of use to scripts alone: they can be imported, and say their name when something in them is called.
+# Packages that only scripts use: importing works, and calling anything in them raises ModuleNotFoundError.
 HOLLOW = {"pandas", "submitit", "seaborn", "plotly", "tiktoken", "regex", "tqdm", "humanfriendly", "tabulate", "fire"}
 FORK = str(Path(__file__).resolve().parent.parent)
 
 
 def find_packages(root: Path) -> None:
-    """Let imports find the fork's packages: where uv's sources say, around cs336_basics, and under another name."""
+    """Let imports find the fork's packages: at uv's source paths, beside cs336_basics, and under changed names."""
     sources = [s.get("path") for s in _table(root / "pyproject.toml", "uv", "sources").values() if isinstance(s, dict)]
     paths = [root / source for source in sources if isinstance(source, str)]
     paths += sorted(p.parent for p in root.rglob("cs336_basics") if p.is_dir())
@@ -58,11 +58,11 @@ def _table(file: Path, *keys: str) -> dict[str, Any]:
 def supply() -> None:
     """Let a fork load on a machine without these packages, and run on one without a GPU."""
     hollow = {name: ModuleNotFoundError(f"No module named {name!r}", name=name) for name in HOLLOW}
-    sys.meta_path.append(Hollow({**dict.fromkeys(SILENT), **hollow}))  # last: what is installed is found first
+    sys.meta_path.append(Hollow({**dict.fromkeys(SILENT), **hollow}))  # last, so that installed packages win
     if not hasattr(typing, "override"):  # Python 3.12's
         typing.override = lambda function: function
-    torch.compile = _eager  # the same function; compiling takes longer than the test
-    dist.get_backend = lambda group=None: "gloo"  # what carries the kit's own group
+    torch.compile = _eager  # returns the function unchanged; compiling takes longer than the test
+    dist.get_backend = lambda group=None: "gloo"  # the kit's own process group behaves like Gloo
     if not torch.cuda.is_available():
         for name in ("mark", "range_push", "range_pop"):
             setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
@@ -87,9 +87,9 @@ def supply() -> None:
 
 
 def call_it_cuda() -> None:
-    """Let the fork's code believe that it has a GPU, as wrappers of kernels ask for: the interpreter takes CPU tensors.
+    """Let the fork's code believe that its tensors are on a GPU, because wrappers of Triton kernels often assert that.
 
-    All that is not the fork's (torch, Triton, the kit) goes on to see a CPU.
+    Triton's interpreter runs on CPU tensors. Torch, Triton and the kit still see a CPU.
     """
     if torch.cuda.is_available():
         return
@@ -101,17 +101,17 @@ def call_it_cuda() -> None:
 
 
 def _fork_asks(depth: int) -> bool:
-    """Whether the frame `depth` above this function is the fork's."""
+    """Whether the frame `depth` levels above runs code of the fork."""
     return sys._getframe(depth).f_code.co_filename.startswith(FORK)
 
 
 def _host_memory(device: Any = None) -> tuple[int, int]:
-    """Free and all bytes of the memory in which the tensors are."""
+    """(free, total) bytes of the host's memory, where the tensors really are."""
     return tuple(os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
 
 
 class _NamesOfAGPU(TorchFunctionMode):
-    """Tensors say to the fork that they are on a GPU; what the fork makes or puts there is made on the CPU."""
+    """Tells the fork that tensors are on a GPU; tensors that it creates on or moves to a GPU stay on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -124,7 +124,7 @@ class _NamesOfAGPU(TorchFunctionMode):
         if func == torch.Tensor.cuda:
             return args[0]
         if func is torch.device or func is torch._C._nn._parse_to:
-            return func(*args, **kwargs)  # the name alone
+            return func(*args, **kwargs)  # these handle device names, not tensors
         if func == torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (args[0], "cuda", *args[2:])
         if type(kwargs.get("device")) is int:
@@ -134,19 +134,19 @@ class _NamesOfAGPU(TorchFunctionMode):
 
 
 def _on_the_cpu(value: Any) -> Any:
-    """The CPU for a name of a GPU, anything else as it is."""
+    """Replace a CUDA device by the CPU; return anything else unchanged."""
     named = isinstance(value, str | torch.device) and str(value).partition(":")[0] == "cuda"
     return torch.device("cpu") if named else value
 
 
 class _Range(contextlib.ContextDecorator, contextlib.nullcontext):
-    """A range that nobody profiles, as a context or a decorator."""
+    """An NVTX range that does nothing, usable as a context manager or a decorator."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__()
 
     def wait(self, *args: Any) -> None:
-        """Return at once: all work is done as soon as it is asked for."""
+        """Return at once: on the CPU all work is done when its call returns."""
 
     synchronize = wait_event = wait_stream = wait
 
@@ -155,7 +155,7 @@ class _Range(contextlib.ContextDecorator, contextlib.nullcontext):
 
 
 class _Event(_Range):
-    """A mark in a stream."""
+    """Stands for torch.cuda.Event."""
 
     at_s = 0.0
 
@@ -176,7 +176,7 @@ class _Stream(_Range):
 
 
 class _Driver:
-    """Triton's, as far as a fork asks it where tensors are."""
+    """Stands for Triton's driver; knows only the active device."""
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -190,7 +190,7 @@ def _eager(model: Any = None, **options: Any) -> Any:
 
 
 def _first_configuration() -> None:
-    """An autotuned kernel runs its first configuration: the interpreter has no clock to choose by."""
+    """Let autotuned kernels run their first configuration: in the interpreter, timing them makes no sense."""
     from triton.runtime.autotuner import Autotuner
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ def _first_configuration() -> None:
 
 
 class _Hollow:
-    """Something of a package that is not there. It can be named, subscripted and subclassed, as annotations do."""
+    """An attribute of a missing package. It can be named, subscripted and subclassed, as annotations need."""
 
     def __init__(self, name: str, error: Exception | None):
         self.name, self.error = name, error
@@ -240,7 +240,7 @@ class _Hollow:
 
 
 class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds these modules, and whatever is below them; each of their names raises its error when it is used."""
+    """Finds these modules and their submodules. Using a name of one raises the error given for it, if any."""
 
     def __init__(self, errors: dict[str, Exception | None]):
         self.errors = errors
@@ -259,7 +259,7 @@ class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         def __getattr__(name: str) -> Any:
             if name == "__all__" and error:
-                raise error  # from it import *: which names?
+                raise error  # for `import *`: we cannot know the names
             if name.startswith("__"):
                 raise AttributeError(name)
             return _Hollow(f"{module.__name__}.{name}", error)
@@ -268,7 +268,7 @@ class Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Renamed(importlib.abc.MetaPathFinder):
-    """Finds packages whose folders have another name."""
+    """Finds packages whose folder has another name than the package."""
 
     def __init__(self, files: dict[str, Path]):
         self.files = files

@@ -1,4 +1,4 @@
-"""get_fsdp: it cuts the Linear and Embedding layers that cs336_basics has, so a model is given those first."""
+"""get_fsdp. It shards only Linear and Embedding of cs336_basics, so we first replace torch's layers by those."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _gather = adapter("zero.fsdp_gather", "fsdp_gather_full_params")
 
 
 class FSDP(nn.Module):
-    """`module`, its layers cut by theirs. All ranks start as rank 0 here: the course hands out equal replicas."""
+    """`module`, sharded by the fork. The course starts with equal replicas, so rank 0 broadcasts its weights first."""
 
     def __init__(self, module: nn.Module, group: Any = None, *, compute_dtype: torch.dtype | None = None):
         super().__init__()
@@ -39,7 +39,7 @@ class FSDP(nn.Module):
 
 
 def with_their_layers(module: nn.Module) -> nn.Module:
-    """nn.Linear without bias and nn.Embedding become cs336_basics's, where it has them; parameters stay the same."""
+    """Replace bias-free nn.Linear and nn.Embedding by cs336_basics's, if it is there; keep the parameters."""
     with contextlib.suppress(ImportError):
         from cs336_basics.model import Embedding, Linear
 
