@@ -1,10 +1,14 @@
-"""Mutants and variants keep the tests honest: wrong copies of the reference must fail, unusual right ones must pass.
+"""Checks the tests with mutants (wrong copies of the reference, must fail) and variants (right copies, must pass).
 
-Both are data, `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
-wrong (`when`), or why a variant is right (`why`), and what to replace in a copy of the reference: `old` by `new` in the
-file of the exercise or in `file`, or several `edits = [[old, new], [file, old, new]]`. Or `new` comes `after` or
-`before` what is there, a statement or a part of one is to `drop`, an `if` to hold `always` or `never`. What to replace
-matches exactly once: `⋯` in it stands for all that is between, and a local variable of the reference may be renamed.
+Both are data: `grader/mutants/<stage>.toml` and `grader/variants/<stage>.toml`. A table `[exercise.name]` says what is
+wrong (`when`) or why a variant is right (`why`), and how to edit a copy of the reference:
+- `old` and `new`: replace text in the file of the exercise, or in `file`
+- `edits = [[old, new], [file, old, new]]`: several replacements
+- `after` or `before`, with `new`: insert `new` after or before this text
+- `drop`: replace this statement by pass, or delete this part of a statement
+- `always` or `never`: replace this `if` line by `if True:` or `if False:`
+The text must match exactly once. `⋯` in it matches anything. If the reference renamed a local variable, the old name
+still matches.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from lab.harness import mistakes
 
 HOW = {
     "assertion": ("assertion",), "raises": ("raised",), "hangs": ("hung",), "forbidden": ("forbidden",),
-    "wrong address": ("assertion", "raised"),  # inside the tensor by chance, or outside
+    "wrong address": ("assertion", "raised"),  # depends on whether the address is inside the tensor
 }  # fmt: skip
 
 BY_NEW = {"old": "{new}", "after": "{old}\n{new}", "before": "{new}\n{old}"}
@@ -38,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class MutantError(ValueError):
-    """A mutant that does not apply; one line that names it."""
+    """A mutant or variant that cannot be applied; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,13 @@ class Edited:
 
     name: str
     exercise: str
-    why: str  # of a mutant: what is wrong, as a clause after "The same comes out when"
-    how: str  # a key of HOW: what must kill it
+    why: str  # for a mutant: what is wrong, as a clause after "The same comes out when"
+    how: str  # a key of HOW: the kind of failure that must kill the mutant
     edits: tuple[tuple[str, str, str], ...]  # (file, old, new)
 
 
 def read(kind: str, stage: str) -> list[Edited]:
-    """All of one kind ("mutant" or "variant") of a stage; none where there is no file."""
+    """All mutants or variants of a stage (kind: "mutant" or "variant"); empty if there is no file."""
     path = ROOT / "grader" / f"{kind}s" / f"{stage}.toml"
     if not path.is_file():
         return []
@@ -83,7 +87,7 @@ def _edited(where: str, name: str, exercise: Exercise | None, key: str, table: d
 
 
 def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ...]:
-    """(file, old, new) of each edit of a table; none where one is malformed. file: where they are by default."""
+    """(file, old, new) of each edit of a table; empty if an edit is malformed. file: the default file."""
     file, new, edits = table.get("file", file), table.get("new"), [*table.get("edits", [])]
     for key, form in BY_NEW.items():
         if key in table:
@@ -98,7 +102,7 @@ def edits_of(table: dict[str, Any], file: str) -> tuple[tuple[str, str, str], ..
 
 
 def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") -> Path:
-    """A copy of the reference with the edits made. Raises MutantError where one does not match exactly once."""
+    """Copy the reference into `folder` and edit it. Raises MutantError if an edit does not match exactly once."""
     copy, changed = folder / edited.name, texts(edited, reference)
     shutil.copytree(reference, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for file, text in changed.items():
@@ -107,7 +111,7 @@ def apply(edited: Edited, folder: Path, reference: Path = ROOT / "reference") ->
 
 
 def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str]:
-    """Its files as the edits leave them. Raises MutantError where one does not match exactly once."""
+    """file → text after the edits. Raises MutantError if an edit does not match exactly once."""
     changed: dict[str, str] = {}
     for file, old, new in edited.edits:
         text = changed[file] if file in changed else (reference / file).read_text(encoding="utf-8")
@@ -121,19 +125,19 @@ def texts(edited: Edited, reference: Path = ROOT / "reference") -> dict[str, str
 
 
 def _names(text: str) -> set[str]:
-    """Names in the code of a file; words of its comments and strings are none."""
+    """Names in the code of a file, without words of comments and strings."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {token.string for token in tokens if token.type == tokenize.NAME}
 
 
 def _matches(text: str, old: str) -> Iterator[re.Match[str]]:
-    """Where `old` is in `text`, ⋯ being anything. A local that `text` no longer has is any name: it was renamed."""
+    """Matches of `old` in `text`; ⋯ matches anything. A local name absent from `text` was renamed: match any name."""
     exact = re.escape(old).replace("⋯", r"[\s\S]*?")
     if not re.search(exact, text):
         known, bound = _names(text), set[str]()
         parts = re.split(f"({_NAME.pattern})", old)
         for i, name in enumerate(parts):
-            if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # no name, or no local
+            if i % 2 == 0 or name in known or parts[i - 1].endswith("."):  # not a name, known, or an attribute
                 parts[i] = re.escape(name).replace("⋯", r"[\s\S]*?")
             else:
                 parts[i] = f"(?P={name})" if name in bound else rf"\b(?P<{name}>{_NAME.pattern})\b"
@@ -146,9 +150,10 @@ def check(
     stages: Iterable[str], progress: Any, sample: bool = False, thorough: bool = False, seed: str = "public",
     only: Sequence[str] = (),
 ) -> dict[str, dict]:  # fmt: skip
-    """Points of reference and stubs, and what became of mutants and variants, by stage; `only` these exercises'.
+    """By stage: points of the reference and the stubs, and the outcome of mutants and variants.
 
-    sample: one mutant and variant a stage, and no reference, which `pytest tests --impl reference` runs.
+    only: restrict to these exercises. sample: one mutant and one variant per stage, without the reference, which
+    `pytest tests --impl reference` covers.
     """
     asked = {s: [e.id for e in default().of_stage(s) if not only or e.id in only] for s in stages}
     stages = [s for s, ids in asked.items() if ids]
@@ -167,7 +172,7 @@ def check(
 
 
 def record(stages: Iterable[str], progress: Any, only: Sequence[str] = ()) -> dict[str, int]:
-    """Write down by which messages mutants are known (lab.harness.mistakes); returns how many of each stage's are."""
+    """Record the messages that identify mutants (lab.harness.mistakes); return how many per stage are identified."""
     found = {s: [m for m in read("mutant", s) if not only or m.exercise in only] for s in stages}
     counts = {}
     with _bench(progress, sum(map(len, found.values()))) as bench:
@@ -209,12 +214,12 @@ def fine(o: dict) -> bool:
 
 
 class _Bench:
-    """One runner, pointed at one edited copy after the other: the zygote stays warm."""
+    """Judges one edited copy after the other with one runner, so that the zygote stays warm."""
 
     def __init__(self, runner: Any, folder: Path, seed: str, thorough: bool, tell: Any):
         self.runner, self.folder, self.seed, self.thorough, self.tell = runner, folder, seed, thorough, tell
         self.cache = folder / "expected"
-        self.told: dict[str, str] = {}  # by mutant: what the first failing test said, as a student would read it
+        self.told: dict[str, str] = {}  # mutant → message of the first failing test, as a student would read it
 
     def results(self, impl: Path, ids: list[str], first_failure: bool = False) -> list[Result]:
         from lab.harness.runner import Executor
@@ -237,9 +242,10 @@ class _Bench:
         }
 
     def known(self, mutants: list[Edited]) -> dict[str, dict]:
-        """The mutants' clauses, and for each test of their exercises the messages by which they are known.
+        """{"when": clause by mutant, "tests": messages by test, each with the mutants that cause it}.
 
-        A mutant runs twice: what a message takes from unwritten memory, or from the order of arrival, is no mark.
+        Each mutant runs twice. A message that differs between runs (uninitialized memory, order of arrival) does not
+        identify the mutant.
         """
         tests: dict[str, list[list]] = {}
         for mutant in mutants:
@@ -263,13 +269,13 @@ class _Bench:
         return round(earned, 6), round(possible, 6)
 
     def failed(self, mutant: Edited) -> list[Result]:
-        """The first test that fails, alone; empty when none does. Raises MutantError."""
+        """A list with the first failing test; empty if all pass. Raises MutantError."""
         self.tell(advance=1)
         results = self.results(apply(mutant, self.folder), [mutant.exercise], first_failure=True)
         return [r for r in results if r.outcome == "failed"]
 
     def survives(self, mutant: Edited) -> str:
-        """Why it counts as survived, or "" when it was killed as it should be."""
+        """Why the mutant counts as survived; "" if it was killed as expected."""
         try:
             fails = self.failed(mutant)
         except MutantError as error:

@@ -1,8 +1,8 @@
-"""Mutants made by rule: one small change at each place of the reference where students slip.
+"""Generates mutants by rule: one small change at each place of the reference where students often make mistakes.
 
-The mutants in `grader/mutants/` name a mistake, and students read the name. These only ask whether the tests look at a
-place at all. `grader mutants --operators` draws some and lists the survivors. A person judges each survivor: the change
-makes no difference, or a test is missing.
+Mutants in `grader/mutants/` describe a known mistake, and students read the description. Mutants from here only check
+whether the tests notice a change at all. `grader mutants --operators` draws some and lists the survivors. A person
+judges each survivor: either the change makes no difference, or a test is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def drawn(exercises: Sequence[str], most: int, seed: str) -> list[Edited]:
 
 
 def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> list[Edited]:
-    """Every change of a file, outside of what is provided, from top to bottom; `why` is its place and the change."""
+    """Every possible change of a file, outside @provided code, top to bottom; `why` says where and what changes."""
     text = (reference / file).read_text(encoding="utf-8")
     raw = text.encode()  # ast counts columns in bytes
     starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
@@ -55,7 +55,7 @@ def changes(exercise: str, file: str, reference: Path = ROOT / "reference") -> l
 
 
 def _places(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, ast.expr | ast.stmt]]:
-    """(function, node, what may stand in its place) of every change below `node`."""
+    """(function, node, replacement) of every possible change below `node`."""
     for child in ast.iter_child_nodes(node):
         inside = function
         if isinstance(child, (ast.FunctionDef, ast.ClassDef)):

@@ -1,4 +1,4 @@
-"""The places that belong to an exercise: `grader parts ID` lists what goes when the exercise is deleted."""
+"""Lists the files and lines that belong to an exercise, for somebody who deletes it: `grader parts ID`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FOLDERS = ("benchmarks", "examples", "grader", "handout", "lab", "notebooks", "
 
 
 def of(exercise: Exercise) -> Iterator[tuple[str, str]]:
-    """(file, what of it), files that go as a whole first, then places in others, each with its lines."""
+    """(file, which part of it): first files to delete as a whole, then lines in other files."""
     whole = [*_whole(exercise)]
     yield from ((file, "the whole file") for file in whole)
     module = Path(exercise.file).stem
     words = [re.escape(exercise.id), re.escape(exercise.file), rf"from \.{module} import"]
-    if "_" in exercise.name or not exercise.name.islower():  # other words are English, too
+    if "_" in exercise.name or not exercise.name.islower():  # a plain English word would match elsewhere
         words.append(exercise.name)
     named = re.compile(rf"\b({'|'.join(words)})\b")
     table = re.compile(rf"^\[{re.escape(exercise.id.partition('.')[2])}\.")
@@ -38,7 +38,7 @@ def of(exercise: Exercise) -> Iterator[tuple[str, str]]:
 
 
 def _whole(exercise: Exercise) -> Iterator[str]:
-    """Files of this exercise alone: its solution and stub, its tests, and what only they import."""
+    """Files of this exercise only: solution, stub, tests, and helpers that no other test imports."""
     if not any(e.file == exercise.file for e in default().exercises.values() if e.id != exercise.id):
         yield f"reference/{exercise.file}"
         yield f"student/{exercise.file}"

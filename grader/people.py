@@ -1,6 +1,6 @@
-"""Whose a submission is, and when it came: lists that learning platforms add to a download, as one people.csv.
+"""Converts the lists that learning platforms add to a download into people.csv: who handed in what, and when.
 
-A group's submission has a row per student.
+A group's submission has one row per student.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def from_list(path: Path) -> list[dict[str, str]]:
 def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[dict[str, str]]]:
     """Add the rows to the folder's people.csv. Return the students whose rows change, and all rows. Raises Wrong."""
     before = read(folder)
-    ids = {_student(row): row["id"] for row in before}  # perhaps by hand, where the list has none
+    ids = {_student(row): row["id"] for row in before}  # may have been added by hand
     rows = [{**row, "id": row["id"] or ids.get(_student(row), "")} for row in rows]
     new = {_student(row): row for row in rows}
     kept = [row for row in before if _student(row) not in new]
@@ -49,7 +49,7 @@ def write(folder: Path, rows: Iterable[Mapping[str, str]]) -> tuple[list[str], l
 
 
 def read(folder: Path) -> list[dict[str, str]]:
-    """The rows of the folder's people.csv, a row per student; none where there is no such file. Raises Wrong."""
+    """The rows of the folder's people.csv, one per student; empty if there is no such file. Raises Wrong."""
     if not (path := folder / NAME).is_file():
         return []
     sheet = Sheet(read_text(path, f"{path}: expected a CSV of `grader people`"), f"{path}: ", COLUMNS)
@@ -77,7 +77,7 @@ def counting(names: Iterable[str], graded: AllGraded) -> str:
 
 
 def superseded(graded: AllGraded) -> dict[str, str]:
-    """Return, by the attempts that do not count, the one that does, of students with several files of Canvas."""
+    """Attempt that does not count → attempt that does, for students with several files from Canvas."""
     by_student: dict[str, list[str]] = defaultdict(list)
     for name in graded:
         if canvas := CANVAS_FILE.fullmatch(name):

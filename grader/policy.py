@@ -1,7 +1,7 @@
-"""From what tests said to what counts: exclusions, adjustments by hand, late days.
+"""Computes grades from test results and people's decisions: exclusions, adjustments by hand, late days.
 
-What people decide are rows of their own beside the results. They are never changed, only withdrawn by another row, so
-they survive every regrade and their history stays. A grade is computed from results and decisions each time.
+Decisions are rows beside the results. A row never changes; another row can withdraw it. So decisions survive every
+regrade, and their history stays. Each grade is computed anew from results and decisions.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from .csv_io import Sheet
 from .errors import Wrong
 
 KINDS = ("policy", "submitted", "extend", "exclude", "adjust", "withdraw")
-_LATEST = ("policy", "submitted")  # of these the last one counts
-EVERYONE = ""  # the name of a decision for all submissions: of a policy, or of what is excluded for everyone
+_LATEST = ("policy", "submitted")  # kinds of which only the last decision counts
+EVERYONE = ""  # stands for the name of a submission in decisions for all: policies, and some exclusions
 _YEARS = range(1970, 2201)
-MOST_POINTS = 10_000.0  # that one adjustment may add or take
+MOST_POINTS = 10_000.0  # limit of one adjustment, up or down
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One row: what a person decided, of which submission, why, who and when."""
+    """One row: a person's decision about a submission, with reason, author and time."""
 
     number: int
     made: str  # UTC, "2026-01-31 23:59:59"
     by: str
     kind: str  # one of KINDS
     name: str  # of the submission; EVERYONE for all
-    exercise: str  # or for "submitted" a stage; "" for all of the submission
-    value: str | float  # points, days, a time, a policy's text, the number of what is withdrawn
+    exercise: str  # for kind "submitted" a stage; "" for the whole submission
+    value: str | float  # by kind: points, days, a time, text of a policy, number of the withdrawn decision
     why: str
 
 
@@ -45,9 +45,9 @@ class Decision:
 class Policy:
     """policy.toml: when work is due, and what a late day costs."""
 
-    due: dict[str, datetime]  # by stage; "" for those that are not named
-    free_days: int = 0  # spent as they are needed, the earliest due date first
-    percent_a_day: float = 0.0  # of an exercise's points, for each day late that is not free
+    due: dict[str, datetime]  # by stage; "" for all other stages
+    free_days: int = 0  # days that cost nothing, used up from the earliest due date on
+    percent_a_day: float = 0.0  # percent of an exercise's points lost per late day that is not free
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Late:
     due: datetime
     submitted: datetime
     stages: tuple[str, ...]
-    days: int  # begun ones, less what was granted
-    free: int  # of those, how many cost nothing
-    percent: float  # what is lost of these stages' points, at most 100
+    days: int  # late days, rounded up, after any extension
+    free: int  # how many of these days cost nothing
+    percent: float  # percent of these stages' points that are lost, at most 100
 
     def __str__(self) -> str:
         days = f"{self.days} {'day' if self.days == 1 else 'days'} late{f', {self.free} free' if self.free else ''}"
@@ -67,10 +67,10 @@ class Late:
 
 @dataclass(frozen=True)
 class Grade:
-    """final = earned + adjusted − late, at least 0; what is excluded is in none of them."""
+    """final = earned + adjusted − late, at least 0. Excluded exercises are in none of these numbers."""
 
-    scores: list[ExerciseScore]  # of what counts
-    earned: float  # by tests
+    scores: list[ExerciseScore]  # exercises that count
+    earned: float  # points from tests
     possible: float
     not_run: float
     adjusted: float
@@ -81,7 +81,7 @@ class Grade:
 
     @property
     def inconclusive(self) -> float:
-        """Of not_run, what was timed and not decided."""
+        """The part of not_run whose timing was inconclusive."""
         return sum(s.inconclusive for s in self.scores)
 
     @property
@@ -90,13 +90,13 @@ class Grade:
 
 
 def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy: Policy | None) -> Grade:
-    """What counts. An adjustment of an exercise is late as the exercise is; one of the whole submission never is."""
+    """Lateness reduces an adjustment of an exercise like its points, but never one of the whole submission."""
     scores = list(scores)
     excluded = {d.exercise: d for d in decisions if d.kind == "exclude"}
     counted = [s for s in scores if s.exercise.id not in excluded]
     known = {s.exercise.id for s in counted} | {""}
     adjustments = [d for d in decisions if d.kind == "adjust" and d.exercise in known]
-    stages = tuple(dict.fromkeys(s.exercise.stage for s in counted))  # what does not count spends no free day
+    stages = tuple(dict.fromkeys(s.exercise.stage for s in counted))  # excluded stages use up no free days
     lates = lateness(policy, decisions, stages)
     percent = {stage: late.percent for late in lates for stage in late.stages}
     earned, possible, not_run = totals(counted)
@@ -111,7 +111,7 @@ def grade(scores: Iterable[ExerciseScore], decisions: Sequence[Decision], policy
 
 
 def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Sequence[str]) -> tuple[Late, ...]:
-    """Each due date that was missed, the earliest first; free days are spent in that order."""
+    """Every missed due date, earliest first; free days are used up in this order."""
     if policy is None:
         return ()
     decisions = list(decisions)
@@ -133,7 +133,7 @@ def lateness(policy: Policy | None, decisions: Iterable[Decision], stages: Seque
 
 
 def standing(decisions: Iterable[Decision]) -> list[Decision]:
-    """Those that count now: not withdrawn, and of policies and submission times the last."""
+    """The decisions in force: not withdrawn; of policies and submission times only the last."""
     decisions = list(decisions)
     withdrawn = {int(d.value) for d in decisions if d.kind == "withdraw"}
     left = [d for d in decisions if d.number not in withdrawn and d.kind != "withdraw"]
@@ -142,19 +142,19 @@ def standing(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def in_force(decisions: Iterable[Decision], assignment: Assignment) -> Policy | None:
-    """The policy that counts now, None before there is one."""
+    """The policy in force; None if there is none yet."""
     texts = [str(d.value) for d in standing(decisions) if d.kind == "policy"]
     return read(texts[-1], assignment) if texts else None
 
 
 def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
-    """A policy.toml: due, free_days, percent_a_day, and [stages] with due dates of their own. Raises Wrong.
+    """Parse a policy.toml: due, free_days, percent_a_day, and [stages] with due dates per stage. Raises Wrong.
 
-    new: no book holds it yet, and its dates leave room for any extension.
+    new: the gradebook does not hold it yet, so also check that its years are plausible.
     """
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, too
+    except (ValueError, RecursionError) as error:  # ValueError also for a number with thousands of digits
         raise Wrong(f"policy: not TOML: {error}") from None
     if strange := set(data) - {"due", "free_days", "percent_a_day", "stages"}:
         raise Wrong(f"policy: expected due, free_days, percent_a_day and [stages], got {min(strange)!r}")
@@ -177,8 +177,8 @@ def read(text: str, assignment: Assignment, new: bool = False) -> Policy:
 def read_times(text: str, assignment: Assignment, policy: Policy) -> list[tuple[str, str, str]]:
     """(submission, stage or "", time) of each row of a CSV with columns submission, submitted and perhaps stage.
 
-    A row without a time, of who handed nothing in, says nothing. A time without an offset is one of the due date's
-    zone. Raises Wrong with the line at fault.
+    Rows without a time are skipped: these students handed in nothing. A time without an offset is in the time zone of
+    the due date. Raises Wrong with the faulty line.
     """
     stages = ("", *(s.name for s in assignment.stages))
     rows, sheet = [], Sheet(text, "--import: ", ("submission", "submitted"))

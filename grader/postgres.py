@@ -1,4 +1,4 @@
-"""A gradebook in PostgreSQL: the tables and statements are those of the SQLite one."""
+"""A gradebook in PostgreSQL, with the same tables and statements as in SQLite."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Postgres(Database):
         return self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
     def close(self) -> None:
-        with contextlib.suppress(psycopg.Error):  # a server unlocks a while after the connection has ended
+        with contextlib.suppress(psycopg.Error):  # a server unlocks only some time after the end of a connection
             self._db.execute("SELECT pg_advisory_unlock_all()")
         self._db.close()
 

@@ -1,4 +1,4 @@
-"""Grading again: what is to be judged again of whom, and why. The rest of a run is kept."""
+"""Decides which exercises of which submissions to judge again, and why; the rest of the run is kept."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .submissions import Submission
 
 ASKED = "asked for"
 BEGUN = "a regrade that was begun did not end"
-WRITTEN = "written answers"  # in the place of an exercise's id: they are judged with whatever is
-Why = dict[str, dict[str, str]]  # name → exercise → why it is to be judged again
+WRITTEN = "written answers"  # used like an exercise's id; written answers are judged in every regrade
+Why = dict[str, dict[str, str]]  # submission → exercise → reason to judge it again
 
 
 def asked(graded: AllGraded, names: Collection[str], ids: Collection[str]) -> Why:
@@ -25,7 +25,7 @@ def asked(graded: AllGraded, names: Collection[str], ids: Collection[str]) -> Wh
 
 
 def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> Why:
-    """What rests on something that changed since, or was marked by a regrade that did not end."""
+    """Exercises that a change affects, or that an unfinished regrade had marked."""
     by_id = {run.id: run for run in runs}
     latest, now = max(by_id), fingerprint.whole()
     reasons: dict[tuple[int, str], str] = {}
@@ -39,15 +39,15 @@ def affected(runs: Collection[Run], graded: AllGraded, ids: Collection[str]) -> 
         return reasons[run, id]
 
     written = fingerprint.written_changes(by_id[latest].manifest)
-    told = {
+    reasons_of = {
         name: {**{id: why(g.judged.get(id, latest), id) for id in ids}, WRITTEN: written if g.answers else ""}
         for name, g in graded.items()
     }
-    return {name: found for name, all in told.items() if (found := {id: w for id, w in all.items() if w})}
+    return {name: found for name, all in reasons_of.items() if (found := {id: w for id, w in all.items() if w})}
 
 
 def plan(why: Why) -> list[str]:
-    """What is going to be judged, a line for each reason that some exercises share."""
+    """What will be judged again: one line per reason, with the exercises that share it."""
     shared: dict[tuple[str, int], list[str]] = defaultdict(list)
     for (id, reason), count in Counter(item for exercises in why.values() for item in exercises.items()).items():
         shared[reason, count].append(id)
@@ -58,14 +58,13 @@ def plan(why: Why) -> list[str]:
 
 
 def submissions(graded: AllGraded, names: Collection[str], layout: str) -> tuple[list[Submission], list[str]]:
-    """(where they were graded from, names of those that are there no more)."""
+    """(submissions at the paths from which they were graded, names of those whose path is gone)."""
     found = [Submission(name, Path(graded[name].source), layout) for name in names]
     return [s for s in found if s.path.exists()], [s.name for s in found if not s.path.exists()]
 
 
 def differences(before: AllGraded, after: AllGraded, assignment: Assignment, ids: Collection[str]) -> Iterator[str]:
-    """A line for each submission and exercise whose points came out otherwise, and for its written part; or one that
-    says that none did."""
+    """A line per submission and exercise (or written part) whose points changed; one line if none changed."""
     shown, changed = labels(after), False
     for name, g in after.items():
         then, now = (

@@ -1,6 +1,6 @@
-"""What students get, as one archive: stubs, tests, instruments, chapters and notebooks, and nothing of a solution.
+"""Builds the students' archive: stubs, tests, lab, chapters and notebooks, without any solution.
 
-Everything that goes in is searched for solution bodies first (`leaks`); with one in it, nothing is written.
+All files are searched for code of solutions first (`leaks`); if any is found, no archive is written.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .leaks import Leak, Solutions
 __all__ = ["Leak", "ReleaseError", "Solutions", "archive", "files", "leaks", "solutions"]
 
 HERE = Path(__file__).parent
-NAME = "shardlings"  # the folder that everything unpacks into
-LONG_AGO = (2026, 1, 1, 0, 0, 0)  # archives are the same to the byte each time
+NAME = "shardlings"  # the archive's top folder
+LONG_AGO = (2026, 1, 1, 0, 0, 0)  # fixed time of all files, so that archives are reproducible byte for byte
 _WHOLE = ("assignment.toml", "questions.toml", "constraints.txt", "LICENSE", ".gitignore")
-# Searched for lines of a solution.
+# Suffixes of text files, which are searched for solutions.
 _TEXT = ("", ".py", ".md", ".toml", ".json", ".txt", ".tsv", ".yaml", ".sh", ".sbatch", ".ipynb", ".css", ".js")
 _KINDS = (*_TEXT, ".svg", ".png")  # and pictures
 _NOT_THEIRS = ("kit", "docs", "cs336")  # below tests/
@@ -54,9 +54,9 @@ class ReleaseError(Wrong):
 
 
 def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
-    """Everything of a student's archive, by name. Raises ReleaseError where the kit is not as expected.
+    """All files of a student's archive by name. Raises ReleaseError if the kit is not as expected.
 
-    profile: of another than "full" the archive has these exercises alone; ids: of these no more than these.
+    profile: unless "full", the archive has only the exercises of this profile. ids: if given, only these of them.
     """
     found = read(ROOT / name for name in (*_WHOLE, *(f"student/{name}" for name in AT_THE_ROOT)))
     found |= {f"student/{file}": text.encode() for file, text in _stubs().items()}
@@ -80,17 +80,17 @@ def files(profile: str = "full", ids: Collection[str] = ()) -> dict[str, bytes]:
 
 
 def solutions() -> Solutions:
-    """What nobody may find in a release."""
+    """The solutions' code, which must not be in a release."""
     return Solutions(ROOT / "reference", _stubs())
 
 
 def leaks(found: Mapping[str, bytes]) -> list[Leak]:
-    """Solution bodies in `found`, but for what is given on purpose."""
+    """Solution code in `found`, except lines that are given on purpose (given.toml)."""
     return [leak for leak in solutions().search(found) if (leak.file, leak.text) not in GIVEN]
 
 
 def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
-    """Write the archive; the number of files in it. With a solution in one, raises ReleaseError and writes nothing."""
+    """Write the archive; return its number of files. If it held a solution, raise ReleaseError and write nothing."""
     found = files(profile, ids)
     if held := leaks(found):
         more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
@@ -101,7 +101,7 @@ def archive(out: Path, profile: str = "full", ids: Collection[str] = ()) -> int:
 
 
 def write_zip(out: Path, found: Mapping[str, bytes], run: Iterable[str] = ()) -> None:
-    """Write a zip at once, the same to the byte each time; the files named in `run` may be run."""
+    """Write a zip atomically and reproducibly; the files named in `run` become executable."""
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(beside, "w") as packed:
@@ -122,7 +122,7 @@ def _stubs() -> dict[str, str]:
 
 
 def below(folder: str) -> Iterable[Path]:
-    """The kit's files below a folder; no caches, nothing hidden."""
+    """The kit's files below a folder, without caches and hidden files."""
     paths = (p for p in sorted((ROOT / folder).rglob("*")) if p.is_file())
     return (p for p in paths if not any(n.startswith(".") or n == "__pycache__" for n in p.relative_to(ROOT).parts))
 
@@ -139,7 +139,7 @@ def _pictures(name: str, data: bytes) -> Iterable[Path]:
 
 
 def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> dict[str, bytes]:
-    """Less the stubs and tests of other exercises; the stubs that these exercises build on stay."""
+    """Remove stubs and tests of other exercises; keep the stubs of prerequisites."""
     there = set(ids) | {need for id in ids for need in needed(id)}
     for e in default().exercises.values():
         if e.id not in ids:
@@ -147,7 +147,7 @@ def _of_profile(found: dict[str, bytes], profile: str, ids: tuple[str, ...]) -> 
         if e.id not in there:
             del found[f"student/{e.file}"]
     while broken := [name for name, data in found.items() if not _imported(name, data) <= set(found)]:
-        for name in broken:  # a file beside the exercises that joins them
+        for name in broken:  # a file that imports a removed stub
             del found[name]
     known = questions.default()
     asked = [q for q in known.of_profile(profile) if q.partition(".")[0] in {id.partition(".")[0] for id in ids}]
@@ -175,7 +175,7 @@ def _imported(name: str, data: bytes) -> set[str]:
 
 
 def _less_links(name: str, found: Mapping[str, bytes]) -> str:
-    """A page whose links to files of student/ that are not in the archive are text."""
+    """A page in which links to Python files missing from the archive become plain text."""
 
     def link(match: re.Match[str]) -> str:
         target = os.path.normpath(PurePosixPath(name).parent / match[2].partition("#")[0])
@@ -185,7 +185,7 @@ def _less_links(name: str, found: Mapping[str, bytes]) -> str:
 
 
 def _makefile() -> str:
-    """The kit's, less what a student has no use for."""
+    """The kit's Makefile, reduced to the targets that students need."""
     paragraphs = (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")
     kept = [p for p in paragraphs if any(line.startswith(_TARGETS) for line in p.splitlines())]
     if len(kept) != len(_TARGETS):
@@ -197,7 +197,7 @@ def _makefile() -> str:
 
 
 def _pyproject() -> str:
-    """The kit's, less the grader and the tools of its makers."""
+    """The kit's pyproject.toml, without the grader and developers' tools."""
     kit = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, tool = kit["project"], kit["tool"]
     for table, kept in (

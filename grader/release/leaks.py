@@ -1,8 +1,8 @@
-"""Searches text of any kind for solution bodies: what the stub cutter took out of the reference.
+"""Searches any text for solution code, that is, code which the stub cutter removed from the reference.
 
-Code is known by its tokens: words, numbers and signs, without spaces, quotes, commas, parentheses and comments. So it
-is found again whatever its indentation and line breaks, escaped in a notebook's JSON, or in HTML with each token in a
-tag of its own. So many tokens in a row are a leak; renamed variables are not found: that is `grader similarity`.
+It compares tokens (words, numbers, signs) and ignores spaces, quotes, commas, parentheses and comments. So it finds
+code with other indentation or line breaks, escaped in a notebook's JSON, or in HTML with a tag around each token. RUN
+equal tokens in a row are a leak. It does not find code with renamed variables; `grader similarity` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-RUN = 28  # tokens in a row that nobody writes twice
+RUN = 28  # equal tokens in a row that make a leak: too many for chance
 
 _ESCAPES = (
     (re.compile(r"\\+u([0-9a-fA-F]{4})"), lambda m: chr(int(m[1], 16))),
@@ -40,7 +40,7 @@ class Leak:
 
 
 class Solutions:
-    """All that is in `reference` and not in `stubs`, made ready to be searched for."""
+    """Searches for code that is in `reference` but not in `stubs`."""
 
     def __init__(self, reference: Path, stubs: dict[str, str]):
         """stubs: relative file to text, as grader.stubs.generate returns them."""
@@ -56,14 +56,14 @@ class Solutions:
                         self.needles.setdefault(window, Leak("", line, file, own[line - 1].strip()))
 
     def find(self, text: str) -> Iterator[Leak]:
-        """What of the solutions `text` holds, by file and line of the reference; each once."""
+        """Each line of the reference's solutions that begins a leak in `text`, once."""
         found: dict[Leak, None] = {}
         for view in _views(text):
             found |= {leak: None for window in _windows(_words(view)) if (leak := self.needles.get(window))}
         yield from found
 
     def search(self, files: Mapping[str, bytes]) -> list[Leak]:
-        """Everything in `files`, by name, whatever their kind; what is not UTF-8 is read byte by byte."""
+        """Search files of any kind, given by name; bytes that are not UTF-8 are read as Latin-1."""
         leaks = []
         for name, data in files.items():
             try:
@@ -89,7 +89,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _views(text: str) -> Iterator[str]:
-    """The text as it is, and as a browser would show it, should it be HTML."""
+    """The text itself, and if it may be HTML also the text that a browser would show."""
     plain = _unescaped(text)
     yield plain
     if "&" in plain or "<" in plain:

@@ -1,9 +1,9 @@
-"""A syllabus by date: release-plan.toml says which exercises students have from which day on.
+"""Reads release-plan.toml, which says on which day each exercise is released to students.
 
 profile = "core"
 [out]
 2026-11-02 = ["benchmarking", "mixed_precision.accumulate"]   # a stage, or an exercise
-2026-11-09 = ["mixed_precision"]                              # what is left of it
+2026-11-09 = ["mixed_precision"]                              # the rest of the stage
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAME = "release-plan.toml"
 
 @dataclass(frozen=True)
 class Plan:
-    """By day, the first one first, the exercises that come out on it."""
+    """The exercises released on each day, in order of days."""
 
     file: str
     profile: str
     days: dict[datetime.date, tuple[str, ...]]
 
     def out(self, on: datetime.date) -> tuple[str, ...]:
-        """What is out on a day, in the order of the handout. Raises AssignmentError before the first day."""
+        """Exercises released up to a day, in the handout's order. Raises AssignmentError before the first day."""
         ids = {id for day, new in self.days.items() if day <= on for id in new}
         if not ids:
             first = min(self.days)
@@ -37,21 +37,21 @@ class Plan:
         return next((day for day in self.days if day > on), None)
 
     def remarks(self) -> list[str]:
-        """A line for each exercise that never comes out, or comes out before one that it builds on."""
+        """Warnings: a line per exercise released before its prerequisite, and one for exercises never released."""
         order = {id: day for day, new in self.days.items() for id in new}
-        told = [
+        lines = [
             f"{id} comes out on {order[id]}; it builds on {need}, which comes out {order.get(need, 'never')}"
             for id in order
             for need in default().exercises
             if need in needed(id) and not (need in order and order[need] <= order[id])
         ]
         if never := [id for id in default().profiles[self.profile] if id not in order]:
-            told.append(f"{len(never)} of profile {self.profile} never come out: {', '.join(never)}")
-        return told
+            lines.append(f"{len(never)} of profile {self.profile} never come out: {', '.join(never)}")
+        return lines
 
 
 def read(path: Path) -> Plan:
-    """Raises AssignmentError with one line: the key at fault, what was expected and what came."""
+    """Parse a plan. Raises AssignmentError with one line: the faulty key, what was expected, and what it holds."""
     reader, data, assignment = Reader(path.name), parsed(path), default()
     reader.only(data, {"profile", "out"}, "")
     profile = reader.get(data, "profile", "", str, "a profile of assignment.toml")
@@ -80,7 +80,7 @@ def _day(reader: Reader, key: str) -> datetime.date:
 
 
 def _ids(reader: Reader, where: str, name: str, known: Assignment, profile: str, taken: dict[str, str]) -> list[str]:
-    """An exercise, or what is left of a stage."""
+    """The id of an exercise, or the ids of a stage that no earlier day has released."""
     if name in {s.name for s in known.stages}:
         if left := [id for id in known.profiles[profile] if id.startswith(f"{name}.") and id not in taken]:
             return left

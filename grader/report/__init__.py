@@ -1,8 +1,8 @@
-"""What comes out of the grader for people: HTML pages (`html`) and other tools' formats (`exports`).
+"""Writes the grader's reports: HTML pages (`html`) and formats of other tools (`exports`).
 
-Names, messages and outputs come from submissions and are hostile. This file makes them fit to store and to
-show: plain text holds nothing that a terminal, a database, JSON or a reader's eye would obey. Escaping for
-HTML or CSV comes after.
+Names, messages and outputs come from submissions and may be hostile. This file turns them into plain text that is safe
+to store and show: no characters that control a terminal, break a database or JSON, or mislead a reader. Escaping for
+HTML or CSV comes later.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ TEXT_LIMIT = 20_000  # characters of a long text that are kept
 _LONG = ("message", "output", "detail", "given", "comment")
 # A terminal's escape sequences: CSI ("\x1b[31m"), OSC ("\x1b]0;title\x07"), and the two-character ones.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
-# Everything unseen that changes how the rest looks: controls, surrogates, direction marks, zero widths, tags.
+# Invisible characters that change how other text looks: controls, surrogates, direction marks, zero widths, tags.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
 )
 _SAFE = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 _HASHED = re.compile(r".*-[0-9a-f]{8}")
-_DEVICES = re.compile(r"con|prn|aux|nul|com\d|lpt\d")  # names that Windows keeps for itself
+_DEVICES = re.compile(r"con|prn|aux|nul|com\d|lpt\d")  # file names that Windows reserves
 
 
 def plain(text: str, limit: int) -> str:
-    """At most `limit` (≥ 100) characters of text, safe to store, print and show; its end counts what was cut.
+    """At most `limit` (≥ 100) characters of text, safe to store and show; ends with the number of cut characters.
 
-    Terminal escapes go; other controls, direction overrides and lone surrogates become visible ("␀", or their
-    code). Newlines and tabs stay. Applying it twice changes nothing more.
+    Removes terminal escapes; makes other controls, direction overrides and lone surrogates visible ("␀", or their
+    code); keeps newlines and tabs. Idempotent.
     """
-    head = text[: 8 * limit]  # megabytes are cut before they are looked at
+    head = text[: 8 * limit]  # cut megabytes before scanning them
     head = _UNSEEN.sub(_visible, _ANSI.sub("", head.replace("\r\n", "\n")))
     unread = max(0, len(text) - 8 * limit)
     if len(head) <= limit and not unread:
@@ -46,9 +46,9 @@ def plain(text: str, limit: int) -> str:
 
 
 def fit(row: Any, exact: Collection[str] = ()) -> Any:
-    """A submission, result, flag, answer or mark, with texts that are safe to show, and numbers that are finite.
+    """Return the row (submission, result, flag, answer or mark) with safe texts and finite numbers.
 
-    exact: fields that stay as they are.
+    exact: fields that stay unchanged.
     """
     changed: dict[str, str | float] = {}
     for name, value in vars(row).items():
@@ -65,14 +65,14 @@ def one_line(text: str, limit: int) -> str:
 
 
 def labels(names: Iterable[str]) -> dict[str, str]:
-    """name → how it is shown; no two names are shown alike, so no submission can pass for another."""
+    """name → label to show. Labels are unique, so that no submission can pose as another."""
     shown: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
         label = one_line(name, 120) or "(no name)"
         if label in taken or label != name:
             label = f"{label} #{_digest(name)}"
-        while label in taken:  # somebody's folder is called just like that
+        while label in taken:  # another submission has exactly this name
             label += "'"
         taken.add(label)
         shown[name] = label
@@ -89,10 +89,10 @@ def signed(value: float) -> str:
 
 
 def page_name(name: str) -> str:
-    """The file name, less ".html", of a submission's page: names that differ get files that differ.
+    """The file name of a submission's page, without ".html". Different submissions get different files.
 
-    That holds where file systems ignore case, too; nobody can choose a name to overwrite another's page. Letters of
-    any script stay, where the file system has them.
+    This also holds on file systems that ignore case, so nobody can overwrite another student's page. Letters of any
+    script are kept if the file system supports them.
     """
     if _SAFE.fullmatch(name) and not _HASHED.fullmatch(name) and not _DEVICES.fullmatch(name):
         return name

@@ -1,4 +1,4 @@
-"""Points to Canvas: a column for its gradebook, by who is who on the roster."""
+"""Writes a column of points for Canvas' gradebook, matched to the students on its roster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from . import one_line
 from .summary import number, standing
 
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
-POSSIBLE = "Points Possible"  # in the column Student: the row that says what each column is worth
-_TEST_STUDENT = "Student, Test"  # of Canvas' own, in every course
+POSSIBLE = "Points Possible"  # in the column Student: marks the row with each column's points
+_TEST_STUDENT = "Student, Test"  # Canvas adds this student to every course
 _IDS = ("SIS Login ID", "SIS User ID", "ID")
 
 
@@ -26,14 +26,16 @@ def canvas(
     roster: str, column: str, graded: AllGraded, assignment: Assignment, ids: Collection[str],
     whose: Sequence[Mapping[str, str]] = (),
 ) -> tuple[str, list[str], list[str]]:  # fmt: skip
-    """(CSV to import into Canvas, a line for what is left out, the students without a submission).
+    """(CSV to import into Canvas, lines about what is left out, students without a submission).
 
-    roster: Canvas' own export, or a CSV that this wrote: the columns that say who is who, and the assignment's, with
-    its points in the row Points Possible. column: the assignment as Canvas heads it, "Shardlings (1234)". A student
-    gets these points times the share of the points that count for the submission, written ones among them. A
-    submission is a student's whose login, SIS id or Canvas id it is named by, as files that Canvas hands out are; of
-    several the latest that was not refused counts. A student without one gets an empty cell, which changes nothing.
-    whose: rows of people.csv, for submissions whose name does not say. Raises Wrong.
+    roster: Canvas' own export, or a CSV written by this function: columns that identify students, and the column of the
+    assignment, with its points in the row Points Possible. column: the assignment's heading in Canvas, as in
+    "Shardlings (1234)". whose: rows of people.csv, for submissions whose name does not identify the student.
+
+    A cell is the column's points times the fraction earned of the points that count, code and written part together.
+    A submission belongs to the student whose login, SIS id or Canvas id is its name, or is in its name if Canvas named
+    the file. Of several submissions the latest that was not refused counts. A student without a submission gets an
+    empty cell, which Canvas ignores. Raises Wrong.
     """
     table = Sheet(roster)
     who = [name for name in CANVAS if name in table.headings]
@@ -59,8 +61,8 @@ def canvas(
     for row in whose:
         students_of[row["submission"]].append(row)
     for name in graded:
-        told = [key for row in students_of[name] for key in _keys(row["login"], row["id"])]
-        for key in dict.fromkeys([*_owner_keys(name), *told]):
+        listed = [key for row in students_of[name] for key in _keys(row["login"], row["id"])]
+        for key in dict.fromkeys([*_owner_keys(name), *listed]):
             owners[key].append(name)
     rows = [[*who, disarmed(column)], [POSSIBLE, *[""] * (len(who) - 1), f"{worth:g}"]]
     left_out = {n: "" if students_of[n] else f"{n} belongs to nobody on the roster" for n in graded}
@@ -96,11 +98,11 @@ def canvas(
 
 
 def _keys(*ids: str) -> list[tuple[str, str]]:
-    """Return the columns of the roster, with the values there, that may hold one of a student's ids."""
+    """(column of the roster, value) for each column that may hold one of these ids."""
     return [(key, id.casefold()) for id in ids if id for key in _IDS]
 
 
 def _owner_keys(name: str) -> list[tuple[str, str]]:
-    """What a submission's name may say of whose it is: an id, or as Canvas calls a file."""
+    """(column, value) pairs by which a submission's name may identify its student: an id, or Canvas' file name."""
     canvas, whole = people.CANVAS_FILE.fullmatch(name), name.casefold()
     return [("SIS Login ID", whole), ("SIS User ID", whole), ("ID", canvas["student"] if canvas else whole)]

@@ -1,4 +1,4 @@
-"""What the class page says, as data: every submission, the distribution, the hardest exercises."""
+"""Data of the class page: every submission, the distribution, the hardest exercises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..policy import Grade
 from . import labels, one_line, page_name, plain
 from .summary import SYMBOLS, Told, decisions, readable, state
 
-# States that look alike, but for their symbol: each change of it is an element, of which a large class has thousands.
+# State → CSS class. States that share a class join into one HTML element; else a large class has too many.
 _DRAWN = {
     "passed": "passed", "partly": "failed", "failed": "failed", "not_run": "not_run", "inconclusive": "not_run",
     "excluded": "not_run", "not_attempted": "not_run",
@@ -26,12 +26,12 @@ _DRAWN = {
 
 @dataclass
 class StageCell:
-    """One stage of one submission: a cell of points and marks. A mark a cell would be 40,000 cells for a class."""
+    """One table cell: points and symbols of one stage of one submission. A cell per exercise would mean 40,000 cells."""
 
     earned: float
     ran: bool
-    runs: list[tuple[str, str]]  # (how it is drawn, symbols of exercises in a row that are), in the handout's order
-    words: str  # "3 passed, 1 failed": the marks for those who do not see them
+    runs: list[tuple[str, str]]  # (CSS class, symbols of consecutive exercises with it), in the handout's order
+    words: str  # "3 passed, 1 failed": the symbols in words, for screen readers
 
 
 @dataclass
@@ -40,11 +40,11 @@ class ClassRow:
     page: str
     graded: Graded
     grade: Grade
-    scores: list[ExerciseScore]  # of all exercises, what is excluded too
+    scores: list[ExerciseScore]  # all exercises, also excluded ones
     message: str
     written: tuple[float, float, float]  # points earned, possible, and not marked yet
-    decisions: list[Told]  # what stands, and every late day
-    superseded: bool = False  # another attempt of the same student counts: it is in no statistic
+    decisions: list[Told]  # decisions in force, and missed due dates
+    superseded: bool = False  # another attempt of the same student counts; left out of statistics
 
     @property
     def share(self) -> float | None:
@@ -70,7 +70,7 @@ class ExerciseStatistics:
     exercise: Exercise
     ran: int  # submissions that tried it
     passed: int
-    share: float | None  # mean share of the possible points, of those
+    share: float | None  # mean fraction of the possible points, over submissions that tried it
     not_attempted: int
     not_run: int
     excluded: int
@@ -81,16 +81,16 @@ class ExerciseStatistics:
 @dataclass
 class ClassSummary:
     rows: list[ClassRow]  # every submission, by name
-    everyone: list[Told]  # what stands for all of them
+    everyone: list[Told]  # decisions for everyone
     exercises: list[Exercise]
     hardest: list[ExerciseStatistics]
-    bins: list[int]  # submissions by share of possible points: 0–10 %, …, 90–100 %
-    median: float | None  # of that share
+    bins: list[int]  # number of submissions with 0–10 %, …, 90–100 % of the possible points
+    median: float | None  # median of that fraction
     median_final: float | None
 
 
 def class_summary(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> ClassSummary:
-    """The class in numbers. Medians and the distribution are over submissions of which something ran."""
+    """Statistics of the class. Medians and distribution leave out submissions of which nothing ran."""
     shown = labels(graded)
     rows, superseded = [], people.superseded(graded)
     for name, g in graded.items():

@@ -1,6 +1,6 @@
-"""Grades for other tools: Gradescope's results.json, CSV for spreadsheets, JSON for scripts.
+"""Exports grades: Gradescope's results.json, CSV for spreadsheets, JSON for scripts.
 
-Everything from a submission is plain text here too; cells that a spreadsheet would run are disarmed.
+Text from submissions is made plain first; cells that a spreadsheet would run as formulas are disarmed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SUMS = ("earned", "possible", "not_run", "inconclusive", "adjusted", "late", "f
 def gradescope(
     graded: Graded, assignment: Assignment, ids: Collection[str], asked: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Gradescope's results.json: a test for each exercise and kind, and each written question.
+    """Gradescope's results.json: a test per exercise and kind, and one per written question.
 
-    The score is the share of the points that count, times the points of the profile: Gradescope's total is the same
-    for everybody, so points that were not run or are excluded must not be lost in it.
+    score = fraction earned of the points that count × points of the profile. Gradescope has one total for everybody,
+    and points that were not run or are excluded must not be lost.
 
-    Flags are not in it: Gradescope hides the total from students with a hidden test, and so would tell them.
-    Print `evidence(graded)` in run_autograder instead: stdout_visibility "hidden" keeps that for instructors.
-    asked: the written questions, which a refused submission has not answered.
+    Flags are left out: a hidden test makes Gradescope hide the total too, which would reveal the flag to the student.
+    Print `evidence(graded)` in run_autograder instead: with stdout_visibility "hidden" only instructors see it.
+    asked: ids of the written questions; in a refused submission they count as not answered.
     """
     if graded.status == "refused":
         graded = replace(graded, answers=[Answer(id, "", "missing") for id in asked])
@@ -68,16 +68,16 @@ def gradescope(
 
 
 def evidence(graded: Graded) -> str:
-    """Flags as text for instructors' eyes; "" if there are none."""
+    """The flags as text, for instructors only; "" if there are none."""
     return "\n".join(f"FLAG {one_line(f.kind, 200)}: {plain(f.detail, MESSAGE_LIMIT)}" for f in graded.flags)
 
 
 def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> list[list[str | float]]:
-    """A heading, then one row a submission by name. An exercise of which nothing ran has an empty cell, one whose stub
-    is untouched the words "not attempted".
+    """A heading, then one row per submission, by name. The cell of an exercise is empty if nothing of it ran, and
+    "not attempted" if its stub is unchanged.
 
-    What is inconclusive is a part of what was not run; final = earned + adjusted − late. The written part is in three
-    columns of its own: points, those possible so far, and those of prose that nobody has marked yet.
+    inconclusive is part of not_run; final = earned + adjusted − late. The written part has three columns: points,
+    points possible so far, and points of prose that nobody has marked yet.
     """
     exercises = [e for e in assignment.exercises if e in set(ids)]
     of_written = ["written", "written_possible", "written_unmarked"]
@@ -94,7 +94,7 @@ def csv_rows(graded: AllGraded, assignment: Assignment, ids: Collection[str]) ->
 
 
 def as_json(run: Run, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> dict[str, Any]:
-    """Everything of a run but its secret seed: {"run": {...}, "submissions": {shown name: {...}}}."""
+    """Everything about a run except its secret seed: {"run": {...}, "submissions": {label: {...}}}."""
     about = {key: value for key, value in asdict(run).items() if key not in ("seed", "manifest")}
     shown = labels(graded)
     return {"run": about, "submissions": {shown[name]: _submission(g, assignment, ids) for name, g in graded.items()}}
@@ -131,7 +131,7 @@ def _submission(g: Graded, assignment: Assignment, ids: Collection[str]) -> dict
 
 
 def _entries(s: ExerciseScore, results: list[Result], number: int) -> list[dict[str, Any]]:
-    """Gradescope's tests for one exercise: one a kind."""
+    """Gradescope's tests for one exercise: one per kind."""
     name = s.exercise.id
     if not s.kinds:
         why = f"Not run: {points(s.exercise.points)} points, neither earned nor lost."
@@ -193,7 +193,7 @@ def _output(s: ExerciseScore, k: KindScore, results: list[Result]) -> str:
 
 
 def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
-    """Gradescope's tests for what is no test: adjustments, lateness, and exercises that do not count."""
+    """Entries in Gradescope's list of tests for adjustments, lateness, and excluded exercises."""
     told = decisions(graded, grade)
     found = []
     for name, score, kinds in (("adjusted", grade.adjusted, ["adjust"]), ("late", -grade.late, ["extend", "late"])):
@@ -205,13 +205,13 @@ def _beside(graded: Graded, grade: Grade) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, number: str, score: float, most: float, passed: bool | None, output: str) -> dict[str, Any]:
-    """passed: None for what did not count. It has neither status nor score: by a score, 0 of 0, Gradescope calls it
-    passed.
+    """One of Gradescope's tests. passed: None if it does not count; then it has neither status nor score, because
+    Gradescope shows a score of 0 of 0 as passed.
     """
-    told = {"name": name, "number": number, "output": output, "visibility": "visible"}
+    entry = {"name": name, "number": number, "output": output, "visibility": "visible"}
     if passed is None:
-        return told
-    return {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed", **told}
+        return entry
+    return {"score": round(score, 4), "max_score": round(most, 4), "status": "passed" if passed else "failed", **entry}
 
 
 def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
@@ -219,13 +219,13 @@ def _numbers(of: object, names: Iterable[str]) -> dict[str, float]:
 
 
 def write_exports(folder: Path, graded: AllGraded, assignment: Assignment, ids: Collection[str]) -> None:
-    """grades.csv, gradescope/<name>.json for each submission, and canvas.csv anew where `grader canvas` wrote one."""
+    """Write grades.csv and gradescope/<name>.json of each submission; update an existing canvas.csv."""
     write_whole(folder / "grades.csv", csv_text(csv_rows(graded, assignment, ids)))
     asked = dict.fromkeys(a.question for one in graded.values() for a in one.answers)
     for name, one in graded.items():
-        told = json.dumps(gradescope(one, assignment, ids, asked), indent=1) + "\n"
-        write_whole(folder / "gradescope" / f"{page_name(name)}.json", told)
-    before = folder / "canvas.csv"  # says who is who, as the roster did
+        text = json.dumps(gradescope(one, assignment, ids, asked), indent=1) + "\n"
+        write_whole(folder / "gradescope" / f"{page_name(name)}.json", text)
+    before = folder / "canvas.csv"  # has the students of the roster
     if before.is_file():
         text = before.read_text(encoding="utf-8-sig")
         write_whole(before, canvas(text, Sheet(text).headings[-1], graded, assignment, ids, people.read(folder))[0])

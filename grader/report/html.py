@@ -1,8 +1,7 @@
-"""Reports for people: a page for each submission, one for the class, and a comment in Markdown for a pull request.
+"""Writes a page for each submission, a page for the class, and a Markdown comment for a pull request.
 
-Pages load nothing from anywhere and run no script but the table's sorting; a Content-Security-Policy holds
-browsers to that. Everything from a submission is plain text first, then escaped by jinja2.
-Evidence and the secret seed are on no student's page.
+Pages load nothing and run only the script that sorts tables; a Content-Security-Policy enforces this. Text from
+submissions is made plain, then jinja2 escapes it. A student's page never shows evidence or the secret seed.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from . import labels, one_line, page_name, plain, points, signed
 from .classroom import class_summary
 from .summary import REASONS, SYMBOLS, Limits, decisions, exercise_views, together
 
-PAGE_LIMIT = 300_000  # bytes of a submission's page, whatever the submission prints
-# Tried in order until the page fits: characters of a message, of an output, failures shown an exercise
+PAGE_LIMIT = 300_000  # most bytes of a submission's page
+# Tried in order until the page fits: characters per message, characters per output, failures per exercise
 _LEVELS = (Limits(4000, 3000, 12), Limits(1000, 500, 8), Limits(300, 0, 4), Limits(100, 0, 1, tests=False))
 
 
 def submission_page(graded: Graded, assignment: Assignment, run: Run, ids: Collection[str], hints: int = 3) -> str:
-    """The student's page: points, what failed and how to see it, so many hints. At most PAGE_LIMIT bytes."""
+    """The student's page: points, failures, commands to see them, up to `hints` hints. At most PAGE_LIMIT bytes."""
     page = ""
     for limits in _LEVELS:
         page = _of_one("submission.html", graded, assignment, run, ids, hints, limits)
@@ -94,7 +93,7 @@ def _templates() -> jinja2.Environment:
     for name, file in (("style", "style.css"), ("script", "sort.js")):
         text = (folder / file).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        environment.globals[name] = Markup(text)  # ours, and allowed by its hash alone
+        environment.globals[name] = Markup(text)  # trusted text; the policy allows it by its hash
         environment.globals[f"{name}_hash"] = f"'sha256-{digest}'"
     return environment
 
@@ -104,7 +103,7 @@ def percent(share: float) -> str:
 
 
 def quoted(text: str) -> str:
-    """Text as a block of code in Markdown by indentation, which nothing in it can end."""
+    """Text as an indented code block in Markdown, which no content can end early."""
     return "\n".join(f"    {line}" for line in plain(text, 2000).splitlines()) or "    (no message)"
 
 

@@ -1,6 +1,6 @@
-"""A leaderboard of what was measured: points, and how many times as fast as its rival each timed exercise is.
+"""Leaderboard of points, and of measured speed: how many times as fast as its rival each timed exercise is.
 
-Nobody is on the page who did not ask for it, and then under a name of their own choice (`read_names`).
+It shows only students who asked for it, under names of their choice (`read_names`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..graded import AllGraded, Graded, Run
 from . import labels, one_line
 from .html import _render
 
-_RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # as lab.harness.compare.Comparison says it
+_RATIO = re.compile(r"(\d+(?:\.\d+)?) times \(")  # in messages of lab.harness.compare.Comparison
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Row:
 
 
 def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
-    """By timed exercise that passes whole: how many times as fast it is, the least where there are several."""
+    """Timed exercise → how many times as fast as its rival, the least of several; only if all its tests pass."""
     wanted, found = set(ids), dict[str, list[float]]()
     failed = {r.exercise for r in graded.results if r.outcome == "failed"}
     for r in graded.results:
@@ -43,7 +43,7 @@ def ratios(graded: Graded, ids: Iterable[str]) -> dict[str, float]:
 
 
 def entries(graded: Graded, assignment: Assignment, ids: Collection[str]) -> list[dict[str, Any]]:
-    """Gradescope's "leaderboard": there students choose names of their own, and the course whether it is shown."""
+    """Gradescope's "leaderboard" field. There students choose their names, and the course whether to show it."""
     earned, _, _ = totals(graded.scores(assignment, ids))
     measured = sorted(ratios(graded, ids).items())
     return [
@@ -69,7 +69,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def rows(graded: AllGraded, names: Mapping[str, str], assignment: Assignment, ids: list[str]) -> list[Row]:
-    """Those of `names` that were graded, most points first; equal points share a place."""
+    """A row per graded submission in `names`, most points first; equal points share a place."""
     shown = labels(one_line(names[n], 60) for n in graded if n in names)
     found = []
     for submission, g in graded.items():

@@ -1,6 +1,6 @@
-"""What `grader similarity` found, for people and for scripts: pages side by side, JSON, CSV.
+"""Writes the results of `grader similarity`: pages with files side by side, JSON, CSV.
 
-Names and code come from submissions: plain text first, then escaped, as everywhere here.
+Names and code come from submissions, so they are made plain and then escaped.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..similarity import FilePair, Pair
 from . import labels, one_line, plain
 from .html import _render
 
-SHOWN = 100  # pairs that have a page
-_FILES = 8  # of a pair, most alike first
-_LINES = 400  # of a file
-_WIDTH = 160  # characters of a line
+SHOWN = 100  # most pairs with a page
+_FILES = 8  # most files per pair, most similar first
+_LINES = 400  # most lines per file
+_WIDTH = 160  # most characters per line
 
 
 def write(folder: Path, found: list[Pair], left_out: list[str], assignment: Assignment, threshold: float) -> Path:
     """Write index.html, pairs/, similarity.json and similarity.csv below folder; returns the path of index.html."""
-    shutil.rmtree(folder / "pairs", ignore_errors=True)  # of an earlier run, with other numbers
+    shutil.rmtree(folder / "pairs", ignore_errors=True)  # pages of an earlier run, which numbered pairs differently
     shown = labels(dict.fromkeys(name for p in found for name in (p.one.name, p.other.name)))
     rows = [_row(number, pair, shown) for number, pair in enumerate(found, 1)]
     for pair, row in list(zip(found, rows, strict=True))[:SHOWN]:
@@ -58,8 +58,8 @@ def _side_by_side(pair: FilePair) -> dict[str, Any]:
     sides = []
     for version, alike in zip((pair.one, pair.other), pair.lines(), strict=True):
         lines = version.text.split("\n")
-        told = [(n, plain(text, _WIDTH), n in alike) for n, text in enumerate(lines[:_LINES], 1)]
-        sides.append({"lines": told, "more": max(0, len(lines) - _LINES)})
+        numbered = [(n, plain(text, _WIDTH), n in alike) for n, text in enumerate(lines[:_LINES], 1)]
+        sides.append({"lines": numbered, "more": max(0, len(lines) - _LINES)})
     return {"file": one_line(pair.file, 200), "share": pair.share, "version": pair.other.label, "sides": sides}
 
 

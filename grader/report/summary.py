@@ -1,4 +1,4 @@
-"""What a submission's page says, as data: failures grouped as a reader wants them."""
+"""Data of a submission's page, with failures grouped for the reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..graded import Graded
 from ..policy import Decision, Grade
 from . import one_line, plain, points
 
-# lab.course.scoring.REASONS for a reader
+# lab.course.scoring.REASONS in words
 REASONS = {
     "assertion": "wrong result",
     "raised": "raised an error",
@@ -37,17 +37,17 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of what a submission says fits on its page."""
+    """How much text of a submission its page shows."""
 
     message: int
-    output: int  # 0: none
-    failures: int  # shown for one exercise
+    output: int  # 0: no output
+    failures: int  # most failures per exercise
     tests: bool = True  # list all tests
 
 
 @dataclass
 class Failure:
-    """Tests of one exercise that failed alike: same reason, same message."""
+    """Tests of one exercise that failed with the same reason and message."""
 
     reason: str
     message: str
@@ -68,7 +68,7 @@ class Failure:
 
     @property
     def command(self) -> str:
-        """What the student types to see the first of them."""
+        """The command that shows the student the first of these failures."""
         test, cases = next(iter(self.tests.items()))
         return "pytest " + shlex.quote(f"{test}[{cases[0]}]" if cases[0] else test)
 
@@ -79,11 +79,11 @@ class ExerciseView:
     score: ExerciseScore
     state: str
     failures: list[Failure]
-    refusals: bool  # only refusals of bad input fail: no hint helps there
+    refusals: bool  # only tests of refused bad input fail, so no hint is shown
     more: list[str]  # names of failing tests beyond the limit
-    skipped: dict[str, list[str]]  # why it was not run → names of tests
-    undecided: dict[str, list[str]]  # why it is inconclusive → names of tests
-    beyond: dict[str, str]  # advisory tests that failed → why, in the first case
+    skipped: dict[str, list[str]]  # reason for not running → names of tests
+    undecided: dict[str, list[str]]  # reason for being inconclusive → names of tests
+    beyond: dict[str, str]  # failed advisory test → message of its first case
     tests: list[dict[str, Any]]  # by function: name, kind, state, cases, seconds, instrumented
 
     @property
@@ -99,17 +99,17 @@ def exercise_views(scores: Iterable[ExerciseScore], results: Iterable[Result], l
 
 
 class Told(NamedTuple):
-    """A decision, or a due date that was missed, for a reader."""
+    """A decision or a missed due date, in words for a reader."""
 
-    kind: str  # of the decision; "late"
+    kind: str  # kind of the decision, or "late"
     what: str
     why: str
-    who: str  # and when
+    who: str  # author and time
     everyone: bool = False
 
 
 def decisions(graded: Graded, grade: Grade) -> list[Told]:
-    """Every decision that stands and every due date that was missed."""
+    """Every decision in force and every missed due date."""
     told = [
         Told(d.kind, one_line(what, 200), plain(d.why, 2000), f"{one_line(d.by, 100)}, {d.made} UTC", not d.name)
         for d in graded.decisions
@@ -123,7 +123,7 @@ def decisions(graded: Graded, grade: Grade) -> list[Told]:
 
 
 def _what(d: Decision, grade: Grade) -> str:
-    """A decision in words; "" for what `lates` tells."""
+    """A decision in words; "" for policies and times, which Grade.lates covers."""
     if d.kind == "adjust":
         away = ", which is excluded: does not count" if d.exercise in grade.excluded else ""
         return f"{float(d.value):+.6g} points{f' for {d.exercise}{away}' if d.exercise else ''}"
@@ -163,7 +163,7 @@ def _view(s: ExerciseScore, results: list[Result], limits: Limits) -> ExerciseVi
 
 
 def _reasons(results: Iterable[Result], outcome: str, limits: Limits) -> dict[str, list[str]]:
-    """Why tests ended so → their names."""
+    """Reason → names of the tests with this outcome for this reason."""
     found: dict[str, list[str]] = defaultdict(list)
     for r in results:
         if r.outcome == outcome:
@@ -207,8 +207,8 @@ def _tests(results: Iterable[Result]) -> list[dict[str, Any]]:
 def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tuple[float, float, float]:
     """(points, points that count for this submission, points of the profile), code and written part together.
 
-    Points that were not run, are excluded, or that nobody has marked yet do not count. All points of a refused
-    submission do, except those of excluded exercises.
+    Points do not count if they were not run, are excluded, or are not marked yet. For a refused submission all points
+    count, except those of excluded exercises.
     """
     scores = graded.scores(assignment, ids)
     grade = graded.grade(assignment, [s.exercise.id for s in scores])
@@ -221,7 +221,7 @@ def standing(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> tupl
 
 
 def together(graded: Graded, assignment: Assignment, ids: Iterable[str]) -> str:
-    """Code and written part, and the share that counts: "40.7 of 47 points: 86.6 %"; "" where nothing counts."""
+    """Points of code and written part: "40.7 of 47 points: 86.6 %"; "" if no points count."""
     got, counts, _ = standing(graded, assignment, ids)
     return f"{points(got)} of {points(counts)} points: {100 * got / counts:.1f} %" if counts else ""
 
