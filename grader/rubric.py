@@ -1,7 +1,7 @@
-"""Prose is marked by people in a spreadsheet: out as CSV, back as CSV, kept in the gradebook with who and when.
+"""Exports answers in prose to a spreadsheet (CSV), and imports people's marks from it into the gradebook.
 
-A row is one criterion of one question of one submission. Half a sheet is fine: an empty cell says nothing, and what was
-said before stays. One bad row, and nothing is taken from the sheet.
+A row is one criterion of one question of one submission. A half-filled sheet is fine: empty cells leave earlier marks
+unchanged. One bad row, and the import takes nothing from the sheet.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .report import labels, one_line, plain
 from .written import QuestionScore, score, text_id
 
 COLUMNS = ["name", "question", "criterion", "points possible", "points", "comment", "marked", "what it asks", "answer"]
-READ = COLUMNS[:6]  # what comes back; the rest is for the reader
+READ = COLUMNS[:6]  # columns that the import reads; the others help the person who marks
 ANSWER_LIMIT = 10_000  # characters; a cell holds 32,767
 
 
 def export(path: Path, graded: AllGraded) -> int:
-    """Write the sheet of all prose that was handed in, by question; the number of criteria that nobody has marked."""
+    """Write a sheet of all answers in prose, sorted by question; return the number of unmarked criteria."""
     shown = labels(graded)
     rows: list[list[str | float]] = []
     for name in sorted(graded, key=lambda n: (shown[n].casefold(), shown[n])):
@@ -34,7 +34,7 @@ def export(path: Path, graded: AllGraded) -> int:
             if s.answer.outcome == "prose":
                 rows += _rows(disarmed(shown[name]), s)
     rows.sort(key=lambda row: row[1])
-    write_whole(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # the mark by which Excel knows UTF-8
+    write_whole(path, "\ufeff" + csv_text([COLUMNS, *rows]))  # byte order mark: Excel needs it to detect UTF-8
     return sum(row[4] == "" for row in rows)
 
 
@@ -48,20 +48,20 @@ def _rows(label: str, s: QuestionScore) -> Iterable[list[str | float]]:
 
 
 def read(path: Path, graded: AllGraded, by: str) -> list[tuple[str, Mark]]:
-    """The marks of a sheet, as `taken` has them. Raises Wrong, also for a file that is no such sheet."""
+    """The marks in a sheet, as `taken` returns them. Raises Wrong, also if the file is not such a sheet."""
     expected = f"{path}: expected a CSV of `grader rubric export`"
     sheet = Sheet(read_text(path, expected, "expected CSV in UTF-8; save it as that"), f"{path}: ", READ)
-    rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet counts
+    rows = ((f"row {number}", cells) for number, (_, cells) in enumerate(sheet, 2))  # as a spreadsheet numbers rows
     return taken(rows, graded, by, f"{path}: ")
 
 
 def taken(
     rows: Iterable[tuple[str, Mapping[str, str]]], graded: AllGraded, by: str, where: str = ""
 ) -> list[tuple[str, Mark]]:
-    """(name of a submission, mark) of each row that has points and says something new.
+    """(name of a submission, mark) of each row whose mark differs from the recorded one.
 
-    rows: (what to call it, cells by heading). Raises Wrong: an unknown name, question or criterion, points that are no
-    number from 0 to those possible, a row that is there twice.
+    rows: (label for errors, cells by heading). Raises Wrong for an unknown name, question or criterion, for points that
+    are not a number from 0 to those possible, and for a duplicate row.
     """
     at = now()
     shown = {label: name for name, label in labels(graded).items()}  # a spreadsheet may swallow the apostrophe
@@ -103,7 +103,7 @@ def _mark(cells: Mapping[str, str], s: QuestionScore, by: str, at: str) -> Mark:
     points = _number(cells["points"])
     if not 0 <= points <= possible[criterion]:
         raise _expected("points", f"0 to {possible[criterion]:g}", cells["points"])
-    if comment == disarmed(comment[1:]):  # as it was exported
+    if comment == disarmed(comment[1:]):  # undo the export's apostrophe
         comment = comment[1:]
     return Mark(s.question.id, criterion, points, plain(comment, ANSWER_LIMIT), by, at, text_id(s.answer.given))
 
@@ -113,7 +113,7 @@ def _expected(column: str, expected: str, came: str) -> Wrong:
 
 
 def _number(text: str) -> float:
-    """NaN, which is in no range, for what is none. A spreadsheet may write 0.5 as 0,5."""
+    """Parse a number, also 0,5 for 0.5. Returns NaN, which fails every range check, for other text."""
     try:
         return float(text.replace(",", "."))
     except ValueError:

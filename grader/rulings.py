@@ -1,4 +1,4 @@
-"""What may be decided: checks behind `grader adjust`, `exclude`, `extend`, `withdraw`, and behind `grader serve`."""
+"""Checks and records decisions, for `grader adjust`, `exclude`, `extend`, `withdraw` and `grader serve`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MOST_DAYS = 365
 def rule(
     book: Gradebook, g: Graded, ids: Collection[str], kind: str, exercises: list[str], value: float, why: str, by: str
 ) -> list[int]:
-    """Write one decision for each exercise ("": the whole submission); their numbers. Raises Wrong."""
+    """Record one decision per exercise ("": the whole submission); return their numbers. Raises Wrong."""
     known([e for e in exercises if e], ids, "--exercise")
     if kind not in BY_HAND:
         raise Wrong(f"expected one of {', '.join(BY_HAND)}, got {kind!r}")
-    if kind == "adjust" and not abs(value) <= policy.MOST_POINTS:  # nan is not, either
+    if kind == "adjust" and not abs(value) <= policy.MOST_POINTS:  # also refuses nan
         raise Wrong(f"--points: expected a number of -{policy.MOST_POINTS:g} to {policy.MOST_POINTS:g}, got {value}")
     if kind == "extend" and not 0 <= value <= MOST_DAYS:
         raise Wrong(f"--days: expected a number of 0 to {MOST_DAYS}, got {value:g}")
     if kind == "exclude" and not (exercises and all(exercises)):
-        raise Wrong("--exercise: expected what is not to count, got nothing")
+        raise Wrong("--exercise: expected the exercise that must not count, got nothing")
     if kind == "adjust" and exercises[0]:
         _fits(g, exercises[0], value)
     kept = "" if kind == "exclude" else value
@@ -39,7 +39,7 @@ def rule(
 
 
 def withdraw(book: Gradebook, number: int, why: str, by: str) -> Decision:
-    """Take a decision that stands back; returns it. Raises Wrong."""
+    """Withdraw a decision in force and return it. Raises Wrong."""
     found = next((d for d in policy.standing(book.decisions()) if d.number == number), None)
     if found is None:
         raise Wrong(f"expected the number of a decision that stands, got {number}; see: grader decisions")
@@ -54,7 +54,7 @@ def reason(why: str) -> str:
 
 
 def _fits(graded: Graded, exercise: str, value: float) -> None:
-    """Refuse an adjustment that gives an exercise more points than it has, or takes more than it got."""
+    """Raise Wrong if an adjustment would lift an exercise above its maximum, or below 0."""
     (score,) = graded.scores(default(), [exercise])
     by_hand = sum(float(d.value) for d in graded.decisions if (d.kind, d.exercise) == ("adjust", exercise))
     got = score.earned + by_hand

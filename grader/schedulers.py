@@ -1,7 +1,7 @@
-"""Who runs jobs: Slurm, or this machine in its place. submitit hands them over; the rest is asked of the source.
+"""Runs jobs with Slurm, or with processes on this machine. We use submitit only to submit them.
 
-submitit would pickle what comes back, and learn from the accounting what still runs, which not every Slurm keeps:
-answers are files of ours (`cluster`), and the controller itself says which jobs there are.
+submitit would pickle results, and would learn job states from Slurm's accounting, which not every cluster keeps. So
+jobs write their own answer files (`cluster`), and we ask Slurm's controller for job states.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .graded import Run
 
 KINDS = ("slurm", "local")
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
-CPUS, MEMORY, MINUTES = 2, "8G", 120  # of a job: two ranks are timed at once; a box may hold 6 GiB
-ARRAY = 1000  # jobs of one array; Slurm's own limit, MaxArraySize, is 1001 where nobody changed it
+CPUS, MEMORY, MINUTES = 2, "8G", 120  # per job: two ranks are timed at once; a box may use 6 GiB
+ARRAY = 1000  # jobs per array; Slurm's default limit, MaxArraySize, is 1001
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
          "REVOKED", "TIMEOUT", "LAUNCH_FAILED")  # fmt: skip
-_NO_NODE = "DOWN, DRAINED"  # in the reason for which a job waits
+_NO_NODE = "DOWN, DRAINED"  # appears in the reason why a job waits
 _OPTION = re.compile(r"(gpu\.)?([a-z][a-z-]*)(?:=(.+))?")
 
 
@@ -45,12 +45,12 @@ class ClusterError(Wrong):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs run, and with what. Raises ClusterError for an option that is none."""
+    """Where jobs run, and with which options. Raises ClusterError for a malformed option."""
 
     kind: str  # one of KINDS
     folder: Path  # absolute; every node must see it
-    gpus: int = 0  # of each job of the gpu track; 0: there are no such jobs
-    options: tuple[str, ...] = ()  # sbatch's: "partition=teaching"; "gpu.partition=h100" for the gpu track alone
+    gpus: int = 0  # per job of the gpu track; 0: no such jobs
+    options: tuple[str, ...] = ()  # for sbatch: "partition=teaching"; "gpu.partition=h100" for the gpu track only
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -59,7 +59,7 @@ class Cluster:
             raise ClusterError(f"--slurm: expected an option of sbatch, as partition=teaching, got {bad[0]!r}")
 
     def asked(self, track: str) -> dict[str, str | bool]:
-        """sbatch's options for the jobs of a track, without dashes; True for one without a value."""
+        """sbatch's options for the jobs of a track, without dashes; True if an option has no value."""
         options: dict[str, str | bool] = {"cpus-per-task": str(CPUS), "mem": MEMORY, "time": str(MINUTES)}
         options["requeue"] = True
         if track == "gpu":
@@ -71,12 +71,12 @@ class Cluster:
         return options
 
     def of_run(self, run: Run) -> Cluster:
-        """With a folder that no other run has: an answer of another must not be taken for one of this."""
+        """A copy whose folder belongs to this run only, so that answers of other runs are not mistaken for its own."""
         return replace(self, folder=self.folder / f"{run.id}-{run.started.replace(' ', 'T').replace(':', '')}")
 
 
 def check(cluster: Cluster) -> None:
-    """Raise ClusterError where it would take no jobs as they are asked for."""
+    """Raise ClusterError if the cluster would not accept our jobs."""
     what, do = lacking(cluster.kind)
     if what:
         raise ClusterError(f"--cluster {cluster.kind}: {what}; {do}")
@@ -104,7 +104,7 @@ class _Scheduler:
         import submitit
 
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        given = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # none was asked for
+        given = [f"PYTHONPATH={paths}", *(["CUDA_VISIBLE_DEVICES="] if track != "gpu" else [])]  # no GPU requested
         self.folder = folder
         self.executor: Any = getattr(submitit, name)(folder, python=shlex.join(["env", *given, sys.executable]))
 
@@ -113,7 +113,7 @@ class _Scheduler:
 
 
 def start(cluster: Cluster, track: str, folder: Path, jobs: int) -> Slurm | Local:
-    """The scheduler for a track, at most `jobs` at a time; logs and what is handed over go to `folder`."""
+    """The scheduler for a track, with at most `jobs` at a time; logs and pickled tasks go to `folder`."""
     return Slurm(cluster, track, folder, jobs) if cluster.kind == "slurm" else Local(cluster, track, folder, jobs)
 
 
@@ -122,16 +122,16 @@ def alive(state: str | None) -> bool:
 
 
 class Slurm(_Scheduler):
-    """Arrays of jobs, at most so many at a time."""
+    """Submits arrays of jobs, and limits how many run at a time."""
 
-    pause_s = 5.0  # between two questions
-    late_s = 15.0  # how much later than the end of its job an answer may be seen
-    told = False  # that no node takes jobs
+    pause_s = 5.0  # between two polls
+    late_s = 15.0  # an answer file may appear this long after the end of its job
+    warned = False  # whether we warned that no node accepts jobs
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder, "SlurmExecutor", track)
         self.options = cluster.asked(track)
-        # No srun: its step would get SIGUSR2 before a limit, and a probe that dies of it would look like a crash.
+        # No srun: Slurm sends its step SIGUSR2 before the time limit; a probe killed by it would look like a crash.
         self.executor.update_parameters(
             job_name="grader", array_parallelism=jobs, use_srun=False, stderr_to_stdout=True, wckey=None,
             additional_parameters=self.options,
@@ -142,18 +142,18 @@ class Slurm(_Scheduler):
         return 0 if running else ARRAY  # one array at a time: Slurm's limit on running jobs holds within one array
 
     def submit(self, work: Callable[[Any], None], tasks: list[Any]) -> list[str] | None:
-        """A job for each task; None if nobody answers. Raises ClusterError if they are refused."""
+        """Submit a job per task; return ids, or None if the controller is silent. Raises ClusterError if refused."""
         from submitit.core.utils import FailedJobError
 
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # it prints what it raises
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit also prints the errors that it raises
                 return [job.job_id for job in self.executor.map_array(work, tasks)]
         except FailedJobError:
             _try(self.options)
             return None
 
     def states(self, jobs: list[str]) -> dict[str, str] | None:
-        """The states of those that are known still; None if nobody answers."""
+        """Job → state, for jobs that Slurm still knows; None if the controller does not answer."""
         command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%r"]
         said = subprocess.run(command, capture_output=True, text=True)
         if said.returncode:
@@ -161,25 +161,25 @@ class Slurm(_Scheduler):
         rows = [line.strip().split("|") for line in said.stdout.splitlines()]
         ours = {r[0]: (r[1], r[2]) for r in rows if len(r) == 3 and r[0] in jobs}
         wait = {why for state, why in ours.values() if state == "PENDING" and _NO_NODE in why}
-        if wait and not self.told:  # Slurm waits for a person then, and so would a silent head
+        if wait and not self.warned:  # Slurm then waits until a person acts
             logging.getLogger(__name__).warning("jobs wait: Slurm says %r; look at: sinfo -R", min(wait))
-        self.told = bool(wait)
-        # A job that could not be started is held back for a person to look at: ours is handed over again instead.
+        self.warned = bool(wait)
+        # Slurm holds a job whose launch failed until a person acts. Report it as failed: we submit it again.
         return {job: "LAUNCH_FAILED" if "launch" in why else state for job, (state, why) in ours.items()}
 
     def cancel(self, jobs: list[str]) -> None:
-        """End these; one that has ended is no error."""
+        """Cancel these jobs; a job that has already ended is no error."""
         subprocess.run(["scancel", *jobs], capture_output=True)
 
 
 class Local(_Scheduler):
-    """This machine as a cluster: each job a process that outlives its head."""
+    """Uses this machine as a cluster: each job is a process that survives the grader."""
 
     pause_s, late_s = 0.2, 1.0
 
     def __init__(self, cluster: Cluster, track: str, folder: Path, jobs: int):
         super().__init__(folder, "LocalExecutor", track)
-        self.jobs = 1 if track == "gpu" else jobs  # its devices are always the first ones
+        self.jobs = 1 if track == "gpu" else jobs  # submitit always gives a job the first GPUs
         self.handed_over: list[Any] = []
         gpus = cluster.gpus if track == "gpu" else 0
         self.executor.update_parameters(timeout_min=MINUTES, gpus_per_node=gpus, stderr_to_stdout=True)
@@ -200,7 +200,7 @@ class Local(_Scheduler):
                 os.kill(int(job), signal.SIGINT)
 
     def _runs(self, job: str) -> bool:
-        """Whether that process is a job of ours: the number of one that ended may be another's now."""
+        """Whether this pid is one of our jobs; another process may have got the pid of a job that ended."""
         try:
             return str(self.folder) in psutil.Process(int(job)).cmdline()
         except (ValueError, psutil.Error):
@@ -208,7 +208,7 @@ class Local(_Scheduler):
 
 
 def _try(options: dict[str, str | bool]) -> None:
-    """Raise ClusterError if sbatch refuses jobs with these options, and not for want of an answer."""
+    """Raise ClusterError if sbatch refuses these options, but not if the controller does not answer."""
     flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
     tried = subprocess.run(["sbatch", "--test-only", *flags, "--wrap", "true"], capture_output=True, text=True)
     if tried.returncode and answers():

@@ -1,9 +1,9 @@
-"""Who wrote what somebody else wrote, too: a class's submissions beside each other, earlier years' and the kit's own.
+"""Finds similar code: compares a class's submissions with each other, with earlier years and with the kit's solutions.
 
-Files are compared with those of the same name by their k-grams, as copydetect cuts them (Schleimer, Wilkerson and Aiken
-2003, "Winnowing"): names, strings, comments and layout do not count. What the stubs hold is left out, and so is what
-is too short to say anything. Forks of CS336 are compared with each other, by all code that they wrote. Short exercises
-look alike whoever writes them: a person reads both and decides.
+Files of the same name are compared by k-grams, with copydetect (Schleimer, Wilkerson and Aiken 2003, "Winnowing").
+Names, strings, comments and layout do not count. Code of the stubs is left out, and so are files that add little to
+their stub. Forks of CS336 are compared with each other, each as one text. Short exercises look similar whoever writes
+them, so a person must read both and decide.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .submissions import Submission, SubmissionError
 
 KIT = "the kit's solutions"
 FLAG = "similar code"
-FORK = "what the fork wrote"  # in the place of a file: each calls its files as it likes
-_THEIRS = ("tests", "cs336_basics")  # what that course gives, for the most part
-GRAM = 25  # characters of filtered code, where a name is one
-LEAST = 40  # k-grams that a file must have beyond its stub
-_LONGEST = 100_000  # characters of a file that are looked at
+FORK = "what the fork wrote"  # used like a file name, because forks name their files freely
+_THEIRS = ("tests", "cs336_basics")  # mostly code that the course gives to students
+GRAM = 25  # characters of filtered code, in which a name is one character
+LEAST = 40  # a file needs this many k-grams beyond its stub
+_LONGEST = 100_000  # characters of a file; the rest is ignored
 _SELF = re.compile(r"\b(?:self|cls)\b")
 
 
 @dataclass(frozen=True)
 class Version:
-    label: str  # of the kit, which solution: "reference", or a variant's name
+    label: str  # for the kit's solutions: "reference", or a variant's name; else ""
     text: str
     grams: numpy.ndarray  # hashes beyond the stub's, sorted, each once
 
@@ -52,16 +52,16 @@ class Party:
 
 @dataclass(frozen=True)
 class FilePair:
-    """One file of two parties: of the shorter one's k-grams beyond the stub, the share that the other has, too."""
+    """One file of two parties. share: fraction of the shorter file's k-grams beyond the stub that the other has too."""
 
     file: str
     share: float
-    grams: int  # of the shorter one
+    grams: int  # k-grams of the shorter file
     one: Version
     other: Version
 
     def lines(self) -> tuple[set[int], set[int]]:
-        """Line numbers that are alike, from 1, in both; not those that are the stub's, too."""
+        """(similar line numbers in one, in the other), from 1, without lines of the stub."""
         _, _, slices = compare_files(_beyond(self.file, self.one.text), _beyond(self.file, self.other.text))
         given = {line.strip() for line in _stub(self.file).split("\n")}
         return _lines_of(self.one.text, slices[0], given), _lines_of(self.other.text, slices[1], given)
@@ -69,7 +69,7 @@ class FilePair:
 
 @dataclass(frozen=True)
 class Pair:
-    """A submission of the class beside another party; share is that of all files together."""
+    """A submission of the class and another party; share is over all files together."""
 
     one: Party
     other: Party
@@ -78,7 +78,7 @@ class Pair:
 
 
 def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party | str]:
-    """Each submission as a party, or one line where it cannot be unpacked."""
+    """Each submission as a party, or a message if it cannot be unpacked."""
     for submission in found:
         with tempfile.TemporaryDirectory(prefix="similarity-") as folder:
             try:
@@ -88,7 +88,7 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
                 continue
             year = f"{submission.path.parent.name}/" if kind == "earlier" else ""
             party = Party(year + submission.name, kind)
-            if unpacked.edition:  # its code less the bridge and what that course gives, as one file
+            if unpacked.edition:  # join the fork's own code into one text
                 files = [file for file in cs336.own(unpacked.root) if file.partition("/")[0] not in _THEIRS]
                 whole = "\n".join(f"# {file}\n{_text(unpacked.root / file)}" for file in files)
                 _add(party, "", FORK, whole[: 4 * _LONGEST])
@@ -99,7 +99,7 @@ def of_class(found: Iterable[Submission], kind: str = "class") -> Iterator[Party
 
 
 def of_kit(wanted: Iterable[str]) -> Party:
-    """The reference, and every variant of it: of each file in `wanted` all the versions that the kit has."""
+    """The kit's solutions: each file in `wanted`, in the reference's version and in every variant's."""
     with tempfile.TemporaryDirectory(prefix="variants-") as folder:
         party, present = Party(KIT, "kit"), set(wanted)
         for file in sorted(present & set(_files(ROOT / "reference"))):
@@ -113,7 +113,7 @@ def of_kit(wanted: Iterable[str]) -> Party:
 
 
 def pairs(parties: list[Party], tick: Callable[[], None] = lambda: None) -> list[Pair]:
-    """Every submission of the class beside each other party that wrote one of the same files, most alike first."""
+    """All pairs of a class's submission and another party with a common file, most similar first."""
     ours = [p for p in parties if p.kind == "class"]
     others = [p for p in parties if p.kind != "class"]
     found = []
@@ -124,7 +124,7 @@ def pairs(parties: list[Party], tick: Callable[[], None] = lambda: None) -> list
 
 
 def compare(one: Party, other: Party) -> Pair:
-    """Two parties, by the files that both wrote; of several versions of a file the one that is most alike."""
+    """Compare the files that both parties have; if a file has several versions, take the most similar one."""
     files = []
     for name in one.files.keys() & other.files.keys():
         of_file = []
@@ -138,7 +138,7 @@ def compare(one: Party, other: Party) -> Pair:
 
 
 def flags(marked: Iterable[Pair]) -> dict[str, list[str]]:
-    """Evidence by submission of the class: with whom, how much, and in which files most."""
+    """Submission of the class → texts of evidence: which party, what fraction, the most similar files."""
     found: dict[str, list[str]] = {}
     for pair in marked:
         most = ", ".join(f"{f.file} {f.share:.0%}" for f in pair.files[:3])
@@ -154,13 +154,13 @@ def _files(root: Path) -> list[str]:
 
 
 def _add(party: Party, label: str, file: str, text: str) -> None:
-    """Give the party its version of a file, unless that is hardly more than the stub."""
+    """Add a version of a file to the party, unless it adds little to the stub."""
     grams = _grams(file, text)
     if len(grams) >= LEAST:
         party.files.setdefault(file, []).append(Version(label, text, grams))
 
 
-@functools.cache  # most of a class's files are as they were handed out
+@functools.cache  # most files of a class are unchanged stubs
 def _grams(file: str, text: str) -> numpy.ndarray:
     return numpy.sort(numpy.fromiter(_beyond(file, text).hashes, numpy.int64))
 
@@ -170,7 +170,7 @@ def _text(path: Path) -> str:
 
 
 def _beyond(file: str, text: str) -> CodeFingerprint:
-    """The k-grams of a text, less its stub's."""
+    """The k-grams of a text, without those of its stub."""
     made = _print(file, text)
     made.hashes -= _of_stub(file)
     return made
@@ -187,13 +187,13 @@ def _stub(file: str) -> str:
 
 
 def _print(file: str, text: str) -> CodeFingerprint:
-    """Every k-gram (a window of one), for copydetect's own way with boilerplate needs them unique, and they are not."""
-    text = _SELF.sub(lambda m: "_" * len(m[0]), text)  # to Pygments these are no names, and could be renamed
+    """Every k-gram (window 1). copydetect's own boilerplate filter needs unique k-grams, which these are not."""
+    text = _SELF.sub(lambda m: "_" * len(m[0]), text)  # Pygments does not treat these as names
     return CodeFingerprint(file, GRAM, 1, language="python", fp=io.StringIO(text))
 
 
 def _lines_of(text: str, slices: Any, given: set[str]) -> set[int]:
-    """slices: starts and ends, in characters; both empty where nothing is alike. given: lines that do not count."""
+    """Line numbers covered by slices (starts and ends in characters, maybe empty), without the lines in `given`."""
     found = set[int]()
     for start, end in zip(*slices, strict=True) if len(slices) else ():
         first, last = (text.count("\n", 0, int(place)) + 1 for place in (start, max(end - 1, 0)))

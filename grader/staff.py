@@ -1,4 +1,4 @@
-"""The commands of a department's desk: the pages for staff and students, and requests to be graded again."""
+"""Commands for staff: the web pages, accounts, and requests to be graded again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .report import one_line
 
 def serve(
     out_folder: Out = Path("out"),
-    host: Annotated[str, typer.Option(help="Where it listens; beyond this machine put TLS before it.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; put TLS in front for other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8350,
     hints: Annotated[int, typer.Option(min=0, max=3, help="How many hints a student's report shows.")] = 1,
     add_user: Annotated[
-        str | None, typer.Option(help="Add this login, or change it, and end; asks a password.")
+        str | None, typer.Option(help="Add or change this login, then exit; asks for a password.")
     ] = None,
     add_users: Annotated[
         Path | None,
@@ -33,7 +33,7 @@ def serve(
     role: Annotated[str, typer.Option(help="With --add-user: staff or student.")] = "student",
     submission: Annotated[str, typer.Option(help="With --add-user: what the student sees; default: the login.")] = "",
 ) -> None:
-    """Pages on the gradebook, with log-in: the class, marking, requests, decisions; a student sees what is theirs."""
+    """Serve web pages with log-in: class, marking, requests, decisions. Students see only their own submission."""
     from . import serve as pages
     from .serve.shelf import Shelf
 
@@ -67,15 +67,15 @@ def serve(
 
     import waitress
 
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a busy moment is no warning
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # do not warn about short queues
     shelf = Shelf(out_folder)
     shelf.now()
     app = pages.create_app(out_folder, hints, shelf)
     writer = threading.Thread(target=shelf.exporting)
     writer.start()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ends as Ctrl-C does: with the exports written
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # end like Ctrl-C, after writing the exports
     if host not in ("127.0.0.1", "localhost", "::1"):
-        say("passwords cross the network as they are: put a server that speaks TLS before this one", err)
+        say("passwords cross the network unencrypted: put a server with TLS in front of this one", err)
     say(f"http://{host}:{port}  (Ctrl-C ends it)")
     try:
         waitress.serve(app, host=host, port=port, threads=8, max_request_body_size=1 << 20, _quiet=True)
@@ -93,7 +93,7 @@ def requests(
     close: Annotated[bool, typer.Option("--close", help="With --answer: close the thread.")] = False,
     out_folder: Out = Path("out"),
 ) -> None:
-    """Requests to be graded again, with what was said; answer one."""
+    """List requests to be graded again, with their messages; answer one."""
     with latest(out_folder, write=answer is not None) as (book, run, ids):
         if name is not None:
             known([name], book.graded(run.id), "NAME")

@@ -1,6 +1,6 @@
-"""Cuts one module of the reference down to its stub: what raises, what stays, what vanishes.
+"""Cuts one module of the reference down to its stub: decides what raises, what stays, and what is removed.
 
-It removes whole lines. Imports that nothing needs any more, and line breaks, are left to ruff (`grader.stubs`).
+It removes whole lines. `grader.stubs` lets ruff remove unused imports and fix the layout.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Cutter:
         self.file, self.assignment, self.lines = file, assignment, ["", *text.splitlines()]
         self.regions = _regions(file, self.lines)
         self.gone: set[int] = set()
-        self.raises: dict[int, str] = {}  # what comes behind a line
-        self.hidden: set[str] = set()  # private names that were left out
+        self.raises: dict[int, str] = {}  # line number → text to insert after it
+        self.hidden: set[str] = set()  # private names that were removed
 
     def code(self) -> str:
         self.block(ast.parse("\n".join(self.lines[1:])).body, "", 1, len(self.lines) - 1)
@@ -48,7 +48,7 @@ class Cutter:
         return "\n".join(kept) + "\n"
 
     def block(self, statements: Sequence[ast.stmt], scope: str, first: int, last: int) -> bool:
-        """Cut the statements of a block that has these lines; whether any of them stays."""
+        """Cut the statements of a block on lines first to last; return whether any statement stays."""
         cut = stays = False
         for node in statements:
             begin = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
@@ -56,7 +56,7 @@ class Cutter:
             while above > first and self.is_comment(above - 1):
                 above -= 1
             dropped = (cut and _is_string(node)) or not self.statement(node, scope)
-            if dropped or cut:  # a comment that is not directly above may speak of what was cut
+            if dropped or cut:  # a comment not directly above may be about removed code
                 self.gone.update(n for n in range(first, begin if dropped else above) if self.is_comment(n))
             if dropped:
                 self.gone.update(range(begin, _end(node) + 1))
@@ -66,7 +66,7 @@ class Cutter:
         return stays
 
     def statement(self, node: ast.stmt, scope: str) -> bool:
-        """Cut a statement; whether something of it stays."""
+        """Cut a statement; return whether any part of it stays."""
         if isinstance(node, _DEFINITION):
             marks = {ast.unparse(d).partition("(")[0].rpartition(".")[2] for d in node.decorator_list}
             if isinstance(node, ast.ClassDef):
@@ -92,7 +92,7 @@ class Cutter:
         return not blocks or any(stays)
 
     def definition(self, node: Any, marks: set[str]) -> bool:
-        """Whether all of it stays."""
+        """Whether the whole definition stays."""
         return "provided" in marks or (isinstance(node, ast.FunctionDef) and _is_ellipsis(node))
 
     def class_(self, node: ast.ClassDef, scope: str) -> bool:
@@ -109,7 +109,7 @@ class Cutter:
         body, kept = node.body[0], node.body[0].lineno - 1
         if ast.get_docstring(node) is not None:
             kept = _end(body)
-        elif self.lines[body.lineno][: body.col_offset].strip():  # on the line of its def
+        elif self.lines[body.lineno][: body.col_offset].strip():  # the body is on the line of its def
             kept = body.lineno
             self.lines[kept] = self.lines[kept][: body.col_offset]
         while not self.lines[kept].strip() or self.is_comment(kept):
@@ -122,7 +122,7 @@ class Cutter:
         return self.lines[number].lstrip().startswith("#")
 
     def last(self, node: ast.stmt) -> int:
-        """The last line of a function or class, with the comments behind its last statement."""
+        """The last line of a function or class, including comments after its last statement."""
         last = _end(node)
         for number in range(last + 1, len(self.lines)):
             line = self.lines[number]
@@ -166,12 +166,12 @@ def _regions(file: str, lines: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, assignment: Assignment) -> str:
-    """What stands for a solution: its exercise's id and what the docstring says is to be done."""
+    """The line that replaces a solution. Its message has the exercise's id and the docstring's first clause."""
     first = " ".join((doc or "").split("\n\n")[0].split())
     call, task = "raise NotImplementedError(", _SENTENCE.split(first)[0]
-    if kernel:  # raise cannot be compiled
+    if kernel:  # Triton cannot compile raise
         call, task = "tl.static_assert(False, ", "write this kernel"
-    if " " not in task:  # none, or an argument's name: "params: as for torch's"
+    if " " not in task:  # no docstring, or only an argument's name, as of "params: as for torch's"
         task = f"write {name}"
     message = f"{_exercise(file, name.partition('.')[0], assignment)}: {task}"
     message = textwrap.shorten(message, max(WIDTH - column - 6, 40), placeholder=" …")
@@ -179,7 +179,7 @@ def raising(kernel: bool, file: str, name: str, doc: str | None, column: int, as
 
 
 def _exercise(file: str, name: str, assignment: Assignment) -> str:
-    """The exercise an object belongs to: that names it, or nearest by name in its file or stage."""
+    """The id of the exercise that an object belongs to: the most similar name in its file, else in its stage."""
     stage = file.partition("/")[0]
     near = [e for e in assignment.exercises.values() if e.file == file] or assignment.of_stage(stage)
     best = max(near, key=lambda e: SequenceMatcher(None, e.name, name).ratio(), default=None)
@@ -209,6 +209,6 @@ def _is_string(node: ast.stmt) -> bool:
 
 
 def _is_ellipsis(node: ast.FunctionDef) -> bool:
-    """Nothing but a docstring and `...`: an overload, a protocol."""
+    """Whether the body is only a docstring and `...`, as in an overload or a protocol."""
     *before, last = node.body
     return all(map(_is_string, before)) and ast.unparse(last) == "..."

@@ -1,8 +1,8 @@
-"""What students get: the reference with its solutions taken out.
+"""Generates the students' stubs: the reference without its solutions.
 
-Public functions and methods keep decorators, signature and docstring and raise; kernels keep them and do not
-compile; what is marked `@provided` stays; what else is private, and imports that only it used, vanish. Of a function
-with lines from `# begin solution` to `# end solution` these alone go.
+Public functions and methods keep decorators, signature and docstring, and raise. Triton kernels keep them too, and do
+not compile. Code marked `@provided` stays. Other private code is removed, with the imports that only it used. In a
+function with lines from `# begin solution` to `# end solution`, only these lines are removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHECK = [*_RUFF, "check", "--fix", *_RULES, "--output-format=json", *_AS_THE_KI
 
 
 def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
-    """The stub of every Python file of the reference: relative file to text. Raises StubError."""
+    """Relative file → text of its stub, for every Python file of the reference. Raises StubError."""
     if not reference.is_dir():
         raise StubError(f"{reference}: expected the folder of the reference, found none")
     stubs, cutters = {}, {}
@@ -40,7 +40,7 @@ def generate(reference: Path, assignment: Assignment) -> dict[str, str]:
 
 
 def write(reference: Path, student: Path, assignment: Assignment | None = None) -> list[str]:
-    """Make `student` hold exactly the stubs (its other Python files are deleted); the files that changed."""
+    """Make `student` hold exactly the stubs, deleting other Python files; return the files that changed."""
     stubs = generate(reference, assignment or default())
     present = _files(student)
     changed = [f for f, text in stubs.items() if f not in present or _read(present[f], f) != text]
@@ -123,7 +123,7 @@ def _tidied(cutters: Mapping[str, Cutter]) -> dict[str, str]:
 
 
 def _less_guarded(code: str) -> str:
-    """The code without a `try: import …` that nothing needs any more: ruff leaves those alone."""
+    """The code without unused `try: import …` blocks, which ruff does not remove."""
     tree, lines = ast.parse(code), code.splitlines(keepends=True)
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     for node in reversed(tree.body):
@@ -137,7 +137,7 @@ def _less_guarded(code: str) -> str:
 
 
 def _miss(file: str, cutter: Cutter, names: set[str]) -> None:
-    """Raise StubError where what stays uses one of these names, and it was left out."""
+    """Raise StubError if the stub uses one of these names although it was removed."""
     for name in sorted(names & cutter.hidden):
         lines = [i for i, line in enumerate(cutter.lines) if re.search(rf"\b{name}\b", line)]
         raise StubError(

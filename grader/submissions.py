@@ -1,8 +1,7 @@
-"""Finds submissions and unpacks them: of what students send, only the code of the six stages gets through, or of a
-CS336 fork its packages and adapters.
+"""Finds submissions and unpacks them. Only code of the six stages is unpacked, or a CS336 fork's packages and adapters.
 
-Nothing here trusts a name, a size or a header: files are read with a byte budget and written one by one, links are
-never followed, and what is no part of a submission is left out and counted. Bombs and limits refuse the whole.
+Nothing here trusts a name, a size or a header. Files are read within a byte limit and written one by one; links are
+never followed; other files are left out and counted. An archive that exceeds a limit is refused as a whole.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ class Submission:
 
 @dataclass(frozen=True)
 class Unpacked:
-    root: Path  # has the stage folders
+    root: Path  # contains the stage folders
     notes: list[str] = field(default_factory=list)  # what was left out, for the report
-    edition: str = ""  # of a CS336 fork: which year's
+    edition: str = ""  # for a CS336 fork: its profile, such as cs336-2025
 
 
 def find(
     paths: list[Path], tell: Callable[[str], None] = lambda line: None, into: Path | None = None
 ) -> list[Submission]:
-    """The submissions among `paths`: each a submission folder, an archive, or a folder of those; in a stable order.
+    """The submissions in `paths`, in a stable order. A path is a submission's folder, an archive, or a folder of those.
 
-    A folder that `layouts.is_one` takes for one submission is one; of any other, each sub-folder and each archive is.
-    tell(line): where that is in doubt, and whose names had to be changed. into: where the archive of a whole class is
-    opened; without it, such an archive counts as one submission.
+    `layouts.is_one` decides whether a folder is one submission; otherwise each sub-folder and archive in it is one.
+    tell(line) reports doubtful folders and changed names. into: folder for unpacking the archive of a whole class;
+    without it, such an archive counts as one submission.
     """
     found: list[Path] = []
     for given in paths:
@@ -77,17 +76,17 @@ def _resolved(given: Path) -> Path:
         path = given.resolve()
         path.exists()
         return path
-    except (OSError, RuntimeError) as error:  # too long a name, links in a circle
+    except (OSError, RuntimeError) as error:  # name too long, or a cycle of links
         why = getattr(error, "strerror", None) or str(error)
         raise SubmissionError(f"{str(given)[:80]}: expected a folder or archive; {why[:80]}; check the path") from None
 
 
 def unpack(submission: Submission, destination: Path, limits: UnpackLimits | None = None) -> Unpacked:
-    """Copy what a submission may hold into the new or empty folder `destination`: files 0644, folders 0755.
+    """Copy a submission's files into the new or empty folder `destination`, with modes 0644 and 0755.
 
-    That is `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork what `cs336.place` takes, with the bridge
-    beside it. Raises SubmissionError when there is no stage folder, a limit is passed, or the archive lies about
-    itself; then nothing is left at `destination`.
+    It copies `<stage>/**/*.py`, answers.toml and writeup.md; of a CS336 fork the files that `cs336.place` accepts, plus
+    the bridge. Raises SubmissionError if there is no stage folder, a limit is exceeded, or the archive's headers are
+    false; then it removes `destination`.
     """
     limits = limits or UnpackLimits()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -118,10 +117,10 @@ def hash_of(root: Path) -> str:
 
 
 def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
-    """Names that differ, also on file systems that ignore case; a name that is fit and free stays as it is.
+    """Give each path a unique name, also for file systems that ignore case. A safe and free name stays unchanged.
 
-    Any other ends in ~ and a hash of the file's own name, which no fit one can: nobody takes another's name, and who
-    comes later changes no name but his own.
+    Any other name gets a suffix: ~ and a hash of the file name. No safe name contains ~, so a changed name never takes
+    another submission's name, and submissions added later do not change earlier names.
     """
     given = {path: _stem(path) for path in paths}
     names: dict[Path, str] = {}
@@ -135,7 +134,7 @@ def _named(paths: list[Path], tell: Callable[[str], None]) -> list[Submission]:
             name = f"{_safe(given[path])}~{hashlib.sha256(os.fsencode(own)).hexdigest()[:10]}"
             if owners.setdefault(name.casefold(), path) == path:
                 break
-            own += "/"  # a file of the same name lies in another folder
+            own += "/"  # another folder has a file of the same name
         names[path] = name
     if changed := [f"{path.name[:60]} is {name}" for path, name in names.items() if name != given[path]]:
         tell(f"names that were taken or not fit for a file: {some(changed)}")
@@ -159,9 +158,9 @@ Place = Callable[[Member, Parts, UnpackLimits], Parts]
 def _choose(
     members: list[Member], root: Parts, limits: UnpackLimits, place: Place
 ) -> tuple[dict[str, Parts], list[str]]:
-    """({member name: where it goes}, notes). A link or an unsafe name is named in a note, other things are counted.
+    """({member name: target}, notes). Notes name links and unsafe names, and count other files that are left out.
 
-    place(member, its parts below the root, limits): where it goes; () if it does not belong.
+    place(member, its parts below the root, limits): the target, or () to leave it out.
     """
     chosen: dict[str, Parts] = {}
     taken, named, other = set[Parts](), list[str](), list[Member]()
@@ -170,7 +169,7 @@ def _choose(
         if member.kind == "folder":
             continue
         if member.problem or member.kind != "file":
-            if not any(map(ignored, member.parts)):  # links inside .git are nobody's concern
+            if not any(map(ignored, member.parts)):  # ignore links inside .git
                 named.append(f"left out {member.shown}: {member.problem or member.kind}")
                 continue
         elif member.parts[: len(root)] == root and (where := _put(member, len(root), limits, place)):
@@ -183,7 +182,7 @@ def _choose(
             if len(chosen) > limits.files:
                 raise SubmissionError(f"{member.shown}: expected at most {limits.files} files; hand in only the stages")
             continue
-        if member.parts != (*root, "__init__.py"):  # which the students' archive has
+        if member.parts != (*root, "__init__.py"):  # the students' archive contains this file
             other.append(member)
     for where in chosen.values():
         if any(where[:i] in taken for i in range(1, len(where))):

@@ -1,4 +1,4 @@
-"""The commands beside grading: what keeps stubs and tests honest, what is handed out, what is looked at."""
+"""Commands besides grading: stubs, checks of the tests and of the grader, releases, similarity, leaderboard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stubs(
     reference: Annotated[Path, typer.Option(help="The solutions.")] = ROOT / "reference",
     student: Annotated[Path, typer.Option(help="Where the stubs go.")] = ROOT / "student",
 ) -> None:
-    """Generate student/ from reference/, and from questions.toml its written part and the chapters' questions."""
+    """Generate student/ from reference/; from questions.toml its written part and the questions in chapters."""
     from . import stubs as generator
     from . import written
 
@@ -43,10 +43,10 @@ def stubs(
 def mutants(
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
     exercise: Annotated[list[str] | None, typer.Option(help="Only this exercise; may be given again.")] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="One seeded mutant and variant a stage alone.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Only one mutant and one variant per stage.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="Unrelated exercises must still pass, too.")] = False,
-    seed: Annotated[str, typer.Option(help="What inputs are drawn from.")] = "public",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with what each mutant was told.")] = False,
+    seed: Annotated[str, typer.Option(help="Seed of the tests' inputs.")] = "public",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each mutant's message.")] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Instead, write down the messages by which mutants are known.")
     ] = False,
@@ -96,7 +96,7 @@ def mutants(
 
 
 def parts(exercise: Annotated[str, typer.Argument(help="Its id, or the end of it.")]) -> None:
-    """All places that belong to an exercise: what goes when it is deleted."""
+    """List all files and lines that belong to an exercise, for deleting it."""
     from . import parts as p
 
     for file, what in p.of(default().named(exercise)[0]):
@@ -127,7 +127,7 @@ def hostile(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
 ) -> None:
-    """Look what this machine lacks for grading, and say what to do about it; exit 1 only where it cannot grade."""
+    """Report what this machine lacks for grading, and how to fix it; exit 1 only if it cannot grade."""
     from lab.commands.doctor import tell
 
     from . import doctor as d
@@ -137,13 +137,13 @@ def doctor(
 
 def release(
     out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("shardlings-student.zip"),
-    profile: Annotated[str | None, typer.Option(help="These exercises alone; default: the plan's, else all.")] = None,
+    profile: Annotated[str | None, typer.Option(help="The exercises; default: the plan's, else all.")] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="What is out from which day on; default: release-plan.toml, if it is here.")
+        Path | None, typer.Option(help="Release dates of exercises; default: release-plan.toml, if it is here.")
     ] = None,
     on: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="The day; default: today.")] = None,
 ) -> None:
-    """What students get, searched for solutions first: stubs, tests, lab, chapters, notebooks."""
+    """Write the students' archive: stubs, tests, lab, chapters, notebooks. Searches it for solutions first."""
     from . import release as releases
     from .release import plan as plans
 
@@ -170,7 +170,7 @@ def gradescope(
     out_file: Annotated[Path, typer.Option("--out", help="The archive to write.")] = Path("autograder.zip"),
     profile: Profile = "full",
 ) -> None:
-    """Gradescope's autograder: an archive to upload, with a secret seed of its own."""
+    """Write Gradescope's autograder: an archive to upload, with its own secret seed."""
     from .gradescope.archive import archive
 
     ids_of(default(), profile)
@@ -182,7 +182,7 @@ def bridge(
     fork: Annotated[Path, typer.Argument(help="A fork of CS336's assignment 2: a folder, .zip or .tar.gz.")],
     to: Annotated[Path, typer.Argument(help="A new folder.")],
 ) -> None:
-    """Lay a CS336 fork out as our tests want it: `pytest tests/cs336 --impl TO` shows its author what they say."""
+    """Lay out a CS336 fork for our tests; then its author can run `pytest tests/cs336 --impl TO`."""
     from . import submissions
 
     unpacked = submissions.unpack(submissions.Submission(fork.name, fork, "cs336"), to)
@@ -192,10 +192,10 @@ def bridge(
 
 
 def leaderboard(
-    names: Annotated[Path, typer.Argument(help="A CSV: submission, name. Who is not in it is not shown.")],
+    names: Annotated[Path, typer.Argument(help="A CSV: submission, name. Only these are shown.")],
     out_folder: Out = Path("out"),
 ) -> None:
-    """A page of points and measured ratios, of those who asked for it, by names of their choice."""
+    """Write a leaderboard of points and measured speed, for students who asked for it, under names they chose."""
     from .report import leaderboard as boards
 
     with latest(out_folder, write=False) as (book, run, ids):

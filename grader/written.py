@@ -1,6 +1,6 @@
-"""The written questions of a submission: judged where a number decides, kept for a person where it is prose.
+"""Judges the written questions: numbers and choices automatically, prose by a person later.
 
-Their points are in a column of their own: what code earns does not change by them.
+Their points are separate; they do not change the points of the code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.course.questions import Question, default
 
 from .graded import Answer, Graded, Mark
 
-# What a wrong number is off by, and the likely slip: it is told which, not what is right.
+# Factor by which a wrong number is off → likely slip. The message names the slip, not the right answer.
 _SLIPS = (
     (1.024, "KB and KiB mixed up?"),
     (1.024**2, "MB and MiB mixed up?"),
@@ -29,7 +29,7 @@ _SLIPS = (
     (1e6, "the wrong prefix?"),
     (1e9, "the wrong prefix?"),
 )
-# What became of an answer, for a reader.
+# Answer.outcome in words.
 OUTCOMES = {
     "right": "right",
     "near": "near: half of the points",
@@ -58,7 +58,7 @@ class QuestionScore:
 
     @property
     def unmarked(self) -> float:
-        """Points that nobody has judged yet, prose above all: neither earned nor lost."""
+        """Points that nobody has judged yet, mostly for prose: neither earned nor lost."""
         if self.answer.outcome == "unjudged":
             return self.question.points
         if self.answer.outcome != "prose":
@@ -71,7 +71,7 @@ class QuestionScore:
 
     @property
     def outdated(self) -> bool:
-        """Whether another text was marked than the one that is here now."""
+        """Whether the answer changed after it was marked."""
         return any(m.text != text_id(self.answer.given) for m in self.marks.values())
 
 
@@ -83,7 +83,7 @@ def judge(root: Path, ids: Iterable[str]) -> tuple[list[Answer], list[str]]:
 
 
 def score(graded: Graded) -> list[QuestionScore]:
-    """Points of each written question that was asked; none of a refused submission."""
+    """Scores of the written questions; empty for a refused submission."""
     known = default().questions
     marks: dict[str, dict[str, Mark]] = {}
     for mark in graded.marks:
@@ -103,14 +103,14 @@ def totals(scores: Iterable[QuestionScore]) -> tuple[float, float, float]:
 
 
 def text_id(text: str) -> str:
-    """Tells one text from another, however it is spaced."""
+    """A digest of the text that ignores white space."""
     return hashlib.sha256(" ".join(text.split()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def generated(student: Path, handout: Path = ROOT / "handout") -> dict[Path, str]:
-    """What questions.toml is turned into: the student's two files, and the questions in each chapter.
+    """File → text generated from questions.toml: the student's two files, and chapters with their questions.
 
-    Raises AssignmentError for a chapter that has no place for them.
+    Raises AssignmentError if a chapter has no markers for them.
     """
     questions = default()
     made = {student / name: text for name, text in answers.templates(questions).items()}
@@ -125,7 +125,7 @@ def generated(student: Path, handout: Path = ROOT / "handout") -> dict[Path, str
 
 
 def out_of_step(student: Path) -> dict[Path, str]:
-    """Of what is generated, the files that say something else, with what they should say."""
+    """File → expected text, for each generated file that differs from it."""
     return {
         path: text for path, text in generated(student).items()
         if not path.is_file() or path.read_text(encoding="utf-8") != text
@@ -158,11 +158,11 @@ def _judged(g: Given) -> Answer:
         return Answer(q.id, g.shown, "prose")
     from lab.harness.runner import ExecutorLost, ProbeFailed
 
-    from .answer_key import truth  # which imports torch: nobody waits for it who answered nothing
+    from .answer_key import truth  # late: it imports torch, which takes seconds
 
     try:
         want = truth(q.id)
-    except (ProbeFailed, ExecutorLost) as error:  # no reference to measure here, or the machine is too busy
+    except (ProbeFailed, ExecutorLost) as error:  # no reference here to measure, or the machine is too busy
         return Answer(q.id, g.shown, "unjudged", 0.0, str(error).partition("\n")[0])
     if q.kind == "choice":
         right = g.value == want

@@ -26,7 +26,7 @@ _DRAWN = {
 
 @dataclass
 class StageCell:
-    """One table cell: points and symbols of one stage of one submission. A cell per exercise would mean 40,000 cells."""
+    """One table cell: points and symbols of one stage. With a cell per exercise, a class would have 40,000 cells."""
 
     earned: float
     ran: bool

@@ -1,4 +1,4 @@
-"""The box around a student's process: what runs inside sees its submission, `lab` and the probes, and nothing else.
+"""The sandbox of a student's process, which sees only its submission, `lab` and the probes.
 
 with Sandbox(choose(None), submission, kit) as sandbox:
     zygote = sandbox.popen(["-m", "lab.ranks.zygote"], env={"OMP_NUM_THREADS": "1"})
@@ -27,11 +27,11 @@ ISOLATIONS = ("bubblewrap", "uid", "process")
 
 
 class Sandbox:
-    """A submission ready to be run: each `popen` starts a box of its own around one Python process.
+    """Runs a submission: each `popen` starts a new box with one Python process.
 
-    The interesting parts of `kit` (lab/, tests/**/probes*.py) and the submission are copied once, read-only for what
-    runs inside; `submission_path` and `kit_path` are where they lie as seen from there. `notes` says what this machine
-    could not enforce. Call `popen` from a thread that outlives the box: Linux ends the box with the thread.
+    The needed parts of `kit` (lab/, tests/**/probes*.py) and the submission are copied once; processes in a box can
+    only read them, at `kit_path` and `submission_path`. `notes` lists limits that this machine could not enforce. Call
+    `popen` from a thread that outlives the box: Linux kills the box when the thread ends.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sandbox:
         self._staged = self._root / "kit"
         try:
             _stage(kit, submission, self._staged)
-            if isolation == "uid":  # let only a group of its own in: other boxes of the same class run beside it
+            if isolation == "uid":  # only its own group may enter, because other boxes run at the same time
                 self._group = Identity()  # held until close, so that no other box gets it
                 os.chown(self._root, 0, self._group.uid)
                 self._root.chmod(0o750)
@@ -65,12 +65,12 @@ class Sandbox:
         self.submission_path = bubblewrap.SUBMISSION if inside else str(self._staged / "impl")
 
     def popen(self, args: list[str], env: dict[str, str], stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-        """Start `python *args` in a box, with `env` and the minimum; stdout is a pipe, stdin too or as given.
+        """Start `python *args` in a box, with `env` plus a minimum. Stdout is a pipe, and so is stdin by default.
 
-        Its working folder is its private /tmp. Raises SandboxError when the box itself does not start.
+        Its working folder is its private /tmp. Raises SandboxError if the box does not start.
         """
         own = [str(p) for p in bubblewrap.interpreter(self.python)[1] if p.is_relative_to(Path.home() / ".local")]
-        full = {  # own: site-packages of the user, which another home would hide
+        full = {  # own: the user's site-packages, which Python would not find under another HOME
             "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp",
             "PYTHONPATH": os.pathsep.join([self.kit_path, *own]), "PYTHONSAFEPATH": "1",
             "PYTHONDONTWRITEBYTECODE": "1", **env,
@@ -88,20 +88,20 @@ class Sandbox:
         self._boxes[box.process], self._tails[box.process] = box, tail
         if not box.started:
             self.kill(box.process)
-            said = (self.stderr(box.process).strip().splitlines() or ["nothing was said"])[-1]
+            said = (self.stderr(box.process).strip().splitlines() or ["no message"])[-1]
             it = f"{self.isolation} to start {self.python}"
             raise SandboxError(f"expected {it}, it ended: {said}; run: grader doctor")
         return box.process
 
     def stderr(self, process: subprocess.Popen[bytes]) -> str:
-        """The last 64 KiB that came on standard error; for people to read, never evidence."""
+        """The last 64 KiB of standard error. For people to read; never use it as evidence."""
         tail = self._tails[process]
         if process.poll() is not None:
             tail.join(2.0)
         return tail.kept.decode(errors="replace")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End `process` and everything it started. Its pipes stay open for their reader, who finds their end."""
+        """Kill `process` and everything it started. Its pipes stay open, so that a reader reaches end of file."""
         if box := self._boxes.pop(process, None):
             box.end()
 
@@ -121,14 +121,14 @@ class Sandbox:
 
 @functools.cache
 def available() -> dict[str, str]:
-    """By isolation: "" if it works on this machine, else why not and the one command that would help."""
+    """Isolation → "" if it works on this machine, else the reason and a command that helps."""
     return {"bubblewrap": bubblewrap.why_not(), "uid": fallback.why_not_uid(sys.executable), "process": ""}
 
 
 def choose(isolation: str | None, here: bool = True) -> str:
-    """The isolation to use: bubblewrap unless a weaker one is asked for by name. Raises SandboxError, fails closed.
+    """The isolation to use: bubblewrap, unless the caller names a weaker one. Raises SandboxError if it does not work.
 
-    here: whether boxes will be on this machine; a cluster's nodes each look for themselves.
+    here: whether boxes will run on this machine; each node of a cluster checks for itself.
     """
     if isolation is not None and isolation not in ISOLATIONS:
         raise SandboxError(f"expected an isolation among {', '.join(ISOLATIONS)}, got {isolation!r}")
@@ -140,7 +140,7 @@ def choose(isolation: str | None, here: bool = True) -> str:
 
 
 def _stage(kit: Path, submission: Path, staged: Path) -> None:
-    """Copy what may be seen inside, readable for all whatever the grader's umask; links are never followed."""
+    """Copy the files that a box may see, and make them readable for all users; never follow links."""
 
     def odd(folder: str, names: list[str]) -> set[str]:
         """Return entries that are neither file nor folder, and files that Python compiled from the submission."""
@@ -149,7 +149,7 @@ def _stage(kit: Path, submission: Path, staged: Path) -> None:
         return {*names} - plain | ({"__pycache__"} if Path(folder).is_relative_to(submission) else set())
 
     for source, name in ((kit / "lab", "lab"), (submission, "impl")):
-        shutil.copytree(source, staged / name, ignore=odd)  # with their times: lab's __pycache__ stays valid
+        shutil.copytree(source, staged / name, ignore=odd)  # keeps mtimes, so that lab's __pycache__ stays valid
     probes = [*(kit / "tests").glob("*/probes*.py")]
     for file in {kit / "tests" / "__init__.py", *probes, *(p.with_name("__init__.py") for p in probes)}:
         if file.is_file():

@@ -1,7 +1,7 @@
-"""The strong box: namespaces by bubblewrap, a read-only view of the system, a system-call filter, an own user id.
+"""The strong box: bubblewrap's namespaces, a read-only view of the system, a system-call filter, its own user id.
 
-As root it mounts as root and drops to an unprivileged user inside, which also reaches interpreters that live under a
-private home. As a normal user it needs user namespaces.
+If the grader is root, bubblewrap mounts as root, so that it can reach an interpreter in a private home, and then drops
+to an unprivileged user. If the grader is a normal user, it needs user namespaces.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _INSTALL = "apt-get install bubblewrap"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _MORE = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
          "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
-_PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # which GPUs a job was given
-_OURS = ("grader", "reference", "student", "tests", "examples")  # what an installed kit puts into site-packages
+_PASSED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")  # the GPUs that the scheduler gave to this job
+_OURS = ("grader", "reference", "student", "tests", "examples")  # an installed kit's packages, to be hidden
 _NAMESPACES = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
                "--die-with-parent", "--new-session", "--hostname", "shardlings"]  # fmt: skip
 
 
 def why_not() -> str:
-    """ "" if bubblewrap works here; else the reason and the one command that helps. Really starts a box."""
+    """ "" if bubblewrap works here; else the reason and a command that helps. Starts a box to find out."""
     if sys.platform != "linux":
         return f"bubblewrap needs Linux, this is {sys.platform}; grade in a Linux machine or virtual machine"
     if shutil.which("bwrap") is None:
@@ -63,14 +63,14 @@ def why_not() -> str:
 
 
 class Box:
-    """One running bubblewrap: `process` is bwrap itself, whose pipes are those of the Python inside."""
+    """One running bubblewrap. `process` is bwrap itself; its pipes are those of the Python process inside."""
 
     def __init__(
         self, staged: Path, hidden: list[Path], limits: Limits, python: str, args: list[str], env: dict[str, str],
         stdin: int, stderr: int, notes: list[str],
     ):  # fmt: skip
         self.identity = Identity() if os.geteuid() == 0 else None
-        if self.identity is None:  # older kernels count all processes of the user, ours among them
+        if self.identity is None:  # older kernels count all processes of this user, also ours
             about = [p.info for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
             tasks = sum(i["num_threads"] or 0 for i in about if i["uids"].real == os.getuid())
             limits = replace(limits, processes=limits.processes + tasks)
@@ -92,10 +92,10 @@ class Box:
             options += ["--seccomp", str(passed[-1])]
         else:
             note(notes, f"no system-call filter for {platform.machine()}: nested namespaces are not refused")
-        told, tells = os.pipe()
-        options += ["--info-fd", str(tells), "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-        # By descriptor: a command line is readable from inside as /proc/1/cmdline.
-        passed += [tells, _file("\0".join(options) + "\0")]
+        info_read, info_write = os.pipe()
+        options += ["--info-fd", str(info_write), "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        # Pass options through a descriptor: /proc/1/cmdline shows a command line to the processes inside.
+        passed += [info_write, _file("\0".join(options) + "\0")]
         command = [str(shutil.which("bwrap")), "--args", str(passed[-1]), "--"]
         if self.identity:
             command += dropped(user, user)
@@ -106,7 +106,7 @@ class Box:
                 pass_fds=passed, start_new_session=True,
             )  # fmt: skip
         except BaseException:
-            os.close(told)
+            os.close(info_read)
             self.group.end()
             if self.identity:
                 self.identity.release()
@@ -114,9 +114,9 @@ class Box:
         finally:
             for fd in passed:
                 os.close(fd)
-        with open(told, "rb") as stream:
+        with open(info_read, "rb") as stream:
             answer = stream.read()
-        self.init, self.pid = -1, 0  # it ended, or never started
+        self.init, self.pid = -1, 0  # stays so if bwrap did not start or has ended
         with contextlib.suppress(ValueError, KeyError, OSError):
             self.pid = json.loads(answer)["child-pid"]
             self.init = os.pidfd_open(self.pid)
@@ -126,7 +126,7 @@ class Box:
         return self.init >= 0
 
     def end(self) -> None:
-        """Kill the box's first process, and with it the whole PID namespace; wait until it is gone."""
+        """Kill the box's first process, which ends its whole PID namespace; wait until it is gone."""
         if self.init >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.init, signal.SIGKILL)
@@ -143,14 +143,14 @@ class Box:
 
 
 def dropped(uid: int, gid: int) -> list[str]:
-    """The command prefix that gives up everything root has."""
+    """The command prefix that gives up all privileges of root."""
     return ["setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
             "--ambient-caps=-all", "--bounding-set=-all", "--"]  # fmt: skip
 
 
 @functools.cache
 def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]]:
-    """(prefixes, site-packages, symbolic links on the way) of an interpreter: what must be seen for it to run."""
+    """(prefixes, site-packages, symbolic links to the executable): the paths that an interpreter needs to run."""
     ask = "import json,sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.path]))"
     try:
         said = subprocess.run([python, "-c", ask], cwd="/", capture_output=True, text=True, timeout=60, check=True)
@@ -172,12 +172,12 @@ def interpreter(python: str) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[
 
 
 def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list[str]:
-    """The mounts, parents first. `hidden` folders look empty where a folder that must be seen contains them."""
+    """bwrap's mount options, parents first. `hidden` folders inside a visible folder are mounted as empty ones."""
     roots, packages, links = interpreter(python)
     scratch = ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs"]
     mounts: dict[Path, list[str]] = {
         Path(KIT): ["--ro-bind", str(staged), KIT],
-        Path("/tmp"): [*scratch, "/tmp"],  # before what lies in it: the kit's own environment may
+        Path("/tmp"): [*scratch, "/tmp"],  # mounted before its contents: the kit's environment may lie in /tmp
     }
     system = [Path(p) for p in _SYSTEM if Path(p).is_dir()]
     for path in system:
@@ -198,7 +198,7 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
     options = []
     made: set[Path] = {Path("/")}
     for path in sorted(mounts, key=lambda p: p.parts):
-        for parent in reversed(path.parents):  # bwrap would make them 0700
+        for parent in reversed(path.parents):  # bwrap itself would create them with mode 0700
             if parent not in made and not any(p in system or p in roots for p in (parent, *parent.parents)):
                 options += ["--perms", "0755", "--dir", str(parent)]
             made.add(parent)
@@ -211,12 +211,12 @@ def _view(staged: Path, hidden: list[Path], limits: Limits, python: str) -> list
 
 
 def devices() -> list[Path]:
-    """The nodes of this machine's GPUs, without which a box sees none; what a job was given of them is in _PASSED."""
+    """Device files of this machine's GPUs. The variables in _PASSED choose the GPUs that a job may use."""
     return sorted(Path("/dev").glob("nvidia*"))
 
 
 def _file(content: str | bytes) -> int:
-    """A descriptor from which bwrap reads `content`; anonymous memory, so nothing is left behind."""
+    """A descriptor from which bwrap can read `content`, in anonymous memory, so that no file remains."""
     fd = os.memfd_create("shardlings")
     os.write(fd, content.encode() if isinstance(content, str) else content)
     os.lseek(fd, 0, os.SEEK_SET)

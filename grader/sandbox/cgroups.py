@@ -1,7 +1,7 @@
-"""Control groups: what a whole box may use, whoever in it uses it.
+"""Control groups limit the memory and processes of a whole box, summed over its processes.
 
-Names of things that outlive a crash (cgroups, temporary folders) carry their grader's identity, so that the next
-grader can sweep those of dead ones.
+Names of cgroups and temporary folders, which outlive a crash, identify their grader, so that the next grader can
+remove those of dead graders.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from grader.sandbox.limits import Limits
 
 
 class ControlGroup:
-    """The cgroups of one box (v1: one in the pids and one in the memory hierarchy; v2: one); may be none at all."""
+    """The cgroups of one box. v1: one for pids and one for memory; v2: one; none if the machine allows none."""
 
     _counter = itertools.count()
 
     def __init__(self, limits: Limits, notes: list[str]):
-        """Create and limit what can be; what cannot is recorded in `notes`."""
+        """Create the cgroups and set their limits; record in `notes` which limits could not be set."""
         self.folders: list[Path] = []
         pids, memory = str(limits.processes + 8), str(limits.memory_bytes)  # 8: bwrap, setpriv, the trampoline
         name, root = f"{owner_tag()}{next(self._counter)}", os.geteuid() == 0
@@ -36,11 +36,11 @@ class ControlGroup:
         of_memory = {"memory.limit_in_bytes": memory, "?memory.memsw.limit_in_bytes": memory}
         for controller, values in {"pids": {"pids.max": pids}, "memory": of_memory}.items():
             if not root or not self._make(name, values, controller):
-                note(notes, f"no {controller} cgroup could be set: limited a process, not for the whole box")
+                note(notes, f"no {controller} cgroup could be set: the limit holds per process, not for the whole box")
 
     def _make(self, name: str, values: dict[str, str], controller: str = "") -> bool:
         for parent in _cgroup_parents(controller):
-            if not controller:  # v2 hands a controller down only where its parent says so
+            if not controller:  # in v2 a parent must enable a controller for its children
                 with contextlib.suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text("+memory +pids")
             folder = parent / name
@@ -48,7 +48,7 @@ class ControlGroup:
                 folder.mkdir()
                 for file, value in values.items():
                     with contextlib.suppress(OSError) if file[0] == "?" else contextlib.nullcontext():
-                        fd = os.open(folder / file.removeprefix("?"), os.O_WRONLY)  # no O_CREAT: a tmpfs takes any name
+                        fd = os.open(folder / file.removeprefix("?"), os.O_WRONLY)  # no O_CREAT: the file must exist
                         with open(fd, "w") as stream:
                             stream.write(value)
             except OSError:
@@ -60,7 +60,7 @@ class ControlGroup:
         return False
 
     def entering(self, command: list[str]) -> list[str]:
-        """`command`, started as a member: the shell joins before it becomes the command, so nothing escapes."""
+        """The command that runs `command` as a member: a shell joins the cgroups first, then execs it."""
         if not self.folders:
             return command
         files = [str(folder / "cgroup.procs") for folder in self.folders]
@@ -74,7 +74,7 @@ class ControlGroup:
 
 
 def lacking() -> list[str]:
-    """What cannot be limited for a whole box here, tried with a group: of "pids" and "memory"."""
+    """Which of "pids" and "memory" cannot be limited for a whole box here. Creates a cgroup to find out."""
     notes: list[str] = []
     ControlGroup(Limits(), notes).end()
     return [name for name in ("pids", "memory") if any(f"no {name} cgroup" in text for text in notes)]
@@ -86,7 +86,7 @@ def note(notes: list[str], text: str) -> None:
 
 
 def owner_tag() -> str:
-    """The prefix of everything this grader may leave behind: PID namespace, pid, and when that pid started."""
+    """Name prefix of everything this grader may leave behind: PID namespace, pid, start time of that process."""
     return f"shardlings-{_pid_namespace()}-{os.getpid()}-{_started(os.getpid())}-"
 
 
@@ -118,7 +118,7 @@ def _pid_namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """A number that tells this process from a later one with its pid; "gone" when there is none."""
+    """The start time of a process, which differs for a later process with the same pid; "gone" if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -132,9 +132,10 @@ def hierarchies() -> list[tuple[str, Path, list[str]]]:
 
 
 def _cgroup_parents(controller: str) -> Iterator[Path]:
-    """Where a group of ours may go, best first: below our own, so that limits set on the grader still hold.
+    """Candidate parents for a new cgroup, best first: our own cgroup, so that limits on the grader still apply.
 
-    controller: of v1, or "" for v2, where a group with processes can have no limited children and we look upwards.
+    controller: for v1; "" for v2. In v2 a cgroup with processes cannot have limited children, so we also try its
+    ancestors.
     """
     own = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -147,7 +148,7 @@ def _cgroup_parents(controller: str) -> Iterator[Path]:
 
 
 def _end_cgroup(folder: Path, timeout_s: float = 10.0) -> None:
-    """Kill the members until there are none, then remove the folder."""
+    """Kill the members until none is left, then remove the folder."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
@@ -161,5 +162,5 @@ def _end_cgroup(folder: Path, timeout_s: float = 10.0) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            pass  # still being emptied
+            pass  # members are still ending
         time.sleep(0.005)

@@ -1,12 +1,12 @@
-"""The weak boxes, for machines where bubblewrap cannot run; both must be asked for by name.
+"""The weak boxes, for machines where bubblewrap cannot run; the caller must name one explicitly.
 
-`uid` (root needed): an unprivileged user id of its own, resource limits, a cgroup where one can be made. It does NOT
-hide what any user of this machine may read (the kit, other submissions and the reference, where their folders are
-world-readable: keep them in a folder of mode 0700), nor the process list, and it leaves the network open. /tmp is the
-machine's: only single files are bounded, not their sum.
+`uid` (needs root): its own unprivileged user id, resource limits, and a cgroup if one can be created. It does NOT hide
+files that any user of this machine may read, nor the process list, and it leaves the network open. So keep the kit, the
+reference and other submissions in a folder of mode 0700. /tmp is shared with the machine: the size of each file is
+limited, not their sum.
 
-`process`: a plain child with resource limits where the system has them. It hides nothing and a daemon outlives it:
-for honest code only.
+`process`: a child process with the resource limits that the system supports. It hides nothing, and a daemon started
+inside survives. For honest code only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grader.sandbox.limits import Identity, Limits, SandboxError, limited
 
 
 def why_not_uid(python: str) -> str:
-    """ "" if a child can run `python` as an unprivileged user; else the reason and the one command that helps."""
+    """ "" if a child can run `python` as an unprivileged user; else the reason and a command that helps."""
     if sys.platform != "linux":
         return f"uid isolation needs Linux, this is {sys.platform}; pass --isolation process for honest code"
     if os.geteuid() != 0:
@@ -83,7 +83,7 @@ class Box:
 
 
 def _kill_all_of(identity: Identity, timeout_s: float = 10.0) -> None:
-    """kill(-1) as that user reaches all its processes at once, so a fork bomb cannot outrun it."""
+    """Run kill(-1) as that user: it reaches all its processes at once, so a fork bomb cannot outrun it."""
     deadline = time.monotonic() + timeout_s
     while identity.processes():
         if time.monotonic() > deadline:

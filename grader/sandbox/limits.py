@@ -1,4 +1,4 @@
-"""What a box may use, and how each process in it is held to that: resource limits and a user id of its own."""
+"""Limits of a box, and how its processes are held to them: resource limits and a separate user id."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class SandboxError(Wrong):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one box may use. Bytes and seconds; threads count as processes."""
+    """Limits of one box, in bytes and seconds. Threads count as processes."""
 
     memory_bytes: int = 6 * GIB  # the whole box, tmpfs included; needs a writable cgroup
     process_bytes: int = 4 * GIB  # RLIMIT_DATA of each process; RLIMIT_AS would break CUDA's huge reservations
-    processes: int = 512  # 16 ranks of about 10 threads, three times over
-    tmp_bytes: int = 256 * MIB  # /tmp, and as much again for /dev/shm
+    processes: int = 512  # 3 × (16 ranks × about 10 threads), rounded up
+    tmp_bytes: int = 256 * MIB  # for /tmp, and the same again for /dev/shm
     file_bytes: int = 256 * MIB
     open_files: int = 1024
-    cpu_s: int = 600  # of each process
+    cpu_s: int = 600  # per process
 
 
-# Runs inside, as the final user (RLIMIT_NPROC means nothing to root), before anything of the student's.
+# Runs inside the box before any student code, as the final user, because RLIMIT_NPROC does not limit root.
 _TRAMPOLINE = """
 import os, resource, sys
 os.closerange(3, 1 << 20)
@@ -52,9 +52,9 @@ os.execv(command[0], command)
 
 
 def limited(limits: Limits, python: str, args: list[str], strict: bool) -> list[str]:
-    """The command that sets `limits` on itself, closes inherited descriptors and becomes `python *args`.
+    """The command that sets `limits` on itself, closes inherited descriptors, and then execs `python *args`.
 
-    strict: a limit that cannot be set ends the process (macOS, for one, refuses some).
+    strict: end the process if a limit cannot be set. macOS, for example, refuses some.
     """
     wanted = (
         f"RLIMIT_DATA={limits.process_bytes},RLIMIT_NPROC={limits.processes},RLIMIT_FSIZE={limits.file_bytes},"
@@ -64,7 +64,7 @@ def limited(limits: Limits, python: str, args: list[str], strict: bool) -> list[
 
 
 class Identity:
-    """A user id that no process has and no other box gets while this one holds it (RLIMIT_NPROC counts by uid)."""
+    """Reserves a user id that no process and no other box uses, because RLIMIT_NPROC counts per user id."""
 
     _counter = itertools.count()
 
@@ -75,7 +75,7 @@ class Identity:
         for uid in (first + (start + i) % count for i in range(count)):
             if uid in taken:
                 continue
-            lock = socket.socket(socket.AF_UNIX)  # an abstract name: the kernel lets go of it when we die
+            lock = socket.socket(socket.AF_UNIX)  # abstract name: the kernel frees it when we die
             try:
                 lock.bind(f"\0shardlings-uid-{uid}")
             except OSError:
@@ -93,14 +93,14 @@ class Identity:
 
 
 def _processes() -> Iterator[tuple[int, set[int]]]:
-    """(pid, its user ids). psutil reads its status: a process that is not dumpable shows as root's in /proc."""
+    """(pid, its user ids), from /proc/<pid>/status. The owner of /proc/<pid> is root if a process is undumpable."""
     for process in psutil.process_iter(["uids"]):
-        if process.info["uids"]:  # None: it ended meanwhile
+        if process.info["uids"]:  # None if the process has ended
             yield process.pid, set(process.info["uids"])
 
 
 def _spare_uids() -> tuple[int, int]:
-    """(first, count) of a range far above what people, containers and systemd use, within what is mapped here."""
+    """(first, count) of a range of mapped user ids, far above those that people, containers and systemd use."""
     maps = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, length = max(maps, key=lambda m: m[2])
     count = 10_000

@@ -1,4 +1,4 @@
-"""`grader serve`: pages for staff and students on the gradebook. Who may see what is decided here, in one place."""
+"""`grader serve`: web pages on the gradebook for staff and students. All access rights are decided in this file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..graded import Account
 from ..report import page_name, points
 from .shelf import Shelf
 
-OPEN = {"login", "static", "asset"}  # to everybody
-STUDENTS = {"home", "student", "report", "ask", "logout"}  # to students, of their own submission
-TRIES, MINUTES = 10, 5  # wrong passwords for a login, and how long until the next try
-_NOBODY = generate_password_hash(secrets.token_hex())  # unknown logins take as long as known ones
+OPEN = {"login", "static", "asset"}  # pages for everybody
+STUDENTS = {"home", "student", "report", "ask", "logout"}  # pages for students, about their own submission
+TRIES, MINUTES = 10, 5  # wrong passwords per login, and minutes until the next try
+_NOBODY = generate_password_hash(secrets.token_hex())  # checked for unknown logins, so that they take equally long
 _POLICY = "default-src 'none'; {}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 _OURS = _POLICY.format("style-src 'self'; script-src 'self'")
 _REPORT = _POLICY.format("style-src 'unsafe-inline'")  # the page itself allows one style, by its hash
 
 
 class User(UserMixin):
-    """Who is logged in. With another password every session of before ends."""
+    """The logged-in user. The id contains a hash of the password, so a new password ends all sessions."""
 
     def __init__(self, account: Account):
         self.login, self.role, self.name = account.login, account.role, account.name
@@ -49,7 +49,7 @@ def account(login: str, role: str, name: str, password: str) -> Account:
 
 
 def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flask:
-    """The pages on the gradebook in a folder; hints: how many a student's report may show for a failed exercise."""
+    """The web application for the gradebook in a folder; hints: how many a student sees per failed exercise."""
     app = Flask(__name__)
     app.config.update(
         SECRET_KEY=secrets.token_hex(), SESSION_COOKIE_HTTPONLY=True, SESSION_COOKIE_SAMESITE="Lax",
@@ -82,7 +82,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
             if page not in STUDENTS:
                 abort(403)
             if (request.view_args or {}).get("slug", current_user.slug) != current_user.slug:
-                abort(404)  # whether there is such a submission is nobody's business
+                abort(404)  # 404, not 403: do not reveal whether the submission exists
         return None
 
     @app.route("/login", methods=["GET", "POST"])
@@ -90,7 +90,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         if request.method == "GET":
             return render_template("login.html", wrong="")
         name, now = request.form.get("login", "")[:200], time.monotonic()
-        with counting:  # before the slow part, or tries at the same moment would not count
+        with counting:  # count before the slow check, so that parallel tries count too
             failures[:] = [(who, at) for who, at in failures if now - at < 60 * MINUTES] + [(name, now)]
             tries = sum(who == name for who, _ in failures)
         if tries > TRIES:
@@ -119,7 +119,7 @@ def create_app(folder: Path, hints: int = 1, shelf: Shelf | None = None) -> Flas
         return response
 
     def told(error: Exception) -> tuple[str, int]:
-        if "_login_user" not in g:  # it was the gradebook that could not be asked who this is
+        if "_login_user" not in g:  # the gradebook failed while the user was loaded
             g._login_user = manager.anonymous_user()
         text = str(getattr(error, "description", "")) or says(error)
         code = 503 if isinstance(error, GradebookError) else getattr(error, "code", 400)

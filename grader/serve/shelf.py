@@ -1,4 +1,4 @@
-"""The class in memory, read again where the gradebook's count of changes has moved, and no more than that."""
+"""Keeps the class in memory, and reads from the gradebook only what changed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ..policy import Decision, Grade
 from ..report import labels, page_name
 from ..written import QuestionScore
 
-EXPORT_AFTER = 5.0  # seconds from a change until pages and exports are written anew
+EXPORT_AFTER = 5.0  # seconds after a change until pages and exports are written again
 
 
 @dataclass(eq=False)
 class Row:
-    """One submission: what tests said, what people decided and marked, and what that comes to."""
+    """One submission with its results, decisions, marks and grade."""
 
     name: str
     slug: str
@@ -38,7 +38,7 @@ class Row:
     grade: Grade
     written: list[QuestionScore]
     threads: dict[str, list[Message]]  # by exercise
-    line: str = ""  # in the class page's table, once it was asked for
+    line: str = ""  # its row of the class page's table, rendered on first use
 
     @property
     def open(self) -> int:
@@ -73,11 +73,11 @@ class Class:
     scores: dict[str, list[ExerciseScore]]
     decisions: list[Decision]
     accounts: dict[str, Account]  # by login
-    table: str = ""  # the class page's table, once it was asked for
+    table: str = ""  # the class page's table, rendered on first use
 
 
 class Shelf:
-    """One for all threads; each thread reads by a connection of its own, and one writes at a time."""
+    """Shared by all threads. Each thread has its own connection for reading; one thread writes at a time."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -93,20 +93,20 @@ class Shelf:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[Gradebook, Class]]:
-        """The gradebook to write into, and the class as it is while nobody else writes."""
+        """The gradebook, locked for writing, and the class as it is now."""
         with self._writing, latest(self.folder) as (book, _, _):
             yield book, self.now()
         self._changed.set()
 
     def exporting(self) -> None:
-        """Write pages and exports a while after each change, by the command that does it; until `end`."""
+        """Run `grader report` EXPORT_AFTER seconds after each change, until `end` is called."""
         while self._changed.wait(1.0) or not self._ended.is_set():
             if self._changed.is_set():
                 self._ended.wait(EXPORT_AFTER)
                 self._changed.clear()
                 nice = ["nice", "-n", "10"] if shutil.which("nice") else []
                 command = [*nice, sys.executable, "-m", "grader", "report", "--out", str(self.folder)]
-                subprocess.run(command, stdout=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C lets it end
+                subprocess.run(command, stdout=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C does not stop it
 
     def end(self) -> None:
         self._ended.set()

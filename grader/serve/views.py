@@ -1,4 +1,4 @@
-"""The pages: the class, a submission, marking, requests, decisions. What is posted goes where the commands go."""
+"""The pages: class, submission, marking, requests, decisions. Forms call the same functions as the commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STALE = "somebody else has changed this since you opened it: look at what is the
 
 
 def says(error: Exception) -> str:
-    """An error as a page says it: without a command's options, and without what a busy gradebook's path is."""
+    """The message of an error for a page: without dashes of options, and without the path of a busy gradebook."""
     busy = isinstance(error, Busy)
     return "the grader is at work; try again in a minute" if busy else str(error).removeprefix("--")
 
@@ -87,7 +87,7 @@ def _report(slug: str, hints: int, version: tuple[int, int, str]) -> str:
 
 
 def saving(page: Callable[..., Page]) -> Callable[[Callable[..., Page]], Callable[..., Page]]:
-    """A view that writes: where it cannot, also since a grader is at work, what was typed stays on the page."""
+    """Decorates a view that writes: on an error (also if a grader is busy) it shows `page` with the typed input."""
 
     def saves(write: Callable[..., Page]) -> Callable[..., Page]:
         @functools.wraps(write)
@@ -216,7 +216,7 @@ def mark(question: str, slug: str) -> Page:
 
 
 def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
-    """Whether the form says what it showed, which a field may have rounded or put on one line: nobody marked that."""
+    """Whether the form repeats the shown mark, apart from rounding and line breaks; then nobody changed it."""
     mark = s.marks.get(cell["criterion"])
     if mark is None or s.outdated or cell["points"] != points(mark.points):
         return False
@@ -224,7 +224,7 @@ def _as_shown(cell: dict[str, str], s: QuestionScore) -> bool:
 
 
 def _others(now: Class, question: str, slug: str) -> Iterator[str]:
-    """Submissions of which this question is to be marked, those behind this one first."""
+    """Other submissions where this question is not marked yet, starting after this one."""
     order = list(now.rows)
     at = order.index(slug)
     for other in order[at + 1 :] + order[:at]:
@@ -234,14 +234,14 @@ def _others(now: Class, question: str, slug: str) -> Iterator[str]:
 
 
 def _version(row: Row, question: str) -> str:
-    """Changes with every mark of this answer, and with the answer."""
+    """A digest that changes with the answer and its marks."""
     s = row.prose[question]
     return digest(s.answer, sorted(s.marks.items()))
 
 
 @pages.get("/asset/<file>")
 def asset(file: str) -> Response:
-    """Style and sorting that the reports have, too."""
+    """The style sheet and the sorting script that the reports use too."""
     if file not in ("style.css", "sort.js"):
         abort(404)
     return flask.send_from_directory(Path(html.__file__).parent / "templates", file)
