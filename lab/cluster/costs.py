@@ -1,6 +1,6 @@
 """The cost of communication: seconds and bytes of every collective, from latency and bandwidth alone.
 
-The link, the accounting exercises and the planner all ask here, so that they agree.
+The link, the accounting exercises and the planner all use these functions, so they agree.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 
 def ring_cost(op: str, bytes: float, world: int, alpha: float, beta: float) -> float:
-    """Seconds that `op` takes over `world` ranks whose links have a latency of alpha s and take beta s a byte.
+    """Seconds that `op` takes over `world` ranks, on links with a latency of alpha seconds and beta seconds per byte.
 
-    `bytes` is the payload, as in a row of the ledger: the tensor that a rank hands in, but for reduce_scatter and
-    scatter the part that it gets back. With W ranks and a payload of n bytes:
+    `bytes` is the payload, as in a row of the ledger: the size of a rank's input, but for reduce_scatter and scatter
+    the size of its output. With W ranks and a payload of n bytes:
 
         all_reduce       2(W − 1) · (α + n/W · β)   a ring; n: the tensor
-        reduce_scatter   (W − 1) · (α + n · β)      a ring; n: the part that each gets, a W-th of its tensor
-        all_gather       (W − 1) · (α + n · β)      a ring; n: the part that each gives
-        all_to_all       (W − 1) · (α + n/W · β)    in turns; n: all that a rank hands in, its own part too
+        reduce_scatter   (W − 1) · (α + n · β)      a ring; n: the output of each rank, 1/W of its input
+        all_gather       (W − 1) · (α + n · β)      a ring; n: the input of each rank
+        all_to_all       (W − 1) · (α + n/W · β)    W − 1 rounds; n: the input of a rank, with the part it keeps
         broadcast        ⌈log₂ W⌉ · (α + n · β)     a binomial tree, not pipelined; n: the tensor
         reduce           ⌈log₂ W⌉ · (α + n · β)     the same tree, upwards
-        scatter, gather  (W − 1) · (α + n · β)      one after the other from or to the root; n: the part of each
-        send, recv       α + n · β                  the same message, so not to be added
+        scatter, gather  (W − 1) · (α + n · β)      one after the other from or to the root; n: each rank's part
+        send, recv       α + n · β                  both ends of one message, so count it once
         barrier          ⌈log₂ W⌉ · α
 
-    An all_reduce of 1 MB over 4 ranks, 1 ms, 100 MB/s: 6 · (1 ms + 0.25 MB / 100 MB/s) = 21 ms. Alone (W = 1) a
-    collective costs nothing. Raises ValueError for an op it does not know. Sources: Thakur, Rabenseifner and Gropp
+    Example: an all_reduce of 1 MB over 4 ranks with 1 ms and 100 MB/s takes 6 · (1 ms + 0.25 MB / 100 MB/s) = 21 ms.
+    With W = 1 a collective costs nothing. Raises ValueError for an unknown op. Sources: Thakur, Rabenseifner and Gropp
     2005; for all_reduce Patarasuk and Yuan 2009.
     """
     steps, step_bytes = _steps(op, bytes, world)
@@ -34,11 +34,11 @@ def ring_cost(op: str, bytes: float, world: int, alpha: float, beta: float) -> f
 
 
 def sent_bytes(op: str, bytes: float, world: int) -> float:
-    """Bytes that the rank which sends most sends; `bytes` and the algorithms are those of `ring_cost`.
+    """Bytes sent by the rank that sends most. `bytes` and the algorithms are those of `ring_cost`.
 
-    In a ring all ranks send as much: an all_reduce of 1 MB over 4 ranks sends 2 · 3/4 MB = 1.5 MB from each. The root
-    of a broadcast tree sends ⌈log₂ W⌉ times, that of a scatter W − 1 times; in reduce and gather each other rank sends
-    once. A recv and a barrier send nothing that counts.
+    In a ring all ranks send equally many bytes: in an all_reduce of 1 MB over 4 ranks, each sends 2 · 3/4 MB = 1.5 MB.
+    The root of a broadcast sends the tensor ⌈log₂ W⌉ times; the root of a scatter sends W − 1 parts. In reduce and
+    gather, every other rank sends once. A recv and a barrier count as 0.
     """
     steps, step_bytes = _steps(op, bytes, world)
     if op == "recv":
@@ -47,7 +47,7 @@ def sent_bytes(op: str, bytes: float, world: int) -> float:
 
 
 def _steps(op: str, bytes: float, world: int) -> tuple[int, float]:
-    """(messages that follow each other, bytes of each)."""
+    """(number of messages in sequence, bytes of each)."""
     if world < 1 or bytes < 0:
         raise ValueError(f"expected world >= 1 and bytes >= 0, got {world} and {bytes}")
     around, doublings = world - 1, (world - 1).bit_length()  # the latter is ⌈log₂ W⌉
@@ -71,9 +71,9 @@ def _steps(op: str, bytes: float, world: int) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins a rank to the others: seconds before a message's first byte is there, and bytes a second after it.
+    """The connection of a rank to the others: a latency in seconds, and a bandwidth in bytes per second.
 
-    Link(alpha_s=1e-3, bytes_per_s=100e6): a message of 1 MB takes 1 ms + 10 ms.
+    On Link(alpha_s=1e-3, bytes_per_s=100e6), a message of 1 MB takes 1 ms + 10 ms.
     """
 
     alpha_s: float
@@ -87,12 +87,12 @@ class Link:
 
     @property
     def beta(self) -> float:
-        """Seconds a byte."""
+        """Seconds per byte."""
         return 1 / self.bytes_per_s
 
     @property
     def free(self) -> bool:
-        """Whether all it carries costs nothing."""
+        """Whether messages take no time."""
         return self.alpha_s == self.beta == 0
 
     def cost_s(self, op: str, bytes: float, world: int) -> float:

@@ -1,8 +1,8 @@
 """One rank's events in a step, in order, as plain data, for the dry run, the planner and the simulator.
 
-A program is a tuple of events. Ranks are global ones of the mesh; a collective starts on a stream of its own and only
-blocks its rank where it has no handle, or at the `Wait` for it. What is done often is written once: a `Block` is shared
-by all micro-batches that do the same, so that a program grows with actions and layers, not with their product.
+A program is a tuple of events. Ranks are global ranks of the mesh. A collective runs on its own stream; it blocks its
+rank only if it has no handle, or at the `Wait` for its handle. Micro-batches that do the same work share one `Block`,
+so a program's size grows with the number of actions plus layers, not with their product.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")  # of
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One kernel. Of a matrix product (m, k) @ (k, n), done `batch` times, `shape` is (m, n, k); else None."""
+    """One kernel. shape: (m, n, k) for `batch` matrix products (m, k) @ (k, n); otherwise None."""
 
-    flops: float  # 2 a multiply-add, all of the batch
+    flops: float  # 2 per multiply-add, for the whole batch
     bytes: float  # read and written in device memory
     shape: tuple[int, int, int] | None = None
     batch: int = 1
@@ -29,32 +29,34 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A row of the ledger: `bytes` is the payload that `lab.cluster.costs.ring_cost` speaks of, `ranks` the group, a
-    range where it can be. Without a handle the rank waits for its end; those of one stream run one after the other."""
+    """A collective, as in a row of the ledger. Collectives on one stream run one after the other.
+
+    bytes: the payload as in `lab.cluster.costs.ring_cost`. ranks: the group, a range if possible.
+    """
 
     op: str
     bytes: float
     ranks: Sequence[int]
     phase: str = "forward"
     label: str = ""
-    stream: str = ""  # "": one for each group
-    handle: int | None = None  # whatever `Wait` names; used again before it, it is the last that is waited for
+    stream: str = ""  # "": each group has its own
+    handle: int | None = None  # for `Wait`; if reused before, the last event counts. None: waits at once
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message to the global rank `peer`; unless it blocks, the sender goes on. Its Recv has the same ends and tag."""
+    """A message to the global rank `peer`. Its Recv has the same two ranks and the same tag."""
 
     peer: int
     bytes: float
-    tag: tuple[str, int, int] = ("", 0, 0)  # what, micro-batch, virtual stage: no two under way with the same
+    tag: tuple[str, int, int] = ("", 0, 0)  # (name, micro-batch, virtual stage); unique among messages in flight
     phase: str = "forward"
-    blocks: bool = False
+    blocks: bool = False  # whether the sender waits until the message has arrived
 
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """The message of `peer`; without a handle the rank waits until it is there."""
+    """A message from the global rank `peer`. Without a handle, the rank waits until it arrives."""
 
     peer: int
     bytes: float
@@ -65,14 +67,14 @@ class Recv:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until what was started with `handle` has ended."""
+    """Wait for the collective or message with this handle."""
 
     handle: int
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`bytes` are allocated, or freed if negative."""
+    """Allocates `bytes`, or frees them if negative."""
 
     kind: str  # one of KINDS
     bytes: float
@@ -80,9 +82,9 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Events in order, `times` times: a layer, the forward of a chunk. `name` is what a timeline writes on it.
+    """A sequence of events, repeated `times` times, such as a layer, or the forward of a chunk.
 
-    Two blocks are equal if they are the same one, so that to look up its price takes no time.
+    name: label in a timeline. Blocks are compared by identity, so that looking up a cached price is fast.
     """
 
     events: Program
@@ -92,7 +94,7 @@ class Block:
 
 Event: TypeAlias = "Compute | Collective | Send | Recv | Wait | Memory | Block"
 Program: TypeAlias = "tuple[Event, ...]"
-Programs: TypeAlias = "Mapping[int, Program]"  # by global rank: one representative of each pipeline coordinate
+Programs: TypeAlias = "Mapping[int, Program]"  # by global rank: one representative rank per pipeline stage
 
 
 def flat(program: Program) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""Devices, links and clusters from hardware.toml, where each number has its source."""
+"""Devices, links and clusters from hardware.toml, which gives the source of each number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from .costs import Link
 
 TABLE = Path(__file__).with_name("hardware.toml")
-_NUMBERS = {  # by resource: the part of a cluster that has it, and which of the part's numbers say how much
+_NUMBERS = {  # by resource: (part of a cluster, attributes of this part that hold the amount)
     "products": ("device", ("peak_flops", "matmul_flops", "attention_flops")),
     "memory bandwidth": ("device", ("hbm_bytes_per_s",)),
     "memory": ("device", ("hbm_bytes",)),
@@ -29,18 +29,18 @@ class Device:
     peak_flops: float  # dense, 16 bits
     hbm_bytes: float
     hbm_bytes_per_s: float
-    hbm_share: float  # of it that a copy reaches
+    hbm_share: float  # share of hbm_bytes_per_s that a copy reaches
     sms: int
     matmul_flops: float  # the best measured, at matmul_shape
     matmul_shape: tuple[int, int, int]
     attention_flops: tuple[float, float]  # fused, forward and backward
     kernel_s: float
-    layer_share: float  # of all these rates that kernels reach one after the other in a layer
+    layer_share: float  # share of all these rates that kernels reach in a layer, one after the other
 
 
 @dataclass(frozen=True)
 class Wire(Link):
-    """What joins devices: in one direction, of one device; alpha_s a step of a ring, base_s once a collective."""
+    """The link of one device, in one direction. alpha_s: per step of a ring; base_s: once per collective."""
 
     name: str = ""
     base_s: float = 0.0
@@ -48,7 +48,7 @@ class Wire(Link):
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` devices, `node` of them on a node: ranks are numbered node after node."""
+    """`gpus` devices, `node` of them on each node. Ranks are numbered node by node."""
 
     device: Device
     inside: Wire
@@ -57,7 +57,7 @@ class Cluster:
     gpus: int
 
     def faster(self, resource: str, times: float = 2.0) -> Cluster:
-        """The same cluster with so many times as much of one of RESOURCES."""
+        """The same cluster with `times` as much of one of RESOURCES."""
         if resource not in _NUMBERS:
             raise ValueError(f"expected a resource among {', '.join(RESOURCES)}, got {resource!r}")
         name, numbers = _NUMBERS[resource]
@@ -66,7 +66,7 @@ class Cluster:
 
 
 def cluster(name: str, gpus: int) -> Cluster:
-    """The cluster of that name with `gpus` devices. Raises ValueError for a name there is not, and for half a node."""
+    """The cluster of that name with `gpus` devices. Raises ValueError for an unknown name, or a partly used node."""
     table = _table()
     if name not in table["cluster"]:
         raise ValueError(f"cluster: expected one of {', '.join(table['cluster'])}, got {name!r}")

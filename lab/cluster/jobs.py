@@ -1,4 +1,4 @@
-"""A planner's question, what to train and on which cluster, and its answer, a plan."""
+"""A planner's input, a job (what to train, and on which cluster), and its output, a plan."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from ..model import transformer
 from ..model.transformer import Config
 from .hardware import Cluster
 
-# What backward computes again: nothing; what takes much memory and little time (`Layers.light`); all of a layer.
+# Which activations backward recomputes: none; those with much memory and little time (`Layers.light`); a whole layer's.
 RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class Model(Config):
-    """Sizes of a transformer. gated: SwiGLU, RMSNorm, no biases; else GELU, LayerNorm, biases, as GPT has them."""
+    """Sizes of a transformer. gated: SwiGLU, RMSNorm, no biases; otherwise GELU, LayerNorm and biases, as in GPT."""
 
     gated: bool = True
-    positions: int = 0  # learned ones
-    tied: bool = False  # the head is the embedding
+    positions: int = 0  # number of learned position embeddings
+    tied: bool = False  # whether the head shares the embedding's weight
 
     @property
     def layer_products(self) -> int:
-        """Parameters of the products of one layer."""
+        """Parameters of one layer's matrix products."""
         h = self.width
         return 2 * h * (h + self.kv_heads * self.dim) + (3 if self.gated else 2) * h * self.hidden
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer, whole."""
+        """Parameters of one layer, not sharded."""
         return sum(self.layer_weights())
 
     def layer_weights(self) -> tuple[int, int]:
-        """(what the tensor axis divides, what it does not), of one layer."""
+        """(parameters that the tensor axis shards, parameters that it replicates), of one layer."""
         h, products = self.width, self.layer_products
         if self.gated:
             return products, 2 * h
-        # biases of two products lie whole beside two norms
+        # the biases of two products and both norms are replicated
         return products + h + 2 * self.kv_heads * self.dim + self.hidden, 2 * h + 4 * h
 
     @property
     def ends(self) -> tuple[int, int, int]:
-        """(embedding, head beyond a tied one, final norm and positions): parameters outside the layers."""
+        """Parameters outside the layers: (embedding, head unless tied, final norm and positions)."""
         table = self.vocabulary * self.width
         return table, 0 if self.tied else table, self.width * ((1 if self.gated else 2) + self.positions)
 
@@ -51,12 +51,12 @@ class Model(Config):
 
 
 def gpt(layers: int, width: int, heads: int, vocabulary: int = 51200, positions: int = 2048) -> Model:
-    """GPT as Megatron has it: a hidden layer of 4 · width, learned positions, the head tied to the embedding."""
+    """GPT as in Megatron: hidden size 4 · width, learned positions, the head tied to the embedding."""
     return Model(layers, width, heads, heads, 4 * width, vocabulary, gated=False, positions=positions, tied=True)
 
 
 def of_config(config: Config) -> Model:
-    """`lab.model.transformer.Transformer` of that config, its head not tied."""
+    """The Model of a `lab.model.transformer.Transformer` with this config; its head is not tied."""
     return Model(**vars(config))
 
 
@@ -65,32 +65,32 @@ MODELS = {name: of_config(config) for name, config in transformer.MODELS.items()
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a step is programmed: what is fused, what is sent how, and what may overlap. Numbers are bytes."""
+    """How a step is implemented: what is fused, how data is sent, and what may overlap. Numbers are bytes."""
 
-    element: int = 2  # of an activation or parameter
-    gradient: int = 4  # as it is added up, and as the data axis sums it
-    optimizer: int = 12  # a parameter: float32 copy and AdamW's moments
-    step_traffic: int = 48  # a parameter, read and written by norm, clipping and AdamW
+    element: int = 2  # per activation or parameter
+    gradient: int = 4  # per gradient, accumulated and reduced over the data axis
+    optimizer: int = 12  # per parameter: float32 copy and AdamW's moments
+    step_traffic: int = 48  # per parameter: read and written by norm, clipping and AdamW
     fused_attention: bool = True
     dropout: bool = False
     sequence: bool = True  # Korthikanti et al. 2022: norms and residuals are split over the tensor axis too
     scatter_messages: bool = False  # Narayanan et al. 2021, 4.1: each tensor rank sends its part to the next stage
-    overlap_tensor: bool = True  # backward gathers beside one product and scatters beside the other
+    overlap_tensor: bool = True  # backward gathers during one product and scatters during the other
     overlap_messages: bool = True
     overlap_data: bool = True
-    fused_accumulation: bool = True  # a weight's gradient is added up by the product itself
-    equal_parts: bool = False  # all parts of a pipeline must have as many layers
+    fused_accumulation: bool = True  # the product itself accumulates a weight's gradient
+    equal_parts: bool = False  # all parts of a pipeline must have equally many layers
 
 
 TODAY = Recipe()
-# Megatron-LM of 2021: fp16, scores and dropout masks in memory, messages and all-reduces waited for. Its optimizer
-# keeps float32 gradients too, and passes over copy, unscale, norm, clip, AdamW and cast: 6 + 8 + 4 + 8 + 28 + 6.
+# Megatron-LM of 2021: fp16, scores and dropout masks in memory, no overlap of messages and all-reduces. Its optimizer
+# also keeps float32 gradients. Bytes of its passes: copy 6, unscale 8, norm 4, clip 8, AdamW 28, cast 6.
 MEGATRON_2021 = Recipe(
     gradient=2, optimizer=16, step_traffic=60, fused_attention=False, dropout=True, sequence=False,
     scatter_messages=True, overlap_tensor=False, overlap_messages=False, overlap_data=False, fused_accumulation=False,
     equal_parts=True,
 )  # fmt: skip
-# Korthikanti et al. 2022, "present work", section 4.2.2: sequence parallelism, its gathers beside products.
+# Korthikanti et al. 2022, "present work", section 4.2.2: sequence parallelism, its gathers overlap with products.
 MEGATRON_2022 = Recipe(
     gradient=4, step_traffic=60, fused_attention=False, dropout=True, overlap_messages=False, overlap_data=False,
     equal_parts=True,
@@ -99,7 +99,7 @@ MEGATRON_2022 = Recipe(
 
 @dataclass(frozen=True)
 class Job:
-    """A model, a global batch of `sequences` of `context` tokens, the cluster, and how it is programmed."""
+    """A model, a global batch of `sequences` with `context` tokens each, a cluster, and a recipe."""
 
     model: Model
     sequences: int
@@ -114,7 +114,7 @@ class Job:
 
 @dataclass(frozen=True, order=True)
 class Plan:
-    """How a job is run. Ranks are data × pipe × tensor, tensor innermost; chunks: of a rank, 1 is 1F1B."""
+    """How to run a job. Ranks form a mesh data × pipe × tensor, tensor innermost. chunks: per rank; 1 means 1F1B."""
 
     data: int = 1
     pipe: int = 1
@@ -136,13 +136,16 @@ class Plan:
 
 
 def unfit(job: Job, plan: Plan) -> str:
-    """Why a plan is none for a job, in words; "" if it is one. Memory is another question.
+    """Say why a plan is not valid for a job; "" if it is. Does not check memory.
 
-    The degrees multiply to the cluster's devices. tensor divides heads, hidden and vocabulary, divides kv_heads or is a
-    multiple of them, and where the recipe splits the sequence divides context. data · micro_batch divides sequences.
-    Chunks need a pipeline, at least one layer each, and micro-batches in groups of `pipe`. Layers are spread over all
-    pipe · chunks parts; those at the ends, with embedding and head, may have one less, no other, and not even they
-    where the recipe has equal_parts. recompute is one of RECOMPUTE. ZeRO needs a data axis.
+    - data · pipe · tensor is the number of devices.
+    - tensor divides heads, hidden and vocabulary; it divides kv_heads or is a multiple of kv_heads; and it divides
+      context if the recipe uses sequence parallelism.
+    - data · micro_batch divides sequences.
+    - Chunks need a pipeline, at least one layer each, and a number of micro-batches that is a multiple of `pipe`.
+    - All pipe · chunks parts have equally many layers, except that the first and the last part, which hold embedding
+      and head, may have one fewer, unless the recipe requires equal_parts.
+    - recompute is one of RECOMPUTE. ZeRO needs a data axis.
     """
     m, parts = job.model, plan.pipe * plan.chunks
     for name in ("data", "pipe", "tensor", "micro_batch", "chunks"):
@@ -171,7 +174,7 @@ def unfit(job: Job, plan: Plan) -> str:
 
 
 def spread(layers: int, parts: int) -> list[int]:
-    """Layers of each part: as many of all, but one less in the last, then in the first, where it does not come out."""
+    """Number of layers of each part: equal, but one fewer in the last, then in the first, if they do not divide."""
     each = -(-layers // parts)
     counts = [each] * parts
     for short in range(each * parts - layers):

@@ -1,7 +1,7 @@
-"""The kernels and collectives of a transformer's layer, embedding and head, of one rank and one micro-batch.
+"""The kernels and collectives of a transformer's layer, embedding and head, on one rank for one micro-batch.
 
-Each is a line with its FLOPs, what it reads and writes, and its shape: what a framework launches, counted on paper.
-n: tokens of the micro-batch; T: ranks of the tensor axis; E: bytes of an activation.
+Each kernel that a framework would launch is one line: its FLOPs, the bytes it reads and writes, and its shape.
+n: tokens of the micro-batch; T: ranks of the tensor axis; E: bytes per activation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True)
 class Layers:
-    """One micro-batch of `sequences` of `context` tokens on a rank of the tensor group `ranks`."""
+    """One micro-batch of `sequences` with `context` tokens each, on a rank of the tensor group `ranks`."""
 
     model: Model
     recipe: Recipe
@@ -35,16 +35,16 @@ class Layers:
 
     @property
     def stream(self) -> float:
-        """Bytes of the residual stream, of all tokens."""
+        """Bytes of the residual stream, for all tokens."""
         return self.recipe.element * self.tokens * self.model.width
 
     @property
     def own(self) -> float:
-        """Bytes of it between two tensor-parallel regions: a T-th with sequence parallelism."""
+        """Bytes of the stream on one rank between two tensor-parallel regions: 1/T with sequence parallelism."""
         return self.stream / (self.tensor if self.recipe.sequence else 1)
 
     def forward(self) -> list[Event]:
-        """A layer: attention and feed-forward, each behind a norm and added to the stream."""
+        """The forward of a layer: attention and feed-forward, each after a norm, and added to the stream."""
         m, n = self.model, self.tokens
         joined = [] if self.recipe.fused_attention else [self._pass(2 * self.stream / self.tensor, "transpose")]
         turned, name = (self._turned, "rotate") if m.gated else (n * self._qkv, "bias")
@@ -68,33 +68,35 @@ class Layers:
         ]
 
     def core(self, phase: str = "forward") -> list[Event]:
-        """Scores, softmax, dropout and the sum over values."""
+        """The core of attention: scores, softmax, dropout and the sum over values."""
         m, b = self.model, self.recipe
         heads, s, d = self.sequences * m.heads // self.tensor, self.context, m.dim
         operands = b.element * self.tokens * d * (2 * m.heads + 2 * self._kv_heads) / self.tensor
         if b.fused_attention:
-            return [self._pass(operands, FUSED, phase, 2 * heads * s * s * d)]  # causal: a half of 4 · s² · d
+            return [self._pass(operands, FUSED, phase, 2 * heads * s * s * d)]  # causal: half of 4 · s² · d
         scores = heads * s * s
         return [
             self._product((s, s, d), phase, "scores", batch=heads),
-            self._pass(3 * scores, "softmax", phase),  # Megatron's causal kernel reads a half, writes all
-            *([self._pass(5 * scores, "dropout", phase)] if b.dropout else []),  # in, out, and a byte of mask
+            self._pass(3 * scores, "softmax", phase),  # Megatron's causal kernel reads half of the scores, writes all
+            *([self._pass(5 * scores, "dropout", phase)] if b.dropout else []),  # input, output, and a mask of 1 byte
             self._product((s, d, s), phase, "values", batch=heads),
         ]
 
     def light(self) -> list[Event]:
-        """Return what selective recomputation computes again. Without fused attention it is the core of attention.
-        Fused attention keeps no scores: then it is both norms and the activation (Megatron-Core's `layernorm` and
-        `mlp_act`)."""
+        """The kernels that selective recomputation repeats: without fused attention, the core of attention.
+
+        Fused attention keeps no scores. With it, they are both norms and the activation (Megatron-Core's `layernorm`
+        and `mlp_act`).
+        """
         if not self.recipe.fused_attention:
             return self.core("recompute")
         return [_again(event) for event in (self._norm(), self._norm(), self._activation())]
 
     def backward(self, recompute: str) -> list[Event]:
-        """The gradient of a layer, and before it what is computed again."""
+        """The backward of a layer, after its recomputation."""
         m, n, e = self.model, self.tokens, self.recipe.element
         again = {"none": list, "selective": self.light, "full": lambda: [_again(event) for event in self.forward()]}
-        activation = e * n * (self._hidden + 2 * self._up) + (0 if m.gated else e * n * self._hidden)  # and of the bias
+        activation = e * n * (self._hidden + 2 * self._up) + (0 if m.gated else e * n * self._hidden)  # and the bias
         turned, name = (2 * e * self._turned, "rotate") if m.gated else (e * n * self._qkv, "d bias")
         return [
             *again[recompute](),
@@ -123,7 +125,7 @@ class Layers:
             self._product((s, d, s), "backward", "d values", batch=heads),
             self._product((s, s, d), "backward", "d scores", batch=heads),
             *([self._pass(5 * scores, "dropout", "backward")] if self.recipe.dropout else []),
-            self._pass(4 * scores, "softmax", "backward"),  # halves of two in, all out
+            self._pass(4 * scores, "softmax", "backward"),  # reads half of two inputs, writes all
             *(self._product((s, d, s), "backward", name, batch=heads) for name in ("d queries", "d keys")),
             self._pass(2 * e * n * self._qkv, "join d qkv", "backward"),
         ]
@@ -138,7 +140,7 @@ class Layers:
         return [*self._dropout("backward"), *self._gather("backward"), summed]
 
     def head(self) -> list[Event]:
-        """Final norm, logits and cross-entropy over T parts of the vocabulary: the largest, and two sums a token."""
+        """Final norm, logits and cross-entropy over a sharded vocabulary; reduces a maximum and two sums per token."""
         m, n = self.model, self.tokens
         part = m.vocabulary // self.tensor
         entropy = (self.recipe.element + 4 + 4 + 8 + 8 + 4 + 8) * n * part  # cast, max, minus, exp, sum, divide
@@ -154,7 +156,7 @@ class Layers:
     def head_backward(self) -> list[Event]:
         m, n = self.model, self.tokens
         part = m.vocabulary // self.tensor
-        entropy = (8 + 4 + self.recipe.element) * n * part  # scaled in place, and cast
+        entropy = (8 + 4 + self.recipe.element) * n * part  # scale in place, and cast
         return [
             self._pass(entropy, "cross-entropy", "backward"),
             *self._product_backward((n, part, m.width), "head", enters=True),
@@ -165,7 +167,7 @@ class Layers:
 
     @property
     def _kv_heads(self) -> int:
-        return max(self.model.kv_heads, self.tensor)  # fewer are held more than once
+        return max(self.model.kv_heads, self.tensor)  # if there are fewer than T, several ranks hold the same head
 
     @property
     def _qkv(self) -> int:
@@ -185,13 +187,13 @@ class Layers:
         """Width of the first product of the feed-forward: SwiGLU has two halves."""
         return (2 if self.model.gated else 1) * self._hidden
 
-    # Between regions: the stream, norms, and what the tensor axis sends
+    # Between regions: the stream, norms, and collectives of the tensor axis
 
     def _pass(self, bytes: float, label: str, phase: str = "forward", flops: float = 0) -> Compute:
         return Compute(flops, bytes, phase=phase, label=label)
 
     def _activation(self) -> Compute:
-        tensors = 3 if self.model.gated else 2  # read and written
+        tensors = 3 if self.model.gated else 2  # that it reads and writes
         return self._pass(self.recipe.element * self.tokens * tensors * self.model.hidden // self.tensor, "activation")
 
     def _norm(self) -> Compute:
@@ -201,7 +203,7 @@ class Layers:
         return self._pass(5 * self.own, "norm", "backward")  # dx: 3; the weight's gradient reads 2 again
 
     def _add(self) -> Compute:
-        """The stream's sum, with Megatron's bias and dropout in the same kernel."""
+        """The addition to the stream; in Megatron, the same kernel applies bias and dropout."""
         mask = self.own / self.recipe.element if self.recipe.dropout else 0
         return self._pass(3 * self.own + mask, "add")
 
@@ -230,7 +232,7 @@ class Layers:
     def _product(
         self, shape: tuple[int, int, int], phase: str, label: str, out: float | None = None, batch: int = 1
     ) -> Compute:
-        """out: bytes that it writes, where they are not those of its result."""
+        """A matrix product. out: bytes that it writes, by default the size of its result."""
         (m, n, k), e = shape, self.recipe.element * batch
         written = e * m * n if out is None else out
         return Compute(2 * batch * m * n * k, e * (m * k + k * n) + written, shape, batch, phase=phase, label=label)
@@ -238,15 +240,16 @@ class Layers:
     def _product_backward(
         self, shape: tuple[int, int, int], label: str, enters: bool = False, leaves: bool = False
     ) -> list[Event]:
-        """Of y = x W: dx = dy Wᵀ and dW = xᵀ dy. leaves: y left its region; enters: x entered it, split over T.
+        """The backward of y = x W: dx = dy Wᵀ and dW = xᵀ dy.
 
-        With sequence parallelism y's gradient is gathered where it left, and x again where it entered: beside dx, if
-        the recipe overlaps; dx is scattered beside dW.
+        leaves: y left a tensor-parallel region; enters: x entered it. With sequence parallelism, y's gradient is
+        gathered if y left, and x is gathered again if x entered. If the recipe overlaps, x is gathered during dx, and
+        dx is scattered during dW.
         """
         m, n, k = shape  # tokens, out, in
         b = self.recipe
         dx = self._product((m, k, n), "backward", f"d {label}")
-        # Added to what the micro-batches before gave: by the product, or in a pass of its own over both.
+        # Accumulate over micro-batches: in the product itself, or in a separate pass.
         traffic = 2 * b.gradient * n * k if b.fused_accumulation else b.element * n * k
         events: list[Event] = [self._product((k, n, m), "backward", f"d {label} weight", traffic)]
         if not b.fused_accumulation:

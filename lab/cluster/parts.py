@@ -1,4 +1,4 @@
-"""A model in parts: what one micro-batch does on a chunk of it, and what the data axis gathers and reduces."""
+"""The parts of a model: the work of one micro-batch on a chunk, and the collectives of the data axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATA, PIPE = "data", "pipe"
 
 @dataclass(frozen=True)
 class Unit:
-    """What the data axis gathers and reduces at once: the embedding, a layer (`times` of them), or the head."""
+    """What the data axis gathers and reduces in one collective: the embedding, one of `times` layers, or the head."""
 
     forward: Block
     backward: Block
@@ -25,15 +25,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Part:
-    """A chunk of the model: what one micro-batch does there."""
+    """The work of one micro-batch on a chunk of the model."""
 
     forward: Block
     backward: Block
     units: tuple[Unit, ...]
-    before: int | None  # the rank that its input comes from
-    after: int | None
-    message: float
-    scattered: tuple[Event, ...]  # what makes a message whole that comes in parts
+    before: int | None  # rank that sends its input; None for the first part
+    after: int | None  # rank that receives its output; None for the last part
+    message: float  # bytes
+    scattered: tuple[Event, ...]  # the gather of a message that arrives in parts
 
     def arrived(self, backward: bool) -> list[Event]:
         return [] if (self.after if backward else self.before) is None else list(self.scattered)
@@ -45,7 +45,7 @@ def each_unit(units: Iterable[Unit]) -> Iterator[Unit]:
 
 
 def part_of(job: Job, plan: Plan, number: int) -> Part:
-    """The part of that number, of all pipe · chunks in the order in which a micro-batch goes through them."""
+    """Part `number` of all pipe · chunks parts, in the order in which a micro-batch passes through them."""
     parts, stage = plan.pipe * plan.chunks, number % plan.pipe
     layers = spread(job.model.layers, parts)[number]
     first, last = number == 0, number == parts - 1
@@ -66,8 +66,11 @@ def part_of(job: Job, plan: Plan, number: int) -> Part:
 def blocks_of(
     job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool, begin: int
 ) -> tuple[Block, Block, tuple[tuple[Block, Block], ...], Program]:
-    """Forward and backward of one micro-batch through `layers` layers, and the model's ends if they are beside them;
-    both of embedding, one layer and head, as far as they are there; and what makes a message whole."""
+    """(forward, backward, pairs, gather) of one micro-batch through `layers` layers, and embedding and head if there.
+
+    pairs: (forward, backward) of the embedding, of one layer, and of the head, as far as this part has them. gather:
+    completes a message that arrives in parts.
+    """
     one = Layers(job.model, job.recipe, micro_batch, job.context, range(begin, begin + tensor))
     arrive: list[Event] = []
     if job.recipe.scatter_messages and not job.recipe.sequence and tensor > 1:
@@ -91,7 +94,7 @@ def _layer(one: Layers, recompute: str) -> tuple[Block, Block]:
     return Block(tuple(one.forward()), name="forward"), Block(tuple(one.backward(recompute)), name="backward")
 
 
-# Parameters, and what the data axis does with them
+# Parameters, and the collectives of the data axis
 
 
 @lru_cache(maxsize=65536)
@@ -106,32 +109,32 @@ def held_by(job: Job, plan: Plan, stage: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=65536)
 def unit_sizes(job: Job, tensor: int, parts: int, number: int) -> tuple[tuple[int, float], ...]:
-    """(how many, parameters of each): of a part's embedding, layers and head, on a rank."""
+    """(number of units, parameters of each) for a part's embedding, layers and head, on one rank."""
     m = job.model
     split, whole = m.layer_weights()
     table, head, norm = m.ends
     positions = m.positions * m.width
-    if m.kv_heads < tensor:  # some ranks hold the same
+    if m.kv_heads < tensor:  # some ranks hold the same heads
         split += 2 * m.width * m.dim * (tensor - m.kv_heads)
     units = [(spread(m.layers, parts)[number], split / tensor + whole)]
     if number == 0:
         units.insert(0, (1, table / tensor + positions))
-    if number == parts - 1:  # a tied head is the embedding, and held once more where that is on another rank
+    if number == parts - 1:  # a tied head needs a second copy if the embedding is on another rank
         units.append((1, (head if head or parts == 1 else table) / tensor + norm - positions))
     return tuple(units)
 
 
 def data_group(job: Job, plan: Plan, stage: int) -> range:
-    """The ranks of the data axis with the first rank of a stage."""
+    """The data group of a stage's first rank."""
     return range(stage * plan.tensor, job.cluster.gpus, plan.pipe * plan.tensor)
 
 
 def scattered(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
-    """Gradients of so many parameters: reduced to all (ZeRO 0), or each shard to its rank."""
+    """The reduction of gradients of `parameters` parameters: to all ranks (ZeRO 0), or each shard to its rank."""
     payload = job.recipe.gradient * parameters / (plan.data if plan.zero else 1)
     return Collective("reduce_scatter" if plan.zero else "all_reduce", payload, group, "backward", DATA, handle=handle)
 
 
 def gathered(job: Job, plan: Plan, group: range, parameters: float, handle: int | None) -> Collective:
-    """So many parameters, of which each rank has a shard."""
+    """The gather of `parameters` parameters, of which each rank has a shard."""
     return Collective("all_gather", job.recipe.element * parameters / plan.data, group, "forward", DATA, handle=handle)

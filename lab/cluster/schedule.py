@@ -1,7 +1,8 @@
 """Pipeline schedules: the order of actions per rank, and a checker that plays them on logical clocks.
 
-A pipeline of p ranks ("stages") with v chunks a rank has p·v *virtual stages*: chunk c of rank r is number c·p + r, and
-micro-batches run through them in this order, and back. Times are logical: a forward, a backward; messages are free.
+A pipeline of p ranks ("stages") with v chunks per rank has p·v *virtual stages*. Chunk c of rank r is virtual stage
+c·p + r. Micro-batches pass through the virtual stages in this order, and back. Times are logical: a forward and a
+backward take a given time, messages take none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ KINDS = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Action:
-    """One thing a rank does: the forward or backward of a micro-batch through one of its chunks."""
+    """One action of a rank: the forward or backward of a micro-batch through one of its chunks."""
 
     kind: str  # "forward" or "backward"
     micro_batch: int  # 0, 1, …
@@ -30,34 +31,35 @@ class Action:
 
 
 class ScheduleError(ValueError):
-    """A schedule that is none; one line that names rank, action and what is missing."""
+    """A schedule is invalid. The text is one line that names the rank, the action, and what is missing."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A schedule as it runs where a forward and a backward take a given time, and messages none."""
+    """A schedule played with given times for a forward and a backward; messages take no time."""
 
     ranks: list[list[Action]]
     starts: list[list[float]]  # of each action of each rank
     ends: list[list[float]]
-    live: list[int]  # most activations that a rank keeps at once: forwards whose backward has not ended
-    busy: float  # of each rank
+    live: list[int]  # by rank: most activations at once, that is, forwards whose backward has not ended
+    busy: float  # busy time of each rank
     length: float  # until the last rank has ended
 
     @property
     def bubble(self) -> float:
-        """Idle over busy time. All ranks have as much of both: they wait for the last, at the start and at the end."""
+        """Idle time divided by busy time, which is the same for all ranks."""
         return (self.length - self.busy) / self.busy
 
 
 def check(
     ranks: Sequence[Sequence[Action]], micro_batches: int, chunks: int = 1, forward: float = 1.0, backward: float = 2.0
 ) -> Simulation:
-    """Play a schedule, one list of actions a rank. Raises ScheduleError where it is not one.
+    """Play a schedule, one list of actions per rank. Raises ScheduleError if it is invalid.
 
-    Each rank does each micro-batch forward and backward once a chunk, forward first. A forward needs the micro-batch's
-    forward through the virtual stage before; a backward needs its backward through the one after, and a rank does one
-    action at a time in the order of its list. 2 ranks, 4 micro-batches, 1F1B: 15 long, 12 busy, bubble 1/4.
+    For each chunk and micro-batch, a rank does the forward once and then the backward once. A forward needs the
+    micro-batch's forward through the previous virtual stage; a backward needs its backward through the next one. A rank
+    does one action at a time, in the order of its list. Example: 2 ranks, 4 micro-batches, 1F1B: length 15, busy 12,
+    bubble 1/4.
     """
     if not ranks:
         raise ScheduleError("expected a list of actions for each rank, got none")
@@ -83,9 +85,9 @@ def check(
 
 
 def drawn(simulation: Simulation, columns: int = 100) -> str:
-    """A line a rank, as the chapter draws it: F and B with the micro-batch, a quote a chunk, a dot where it waits.
+    """Draw a line per rank, as in the chapter: F or B with the micro-batch, ' for each chunk after the first, · idle.
 
-    With times that are whole numbers; what is longer than `columns` is cut.
+    Times must be whole numbers. Lines are cut after `columns` characters.
     """
     names = {a: f"{a.kind[0].upper()}{a.micro_batch}" + "'" * a.chunk for rank in simulation.ranks for a in rank}
     width = max(map(len, names.values()))
@@ -100,7 +102,7 @@ def drawn(simulation: Simulation, columns: int = 100) -> str:
 
 
 def _complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: int) -> None:
-    """Every action once, none too much, and no backward before its forward."""
+    """Check that a rank does every action exactly once, and no backward before its forward."""
     seen: set[Action] = set()
     for place, action in enumerate(actions):
         if not (0 <= action.micro_batch < micro_batches and 0 <= action.chunk < chunks):
@@ -121,7 +123,7 @@ def _complete(rank: int, actions: Sequence[Action], micro_batches: int, chunks: 
 
 
 def _need(action: Action, rank: int, stages: int, chunks: int) -> tuple[str, int, int] | None:
-    """What must have ended elsewhere; None at the ends of the pipeline."""
+    """The action on the neighbouring virtual stage that must have ended before; None at the ends of the pipeline."""
     before = action.chunk * stages + rank + (-1 if action.kind == "forward" else 1)
     return (action.kind, action.micro_batch, before) if 0 <= before < stages * chunks else None
 

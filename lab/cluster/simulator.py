@@ -1,7 +1,7 @@
-"""Plays each rank's events on a cluster: when each begins and ends, and why a rank waits.
+"""Simulates each rank's events on a cluster: when each begins and ends, and why a rank waits.
 
-A rank computes on one stream. Collectives run on a stream a group beside it, messages on one a direction; a rank stands
-still for what it waits for and for nothing else. So what overlaps is what the events leave free to overlap.
+A rank computes on one stream. Each group has its own stream for collectives, and each peer one for messages. A rank
+stops only where an event makes it wait, so everything else overlaps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRODUCTS, TRAFFIC, STEP, IDLE = "products", "memory bandwidth", "optimizer step"
 
 @dataclass(frozen=True)
 class Span:
-    """Something a rank did from one moment to another, in seconds of a clock that all ranks share."""
+    """An activity of a rank with its start and end, in seconds of a clock that all ranks share."""
 
     kind: str  # one of SPANS
     name: str
@@ -35,7 +35,7 @@ class Span:
 
 @dataclass
 class Played:
-    """What came of it: seconds of the step, and of each rank by cause (they add up to the step's)."""
+    """Result of a simulation: seconds of the step, and each rank's seconds by cause, which add up to the step's."""
 
     step_s: float
     by_rank: dict[int, dict[str, float]]
@@ -43,22 +43,21 @@ class Played:
 
     @property
     def causes(self) -> dict[str, float]:
-        """Seconds by cause, the mean over ranks."""
+        """Seconds by cause, averaged over ranks."""
         names = sorted({name for causes in self.by_rank.values() for name in causes})
         return {name: sum(c.get(name, 0.0) for c in self.by_rank.values()) / len(self.by_rank) for name in names}
 
 
 class SimulationError(ValueError):
-    """The programs cannot end; one line says who waits for what."""
+    """The programs cannot end. The text is one line that says which rank waits for what."""
 
 
 def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played:
     """Play all programs from time 0. Raises SimulationError for a deadlock.
 
-    A collective that several of the programs' ranks are in begins when the last of them has come, and whoever has a
-    handle to it goes on until it waits; the ranks without a program are taken to come when theirs do. A message is
-    under way from when it is sent and its stream is free. What a rank waits for a message is "pipe" as long as the
-    message is under way, and "bubble" before that.
+    A collective begins when the last of its ranks with a program has reached it; ranks without a program are assumed
+    to be on time. A rank with a handle goes on until its Wait. A message starts when it is sent and its stream is free.
+    A rank's wait for a message counts as "bubble" before the message starts, and as "pipe" after that.
     """
     together, mail, meetings = frozenset(programs), Mail(), Meetings()
     ranks = {r: _Rank(r, cluster, together, mail, meetings, timeline) for r in programs}
@@ -75,15 +74,15 @@ def play(programs: Programs, cluster: Cluster, timeline: bool = False) -> Played
 
 
 class _Meeting:
-    """A collective of `members` programs: it begins when all have come, and have ended what is before it."""
+    """A collective of `members` programs. It begins when all have reached it, and their streams are free."""
 
     def __init__(self, members: int):
         self.members = members
-        self.come: list[tuple[float, _UnderWay | None]] = []  # when, and what is before it on that rank's stream
+        self.come: list[tuple[float, _UnderWay | None]] = []  # (time, previous collective on the rank's stream)
         self._begun: float | None = None
 
     def begun(self) -> float | None:
-        """None as long as it cannot be said."""
+        """The time at which it begins; None if not yet known."""
         if self._begun is None and len(self.come) == self.members:
             free = [0.0 if before is None else before.ended() for _, before in self.come]
             if None not in free:
@@ -111,7 +110,7 @@ _ENDED = object()
 
 
 class _Rank:
-    """Plays one rank's program: `run` yields as long as something that the rank needs is missing."""
+    """Simulates one rank's program. `run` yields while the rank needs something that has not happened yet."""
 
     def __init__(
         self, rank: int, cluster: Cluster, together: frozenset[int], mail: Mail, meetings: Meetings, timeline: bool
@@ -119,14 +118,14 @@ class _Rank:
         self.rank, self.cluster, self.together, self.timeline = rank, cluster, together, timeline
         self.mail, self.meetings = mail, meetings
         self.now = 0.0
-        self.done = 0  # events
+        self.done = 0  # number of events that are done
         self.causes: dict[str, float] = {}
         self.spans: list[Span] = []
-        self.free: dict[int, float] = {}  # from when on, for messages to each peer
-        self.streams: dict[object, _UnderWay] = {}  # the last on each
+        self.free: dict[int, float] = {}  # by peer: time from which the stream for messages to it is free
+        self.streams: dict[object, _UnderWay] = {}  # the last collective on each stream
         self.handles: dict[int, Recv | _UnderWay] = {}
-        self.met: dict[tuple, int] = {}  # how many collectives of a kind of group it has come to
-        self.at: Event | None = None  # what it stands in
+        self.met: dict[tuple, int] = {}  # by (ranks, op): number of collectives that it has reached
+        self.at: Event | None = None  # the event in which it waits
 
     def until(self, moment: float, cause: str) -> None:
         if moment > self.now:
@@ -154,7 +153,7 @@ class _Rank:
             elif isinstance(event, Recv):
                 yield from self._receive(event)
             elif isinstance(event, Wait):
-                begun = self.handles.pop(event.handle, None)  # None: it has been waited for
+                begun = self.handles.pop(event.handle, None)  # None: a Wait for it came before
                 if isinstance(begun, Recv):
                     yield from self._receive(begun)
                 elif begun is not None:
@@ -204,10 +203,10 @@ class _Rank:
             yield from self._stand(mine)
         else:
             self.handles[event.handle] = mine
-            meeting.begun()  # now, while what is before it is known
+            meeting.begun()  # now, while the previous collective is known
 
     def _stand(self, one: _UnderWay) -> Iterator[None]:
-        """Stand still until a collective has ended."""
+        """Wait until a collective has ended."""
         self.at = one.event
         while (begun := one.meeting.begun()) is None:
             yield
@@ -225,10 +224,10 @@ class _Rank:
 
 @lru_cache(maxsize=100_000)
 def closed(block: Block, cluster: Cluster, together: frozenset[int] = frozenset()) -> dict[str, float] | None:
-    """Seconds by cause of a block that nothing outside it can change; None if there is no saying before it is played.
+    """Seconds by cause of a block whose duration does not depend on other events; None if it does.
 
-    That is one of kernels and collectives, none with two of the ranks that are played `together` in it, all of which
-    have been waited for at its end.
+    Such a block contains only kernels and collectives. No collective includes two of the ranks in `together`, which are
+    simulated together, and the block waits for all its collectives.
     """
     under_way: set[int] = set()
     for event in block.events:

@@ -1,4 +1,4 @@
-"""The step of a plan: events and memory of each stage, a lower bound of its time, its simulated time."""
+"""A plan's training step: events and memory of each stage, a lower bound of its time, and its simulated time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .simulator import Played, closed, play
 
 TIED = "tied embedding"
 NORM = "gradient norm"
-GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: of the next unit's parameters, of gradients, of a step's first forwards
-RESERVED = 0.05  # of device memory: the context, NCCL's buffers, fragments; assumed
+GATHERED, REDUCED, FIRST = 1, 2, 10  # handles: next unit's parameters, gradients, parameters of the first forwards
+RESERVED = 0.05  # share of device memory for the CUDA context, NCCL's buffers and fragmentation; assumed
 
 
 def price(job: Job, plan: Plan, timeline: bool = False) -> Played:
-    """Seconds of a step, by playing what a rank of each stage does (`programs`). Slow: it grows with micro-batches."""
+    """Simulate a step of the first rank of each stage (`programs`). Slow: its time grows with micro-batches."""
     return play(programs(job, plan), job.cluster, timeline)
 
 
 def floor_s(job: Job, plan: Plan) -> float:
-    """Seconds that a step takes at least: never more than `price`, and found in microseconds.
+    """A lower bound of a step's seconds: never more than `price`, and computed in microseconds.
 
-    A stage begins when the first micro-batch has come through the first chunks of those before it, has all of its own
-    work, and its last micro-batch then goes back the same way; and then there is the optimizer's step.
+    For each stage it adds the time until the first micro-batch arrives, all of the stage's own work, the way back of
+    its last micro-batch, and the optimizer's step.
     """
     return max(_bounds(job, plan))
 
@@ -35,23 +35,24 @@ def floor_s(job: Job, plan: Plan) -> float:
 def memory(job: Job, plan: Plan) -> dict[str, float]:
     """Bytes by kind on the fullest stage: parameters, gradients, optimizer, activations, buffers, and "total".
 
-    Activations are those that a schedule keeps at once; per token and layer as in Korthikanti et al. 2022, section 4;
-    with full recomputation a layer's input, and one layer whole. Buffers: logits, and of two neighbouring layers (or
-    of one and the embedding or head) the whole gradients with ZeRO 2, with ZeRO 3 the parameters too: one computes
-    while the other is under way.
+    Activations: those that the schedule keeps at once; bytes per token and layer as in Korthikanti et al. 2022, section
+    4. With full recomputation: the input of each layer, and one whole layer. Buffers: logits, and with ZeRO 2 the
+    unsharded gradients of two neighbouring layers (or of a layer and the embedding or head), with ZeRO 3 their
+    parameters too, because one computes while the other is being sent.
     """
     return max((_stage_memory(job, plan, stage) for stage in _unlike(plan)), key=lambda kinds: kinds["total"])
 
 
 def fits(job: Job, plan: Plan) -> bool:
-    """Whether `memory` is within what the device has, less what is RESERVED."""
+    """Whether `memory` fits into the device's memory without its RESERVED share."""
     return memory(job, plan)["total"] <= (1 - RESERVED) * job.cluster.device.hbm_bytes
 
 
 def model_flops(job: Job, recompute: bool = False) -> float:
-    """FLOPs of a step of the whole model as Narayanan et al. 2021 count them, section 3.4: whole scores, no norms.
+    """FLOPs of a step of the whole model, counted as in Narayanan et al. 2021, section 3.4: full scores, no norms.
 
-    Three forwards, with `recompute` four. Of GPT 72 (96) · B s l h² (1 + s/6h + V/12lh (16lh)).
+    Three times the forward; four times with `recompute`. For GPT: 72 · B s l h² (1 + s/6h + V/12lh), and with
+    `recompute` 96 · B s l h² (1 + s/6h + V/16lh).
     """
     m, tokens = job.model, job.sequences * job.context
     layer = 2 * m.layer_products + 4 * job.context * m.width
@@ -62,14 +63,14 @@ def model_flops(job: Job, recompute: bool = False) -> float:
 
 
 def programs(job: Job, plan: Plan) -> dict[int, Program]:
-    """What the first rank of each pipeline stage does, by global rank. Raises ValueError where `unfit` says why."""
+    """Programs of the first rank of each pipeline stage, by global rank. Raises ValueError if the plan is `unfit`."""
     if why := unfit(job, plan):
         raise ValueError(f"expected a plan for this job, got {plan}: {why}")
     return {stage * plan.tensor: _program(job, plan, stage) for stage in range(plan.pipe)}
 
 
 def _program(job: Job, plan: Plan, stage: int) -> Program:
-    """Gathered parameters first (ZeRO 1 and 2), then micro-batches as the schedule has them, gradients, the step."""
+    """A rank's events: gathers of parameters (ZeRO 1 and 2), micro-batches in schedule order, gradients, the step."""
     parts = [part_of(job, plan, chunk * plan.pipe + stage) for chunk in range(plan.chunks)]
     group, overlap = data_group(job, plan, stage), job.recipe.overlap_data and plan.data > 1
     events: list[Event] = []
@@ -109,10 +110,10 @@ def _program(job: Job, plan: Plan, stage: int) -> Program:
 
 
 def _by_units(job: Job, plan: Plan, group: range, part: Part, backward: bool, then: float) -> list[Event]:
-    """Unit by unit: with ZeRO 3 each is gathered while the one before computes; a backward's gradients are reduced
-    behind it.
+    """A forward or backward unit by unit. With ZeRO 3, each unit is gathered while the unit before it computes. After
+    each unit's backward, its gradients are reduced.
 
-    then: parameters of what comes after, 0 if nothing does.
+    then: parameters of the first unit of the next action; 0 if there is none.
     """
     units = part.units[::-1] if backward else part.units
     events = part.arrived(backward)
@@ -133,14 +134,14 @@ def _by_units(job: Job, plan: Plan, group: range, part: Part, backward: bool, th
 
 
 def _behind(job: Job, plan: Plan, group: range, unit: Unit) -> list[Event]:
-    """With ZeRO 2 and 3 whole gradients are buffers: two units' at most, so one is waited for before the next."""
+    """The reduction of a unit's gradients. ZeRO 2 and 3 keep whole gradients of at most two units, so wait first."""
     handle = REDUCED if job.recipe.overlap_data else None
     scatter = scattered(job, plan, group, unit.parameters, handle)
     return [Wait(REDUCED), scatter] if plan.zero >= 2 and handle else [scatter]
 
 
 def _end(job: Job, plan: Plan, stage: int) -> list[Event]:
-    """What follows the last backward."""
+    """Events after the last backward."""
     m, recipe = job.model, job.recipe
     events: list[Event] = [Wait(REDUCED)]
     group = data_group(job, plan, stage)
@@ -159,7 +160,7 @@ def _end(job: Job, plan: Plan, stage: int) -> list[Event]:
 
 
 def _order(plan: Plan, stage: int, micro_batches: int) -> list[tuple[bool, int, int]]:
-    """(whether backward, micro-batch, chunk) of each action: 1F1B, or interleaved 1F1B (Narayanan et al. 2021, 2.2)."""
+    """(is backward, micro-batch, chunk) of each action: 1F1B, or interleaved 1F1B (Narayanan et al. 2021, 2.2)."""
     pipe, chunks, total = plan.pipe, plan.chunks, micro_batches * plan.chunks
 
     def action(backward: bool, k: int) -> tuple[bool, int, int]:
@@ -177,7 +178,7 @@ def _order(plan: Plan, stage: int, micro_batches: int) -> list[tuple[bool, int, 
 
 
 def _ahead(plan: Plan, stage: int) -> int:
-    """Forwards before the first backward, where there are as many."""
+    """Number of forwards before the first backward, if there are enough micro-batches."""
     return (plan.pipe - stage - 1) * (2 if plan.chunks > 1 else 1) + (plan.chunks - 1) * plan.pipe
 
 
@@ -201,7 +202,7 @@ def _stage_memory(job: Job, plan: Plan, stage: int) -> dict[str, float]:
 
 
 def _two(job: Job, plan: Plan, stage: int) -> float:
-    """Parameters of the two largest units that follow each other in a stage's chunks."""
+    """Parameters of the two neighbouring units in a stage's chunks that are largest together."""
     most = 0.0
     for chunk in range(plan.chunks):
         units = unit_sizes(job, plan.tensor, plan.pipe * plan.chunks, chunk * plan.pipe + stage)
@@ -211,7 +212,7 @@ def _two(job: Job, plan: Plan, stage: int) -> float:
 
 
 def _activations(job: Job, plan: Plan, stage: int) -> float:
-    # Forwards of a chunk whose backward has not ended.
+    # alive: forwards of a chunk whose backward has not ended
     alive = min(plan.micro_batches(job) * plan.chunks, _ahead(plan, stage) + 1)
     layers = max(spread(job.model.layers, plan.pipe * plan.chunks)[stage :: plan.pipe])
     whole, kept = activation_bytes(job, plan.tensor, plan.micro_batch, plan.recompute)
@@ -219,18 +220,19 @@ def _activations(job: Job, plan: Plan, stage: int) -> float:
 
 
 def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) -> tuple[float, float]:
-    """(of a layer that keeps all, of one with this recomputation): bytes kept for backward, of one micro-batch.
+    """Bytes that a layer keeps for backward of one micro-batch: (without recomputation, with this recomputation).
 
-    GPT: sbh (10 + 24/t + 5as/ht), and with sequence parallelism sbh/t (34 + 5as/h); scores are 5as/ht, and full
-    recomputation keeps 2sbh (/t). Source: Korthikanti et al. 2022, equations 1 to 6. With fused attention selective
-    recomputation leaves out what `Layers.light` makes again: the outputs of two norms and of the activation.
+    For GPT: sbh (10 + 24/t + 5as/ht), and with sequence parallelism sbh/t (34 + 5as/h). The scores are 5as/ht. Full
+    recomputation keeps 2sbh, with sequence parallelism 2sbh/t. Source: Korthikanti et al. 2022, equations 1 to 6. With
+    fused attention, selective recomputation does not keep the outputs of both norms and of the activation
+    (`Layers.light`).
     """
     m, b = job.model, job.recipe
     tokens, e = micro_batch * job.context, b.element
     stream = tokens * m.width
     kv = max(m.kv_heads, tensor) * m.dim / m.width
     hidden = m.hidden / m.width
-    # Inputs of two norms and of two regions, and two masks; q, k, v, the projection's input, and the feed-forward's.
+    # between: inputs of two norms and two regions, two masks. inside: q, k, v, inputs of projection and feed-forward.
     between = 4 * e + (2 if b.dropout else 0)
     inside = e * (2 + 2 * kv) + e * hidden * (3 if m.gated else 2)
     scores = 0.0 if b.fused_attention else (2 * e + (1 if b.dropout else 0)) * m.heads * job.context / m.width
@@ -248,14 +250,14 @@ def activation_bytes(job: Job, tensor: int, micro_batch: int, recompute: str) ->
 def _times(
     job: Job, tensor: int, micro_batch: int, recompute: str, layers: int, first: bool, last: bool
 ) -> tuple[float, float]:
-    """Seconds of forward and backward of a part."""
+    """(forward seconds, backward seconds) of a part."""
     blocks = blocks_of(job, tensor, micro_batch, recompute, layers, first, last, 0)
     forward, backward = (sum((closed(block, job.cluster) or {}).values()) for block in blocks[:2])
     return forward, backward
 
 
 def _bounds(job: Job, plan: Plan) -> Iterator[float]:
-    """Of stages that may be the slowest: until its first action, its own, after its last, and what follows all."""
+    """For each stage that may be slowest: seconds before its first action and after its last, its work, and the end."""
     parts = plan.pipe * plan.chunks
     counts = spread(job.model.layers, parts)
 
@@ -270,13 +272,13 @@ def _bounds(job: Job, plan: Plan) -> Iterator[float]:
 
 
 def _unlike(plan: Plan, slowest: bool = False) -> list[int]:
-    """The ends, and of the stages between, which are alike, the one that keeps most, or is the last to have done."""
+    """First and last stage, and of the equal ones between, the one with most activations, or the last to finish."""
     between = plan.pipe - 2 if slowest else 1
     return sorted({0, min(between, plan.pipe - 1) if plan.pipe > 1 else 0, plan.pipe - 1})
 
 
 def _end_s(job: Job, plan: Plan, stage: int) -> float:
-    """Of what follows the last backward: the norm, the optimizer's step, and what is reduced at once."""
+    """Seconds of the events after the last backward: the norm, the optimizer's step, and unoverlapped reductions."""
     seconds = 0.0
     for event in _end(job, plan, stage):
         if isinstance(event, Compute):

@@ -1,6 +1,6 @@
-"""The real clocks, taken when this module is imported: before a simulated device puts its own in their place.
+"""The real clocks, bound when this module is imported, before a simulated device replaces them.
 
-`lab` reads the time here and nowhere else, so that its timeouts and reports stay true under simulation.
+Code of `lab` must take the time from here, so that timeouts and reports stay right under simulation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["monotonic", "perf_counter", "perf_counter_ns", "process_time", "slee
 
 
 def starved_s() -> float:
-    """Seconds that threads of this process could have run and had no core, since they began; 0 where no kernel tells.
+    """Seconds that this process's threads have waited for a core, since they began; 0 if the kernel does not count.
 
     Source: proc(5), /proc/pid/task/tid/schedstat, the second number: nanoseconds on a run queue.
     """
@@ -21,6 +21,6 @@ def starved_s() -> float:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/schedstat") as stream:
                 total += int(stream.read().split()[1])
-    except (OSError, IndexError):  # another system, a kernel that does not count, a thread that has just ended
+    except (OSError, IndexError):  # no Linux, no statistics in this kernel, or the thread has just ended
         pass
     return total / 1e9

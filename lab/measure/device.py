@@ -1,7 +1,7 @@
-"""A simulated asynchronous GPU: a laptop on which a missing `torch.cuda.synchronize()` shows, exactly.
+"""A simulated asynchronous GPU: shows a missing `torch.cuda.synchronize()` on any laptop.
 
-The host has one virtual clock. A launch queues work on a stream and returns at once; the work starts when the
-stream is free and ends in virtual time; waiting moves the host's clock to that end. Values are computed at
+The host has one virtual clock. A launch queues work on a stream and returns at once. The work starts when the
+stream is free, and ends in virtual time. A wait moves the host's clock to that end. Values are computed at
 once, on the CPU.
 
     with SimulatedGPU() as gpu:
@@ -10,8 +10,8 @@ once, on the CPU.
         torch.cuda.synchronize()
         time.perf_counter() - start  # 0.010 s, on any machine
 
-What it covers is listed in lab.measure.patches (clocks, torch.cuda, torch.accelerator) and
-lab.measure.placement ("cuda" tensors). Not covered: datetime, other processes and threads, CUDA graphs,
+lab.measure.patches lists the clocks and functions of torch.cuda and torch.accelerator that it covers, and
+lab.measure.placement the functions of "cuda" tensors. Not covered: datetime, other processes and threads, CUDA graphs,
 torch.compile, Triton kernels. Python itself and CPU tensors take no virtual time; streams share the device
 without slowing each other down.
 """
@@ -34,22 +34,22 @@ __all__ = ["SimulatedGPU", "current"]
 class SimulatedGPU:
     """One GPU and the host's clock. Attributes ending in _s are virtual seconds.
 
-    device: peak FLOP/s and bandwidths that torch operators are charged by (default: A100 SXM).
-    launch_s, call_s, clock_s: what a launch, any other call into the driver, and reading a clock cost the host.
+    device: peak FLOP/s and bandwidths, from which the time of torch operators follows (default: A100 SXM).
+    launch_s, call_s, clock_s: host time of a launch, of any other call into the driver, and of reading a clock.
     """
 
     def __init__(
         self, device: Device = A100, *, launch_s: float = 5e-6, call_s: float = 0.5e-6, clock_s: float = 50e-9
     ):
         self.device, self.launch_s, self.call_s, self.clock_s = device, launch_s, call_s, clock_s
-        self.now = 0.0  # seconds the host has lived through since the device was made
-        self.slept = 0.0  # of these, seconds asleep: clocks of CPU time leave them out
+        self.now = 0.0  # virtual seconds since the device was made
+        self.slept = 0.0  # how many of these the host slept: clocks of CPU time leave them out
         self.streams: list[Stream] = []
         self.default_stream = self.stream = Stream(gpu=self)
         self.launches = 0  # pieces of work queued so far
-        # Clocks that were read by name, "synchronize", and what of streams and events is like it; the last ones.
+        # The latest calls, by name: clocks, "synchronize", and the similar methods of streams and events.
         self.calls: deque[str] = deque(maxlen=1 << 12)
-        self.on_wait: Callable[[], None] = lambda: None  # called when it does, and when it finds one done that it polls
+        self.on_wait: Callable[[], None] = lambda: None  # called when the host waits, and when a poll finds work done
         self.ranges: list[tuple[str, str, float]] = []  # NVTX: (push, pop or mark; message; now)
         self._undo: ExitStack | None = None
 
@@ -63,7 +63,7 @@ class SimulatedGPU:
         self.now += self.launch_s
 
     def transfer(self, bytes: int, wait: bool) -> None:
-        """Queue a copy over the host's link, and wait for it, or return at once."""
+        """Queue a copy over the link between host and GPU. wait: whether to wait for its end."""
         self.launch(bytes / self.device.host_bytes_per_s)
         if wait:
             self.stream.synchronize()
@@ -80,32 +80,31 @@ class SimulatedGPU:
         self.now = max(self.now, end)
 
     def spend(self, seconds: float) -> None:
-        """Let the host be busy for some seconds."""
+        """Move the host's clock: the host is busy for some seconds."""
         self.now += seconds
 
     def sleep(self, seconds: float) -> None:
-        """time.sleep: the host's clock moves on, the device works on."""
+        """Replaces time.sleep: moves the host's clock, while the device goes on working."""
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
         self.now += seconds
         self.slept += seconds
 
     def polled(self, end: float) -> bool:
-        """Whether work that ends at `end` is done, asked without waiting."""
+        """Whether work that ends at `end` is done; does not wait."""
         self.spend(self.call_s)
         if done := end <= self.now:
             self.on_wait()
         return done
 
     def busy(self) -> bool:
-        """Whether any stream still has work to do. Costs nothing: for probes."""
+        """Whether any stream still has work to do. Takes no virtual time; meant for probes."""
         return any(stream.tail > self.now for stream in self.streams)
 
     def install(self) -> SimulatedGPU:
-        """Put the device under this process: do it before importing the code that is to be timed.
+        """Simulate the device in this process. Call this before importing the code to be timed.
 
-        Code that binds a clock when it is imported (`from time import perf_counter`) binds a virtual one
-        then.
+        Otherwise code that binds a clock on import (`from time import perf_counter`) keeps the real one.
         """
         if streams.installed is not None:
             raise RuntimeError("a simulated GPU is installed already: uninstall it first")

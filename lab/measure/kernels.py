@@ -1,10 +1,10 @@
 """Triton kernels without a GPU: their loads and stores in the interpreter, and the machine code they compile to.
 
-with watching() as seen:  # in a process that interprets
+with watching() as seen:  # in a process with TRITON_INTERPRET=1
     o = attention(q, k, v)
 seen.launches, seen.operators, seen.rows(k, "load"), seen.races()
 
-with compiling(90) as kernels:  # in a process that does not: every launch compiles for sm_90, and runs nothing
+with compiling(90) as kernels:  # in a process without it: every launch compiles for sm_90, and runs nothing
     attention(q, k, v)
 kernels[0].spilled_bytes, kernels[0].instructions["wgmma"]
 """
@@ -30,19 +30,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .memory import Observer
 
-# Tensor cores, and the copy engine, as they read in PTX.
+# Instructions of the tensor cores and of the copy engine (TMA), as they appear in PTX.
 INSTRUCTIONS = {"mma": "mma.sync", "wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "tma": "cp.async.bulk.tensor"}
 
 
 class OutOfBounds(IndexError):
-    """A program addressed memory that belongs to none of its tensors: on a GPU, a crash or another's numbers."""
+    """A program accessed memory outside its tensors. On a GPU it would crash, or read another tensor's numbers."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Addresses in bytes of what one load or store of one program touched, masked ones left out; sorted."""
+    """One load or store of one program: its byte addresses, sorted, without masked ones."""
 
-    launch: int  # which, in order
+    launch: int  # number of the launch, from 0
     program: tuple[int, int, int]
     kind: str  # "load", "store" or "atomic"
     addresses: np.ndarray
@@ -57,11 +57,11 @@ class Launch:
 
 @dataclass
 class Watch:
-    """What was seen."""
+    """Launches, operators and memory accesses that `watching` has recorded."""
 
-    keep: bool = False  # every access, or only that it was within bounds
+    keep: bool = False  # whether to record every access, or only to check its bounds
     launches: list[Launch] = field(default_factory=list)
-    operators: list[str] = field(default_factory=list)  # of torch, outside of launches
+    operators: list[str] = field(default_factory=list)  # torch's operators outside launches
     accesses: list[Access] = field(default_factory=list)
     atomics: int = 0
     largest: int = 0  # elements of the largest tensor that a program has held
@@ -72,7 +72,7 @@ class Watch:
         return set(_union(a for a in self.accesses if a.kind in kinds).tolist())
 
     def races(self) -> int:
-        """Addresses that one program stores and another loads or stores: on a GPU nobody knows which comes first."""
+        """Number of addresses that one program stores and another loads or stores, in unknown order on a GPU."""
         found = 0
         for launch in range(len(self.launches)):
             of = [a for a in self.accesses if a.launch == launch and a.kind != "atomic"]
@@ -85,9 +85,9 @@ class Watch:
         return found
 
     def rows(self, x: Tensor, kind: str) -> list[tuple[int, tuple[int, int, int], list[int], set[int]]]:
-        """(launch, program, [i, j …], rows of x[i, j …]) for each access that touched x, (…, rows, columns).
+        """(launch, program, [i, j …], rows of x[i, j …]) for each access to x, whose shape is (…, rows, columns).
 
-        One load or store that touches several matrices of x is listed once for each.
+        A load or store that touches several matrices of x is listed once per matrix.
         """
         found = []
         places = _places(x)
@@ -110,7 +110,7 @@ def _union(accesses: Any) -> np.ndarray:
 
 
 def addresses(x: Tensor) -> Tensor:
-    """Of every element's first byte, int64, in x's shape."""
+    """The address of every element's first byte, int64, in x's shape."""
     offsets = torch.zeros((), dtype=torch.int64)
     for dim, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
         offsets = offsets + (torch.arange(length) * stride).view([length if d == dim else 1 for d in range(x.ndim)])
@@ -118,15 +118,15 @@ def addresses(x: Tensor) -> Tensor:
 
 
 def _places(x: Tensor) -> dict[int, tuple[int, ...]]:
-    """Index (…, row) by address of every element of x."""
+    """{address: index (…, row)} of every element of x."""
     return dict(zip(addresses(x).flatten().tolist(), (i[:-1] for i in np.ndindex(*x.shape)), strict=True))
 
 
 @contextlib.contextmanager
 def watching(keep: bool = False) -> Iterator[Watch]:
-    """Watch interpreted kernels; keep: remember every access. Raises OutOfBounds where a kernel leaves its tensors.
+    """Record interpreted kernels. keep: record every access. Raises OutOfBounds if a kernel leaves its tensors.
 
-    On a GPU launches and operators are seen, accesses are not.
+    On a GPU it records launches and operators, but no accesses.
     """
     from triton.runtime import interpreter
     from triton.runtime.jit import JITFunction
@@ -185,7 +185,7 @@ _MEMORY = {
 
 
 def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.ndarray | None) -> None:
-    """Raise OutOfBounds where it leaves the tensors; keep the access if accesses are kept."""
+    """Check an access, and record it if `keep` is set. Raises OutOfBounds if it leaves the tensors."""
     chosen = pointers if mask is None else pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
     if kind == "atomic":
         seen.atomics += 1
@@ -206,7 +206,7 @@ def _note(seen: Watch, builder: Any, kind: str, pointers: np.ndarray, mask: np.n
 
 
 def _along(pointers: np.ndarray, mask: np.ndarray | None, storages: list[tuple[int, int]]) -> str:
-    """Along which axis of a tile of several the first address leaves the tensors: its line there begins inside."""
+    """Find the axis of a tile along which the access leaves the tensors: the line along it begins inside them."""
     if pointers.ndim < 2:
         return ""
     allowed = np.ones(pointers.shape, bool) if mask is None else np.broadcast_to(mask, pointers.shape).astype(bool)
@@ -230,7 +230,7 @@ def _each_inside(addresses: np.ndarray, storages: list[tuple[int, int]]) -> bool
 def _storages(arguments: Any) -> list[tuple[int, int]]:
     found = []
     for x in arguments:
-        x = getattr(x, "base", x)  # of a descriptor
+        x = getattr(x, "base", x)  # the tensor of a tensor descriptor
         if isinstance(x, Tensor) and x.untyped_storage().nbytes():
             storage = x.untyped_storage()
             found.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes() - 1))
@@ -248,7 +248,7 @@ def _grid(grid: Any, arguments: dict) -> tuple[int, ...]:
 
 
 def digest(function: Any) -> str:
-    """Of a kernel's text, to know it again in another process."""
+    """A digest of a kernel's source, to recognise the kernel in another process."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
@@ -261,22 +261,22 @@ def digest(function: Any) -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel. shared_bytes: static and dynamic, of one program."""
+    """One compiled kernel. shared_bytes: static and dynamic shared memory of one program."""
 
     name: str
-    source: str  # the digest of its text
-    program: str  # the digest of what Triton made of it, the same for both 16-bit dtypes
+    source: str  # digest of its source
+    program: str  # digest of Triton's IR, the same for both 16-bit dtypes
     warps: int
     registers: int  # per thread
-    spilled_bytes: int  # per thread: the stack, where a Triton kernel keeps nothing else
+    spilled_bytes: int  # per thread: size of the stack, which a Triton kernel uses only for spills
     shared_bytes: int
-    instructions: dict[str, int]  # by the names of INSTRUCTIONS
-    keywords: dict[str, Any]  # of the launch: BLOCK_M, num_stages and the others
+    instructions: dict[str, int]  # count of each of INSTRUCTIONS
+    keywords: dict[str, Any]  # keyword arguments of the launch: BLOCK_M, num_stages and others
     cubin: bytes
 
 
 def _driver(target: Any) -> Any:
-    """A driver of a GPU that is not there: it names the target, and is asked for nothing else."""
+    """A driver for a GPU that does not exist. Triton only reads the target from it."""
     return SimpleNamespace(
         get_current_target=lambda: target,
         get_current_device=lambda: target.arch,  # kernels are cached by device
@@ -287,9 +287,9 @@ def _driver(target: Any) -> Any:
 
 @contextlib.contextmanager
 def compiling(arch: int) -> Iterator[list[Kernel]]:
-    """Compile for sm_`arch` what is launched inside, and run nothing; an autotuned kernel with its first configuration.
+    """Compile each kernel launched inside for sm_`arch`, without running it. Autotuned ones use their first config.
 
-    Tensors may lie on the CPU; what they hold is not read. Raises RuntimeError in a process that interprets.
+    Tensors may lie on the CPU; their values are not read. Raises RuntimeError if TRITON_INTERPRET is set.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -336,7 +336,7 @@ def _kernel(function: Any, compiled: Any, launch: dict[str, Any]) -> Kernel:
 
 
 def read_cubin(cubin: bytes, what: str) -> str:
-    """What cuobjdump prints of the machine code that Triton made, with the flags that Triton gives to ptxas."""
+    """Run Triton's cuobjdump on a kernel's machine code, and return its output. what: a flag, such as "-sass"."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -347,6 +347,6 @@ def read_cubin(cubin: bytes, what: str) -> str:
 
 
 def _program(ttir: str) -> str:
-    """Without the names of lines and variables, and with one name for both 16-bit dtypes."""
+    """A digest of Triton's IR without source locations, and with the same name for both 16-bit dtypes."""
     text = re.sub(r"#loc.*|loc\(.*?\)+", "", ttir).replace("bf16", "f16")
     return hashlib.sha256(text.encode()).hexdigest()[:16]

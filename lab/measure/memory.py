@@ -1,4 +1,4 @@
-"""Memory that a computation allocates and keeps, read off torch's dispatcher: exact on any machine."""
+"""Memory that a computation allocates and keeps, measured in torch's dispatcher: exact on any machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import clock, streams
 
 
 class Observer(TorchDispatchMode):
-    """Calls `see(func, out, args, kwargs)` after each operator of torch inside."""
+    """Calls `see(func, out, args, kwargs)` after each torch operator inside the block."""
 
     def __init__(self, see: Callable[..., object]):
         super().__init__()
@@ -33,24 +33,24 @@ class Observer(TorchDispatchMode):
 
 @dataclass
 class Memory:
-    """Storages made while metering, in bytes and elements; the caller's inputs do not count."""
+    """Storages made inside the block, in bytes and elements; the caller's inputs do not count."""
 
-    peak_bytes: int = 0  # most alive at once
+    peak_bytes: int = 0  # most bytes alive at once
     live_bytes: int = 0
-    largest_elements: int = 0  # of one storage
-    largest_op: str = ""  # that made it
+    largest_elements: int = 0  # of the largest storage
+    largest_op: str = ""  # the operator that made it
     largest_shape: list[int] = field(default_factory=list)
-    largest_line: str = ""  # of the implementation, that called it
-    saved_bytes: int = 0  # kept by autograd for backward, each storage once, inputs included
-    phase: str = "forward"  # what the caller is doing: set it, and the timeline tells it apart
-    events: list[tuple[str, int]] = field(default_factory=list)  # (phase it was made in, ± bytes), in order
+    largest_line: str = ""  # the implementation's line that called the operator
+    saved_bytes: int = 0  # saved by autograd for backward, each storage once, inputs included
+    phase: str = "forward"  # set this to mark a new phase in the timeline
+    events: list[tuple[str, int]] = field(default_factory=list)  # (phase of the allocation, ± bytes), in order
 
     def plain(self) -> dict:
         """The numbers, without the events."""
         return {name: value for name, value in asdict(self).items() if name not in ("phase", "events")}
 
     def timeline(self) -> dict[str, list[int]]:
-        """Bytes alive after each event, by the phase they were made in."""
+        """Bytes alive after each event, by the phase of their allocation."""
         lines: dict[str, list[int]] = {phase: [0] for phase, _ in self.events}
         for phase, change in self.events:
             for name, line in lines.items():
@@ -58,7 +58,7 @@ class Memory:
         return lines
 
     def charge(self, tensor: torch.Tensor, op: str, known: dict[int, weakref.ref]) -> None:
-        """Count the storage of a tensor that `op` has made or met, unless it is known, until it is freed."""
+        """Count the storage of a tensor that `op` has returned or read, until it is freed. Known ones are skipped."""
         storage = tensor.untyped_storage()
         phase, size = self.phase, storage.nbytes()
         if not _know(known, storage, lambda: self._change(phase, -size)):
@@ -78,9 +78,9 @@ class Memory:
 
 @contextlib.contextmanager
 def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
-    """Meter everything torch does inside. inputs: tensors that exist already and are not charged."""
+    """Measure the memory of all torch operators inside. inputs: existing tensors, which do not count."""
     memory = Memory()
-    saved: dict[int, weakref.ref] = {}  # by weakref: to hold them would keep alive what backward frees
+    saved: dict[int, weakref.ref] = {}  # weak references, so that backward can free the storages
     known: dict[int, weakref.ref] = {}
     for tensor in inputs:
         _know(known, tensor.untyped_storage())
@@ -91,7 +91,7 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
         return tensor
 
     def see(func: Any, *met: Any) -> None:
-        # Arguments too: a tensor made behind the dispatcher (from numpy, say) is charged when it is first used.
+        # Arguments too: a tensor that no operator made (from numpy, say) is charged when it is first used.
         for tensor in tree_leaves(met):
             if isinstance(tensor, torch.Tensor):
                 memory.charge(tensor, str(func), known)
@@ -102,9 +102,9 @@ def meter(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
 @contextlib.contextmanager
 def record(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
-    """As `meter`, and on CUDA from the allocator's own history: what the device really held, in the order it did.
+    """Like `meter`; on CUDA it reads the allocator's history instead, so it shows the memory that was really used.
 
-    There only peak_bytes, live_bytes and events are filled, when the block is left.
+    On CUDA only peak_bytes, live_bytes and events are set, at the end of the block.
     """
     if not torch.cuda.is_available() or streams.installed is not None:
         with meter(inputs) as memory:
@@ -122,7 +122,7 @@ def record(inputs: Iterable[torch.Tensor] = ()) -> Iterator[Memory]:
 
 
 class _Phases(Memory):
-    """Notes when its phase is set, to find it again in a history that has times."""
+    """Records the time of each change of phase, to find the phase of events in the allocator's history."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "phase":
@@ -130,7 +130,7 @@ class _Phases(Memory):
         super().__setattr__(name, value)
 
     def replay(self, history: list[dict]) -> None:
-        """Allocations and frees of a CUDA memory snapshot, as events."""
+        """Add the allocations and frees of a CUDA memory snapshot as events."""
         made: dict[int, tuple[str, int]] = {}
         for entry in sorted(history, key=lambda e: e["time_us"]):
             if entry["action"] == "alloc":
@@ -144,7 +144,7 @@ class _Phases(Memory):
 
 
 def innermost() -> FrameType | None:
-    """The innermost frame of an implementation that is at work."""
+    """The innermost stack frame in the implementation; None if it is not running."""
     frame: FrameType | None = sys._getframe()
     while frame and not frame.f_globals.get("__name__", "").startswith("impl."):
         frame = frame.f_back
@@ -152,7 +152,7 @@ def innermost() -> FrameType | None:
 
 
 class Held(Observer):
-    """Bytes of all storages that torch operations have made or met, as large as they are when they are asked for."""
+    """Bytes of all live storages that torch operators have returned or read, at their current sizes."""
 
     def __init__(self) -> None:
         super().__init__(self._met)
@@ -176,7 +176,7 @@ class Held(Observer):
 def _know(
     known: dict[int, weakref.ref], storage: torch.UntypedStorage, freed: Callable[[], object] = lambda: None
 ) -> bool:
-    """Keep in mind a storage as long as it lives; another may get its key. Whether it is new."""
+    """Remember a storage until it is freed, since a new one may then get the same key. Return whether it is new."""
     key = storage._cdata
     if key in known:
         return False
@@ -190,7 +190,7 @@ def _know(
 
 
 def _own(x: Any) -> list[torch.Tensor]:
-    """The tensors that have memory: of a DTensor, which claims to be as large as the whole, this rank's part."""
+    """The tensors that have memory. A DTensor claims the size of the whole, so take this rank's part instead."""
     if not isinstance(x, torch.Tensor):
         return []
     if not is_traceable_wrapper_subclass(x):

@@ -1,6 +1,6 @@
 """The clocks and CUDA functions that a simulated GPU replaces: one table per module.
 
-Code that was imported before keeps the clocks it bound by name, `lab.measure.clock` among it.
+Modules imported earlier keep the real clocks if they bound them by name, as `lab.measure.clock` does.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _REAL_TIMER = timeit.default_timer
 
 @contextmanager
 def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
-    """Within the block, clocks and torch.cuda are those of `gpu`; afterwards everything is as it was.
+    """Replace clocks and torch.cuda by those of `gpu` inside the block, and restore them afterwards.
 
-    Raises ForbiddenCall if the code inside has replaced some of them: what it measured then says nothing.
+    Raises ForbiddenCall if the code inside has replaced some of them, because its measurements are then worthless.
     """
     had_cuda = torch.cuda.is_available()
     names = [(place, name, value) for place, table in _tables(gpu, placement) for name, value in table.items()]
@@ -45,7 +45,7 @@ def patched(gpu: SimulatedGPU, placement: PlacementMode) -> Iterator[None]:
                 raise ForbiddenCall(f"a solution does not replace what measures it: {', '.join(replaced)}")
     finally:
         if had_cuda:
-            torch.cuda.init()  # torch may have noted that it is initialised, while it was simulated
+            torch.cuda.init()  # torch may believe that it is initialised already, because of the simulation
 
 
 def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict[str, Any]]]:
@@ -70,7 +70,7 @@ def _tables(gpu: SimulatedGPU, placement: PlacementMode) -> list[tuple[Any, dict
     ]
 
 
-# timeit took the clock when it was imported: as a name, and in the defaults of its functions.
+# timeit bound the clock when it was imported: as a name, and in the defaults of its functions.
 _EARLY = (
     (timeit, "default_timer"),
     (timeit.Timer.__init__, "__defaults__"),
@@ -80,12 +80,15 @@ _EARLY = (
 
 
 def _with(clock: Callable, bound: Any) -> Any:
-    """`bound`, a clock or a tuple of defaults with one in it, with `clock` in its place."""
+    """Replace the real clock by `clock` in `bound`, which is a clock or a tuple of defaults."""
     return tuple(clock if d is _REAL_TIMER else d for d in bound) if isinstance(bound, tuple) else clock
 
 
 def _clocks(gpu: SimulatedGPU) -> dict[str, Callable]:
-    """Every clock of `time`, in virtual time from here on. Clocks of CPU time leave sleep out."""
+    """Virtual versions of all clocks in `time`, which continue from their present values.
+
+    Clocks of CPU time leave sleep out.
+    """
     origins = {name: getattr(time, name)() - gpu.now for name in ("time", "monotonic", "perf_counter")}
     origins |= {name: getattr(time, name)() - gpu.now + gpu.slept for name in ("process_time", "thread_time")}
 
@@ -122,7 +125,7 @@ _CLOCK_IDS = {
 
 
 def _both(gpu: SimulatedGPU) -> dict[str, Any]:
-    """What torch.cuda and torch.accelerator have in common."""
+    """Functions that torch.cuda and torch.accelerator have in common."""
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -172,7 +175,7 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
         "ipc_collect": lambda: None,
         "mem_get_info": lambda device=None: (gpu.device.memory_bytes, gpu.device.memory_bytes),
         "memory_summary": lambda device=None, abbreviated=False: "",
-        # one random state serves both: the CPU's
+        # "cuda" uses the CPU's random state
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
         "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
         "seed": lambda: torch.default_generator.seed(),
@@ -186,7 +189,7 @@ def _cuda(gpu: SimulatedGPU) -> dict[str, Any]:
 
 
 def _nvtx(gpu: SimulatedGPU) -> dict[str, Callable]:
-    """Ranges are written to gpu.ranges. As in NVTX, push and pop return the depth of the range, from 0."""
+    """Functions that write ranges to gpu.ranges. As in NVTX, push and pop return the range's depth, from 0."""
     depth = 0
 
     def push(msg: str) -> int:
@@ -238,21 +241,21 @@ class _OnDevice:
 
 
 class _DeviceEvent(Event):
-    """torch.Event, which is told its device first."""
+    """Replaces torch.Event, whose first argument is the device."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, **_: Any):
         super().__init__(enable_timing, blocking)
 
 
 class _Generator(torch.Generator):
-    """Of "cuda" or not, it draws on the CPU."""
+    """Replaces torch.Generator: draws on the CPU, even for "cuda"."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
 
 
 def _autocast_on_cpu(init: Callable) -> Callable:
-    """autocast("cuda") casts what the CPU's autocast casts, to the dtype of CUDA's."""
+    """Let autocast("cuda") cast the same operators as the CPU's autocast, to the default dtype of CUDA's."""
 
     def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == CUDA.type:
@@ -263,7 +266,7 @@ def _autocast_on_cpu(init: Callable) -> Callable:
 
 
 def _under(placement: PlacementMode, run: Callable) -> Callable:
-    """`run` with "cuda" redirected where torch calls Python back, having turned function modes off."""
+    """Wrap `run` so that "cuda" is redirected also where torch calls back into Python with function modes off."""
 
     def redirected(*args: Any, **kwargs: Any) -> Any:
         if placement in _get_current_function_mode_stack():

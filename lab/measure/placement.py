@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 class PlacementMode(TorchFunctionMode):
-    """Sits above every torch function called from Python."""
+    """Intercepts every torch function called from Python."""
 
     def __init__(self, gpu: SimulatedGPU):
         super().__init__()
@@ -38,9 +38,9 @@ class PlacementMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in HANDLERS:
             return HANDLERS[func](self.gpu, *args, **kwargs)
-        if func is torch.device or func is torch._C._nn._parse_to:  # a device named is not yet a tensor on it
+        if func is torch.device or func is torch._C._nn._parse_to:  # these make no tensor
             return func(*args, **kwargs)
-        if kwargs.get("pin_memory"):  # on the CPU: there is nothing to pin for
+        if kwargs.get("pin_memory"):  # useless without a real GPU
             del kwargs["pin_memory"]
         device = _asked_for(func, args, kwargs)
         if device is None:
@@ -50,13 +50,13 @@ class PlacementMode(TorchFunctionMode):
             kwargs = {k: CPU if k == "device" or _is_cuda(a) else a for k, a in kwargs.items()}
         with placing(device):
             result = func(*args, **kwargs)
-        if device == "cuda":  # what no operator made: torch.tensor([1.0], device="cuda")
+        if device == "cuda":  # no operator marks torch.tensor([1.0], device="cuda")
             result = tree_map_only(Tensor, mark, result)
         return result
 
 
 def _asked_for(func: Any, args: Any, kwargs: Any) -> str | None:
-    """Where the call wants its result: "cuda", "cpu", or None when it does not say."""
+    """The device that a call names for its result: "cuda", "cpu", or None."""
     device = kwargs.get("device")
     if device is None:
         device = next((a for a in args if isinstance(a, torch.device) or _is_cuda(a)), None)
@@ -73,11 +73,11 @@ def _is_cuda(device: Any) -> bool:
     return isinstance(device, torch.device) and device.type == "cuda"
 
 
-# ---- what a tensor answers itself ----
+# ---- methods of tensors ----
 
 
 def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
-    """x.cuda(): a copy on the GPU over the host's link, or x itself if it is there."""
+    """x.cuda(): copy x to the GPU over the host's link, or return x if it is there already."""
     if holds(x):
         return x
     with placing("cpu"):
@@ -87,7 +87,7 @@ def upload(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def download(gpu: SimulatedGPU, x: Tensor, non_blocking: bool = False) -> Tensor:
-    """x.cpu(): a copy on the host, once everything queued before it is done; or x itself if it is there."""
+    """x.cpu(): copy x to the host after all work queued before, or return x if it is there already."""
     if not holds(x):
         return x
     gpu.transfer(tensor_bytes(x), wait=not non_blocking)
@@ -113,7 +113,7 @@ def _to(gpu: SimulatedGPU, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not on_gpu and torch.device(device).type != "cpu":
             kwargs["device"] = device  # "meta"
     if moved is not x:
-        kwargs.pop("copy", None)  # it is one
+        kwargs.pop("copy", None)  # it is a copy already
     return moved.to(**kwargs) if kwargs else moved
 
 
@@ -139,7 +139,7 @@ def _numpy(function: Callable) -> Callable:
 
 
 def _new(function: Callable) -> Callable:
-    """x.new_tensor(data) is where x is, unless told otherwise."""
+    """Put x.new_tensor(data) on x's device, unless the call names one."""
 
     def answer(gpu: SimulatedGPU, x: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         result = function(x, *args, **kwargs)
@@ -148,7 +148,7 @@ def _new(function: Callable) -> Callable:
     return answer
 
 
-# Getters reach a function mode as the `__get__` of their descriptor.
+# A function mode receives a property as the `__get__` of its descriptor.
 HANDLERS: dict[Any, Callable] = {
     Tensor.device.__get__: _device,  # type: ignore[attr-defined]
     Tensor.is_cuda.__get__: lambda gpu, x: holds(x),  # type: ignore[attr-defined]

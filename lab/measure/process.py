@@ -1,4 +1,4 @@
-"""Memory as the operating system sees it, for any library and thread."""
+"""Helpers to measure a process's memory as the operating system sees it, for any library and thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from . import clock
 
 
 def weigh(ballast_bytes: int) -> None:
-    """Let the process be so much larger for a moment: its high-water mark then tells what it holds now, not then.
+    """Allocate and free `ballast_bytes`, so that the process's peak shows how much it holds now.
 
-    ballast_bytes: more than all that was there for a moment only. Memory that is free is given back first.
+    ballast_bytes: more than all temporary memory so far, which otherwise sets the peak. Free memory is first returned
+    to the system.
     """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
@@ -24,9 +25,9 @@ def weigh(ballast_bytes: int) -> None:
 
 
 def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.12) -> int:
-    """The least of several looks at bytes that are held; the last is when they are at most `most`, or patience ends.
+    """Call `held` repeatedly, until it returns at most `most` bytes, or `patience_s` is over. Return the least value.
 
-    Gloo's threads let go of a message when they come to it: on busy cores, after whoever waited for it has gone on.
+    Gloo's threads free a message some time after the wait for it has returned, later on busy cores.
     """
     give_up, least = clock.monotonic() + patience_s, held()
     while least > most and clock.monotonic() < give_up:
@@ -37,7 +38,7 @@ def settled(held: Callable[[], int], most: float = -1.0, patience_s: float = 0.1
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, torch.empty gives NaN, not what happens to lie there."""
+    """Make torch.empty return NaN inside the block, instead of arbitrary old values."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)

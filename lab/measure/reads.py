@@ -1,4 +1,4 @@
-"""Finds where the host reads a tensor's value, and so would wait for a GPU."""
+"""Finds calls in which the host reads a tensor's value, and so would wait for a GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 from .memory import Observer
 from .roofline import needs_the_value
 
-_OPS = {  # where a person has another name for it than the dispatcher
+_OPS = {  # usual names of operators that the dispatcher calls differently
     "_local_scalar_dense": "a number read: .item(), float(), bool() or if",
     "_unique2": "unique",
-    "index": "a mask as index",  # as many as there are: the host must know
+    "index": "a mask as index",  # the host must know the number of true entries
 }
-# What no operator tells of: on a CPU they only look.
+# Reads without an operator: on a CPU these methods only access memory.
 _CALLS = {
     Tensor.tolist: ".tolist()",
     Tensor.numpy: ".numpy()",
@@ -34,7 +34,7 @@ _MADE_FROM = (torch.tensor, torch.as_tensor, torch.asarray)
 
 @contextlib.contextmanager
 def reads() -> Iterator[set[str]]:
-    """What is read inside, as it comes to be known: a set of what a person would call it; empty if nothing was."""
+    """Collect the names of calls inside the block that read a tensor's value; the set fills as they happen."""
     told: set[str] = set()
 
     def see(func: Any, out: Any, args: Any, kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _CALLS:
             self.told.add(_CALLS[func])
-        elif func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")):  # by name; a tensor's own device is none
+        elif func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")):  # only the string "cpu"
             self.told.add('.to("cpu")')
         elif func in _MADE_FROM and type(args[0]) in (list, tuple) and any(map(torch.is_tensor, tree_leaves(args[0]))):
             self.told.add("a tensor made of others, number by number")

@@ -1,8 +1,7 @@
 """The cost of a torch operator on a device: the roofline, max(FLOPs / peak, bytes / bandwidth).
 
-FLOPs are those of matrix products, convolutions and attention, by torch.utils.flop_counter (a multiply-add is
-2; causal attention counts half). Bytes are all inputs read once and all outputs written once; a view moves
-nothing.
+FLOPs count matrix products, convolutions and attention, by torch.utils.flop_counter (a multiply-add is 2 FLOPs;
+causal attention counts half). Bytes count each input read once and each output written once; a view moves no bytes.
 Source: Williams, Waterman, Patterson 2009, "Roofline".
 """
 
@@ -49,7 +48,7 @@ A100 = Device()
 
 
 def operator_seconds(device: Device, flops: float, bytes: float, dtype: torch.dtype) -> float:
-    """The roofline: an operator is bound by arithmetic or by memory, whichever takes longer."""
+    """Seconds by the roofline: arithmetic or memory traffic, whichever takes longer."""
     peak = device.flops_per_s.get(dtype, device.flops_per_s[torch.float32])
     return max(flops / peak, bytes / device.bytes_per_s)
 
@@ -57,7 +56,7 @@ def operator_seconds(device: Device, flops: float, bytes: float, dtype: torch.dt
 class RooflineMode(TorchDispatchMode):
     """Charges operators on "cuda" tensors to the current stream of a simulated GPU, forward and backward.
 
-    Tensors stay on the CPU; those that the program believes to be on the GPU have a marked storage.
+    All tensors are on the CPU; the storages of "cuda" tensors carry a mark.
     """
 
     def __init__(self, gpu: SimulatedGPU):
@@ -67,7 +66,7 @@ class RooflineMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            with self:  # under inference_mode composite operators arrive whole: take them apart
+            with self:  # inference_mode passes composite operators undecomposed
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -95,12 +94,12 @@ class RooflineMode(TorchDispatchMode):
 
 # ---- where a tensor is: the storage of a "cuda" tensor carries a mark ----
 
-placed: str | None = None  # where the running call shall put its result: "cuda", "cpu", or None (with its inputs)
+placed: str | None = None  # device for the running call's result: "cuda", "cpu", or None (that of its inputs)
 
 
 @contextmanager
 def placing(device: str | None) -> Iterator[None]:
-    """Within the block, results are put on `device` ("cuda" or "cpu")."""
+    """Put results on `device` ("cuda" or "cpu") inside the block."""
     global placed
     outer, placed = placed, device
     try:
@@ -110,7 +109,7 @@ def placing(device: str | None) -> Iterator[None]:
 
 
 def mark(tensor: Tensor) -> Tensor:
-    """From now on this tensor, and every view of it, is on the simulated GPU."""
+    """Mark this tensor, and all its views, as being on the simulated GPU."""
     if tensor.layout is torch.strided:
         tensor.untyped_storage().on_simulated_gpu = True  # type: ignore[attr-defined]
     return tensor
@@ -121,12 +120,12 @@ def holds(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), "on_simulated_gpu")
 
 
-# ---- what one operator does ----
+# ---- the cost of one operator ----
 
 _ALLOCATIONS = {
     aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.resize_,
 }  # fmt: skip
-_LOOKUPS = {aten.embedding, aten.index_select, aten.gather, aten.index}  # read what they return, not the whole table
+_LOOKUPS = {aten.embedding, aten.index_select, aten.gather, aten.index}  # read what they return, not the table
 _FLOPS = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
@@ -137,7 +136,7 @@ _FLOPS = {
 
 
 def is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether no kernel runs: allocations, views, and questions about a tensor."""
+    """Whether no kernel runs, as for allocations, views, and queries such as sizes."""
     if func._overloadpacket in _ALLOCATIONS:
         return True
     if func._schema.is_mutable:
@@ -154,7 +153,7 @@ def needs_the_value(func: Any, args: Any) -> bool:
 
 
 def operator_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """What the arithmetic of an operator costs: two a multiply-add, half that if causal, none without a formula."""
+    """FLOPs of an operator: 2 per multiply-add, half if causal, 0 if there is no formula."""
     formula = _FLOPS.get(func._overloadpacket)
     if formula is None:
         return 0.0
@@ -163,7 +162,7 @@ def operator_flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 def operator_bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> float:
-    """Bytes it moves if each input is read once and each output written once; a lookup reads what it returns."""
+    """Bytes moved if each input is read once and each output written once. A lookup reads only the rows it returns."""
     read = {id(t): t for t in inputs}
     if func._overloadpacket in _LOOKUPS and inputs:
         read.pop(id(inputs[0]))
@@ -172,11 +171,11 @@ def operator_bytes(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> fl
 
 
 def tensor_bytes(t: Tensor) -> int:
-    """Bytes of memory behind a tensor: an expanded one has fewer than elements."""
+    """Bytes of memory of a tensor; an expanded tensor has less memory than its elements suggest."""
     bytes = t.numel() * t.element_size()
     return min(bytes, t.untyped_storage().nbytes()) if t.layout is torch.strided else bytes
 
 
 def operator_dtype(tensors: list[Tensor]) -> torch.dtype:
-    """The first floating-point type among them, which says the units that compute it; float32 if there is none."""
+    """The first floating-point dtype among the tensors, which determines the peak rate; float32 if there is none."""
     return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

@@ -1,4 +1,4 @@
-"""The inner loop of a kernel's machine code: its instructions by pipe, and what runs beside its exponentials."""
+"""The inner loop of a kernel's machine code: its instructions by pipe, and the overlap of exponentials with wgmma."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Instruction:
     op: str  # with modifiers: HGMMA.64x128x16.F32.BF16
     operands: str
     stall: int  # cycles until the warp may issue its next
-    sets: tuple[int, int]  # scoreboards: of the result and of the operands' release; 7 means no scoreboard
+    sets: tuple[int, int]  # scoreboards for the result and for the release of operands; 7: none
     waits: int  # scoreboards that must be clear, as bits
 
     @property
@@ -39,11 +39,11 @@ class Instruction:
 
     @property
     def allowed(self) -> int | None:
-        """Groups of wgmma that may be in flight when this instruction has waited for the others."""
+        """How many groups of wgmma may still be in flight after this wait; None if it is no such wait."""
         return int(self.operands.split(",")[1], 16) if self.op.startswith("WARPGROUP.DEPBAR") else None
 
     def tensor_cycles(self) -> float:
-        """Cycles of the tensor core, or of shared memory (128 B per cycle) where reading the operands takes longer."""
+        """Cycles of the tensor core, or of shared memory (128 B per cycle) if reading the operands takes longer."""
         if shape := re.match(r"HGMMA\.64x(\d+)x(\d+)", self.op):
             n, k = map(int, shape.groups())
             from_shared = self.operands.split(",")[1].strip().startswith("gdesc")
@@ -63,7 +63,7 @@ def disassemble(sass: str) -> dict[int, Instruction]:
 
 
 def inner_loop(code: dict[int, Instruction]) -> list[Instruction]:
-    """The shortest loop with tensor-core instructions: of a causal kernel, the one without a mask."""
+    """The shortest loop with tensor-core instructions; in a causal kernel, this is the loop without a mask."""
     found = []
     for last, instruction in code.items():
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
@@ -84,7 +84,7 @@ def counts(loop: list[Instruction]) -> Counter[str]:
 def coverage(loop: list[Instruction]) -> float:
     """Share of the loop's exponentials (MUFU) that are issued while a wgmma of the same warp is in flight."""
     groups, unfinished, covered = 0, False, []
-    for turn in range(2):  # the first turn finds what is in flight at the head
+    for turn in range(2):  # the first turn finds the groups in flight at the loop's start
         for i in loop:
             if i.name == "HGMMA":
                 groups, unfinished = groups + i.ends_group, not i.ends_group

@@ -1,4 +1,4 @@
-"""Streams and events of the simulated GPU, and which one is installed: `lab.measure.device` has the GPU itself."""
+"""Streams and events of the simulated GPU, and the installed GPU. `lab.measure.device` implements the GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ installed: SimulatedGPU | None = None
 
 
 def current() -> SimulatedGPU:
-    """The installed device. Raises RuntimeError when there is none."""
+    """The installed simulated GPU. Raises RuntimeError if there is none."""
     if installed is None:
         raise RuntimeError('no simulated GPU is installed: run the probe with device="simulated"')
     return installed
 
 
 class Stream:
-    """torch.cuda.Stream: work on one stream runs in order; streams run beside each other."""
+    """Replaces torch.cuda.Stream: work on one stream runs in order; different streams run at the same time."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, gpu: SimulatedGPU | None = None, **_: Any):
         self.gpu = gpu or current()
@@ -64,7 +64,7 @@ class Stream:
 
 
 class Event:
-    """torch.cuda.Event: a mark in a stream, reached when all work queued before it is done."""
+    """Replaces torch.cuda.Event: a mark in a stream, reached when all work queued before it is done."""
 
     def __init__(
         self,

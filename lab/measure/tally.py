@@ -1,8 +1,8 @@
-"""Counts what a step computes and holds, per kernel and per storage, on real tensors or without data.
+"""Counts a step's FLOPs, memory traffic and memory, per kernel and per storage, on real tensors or without data.
 
 Tensors on the meta device have shapes and no numbers. Most of their operators are written in Python, and take longer
-than the arithmetic of a small model would: what an operator made of the same shapes before is remembered, and made
-again without asking it.
+than the arithmetic of a small model. So we remember the shapes of an operator's results, and reuse them when it gets
+inputs of the same shapes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .memory import innermost
 from .roofline import is_free, operator_bytes, operator_dtype, operator_flops
 
 aten = torch.ops.aten
-_PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # where the factors stand
+_PRODUCTS = {aten.mm: (0, 1), aten.addmm: (1, 2), aten.bmm: (0, 1), aten.baddbmm: (1, 2)}  # positions of both factors
 
 _META, empty_strided = torch.device("meta"), torch.empty_strided
 _NO_DATA = ("called on meta tensors", "Cannot copy out of meta", "meta function for torch.nonzero")
 
 
 class NeedsData(RuntimeError):
-    """A step asked for a number of a tensor that has none."""
+    """A step tried to read a number of a tensor without data."""
 
 
 class Storage:
-    """Bytes that were made, and what they turned out to be for."""
+    """A storage's size in bytes, and its kind. settled: whether the kind is final."""
 
     __slots__ = ("bytes", "kind", "settled")
 
@@ -46,24 +46,23 @@ class Storage:
 
 
 class Tally(TorchDispatchMode):
-    """Everything torch does inside, in order: `events` are kernels and (storage, ± bytes).
+    """Records all torch operators inside the block. `events`, in order: kernels, and (storage, ± bytes).
 
-    phase: says which one it is. A storage is of kind "activations" if autograd kept it for backward, unless `name` has
-    called it something else; one that has been resized, as FSDP's room for a layer is, and all that nobody named, is of
-    kind "buffers".
+    phase: returns the current phase. A storage has the kind given by `name`. Otherwise its kind is "buffers" if it was
+    resized, as FSDP's storage of a layer is; "activations" if autograd saved it for backward; and else "buffers".
     """
 
     def __init__(self, phase: Callable[[], str]):
         super().__init__()
         self.phase = phase
         self.events: list[Any] = []
-        self.flops = 0  # of products and attention: set it to 0 where counting shall begin
+        self.flops = 0  # of products and attention; set it to 0 to restart counting
         self.known: dict[int, tuple[weakref.ref, Storage]] = {}
         self.learnt: dict[Any, _Learnt] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # a guard that nothing here needs, and that takes as long as all the rest
+        return False  # nothing here needs this check, which takes as long as all the rest
 
     def __enter__(self) -> Tally:
         self._inside = contextlib.ExitStack()
@@ -107,7 +106,7 @@ class Tally(TorchDispatchMode):
         return out
 
     def storage(self, tensor: Tensor) -> Storage:
-        """That of a tensor; met for the first time, it is made now."""
+        """The Storage of a tensor; made now if the tensor is new."""
         held = tensor.untyped_storage()
         key = held._cdata
         found = self.known.get(key)
@@ -124,14 +123,14 @@ class Tally(TorchDispatchMode):
         return storage
 
     def name(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """These tensors' storages are of this kind."""
+        """Give these tensors' storages a kind, unless they have a final one."""
         for tensor in tensors:
             storage = self.storage(tensor)
             if not storage.settled:
                 storage.kind, storage.settled = kind, True
 
     def memory(self, since: int = 0) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes by kind: when most were held since event number `since`, and at the end."""
+        """(bytes by kind at the peak since event number `since`, bytes by kind at the end)."""
         now, peak = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
         total = most = 0
         for number, event in enumerate(self.events):
@@ -195,16 +194,16 @@ class Tally(TorchDispatchMode):
 
 @dataclass(slots=True)
 class _Learnt:
-    """What is known of an operator on these shapes: what it is to call it, and how to make its result without."""
+    """The cost of an operator on inputs of given shapes, and how to make its results without calling it."""
 
-    kernel: Compute | None  # None: it moves nothing
-    flops: int  # the model's: the backward of attention is 2 of its forward, though its kernel computes scores anew
+    kernel: Compute | None  # None: it moves no bytes
+    flops: int  # of the model: attention's backward counts as 2 forwards, without the scores its kernel recomputes
     phases: dict[str, Compute]
     in_place: bool = False  # its result is its first argument
-    view: bool = False  # its results have its arguments' memory
-    made: list[tuple] = field(default_factory=list)  # its results, each of memory of its own; none: it must be asked
-    alone: bool = True  # it is one tensor
-    like: Any = None  # else the empty list or tuple of them
+    view: bool = False  # its results share its arguments' memory
+    made: list[tuple] = field(default_factory=list)  # (shape, stride, dtype) of new results; empty: call the operator
+    alone: bool = True  # whether the result is a single tensor
+    like: Any = None  # otherwise an empty list or tuple of the result's type
 
 
 def _recomputes(func: Any) -> bool:
@@ -212,22 +211,22 @@ def _recomputes(func: Any) -> bool:
 
 
 def _signature(x: Any) -> Any:
-    """All that a result's shape may depend on; a tensor's numbers are none of it."""
+    """The properties of an argument that determine the result's shape; not a tensor's numbers."""
     if isinstance(x, Tensor):
         return x.shape, x.stride(), x.dtype, x.is_meta
     if type(x) in (list, tuple):
         return tuple(map(_signature, x))
-    return type(x), x  # 1 and 1.0 promote otherwise
+    return type(x), x  # 1 and 1.0 are equal, but promote dtypes differently
 
 
 def _fresh(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether each output has memory of its own, all of it."""
+    """Whether each output has its own storage, and fills it."""
     theirs = {t.untyped_storage()._cdata for t in inputs}
     return all(_own(t) and t.untyped_storage()._cdata not in theirs for t in outputs)
 
 
 def _own(t: Tensor) -> bool:
-    """Whether a tensor is all there is of its storage."""
+    """Whether a tensor fills its whole storage."""
     size = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
     return t.storage_offset() == 0 and t.untyped_storage().nbytes() == size * t.element_size()
 
@@ -247,7 +246,7 @@ def _kernel(func: Any, args: Any, kwargs: Any, out: Any, inputs: list[Tensor], o
 
 
 def _resizes(told: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
-    """Tell of each storage that is resized by hand: no operator does that."""
+    """Call `told` for each storage that is resized with resize_, which is no operator."""
     resize = torch.UntypedStorage.resize_
 
     def call(self: Any, size: int) -> Any:

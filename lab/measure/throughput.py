@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 from ..model.transformer import Config
 
-SIDE, REPEATS = 1024, 5  # of the product that stands for the machine's peak
+SIDE, REPEATS = 1024, 5  # of the matrix product that measures the machine's peak
 GPU_SIDE = 8192
 
 
 def step_flops(config: Config, sequences: int, context: int, k: int = 0) -> float:
-    """FLOPs of a step's products, forward and backward; causal attention counts half, what is recomputed nothing.
+    """FLOPs of a step's products, forward and backward. Causal attention counts half; recomputation does not count.
 
-    6 for each parameter of a product and token, and 6 · context · width for each block and token. k: experts for each
-    token, of which each is a SwiGLU; 0: one. The tiny model, 16 sequences of 128: 6 · 2,048 · 108,544 + 6 · 2,048 ·
+    6 per token and parameter of a product, and 6 · context · width per token and block. k: number of experts per token,
+    each a SwiGLU; 0: a single SwiGLU. Example: the tiny model, 16 sequences of 128: 6 · 2,048 · 108,544 + 6 · 2,048 ·
     128 · 64 · 2 = 1.54 GFLOP. Source: Chowdhery et al. 2022, "PaLM", appendix B.
     """
     kv = config.kv_heads * config.dim
@@ -29,7 +29,7 @@ def step_flops(config: Config, sequences: int, context: int, k: int = 0) -> floa
 
 
 class Meter:
-    """Times steps: `with meter:` around each. All ranks have one; the first step is not counted, for it warms up."""
+    """Times steps: put `with meter:` around each. Every rank has a Meter. The first step is a warm-up, not counted."""
 
     def __init__(self, device: torch.device):
         self.device, self.seconds = device, list[float]()
@@ -44,9 +44,9 @@ class Meter:
         self.seconds.append(time.perf_counter() - self.start)
 
     def told(self, flops: float, tokens: int, state_bytes: int) -> dict[str, float]:
-        """Of the median step; memory is that of the rank that has most. Every rank calls it.
+        """Results of the median step, and the largest memory of any rank. Every rank must call this.
 
-        "mfu" is the model's FLOP/s over what a large float32 product reached on the same cores or GPUs, all of them.
+        "mfu" is the model's FLOP/s, divided by the FLOP/s of a large float32 product on all the same cores or GPUs.
         """
         counted = self.seconds[1:] or self.seconds or [float("nan")]
         most = torch.tensor([float(self._peak_bytes()), float(state_bytes)], device=self.device, dtype=torch.float64)
@@ -62,7 +62,7 @@ class Meter:
             torch.cuda.synchronize()
 
     def _peak_bytes(self) -> int:
-        """On a GPU what torch has allocated at most, else the process's largest size; 0 where that is not told."""
+        """On a GPU torch's peak of allocated bytes, otherwise the process's peak size; 0 if that is not available."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         try:
@@ -74,7 +74,7 @@ class Meter:
 
 
 def _peak_flops_s(device: torch.device) -> float:
-    """FLOP/s of a large float32 product on all that the ranks have: measured by the first of a machine, told to all."""
+    """FLOP/s of a large float32 product on all cores or GPUs of the ranks. Rank 0 measures it, and shares it."""
     found = torch.zeros(1, dtype=torch.float64, device=device)
     dist.barrier()
     if dist.get_rank() == 0:
