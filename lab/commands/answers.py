@@ -1,6 +1,7 @@
-"""A student's answers, read under limits: answers.toml and writeup.md. A bad entry gets one line that says why.
+"""Reads a student's answers.toml and writeup.md, with size limits, and explains each bad entry in one line.
 
-Here is only the form: does it parse, is it in the right unit, is it plausible. Whether it is right the grader knows.
+This module checks only the form: whether an answer parses, has the right unit, and is plausible. The grader checks
+whether it is right.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from ..course.questions import Question, Questions, default
 from ..course.units import UnitError, in_base
 
 ANSWERS, WRITEUP = "answers.toml", "writeup.md"
-ANSWERS_BYTES, LINE, WRITEUP_BYTES = 64 << 10, 1000, 1 << 20  # a long line of dots takes tomllib a minute
+ANSWERS_BYTES, LINE, WRITEUP_BYTES = 64 << 10, 1000, 1 << 20  # tomllib needs a minute for a long line of dots
 
 
 @dataclass(frozen=True)
 class Given:
-    """One question as it was answered. `value`: in base units, a letter, or prose; None if there is none to judge."""
+    """The answer to one question. `value`: a number in base units, a letter, or prose; None if there is no answer."""
 
     question: Question
     shown: str = ""  # as the student wrote it: "1.5 MB"
     value: float | str | None = None
-    problem: str = ""  # why it cannot be read
+    problem: str = ""  # why the answer cannot be read
 
     @property
     def doubt(self) -> str:
-        """Why the value is hardly what was meant; "" if it is plausible."""
+        """The plausible range, if the value is outside it; otherwise ""."""
         q = self.question
         if not isinstance(self.value, float):
             return ""
@@ -43,7 +44,7 @@ class Given:
 
 
 def read(folder: Path, questions: Iterable[Question]) -> tuple[list[Given], list[str]]:
-    """(each question as answered in `folder`, a line for each file or answer that cannot be placed)."""
+    """(answer to each question in `folder`, a line for each unreadable file or unknown question)."""
     tables, why, notes = _tables(folder / ANSWERS, default())
     sections, lost = _sections(folder / WRITEUP, default())
     given = []
@@ -59,7 +60,7 @@ def read(folder: Path, questions: Iterable[Question]) -> tuple[list[Given], list
 
 
 def templates(questions: Questions) -> dict[str, str]:
-    """The two files as they are handed out."""
+    """Contents of the two files that students receive."""
     lines = [
         "# Your answers: a table a question, its text in the chapter. Leave a value empty and it is not answered.",
         "# `lab answers` says whether all can be read; whether they are right, the grader.",
@@ -79,14 +80,14 @@ def templates(questions: Questions) -> dict[str, str]:
 
 
 def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
-    """The lines of a paragraph, none of them long."""
+    """Wrap a paragraph into lines of at most 118 characters."""
     return textwrap.wrap(
         text, 118, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
 
 
 def _text(path: Path, limit: int) -> tuple[str, str]:
-    """(the file's text, why it has none); a file that is not there has neither."""
+    """(the file's text, why it cannot be read); both are "" if the file does not exist."""
     try:
         with path.open("rb") as stream:
             content = stream.read(limit + 1)
@@ -102,7 +103,7 @@ def _text(path: Path, limit: int) -> tuple[str, str]:
 
 
 def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[str]]:
-    """({question: its table}, why the file cannot be read, notes on what no question asks)."""
+    """({question: its table}, why the file cannot be read, notes on unknown questions)."""
     text, why = _text(path, ANSWERS_BYTES)
     if not why and any(len(line) > LINE for line in text.split("\n")):
         why = f"{path.name}: expected lines of at most {LINE} characters; prose belongs into {WRITEUP}"
@@ -110,7 +111,7 @@ def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[st
         return {}, why, []
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: TOML's own, and numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: not TOML, or a number with thousands of digits
         return {}, f"{path.name}: not TOML: {str(error)[:200]}", []
     tables: dict[str, dict] = {}
     notes: list[str] = []
@@ -128,11 +129,11 @@ def _tables(path: Path, known: Questions) -> tuple[dict[str, dict], str, list[st
 
 
 def _sections(path: Path, known: Questions) -> tuple[dict[str, str], str]:
-    """({question: the prose below its heading}, why the file cannot be read). What was handed out is left out."""
+    """({question: the prose below its heading}, why the file cannot be read). Leaves out the template's lines."""
     text, why = _text(path, WRITEUP_BYTES)
     handed_out = {line for line in templates(known)[WRITEUP].splitlines() if line.startswith(">")}
     found: dict[str, list[str]] = {}
-    lines: list[str] = []  # those before the first heading are nobody's
+    lines: list[str] = []  # lines before the first heading are ignored
     for line in text.splitlines():
         heading = re.fullmatch(r"##[ \t]+`?([\w.]+)`?[ \t]*", line)
         if heading and (q := known.questions.get(heading[1])) and q.kind == "prose":
@@ -168,7 +169,7 @@ def _given(q: Question, table: dict[str, Any]) -> Given:
 
 
 def _show(value: Any) -> str:
-    """A value of the file, short; str of a huge integer is refused by Python itself."""
+    """A value as a short text. Python refuses to convert a huge integer."""
     try:
         return (value if isinstance(value, str) else repr(value))[:80]
     except (ValueError, RecursionError):

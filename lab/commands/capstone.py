@@ -1,9 +1,9 @@
-"""`lab train`: your own stack trains the small model, on ranks that this starts; `--compare` sets another beside it.
+"""`lab train`: trains the small model with your own stack, on ranks that it starts; `--compare` trains another, too.
 
-What is solved comes from you; where an exercise does not pass, a stand-in trains in its place, and that is said. With
-mesh.compose solved the stack is the last chapter's, on a mesh of data=2,tensor=2; before that it is the one that stands
-on stages three to five: your attention, buckets, sharded optimizer and checkpoints, on data=2. Goes on from its last
-checkpoint; --fresh begins anew.
+The stack uses your solutions. If an exercise does not pass, a stand-in replaces it, and `lab train` names it. Once
+mesh.compose passes, the stack is the last chapter's, on a mesh of data=2,tensor=2. Before that, it is the stack of
+stages three to five on data=2: your attention, buckets, sharded optimizer and checkpoints. Training resumes from the
+last checkpoint; --fresh starts anew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def main(arguments: Sequence[str], out: Console) -> int:
-    """Exit code: 0, 2 for bad input, else that of the rank that failed."""
+    """Return the exit code: 0, 2 for bad input, or the code of the rank that failed."""
     options = parse(arguments)
     runs = [options]
     if options.compare:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str], out: Console) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """As lab.train's, with the stack and mesh chosen by what is solved."""
+    """Parse lab.train's options; choose the stack and the mesh by what is solved."""
     parser = train.make_parser("lab train", __doc__ or "")
     parser.add_argument("--compare", metavar="IMPL", help="set another beside it: reference, a folder, or stand-ins")
     parser.set_defaults(stack=None, attention="own", everything=False)
@@ -92,7 +92,7 @@ def known(name: str) -> bool:
 
 
 def other(options: argparse.Namespace) -> argparse.Namespace:
-    """What it is compared with. A student's archive has no reference: there, as many ranks of stand-ins."""
+    """The options of the run to compare with. A student's archive has no reference; it compares with stand-ins."""
     new = _changed(options, fresh=True, folder=options.folder / "other")
     if options.compare != STAND_INS and train.folder_of(options.compare).is_dir():
         return _changed(new, impl=options.compare, replace=[])
@@ -106,14 +106,14 @@ def _changed(options: argparse.Namespace, **changes: Any) -> argparse.Namespace:
 
 
 def solved(impl: str, id: str) -> bool:
-    """Whether its tests pass, as far as is known: of student/ by what they said last, of others by what is written."""
+    """Whether an exercise is solved: in student/, whether its last tests passed; elsewhere, whether it is written."""
     if impl == "student":
         return remembered().passes(id)
     return written(train.folder_of(impl) / default().exercise(id).file)
 
 
 def lacking(options: argparse.Namespace) -> list[str]:
-    """The pieces of its stack for which stand-ins have to train."""
+    """The pieces of the stack that stand-ins must replace."""
     needed = pieces(options.stack, torch.device(train.device()))
     if options.everything:
         return needed
@@ -121,7 +121,7 @@ def lacking(options: argparse.Namespace) -> list[str]:
 
 
 def of_what(options: argparse.Namespace, replace: list[str]) -> str:
-    """The mesh, the pieces that are one's own, and those that are not."""
+    """Describe a run: the mesh, the implementation's own pieces, and the stand-ins."""
     mesh = ",".join(f"{axis}={n}" for axis, n in options.mesh.items())
     own = [id for id in pieces(options.stack, torch.device(train.device())) if id not in replace]
     text = f"{math.prod(options.mesh.values())} ranks, {mesh}; "
@@ -133,7 +133,7 @@ def of_what(options: argparse.Namespace, replace: list[str]) -> str:
 
 
 def launch(options: argparse.Namespace, replace: list[str]) -> int:
-    """Run lab.train on ranks of this machine; the first exit code that is not 0, when all others have been ended."""
+    """Run lab.train on ranks of this machine. End all ranks after a failure, and return the first nonzero exit code."""
     ranks = math.prod(options.mesh.values())
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -148,9 +148,9 @@ def launch(options: argparse.Namespace, replace: list[str]) -> int:
     processes = [
         subprocess.Popen(command, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}, process_group=0)
         for r in range(ranks)
-    ]  # Ctrl-C is for this process, which ends them
+    ]  # in their own process groups: on Ctrl-C, this process ends them
     try:
-        give_up = math.inf  # once a rank has failed, those that say why have a moment
+        give_up = math.inf  # after a failure, other ranks have GRACE_S to report the cause
         while any(p.poll() is None for p in processes) and time.monotonic() < give_up:
             if any(p.poll() for p in processes):
                 give_up = min(give_up, time.monotonic() + GRACE_S)
@@ -167,7 +167,7 @@ def launch(options: argparse.Namespace, replace: list[str]) -> int:
 
 
 def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
-    """The options as lab.train takes them."""
+    """The options as command-line arguments of lab.train."""
     words = ["--mesh", ",".join(f"{axis}={n}" for axis, n in options.mesh.items()), "--replace", ",".join(replace)]
     for name, value in vars(options).items():
         if name in ("mesh", "replace", "compare", "everything") or value is False:
@@ -177,7 +177,7 @@ def said(options: argparse.Namespace, replace: list[str]) -> list[str]:
 
 
 def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> Table:
-    """A row a run."""
+    """The results, one row per run."""
     numbers = (
         Column(head, justify="right") for head in ("last loss", "tokens/s", "MFU", "state a rank", "peak memory")
     )
@@ -185,7 +185,7 @@ def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> 
     for name, t in told.items():
         shown.add_row(
             name, f"{losses[name][-1]:.4f}", *(
-                format(t[what], form) if math.isfinite(t[what]) else "–"  # a run that was finished already took no step
+                format(t[what], form) if math.isfinite(t[what]) else "–"  # no step was needed, so none was timed
                 for what, form in (("tokens_per_s", ",.0f"), ("mfu", ".1%"))
             ),
             f"{t['state_bytes'] / 2**20:.2f} MiB", f"{t['peak_bytes'] / 2**20:,.0f} MiB",
@@ -194,7 +194,7 @@ def table(losses: dict[str, list[float]], told: dict[str, dict[str, float]]) -> 
 
 
 def sparks(values: Sequence[float], width: int = 48) -> str:
-    """A curve in one line, from its least value to its largest."""
+    """A curve in one line of block characters, scaled from its least value to its largest."""
     picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else [*values]
     low, high = min(picked), max(picked)
     return "".join(BARS[1 + round((len(BARS) - 2) * (v - low) / ((high - low) or 1))] for v in picked)

@@ -1,7 +1,8 @@
 """Runs the tests of some exercises in this process, and watches student/: `lab check`, `lab watch`.
 
-What takes time is imports. So pytest runs here, reads only the files that judge what is asked, and takes no plugins but
-ours; the zygote, which imports torch too, starts before it. Watching keeps both: what is saved is judged in a second.
+Imports take most of the time. So pytest runs in this process, reads only the test files of the chosen exercises, and
+loads no plugins but ours. The zygote, which also imports torch, starts first. `lab watch` keeps both running, so tests
+take about a second after a file is saved.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from ..harness.runner import Runner
 
 INTERRUPTED = 2  # pytest's exit code for Ctrl-C
-LOOK_S = 0.25  # between looks at the files; a hundred of them take less than a millisecond
+LOOK_S = 0.25  # time between checks of the files; checking a hundred files takes less than a millisecond
 
 
 @contextlib.contextmanager
 def warm() -> Iterator[Runner]:
-    """A runner for student/ whose zygote is starting."""
+    """Make a runner for student/, and start its zygote in the background."""
     zygote = Zygote(Executor(STUDENT), "interpret")
     from ..harness.runner import Runner  # imports torch, meanwhile
 
@@ -40,7 +41,7 @@ def warm() -> Iterator[Runner]:
 
 
 def run(exercises: Iterable[Exercise], runner: Runner) -> int:
-    """pytest's exit code for all tests of these exercises; what they said is remembered."""
+    """Run all tests of these exercises, store their results, and return pytest's exit code."""
     exercises = list(exercises)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
@@ -55,23 +56,23 @@ def run(exercises: Iterable[Exercise], runner: Runner) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, at once: to take torch apart before would take half a second."""
-    with contextlib.suppress(OSError):  # whoever reads has gone
+    """End this process at once: torch's teardown would take half a second."""
+    with contextlib.suppress(OSError):  # the reader of our output has gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
 def judging(exercise: Exercise) -> list[Path]:
-    """Test files of its stage that name it."""
+    """Test files of the exercise's stage that name the exercise."""
     files = sorted((ROOT / "tests" / exercise.stage).glob("test_*.py"))
     return [f for f in files if f'"{exercise.id}"' in f.read_text(encoding="utf-8")]
 
 
 def watch(check: Callable[[Runner, list[str]], int | None]) -> None:
-    """Call `check` now, and with the files that were saved whenever student/ is saved to, until Ctrl-C.
+    """Call `check` now, and again with the changed files whenever files in student/ are saved, until Ctrl-C.
 
-    Where the kit changed it begins anew.
+    If the kit itself changes, the process restarts.
     """
     with warm() as runner, contextlib.suppress(KeyboardInterrupt):
         kit, seen = _saved("lab", "tests"), _saved("student")
@@ -87,7 +88,7 @@ def watch(check: Callable[[Runner, list[str]], int | None]) -> None:
 
 
 def _settled(*folders: str) -> dict[str, tuple[int, int]]:
-    """What is saved, once nothing is being written: editors write in several steps."""
+    """Wait until no file changes any more, since editors write in several steps; then return `_saved`."""
     now = _saved(*folders)
     while True:
         time.sleep(LOOK_S / 5)
@@ -97,11 +98,11 @@ def _settled(*folders: str) -> dict[str, tuple[int, int]]:
 
 
 def _saved(*folders: str) -> dict[str, tuple[int, int]]:
-    """{file: (when it was written, bytes)} of all Python files."""
+    """{file: (modification time in ns, size in bytes)} of all Python files in these folders."""
     found = {}
     for folder in folders:
         for file in (ROOT / folder).rglob("*.py"):
-            with contextlib.suppress(OSError):  # gone meanwhile: editors rename
+            with contextlib.suppress(OSError):  # an editor has just renamed it
                 about = file.stat()
                 found[file.relative_to(ROOT).as_posix()] = (about.st_mtime_ns, about.st_size)
     return found

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _another_kit() -> Path | None:
-    """The kit that one is in, if that is not this one: an environment that stayed active shows its own."""
+    """The kit in the current folder, if it is not this one: another kit's virtual environment may still be active."""
     with contextlib.suppress(OSError):
         for folder in (Path.cwd(), *Path.cwd().parents):
             if (folder / "assignment.toml").is_file() and (folder / "lab" / "provided.py").is_file():
@@ -106,7 +106,7 @@ def watch(context: typer.Context) -> None:
 
 
 def _named(names: list[str], progress: Progress) -> list[Exercise]:
-    """The exercises that were named. Says which one it takes of several, and what the profile leaves out."""
+    """The exercises with these names. Prints which one it chose of several, and which are not in the profile."""
     found: list[Exercise] = []
     at_hand = progress.next()
     for name in names:
@@ -123,7 +123,7 @@ def _named(names: list[str], progress: Progress) -> list[Exercise]:
 
 
 def _to_check(asked: list[Exercise], progress: Progress) -> list[Exercise]:
-    """What there is to be tested; where there is nothing, that is said."""
+    """The exercises to test. Prints a message if there are none."""
     if asked:
         for e in asked:
             if progress.passes(e.id):
@@ -139,7 +139,7 @@ def _to_check(asked: list[Exercise], progress: Progress) -> list[Exercise]:
 
 
 def _stub(exercise: Exercise) -> str:
-    """What its stub says, where nothing is written yet: no test need run to know."""
+    """The stub's message, if the exercise is not written yet; found without running a test."""
     return untouched(STUDENT / exercise.file)
 
 

@@ -1,6 +1,6 @@
 """`lab doctor`: checks versions, Triton, the GPU, ranks and free space, and says what to do about each problem.
 
-Students and graders need these alike; `grader.doctor` adds what only graders do. A check looks, and returns findings.
+Both students and graders need these checks; `grader.doctor` adds those for graders. Each check returns findings.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from rich.text import Text
 
 from ..course.assignment import ROOT
 
-# Pairs that are within the supported ranges, and do not work together.
+# Pairs of versions in the supported ranges that do not work together.
 BAD_PAIRS = (
     ("triton>=3.6,<3.7", "numpy>=2.4", "loops with bounds of run time fail in Triton's interpreter",
      "pip install 'numpy<2.4'"),
 )  # fmt: skip
 GIB = 1 << 30
 MEMORY_GIB, SHARED_GIB = 2.0, 0.25
-ASK_S = 180.0  # a cold import of torch and two busy cores
+ASK_S = 180.0  # enough for a cold import of torch on two busy cores
 _MARK = "shardlings says: "
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: what was looked at, what was found, and what to do about it, "" where all is well."""
+    """One row of the report: what was checked, what was found, and what to do; "" if all is well."""
 
     what: str
     found: str
     do: str = ""
-    fatal: bool = False  # without it nothing goes
+    fatal: bool = False  # whether nothing works until this is fixed
 
 
 def examine() -> Iterator[Finding]:
-    """All that a student needs."""
-    space = [*room()]  # before what follows takes some
+    """Run all checks for students."""
+    space = [*room()]  # measured first, since the other checks use memory
     yield from software()
     yield from space
 
 
 def software() -> Iterator[Finding]:
-    """What students and graders need alike; each of these imports torch in a process of its own, so at once."""
+    """Run the checks for both students and graders, in parallel, since each imports torch in its own process."""
     with ThreadPoolExecutor() as pool:
         for found in pool.map(lambda look: [*look()], (versions, lambda: (triton(),), gpu, ranks)):
             yield from found
 
 
 def tell(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str = "") -> int:
-    """Print them, then `well` where nothing is to be done; the exit code: 1 if nothing goes without one of them."""
+    """Print the findings, and `well` if there is nothing to do. Return the exit code: 1 if a finding is fatal."""
     found = list(findings)
     if as_json:
         print(json.dumps([vars(f) for f in found], indent=1))
@@ -78,7 +78,7 @@ def tell(findings: Iterable[Finding], out: Console, *, as_json: bool, well: str 
 
 
 def table(found: Iterable[Finding]) -> Table:
-    """Findings for a terminal: red where nothing goes without it, yellow where something is to be done."""
+    """The findings as a table: fatal ones in red, others with something to do in yellow."""
     shown = Table("what", "found", "what to do about it", box=None, pad_edge=False, header_style="bold")
     for f in found:
         style = "red" if f.fatal else "yellow" if f.do else ""
@@ -87,7 +87,7 @@ def table(found: Iterable[Finding]) -> Table:
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages that decide what runs, against pyproject.toml and what CI pins."""
+    """Compare Python and the main packages with pyproject.toml, and with the versions that CI pins."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     python = Version(platform.python_version())
     wanted = project["requires-python"]
@@ -103,7 +103,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _version(name: str, wanted: Requirement) -> Finding:
-    """Too old is fatal; newer than anything tried is only said."""
+    """A version below the supported range is fatal; one newer than CI's is only mentioned."""
     here = wanted.marker is None or wanted.marker.evaluate()
     found = installed(name)
     if found is None:
@@ -132,14 +132,14 @@ def _holds(requirement: str) -> bool:
 
 
 def _pinned(name: str) -> Version | None:
-    """What CI uses, by constraints.txt; None where a release does not have it."""
+    """The version in constraints.txt, which CI uses; None if a release has no such file."""
     path = ROOT / "constraints.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return next((Version(line.partition("==")[2]) for line in lines if line.startswith(f"{name}==")), None)
 
 
 def triton() -> Finding:
-    """Whether a kernel with a loop runs in the interpreter: the one thing that all Triton exercises need."""
+    """Check that a kernel with a loop runs in the interpreter, which all Triton exercises need."""
     if installed("triton") is None:
         return Finding("Triton's interpreter", "no Triton", "its exercises are not run here; all else works")
     said = ask(_KERNEL, {"TRITON_INTERPRET": "1"})
@@ -171,7 +171,7 @@ say({"built": torch.version.cuda or torch.version.hip, "devices": [
 
 
 def gpu() -> Iterator[Finding]:
-    """Driver and devices as the driver tells them, and whether torch sees the same."""
+    """Check the driver and its devices, and whether torch sees the same devices."""
     rows, seen = driver(), ask(_CUDA)
     for i, (name, version, mig) in enumerate(rows):
         yield Finding(f"GPU {i}", f"{name}, driver {version}", _MIG if mig == "Enabled" else "")
@@ -197,9 +197,9 @@ _MIG = "MIG is on: torch sees a slice of it, and times are those of the slice; a
 
 
 def ranks() -> Iterator[Finding]:
-    """Two ranks that meet over Gloo on the loopback, and the process that all others of the tests are forked from."""
+    """Check that two ranks connect over Gloo on the loopback, and that the zygote starts."""
     if installed("torch") is None:
-        return  # told already; what follows imports it
+        return  # `versions` has reported it
     from ..harness.executor import Executor, Zygote
     from ..solution import framing
 
@@ -239,7 +239,7 @@ say({"sum": total.item()})
 
 
 def room() -> Iterator[Finding]:
-    """Cores, free memory and shared memory, for some ranks beside each other."""
+    """Check cores, free memory and shared memory, which several ranks at once need."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding(
         "cores", str(cores), "" if cores > 1 else "timed tests of several ranks stay inconclusive on one core"
@@ -255,14 +255,14 @@ def room() -> Iterator[Finding]:
 
 
 def driver() -> list[tuple[str, str, str]]:
-    """(name, driver version, MIG mode) of each device that nvidia-smi tells; none where it is not there or fails."""
+    """(name, driver version, MIG mode) of each device in nvidia-smi's list; empty if nvidia-smi is missing or fails."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,mig.mode.current", "--format=csv,noheader"]
     rows = [[cell.strip() for cell in line.split(",")] for line in output(query).splitlines()]
     return [(r[0], r[1], r[2]) for r in rows if len(r) == 3]
 
 
 def output(command: list[str], timeout_s: float = 60.0) -> str:
-    """What a command prints; "" where there is none such, it fails or it takes too long."""
+    """The output of a command; "" if the command is missing, fails or takes too long."""
     try:
         said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
@@ -271,7 +271,7 @@ def output(command: list[str], timeout_s: float = 60.0) -> str:
 
 
 def ask(code: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """What `code` says by say({…}), in a Python of its own that may crash or hang; {"error": why} where it did."""
+    """Run `code` in a separate Python, and return the dict that it passes to say(); {"error": …} on a crash or hang."""
     with tempfile.TemporaryDirectory(prefix="shardlings-doctor-") as folder:
         file = Path(folder) / "asked.py"  # a file: Triton reads the source of its kernels
         file.write_text(f"def say(answer):\n    import json\n    print({_MARK!r} + json.dumps(answer))\n{code}")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ..dryrun.accounts import Account, Step
     from ..harness.runner import Runner
 
-COMPOSE = "mesh.compose"  # what a step on a mesh begins with
+COMPOSE = "mesh.compose"  # the exercise that builds a step on a mesh
 NEED_NUMBERS = ("mesh.route", "mesh.dispatch")
-PATIENCE_S = 600.0  # for one rank
+PATIENCE_S = 600.0  # time limit for one rank
 ENDINGS = (".png", ".pdf", ".svg")
-COLUMNS = 4  # ranks beside each other: a terminal has 80 characters
+COLUMNS = 4  # ranks in one table: a terminal has 80 characters
 WIDTH = 72  # of a timeline, in characters
 MARKS = {"forward": ("█", "blue"), "backward": ("▓", "dark_orange"), "step": ("▒", "green"), "": ("·", "dim")}
 out = Console(highlight=False)
@@ -117,9 +117,9 @@ def dryrun(
 
 
 def stand_ins(folder: Path, step: Step) -> dict[str, str]:
-    """{exercise: its stand-in} for what a step needs and is not written.
+    """{exercise: its stand-in} for exercises that a step needs and that are not written.
 
-    Raises AssignmentError if one has no stand-in (mesh.compose), or if its stand-in needs numbers (those of experts).
+    Raises AssignmentError if one has no stand-in (mesh.compose), or if its stand-in needs data (those of experts).
     """
     solution = ", --impl reference runs the solution" if (ROOT / "reference").is_dir() else ""
 
@@ -151,7 +151,7 @@ def _model(name: str, layers: int) -> Any:
 
 
 def _drawable(picture: Path) -> None:
-    """Raises ValueError where no picture can be written."""
+    """Raises ValueError if the picture cannot be written."""
     if picture.suffix not in ENDINGS:
         raise ValueError(f"picture: expected a name that ends in {', '.join(ENDINGS)}, got {picture}")
     try:
@@ -183,7 +183,7 @@ def _mesh(step: Step) -> str:
 
 
 def table(accounts: Sequence[Account], step: Step) -> Table:
-    """A column a rank: what it computes, sends by axis, and holds at most by kind; GB are 10⁹ bytes."""
+    """A column per rank: FLOPs, bytes sent by axis, and peak memory by kind; GB are 10⁹ bytes."""
     sent = [account.sent(step) for account in accounts]
     rows = {
         "parameters, millions": [_short(account.parameters / 1e6) for account in accounts],
@@ -204,7 +204,7 @@ def table(accounts: Sequence[Account], step: Step) -> Table:
 
 
 def fits(accounts: Sequence[Account], cluster: Cluster) -> str:
-    """Whether the ranks' memory suffices; if not, what takes most of it."""
+    """Say whether the ranks' memory suffices, and if not, what uses most of it."""
     from ..cluster.steps import RESERVED
 
     most = max(accounts, key=lambda account: sum(account.peak.values()))
@@ -232,7 +232,7 @@ def _priced(played: Played, accounts: Sequence[Account], cluster: Cluster) -> st
 
 
 def strips(played: Played) -> list[str]:
-    """A line a rank: what it did most of the time, in each of WIDTH parts of the step."""
+    """A line per rank: for each of WIDTH parts of the step, the activity that took most of the time."""
     each = played.step_s / WIDTH
     lines = []
     for rank, bars in played.timeline.items():
@@ -250,7 +250,7 @@ def strips(played: Played) -> list[str]:
 
 
 def draw(played: Played, title: str, path: Path) -> None:
-    """The timeline as a picture."""
+    """Draw the timeline to a file."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""`lab explain`: the method in prose, and what the tests measured of yours beside what they expected; no code.
+"""`lab explain`: explains an exercise's method, and shows the numbers that the tests measured and expected; no code.
 
-The prose is `lab/explanations/<stage>.md`, a section an exercise. It is for those who have passed: what the method is,
-why it is done so, what the measured property shows, what a real system does beyond it, and one source.
+The text is in `lab/explanations/<stage>.md`, one section per exercise, for students who have passed it: the method, its
+reasons, what the measured property shows, what real systems add, and one source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS = 12
 
 
 def text(exercise: Exercise, folder: Path = FOLDER) -> str:
-    """The section of an exercise. Raises AssignmentError where there is none."""
+    """The section of an exercise. Raises AssignmentError if there is none."""
     file = folder / f"{exercise.stage}.md"
     sections = sections_of(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if exercise.id not in sections:
@@ -31,13 +31,13 @@ def text(exercise: Exercise, folder: Path = FOLDER) -> str:
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """{exercise id: prose} of a page whose headings of the second level are ids."""
+    """{exercise id: text} of a page whose second-level headings are ids."""
     parts = re.split(r"(?m)^## (\S+)\n", page)
     return {id: prose.strip() for id, prose in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def show(exercise: Exercise, progress: Progress, out: Console) -> None:
-    """Print it. Raises AssignmentError before the exercise passes: there is nothing to be given away."""
+    """Print the explanation. Raises AssignmentError before the exercise passes, to give nothing away."""
     id = exercise.id
     if not progress.passes(id):
         why = "changed since it passed" if progress.scores[id].passed else "does not pass yet"
@@ -65,6 +65,6 @@ def show(exercise: Exercise, progress: Progress, out: Console) -> None:
 
 
 def number(value: float, unit: str) -> str:
-    """1536.0 bytes as "1,536 bytes", 2.0042 times as "2 times"."""
+    """Format a number: 1536.0 bytes gives "1,536 bytes", 2.0042 times gives "2 times"."""
     shown = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
     return f"{shown} {unit}".strip()

@@ -1,4 +1,4 @@
-"""Prints prose: broken between words where the terminal ends, 80 columns where its width is unknown."""
+"""Prints text wrapped between words at the terminal's width, or at 80 columns if the width is unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..course.listing import folded
 
 
 def say(out: Console, text: str, lead: str = "", style: str = "", words: Mapping[str, str] | None = None) -> None:
-    """Print text behind a lead, below whose end later lines begin. words: {word: its own style}."""
+    """Print text after a lead; later lines are indented by the lead's width. words: {word: its style}."""
     for line in text.splitlines() or [""]:
         for part in folded(line, out.width, lead):
             shown = Text(part.replace("\N{NO-BREAK SPACE}", " "), style)

@@ -21,7 +21,7 @@ CAUSES = 1
 
 
 def show(progress: Progress, out: Console) -> None:
-    """Points, an overview, what changed, what is next."""
+    """Print points, an overview, what changed, and what is next."""
     next_one = progress.next()
     _points(progress, out)
     shown = _overview(progress, out, next_one.stage if next_one else "")
@@ -40,14 +40,14 @@ def show(progress: Progress, out: Console) -> None:
 
 
 def _points(progress: Progress, out: Console) -> None:
-    """Say how far the student is. Points stay when a file changes after its tests, and are marked; a stub has none."""
+    """Print the points. Points of files that changed since their tests count, and are marked; stubs have none."""
     chosen = progress.chosen.exercises
     todo = [e for e in chosen.values() if not progress.passes(e.id) and not progress.cannot_run(e.id)]
     mine = {id: progress.scores[id] for id, e in chosen.items() if id not in progress.stale or progress.begun(e)}
     earned, old = (totals(s for id, s in mine.items() if id in ids)[0] for ids in (chosen, progress.stale))
     points, hours = sum(e.points for e in chosen.values()), sum(e.hours for e in todo)
     again = f", {old:.4g} of them not tested again since a change" if old else ""
-    whole = progress.known.profiles.get("full", ())  # a release of core has no other
+    whole = progress.known.profiles.get("full", ())  # a release may contain only profile core
     others = f" (all {len(whole)}: --profile full)" if len(chosen) < len(whole) else ""
     of = f"{progress.profile}, {len(chosen)} exercises{others}: " if progress.profile else ""
     bold = f"{earned:.4g} of {points:g} points"
@@ -55,7 +55,7 @@ def _points(progress: Progress, out: Console) -> None:
 
 
 def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | None = None, word: str = "next") -> None:
-    """The exercise, what its tests said last, and hints up to a level."""
+    """Print the exercise, the last failure of its tests, and its hints up to a level."""
     where = f"{exercise.id} in student/{exercise.file}, about {exercise.hours:g} h"
     say(out, where, f"{word}: ", words={exercise.id: "bold"})
     failed = [r for r in progress.of(exercise.id) if r.outcome == "failed"] if progress else []
@@ -73,14 +73,14 @@ def next_up(exercise: Exercise, level: int, out: Console, progress: Progress | N
 
 
 def unwritten(exercise: Exercise, stub: str, out: Console) -> None:
-    """That there is nothing to test yet."""
+    """Print that there is nothing to test yet."""
     say(out, f"{exercise.id}: not written yet, so there is nothing to test", style="yellow")
     say(out, stub, "  the stub says: ")
     next_up(exercise, 1, out)
 
 
 def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
-    """What is to be done when tests have run: read on where they pass, and what is next."""
+    """After tests: name the exercises that pass and their explanations, and the next exercise."""
     passed = [e.id for e in tested if progress.passes(e.id)]
     for id in passed:
         line = f"{id} passes; what it is about, and what was measured: lab explain {id}"
@@ -91,7 +91,7 @@ def after(tested: list[Exercise], progress: Progress, out: Console) -> None:
 
 
 def _overview(progress: Progress, out: Console, current: str) -> set[str]:
-    """One row a stage, a mark an exercise; of the current stage the names too. Returns the words of all marks."""
+    """Print a row per stage with a mark per exercise, and names in the current stage. Return the words of all marks."""
     known, shown = progress.chosen, set()
     indent = 4 + max(len(stage.title) for stage in known.stages)
     most = max(len(known.of_stage(stage.name)) for stage in known.stages)
@@ -109,7 +109,7 @@ def _overview(progress: Progress, out: Console, current: str) -> set[str]:
 
 
 def _unbroken(names: list[str]) -> str:
-    """Names in one line, none of which is broken."""
+    """Join names so that no line break falls inside a name."""
     return "  ".join(name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
 
 
@@ -129,7 +129,7 @@ def _word(progress: Progress, exercise: Exercise) -> str:
 
 
 def _missing(progress: Progress, out: Console) -> None:
-    """Files that are gone, and how to have them back."""
+    """Print which files are missing, and how to get them back."""
     gone = [f"student/{f}" for f in dict.fromkeys(e.file for e in progress.chosen.exercises.values())
             if not (progress.source / f).is_file()]  # fmt: skip
     if gone:
@@ -138,7 +138,7 @@ def _missing(progress: Progress, out: Console) -> None:
 
 
 def _changed(progress: Progress, out: Console) -> None:
-    """Why results no longer hold, one line a cause."""
+    """Print why results are out of date, one line per cause."""
     causes: dict[tuple[str, ...], list[str]] = {}
     for id, names in progress.stale.items():
         if progress.begun(progress.known.exercise(id)):
