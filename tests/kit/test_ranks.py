@@ -199,7 +199,7 @@ def test_a_warning_is_one_line_of_what_is_printed(runner):
     assert [line.partition(": ")[2] for line in runner.printed.splitlines()] == ["UserWarning: two lines"]
 
 
-FORM = "the test works with what your code gives"
+FORM = "the test could not use the value that your code returned"
 
 
 @pytest.mark.parametrize(
