@@ -1,6 +1,6 @@
-"""The assignment as data: stages, exercises, points, hints, and what may not be called.
+"""The assignment as data: stages, exercises, points, hints, and forbidden names.
 
-Everything that needs to know what an exercise is worth, where its object lives or what comes next reads it here.
+All code that needs an exercise's points, file or place in the order reads them here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class AssignmentError(ValueError):
-    """assignment.toml says something it may not; the message names the key, what was expected and what came."""
+    """assignment.toml is wrong, or a name is unknown; the message says what was expected and what came."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: what the student writes and what it is worth."""
+    """One exercise: the object that the student writes, its points, and so on."""
 
     id: str  # "ddp.naive"
     object: str  # "ddp/naive.py:NaiveDDP", by its defining file
@@ -43,7 +43,7 @@ class Exercise:
     needs: tuple[str, ...]
     hints: tuple[str, ...]
     forbidden: tuple[str, ...]
-    split: dict[str, float] = field(hash=False)  # of its points over kinds of test, in proportion
+    split: dict[str, float] = field(hash=False)  # weights of the kinds of test, in its points
 
     @property
     def stage(self) -> str:
@@ -82,16 +82,16 @@ class Assignment:
         return [e for e in self.exercises.values() if e.stage == stage]
 
     def of_profile(self, profile: str) -> Assignment:
-        """The same with the exercises of a profile alone."""
+        """The same assignment with only the exercises of a profile."""
         if profile not in self.profiles:
             raise AssignmentError(f"--profile: expected one of {', '.join(self.profiles)}, got {profile!r}")
         ids = set(self.profiles[profile])
         return replace(self, exercises={id: e for id, e in self.exercises.items() if id in ids})
 
     def named(self, name: str, stage: str = "", preferred: Collection[str] = ()) -> list[Exercise]:
-        """One exercise by its id, the end of its id, or its file's path; all of a stage by the stage's name.
+        """Find an exercise by its id, the end of its id, or its file's path; or all of a stage by the stage's name.
 
-        Where exercises of several stages have ids with this end, the one of `stage` is meant, else a preferred one.
+        If ids of several stages have this end, the one in `stage` is chosen, otherwise one in `preferred`.
         """
         if of_file := [e for e in self.exercises.values() if f"/{name}".endswith(f"/{e.file}")]:
             return of_file
@@ -107,7 +107,7 @@ class Assignment:
         return short or [self.exercise(name)]
 
     def _near(self, id: str) -> str:
-        """What may have been meant: ids, stages and ends of ids that are written much like it."""
+        """Suggest ids and stages with a similar name."""
         ends = {e.partition(".")[2]: e for e in self.exercises}
         stages = [s.name for s in self.stages]
         near = difflib.get_close_matches(id, [*self.exercises, *stages, *ends])
@@ -122,7 +122,7 @@ def load(path: Path = ROOT / "assignment.toml") -> Assignment:
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """A TOML file of ours. Raises AssignmentError with one line."""
+    """Parse one of the kit's TOML files. Raises AssignmentError with one line."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -137,13 +137,13 @@ def default() -> Assignment:
 
 
 def students_profile() -> str:
-    """A student's profile where --profile names none: LAB_PROFILE, else core, full, or the only one of a release."""
+    """The profile used without --profile: LAB_PROFILE, or else core, full, or the only one of a release."""
     profiles = default().profiles
     return os.environ.get("LAB_PROFILE") or next(p for p in ("core", "full", *profiles) if p in profiles)
 
 
 def needed(id: str) -> set[str]:
-    """What an exercise builds on, directly or not."""
+    """All prerequisites of an exercise, direct and indirect."""
     known, found, todo = default().exercises, set[str](), [id]
     while todo:
         new = set(known[todo.pop()].needs) - found
@@ -153,7 +153,7 @@ def needed(id: str) -> set[str]:
 
 
 class Reader:
-    """Reads parsed TOML key by key; knows where it is, so that errors can say so."""
+    """Reads parsed TOML key by key; its errors name the file and the key."""
 
     def __init__(self, file: str):
         self.file = file
@@ -171,7 +171,7 @@ class Reader:
         expected: str,
         fits: Callable[[Any], bool] = lambda value: True,
     ) -> Any:
-        """The value of a key, of this kind and as `fits` has it."""
+        """The value of a key. Raises AssignmentError unless it has this type and `fits` accepts it."""
         value = table.get(key, _MISSING)
         if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
             raise self.fail(f"{where}{key}", expected, value)
@@ -181,7 +181,7 @@ class Reader:
         return self.get(table, key, where, (int, float), "a number above 0", lambda value: 0 < value < math.inf)
 
     def id(self, table: dict, where: str, stages: Collection[str]) -> str:
-        """An id of one of these stages."""
+        """The id in a table, which must belong to one of these stages."""
         id = self.get(table, "id", where, str, 'a string "stage.name"')
         stage, _, name = id.partition(".")
         if stage not in stages or not name.isidentifier():
@@ -189,7 +189,7 @@ class Reader:
         return id
 
     def tables(self, table: dict, key: str, where: str = "") -> Iterator[tuple[dict, str]]:
-        """Each table of a list, and where it stands."""
+        """Yield (table, its place for error messages) for each table of a list."""
         for i, each in enumerate(self.get(table, key, where, list, "a list of tables")):
             if not isinstance(each, dict):
                 raise self.fail(f"{where}{key}[{i}]", "a table", each)
@@ -201,7 +201,7 @@ class Reader:
                 raise self.fail(f"{where}{key}", f"one of {', '.join(sorted(known))}", key)
 
     def profiles(self, data: dict, known: Collection[str], what: str) -> dict[str, tuple[str, ...]]:
-        """{profile: its ids, in the order of `known`}, of lists that name each id once, or say "all"."""
+        """{profile: its ids, in the order of `known`}. A profile is "all", or a list that names each id once."""
         profiles = {}
         for name, ids in self.get(data, "profiles", "", dict, "a table").items():
             ids = list(known) if ids == "all" else ids
@@ -267,7 +267,7 @@ class _Reader(Reader):
         )  # fmt: skip
 
     def check_needs(self, exercises: dict[str, Exercise]) -> None:
-        """Needs name exercises, and following them never leads back."""
+        """Check that all needs are exercises, and that they contain no cycle."""
         for e in exercises.values():
             if strangers := [need for need in e.needs if need not in exercises]:
                 raise self.fail(f"{e.id}: needs", f"ids among {', '.join(exercises)}", strangers[0])

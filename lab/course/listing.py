@@ -10,13 +10,13 @@ MOST = 3
 
 
 def some(names: Sequence[str], most: int = MOST) -> str:
-    """ "a, b, c and 2 more"."""
+    """Join names: "a, b, c and 2 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def folded(text: str, width: int, lead: str = "") -> list[str]:
-    """One line of text behind a lead, broken between words where it is too wide; later lines begin below the text."""
+    """Wrap a line of text after a lead at `width` characters; later lines are indented by the lead's width."""
     lead, text = lead + text[: len(text) - len(text.lstrip())], text.lstrip()
     if len(lead + text) <= width:
         return [lead + text]
@@ -25,7 +25,7 @@ def folded(text: str, width: int, lead: str = "") -> list[str]:
 
 
 def inputs(case: Mapping[str, Any]) -> str:
-    """What was given, in a line that ends a message: numbers with six digits, which give the same to a reader."""
+    """The inputs of a test, as the last line of a message; numbers have six digits."""
     return f"\ngiven {_short(case)}"
 
 

@@ -20,12 +20,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The kit's own commit, "" outside a checkout."""
+    """The kit's own commit; "" outside a checkout."""
     return _git("rev-parse", "HEAD").strip()
 
 
 def uncommitted() -> str:
-    """A digest of the changes to tracked files since the commit, "" if none. Results and README do not count."""
+    """A digest of uncommitted changes to tracked files; "" if there are none. Results and README do not count."""
     changes = _git("diff", "HEAD", "--", ".", ":!benchmarks/results", ":!README.md")
     return hashlib.sha256(changes.encode()).hexdigest()[:12] if changes else ""
 

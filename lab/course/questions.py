@@ -1,6 +1,7 @@
-"""The written questions as data: what is asked, in which unit, how closely, and what it is worth.
+"""The written questions as data: text, unit, tolerance and points.
 
-questions.toml holds no answers: what is right the grader works out. Here is what student, chapter and grader share.
+questions.toml holds no answers; the grader computes them. The student's commands, the chapters and the grader all read
+the questions here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a person marks prose by."""
+    """A criterion by which a person marks a prose answer."""
 
     name: str
     points: float
@@ -35,18 +36,18 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Question:
-    """One written question; `text` is Markdown, with the numbers of `given` filled in."""
+    """One written question. `text` is Markdown, with the numbers of `given` filled in."""
 
-    id: str  # "ddp.ring_bytes": no exercise is called so
+    id: str  # "ddp.ring_bytes"; differs from the ids of all exercises
     kind: str  # one of KINDS
     points: float
     text: str
     given: dict[str, Any]
-    unit: str = ""  # of a number; "" is a plain number
-    bands: tuple[float, ...] = ()  # relative: a number has one, its tolerance; a prediction two, all points and half
-    range: tuple[float, float] = (-math.inf, math.inf)  # what is plausible, in `unit`
-    options: tuple[tuple[str, str], ...] = ()  # of a choice: (letter, text)
-    criteria: tuple[Criterion, ...] = ()  # of prose
+    unit: str = ""  # unit of a number; "": none
+    bands: tuple[float, ...] = ()  # relative tolerances: one for a number; for a prediction, of all points and of half
+    range: tuple[float, float] = (-math.inf, math.inf)  # plausible values, in `unit`
+    options: tuple[tuple[str, str], ...] = ()  # for a choice: (letter, text)
+    criteria: tuple[Criterion, ...] = ()  # for prose
 
     @property
     def stage(self) -> str:
@@ -54,12 +55,12 @@ class Question:
 
     @property
     def closeness(self) -> str:
-        """How close a number has to be for any points: "to 1 %"."""
+        """How close a number must be to earn points: "to 1 %"."""
         return "exactly" if self.bands[-1] <= 0.001 else f"to {_percent(self.bands[-1])}"
 
     @property
     def asks(self) -> str:
-        """What an answer has to be, in a few words: "in MB, to 1 %"."""
+        """The expected form of an answer, in a few words: "in MB, to 1 %"."""
         if self.kind == "prose":
             return "in writeup.md"
         if self.kind == "choice":
@@ -76,7 +77,7 @@ class Questions:
     profiles: dict[str, tuple[str, ...]]
 
     def of_profile(self, profile: str) -> tuple[str, ...]:
-        """The ids that a profile asks; none if it is not named."""
+        """The ids of a profile's questions; empty for an unknown profile."""
         return self.profiles.get(profile, ())
 
     def of_stage(self, stage: str) -> list[Question]:
@@ -84,13 +85,13 @@ class Questions:
 
 
 def load(path: Path = ROOT / "questions.toml", assignment: Assignment | None = None) -> Questions:
-    """Read and check them. Raises AssignmentError with one line that names the key at fault."""
+    """Read and check the questions. Raises AssignmentError with one line that names the wrong key."""
     return _Reader(path.name, assignment or default_assignment()).questions(parsed(path))
 
 
 @functools.cache
 def default() -> Questions:
-    """The kit's own; an assignment without questions.toml asks none."""
+    """The kit's own questions; none without a questions.toml."""
     return load() if (ROOT / "questions.toml").is_file() else Questions({}, {})
 
 

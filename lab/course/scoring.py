@@ -1,9 +1,9 @@
 """The rule that turns test results into points, shared by the student's summary and the gradebook.
 
-An exercise's points are split over the kinds of test it has (60/30/10, rescaled); within a kind test functions weigh
-equally, and a parametrised one passes whole. Property and timing count only when the exercise's numerics all pass.
-What was not run leaves the denominator: it is neither earned nor lost, and is shown in a column of its own. So is what
-was timed and stayed inconclusive, which says so.
+An exercise's points are divided among its kinds of test (60/30/10, rescaled if it lacks a kind). Within a kind, all
+test functions weigh the same; a parametrised one passes only if all its cases pass. Property and timing tests count
+only if all numeric tests of the exercise pass. Points of tests that did not run are neither earned nor lost; they have
+their own column, and do not count as possible. The same holds for timed tests that are inconclusive.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import dataclass, field
 from .assignment import KINDS, Assignment, Exercise
 
 OUTCOMES = ("passed", "failed", "not_run", "inconclusive")
-# Why a test failed. Only "assertion" is a judgement of values; the others say how the code under test ended.
+# Why a test failed. Only "assertion" judges values; the other reasons say how the code under test ended.
 REASONS = ("assertion", "raised", "import", "unwritten", "forbidden", "crashed", "hung", "refused", "kit")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one test case said of one exercise."""
+    """The result of one test case of one exercise."""
 
     exercise: str  # "ddp.naive"
     kind: str  # one of KINDS
     test: str  # the test function: "tests/ddp/test_naive.py::test_replicas_start_equal"
-    case: str  # the parametrised case, "" if there is one alone
+    case: str  # the parametrised case; "" if the test has no cases
     outcome: str  # one of OUTCOMES
     reason: str = ""  # one of REASONS when failed; free text when not run or inconclusive
     message: str = ""  # for a person: worst index, both values, likely cause
     seconds: float = 0.0
-    output: str = ""  # what the code under test printed, cut
-    public: str = ""  # the outcome on the public seed, where a secret seed failed; "" if not asked
-    instrumented: bool = False  # measured beside the code under test, by lab's instruments
+    output: str = ""  # output of the code under test, shortened
+    public: str = ""  # the outcome on the public seed, if the test failed on a secret seed; "" if not run
+    instrumented: bool = False  # measured in the process of the code under test, by lab's instruments
 
     @property
     def id(self) -> str:
@@ -48,8 +48,8 @@ class KindScore:
     points: float
     earned: float = 0.0
     not_run: float = 0.0
-    inconclusive: float = 0.0  # of not_run: timed, and not decided
-    passed: int = 0  # test functions
+    inconclusive: float = 0.0  # the part of not_run that was timed, but not decided
+    passed: int = 0  # number of test functions, as the next two
     failed: int = 0
     skipped: int = 0  # not run or inconclusive
 
@@ -60,8 +60,8 @@ class ExerciseScore:
 
     exercise: Exercise
     kinds: list[KindScore] = field(default_factory=list)
-    gated: bool = False  # property or timing passed but did not count, since numerics did not all pass
-    attempted: bool = True  # False: its stub is as it was handed out, which earns nothing and is no mistake
+    gated: bool = False  # whether a property or timing test passed but does not count, for lack of numerics
+    attempted: bool = True  # False if it is still the stub: it earns nothing, and is not shown as a mistake
 
     @property
     def earned(self) -> float:
@@ -73,7 +73,7 @@ class ExerciseScore:
 
     @property
     def inconclusive(self) -> float:
-        """Of not_run, what was timed and not decided."""
+        """The part of not_run that was timed, but not decided."""
         return sum(k.inconclusive for k in self.kinds)
 
     @property
@@ -82,7 +82,7 @@ class ExerciseScore:
 
     @property
     def passed(self) -> bool:
-        """Everything that ran passed, and something ran."""
+        """Whether all tests that ran passed, and at least one did."""
         return any(k.passed for k in self.kinds) and not any(k.failed for k in self.kinds)
 
 
@@ -94,7 +94,7 @@ def score(
 ) -> list[ExerciseScore]:
     """Points of each exercise in ids (default: all), in the handout's order.
 
-    passes: whether an exercise passes that others need and of which results say nothing.
+    passes: tells whether a prerequisite passes that has no results.
     """
     outcomes: dict[str, dict[str, dict[str, list[str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     results = list(results)
@@ -110,14 +110,14 @@ def score(
 
 
 def unattempted(results: Iterable[Result]) -> set[str]:
-    """Exercises of which every test that was judged met a stub."""
+    """Exercises in which every judged test found a stub."""
     judged = [r for r in results if r.outcome in ("passed", "failed")]
     tried = {r.exercise for r in judged if r.reason != "unwritten"}
     return {r.exercise for r in judged} - tried
 
 
 def only_refusals_fail(results: Iterable[Result]) -> bool:
-    """Whether all failed tests ask how bad input is refused: a hint at the method does not help there."""
+    """Whether all failed tests check how bad input is refused. Hints about the method do not help then."""
     failed = [r.test for r in results if r.outcome == "failed"]
     return bool(failed) and all("_refused" in test for test in failed)
 
@@ -155,12 +155,12 @@ def _score(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool], at
 
 
 def of_function(cases: list[str]) -> str:
-    """A parametrised test passes whole: one case undecided leaves it so; one that was not run does not count."""
+    """The verdict of a test's cases: failed or undecided if any case is; cases that did not run do not count."""
     return next((verdict for verdict in ("failed", "inconclusive", "passed") if verdict in cases), "not_run")
 
 
 def _gate(exercise: Exercise, outcomes: dict, passes: Callable[[str], bool]) -> bool:
-    """Whether property and timing count: the exercise's own numerics pass, or those of all it needs."""
+    """Whether property and timing tests count: the exercise's numerics pass, or, if it has none, its prerequisites'."""
     if own := outcomes[exercise.id]["numerics"]:
         return _all_pass(own)
     return all(_all_pass(n) if (n := outcomes[id]["numerics"]) else passes(id) for id in exercise.needs)

@@ -1,4 +1,4 @@
-"""Numbers with units: "1.5 MB" and "1500000 B" are one answer, "1.5 Mb" is none."""
+"""Numbers with units: "1.5 MB" and "1500000 B" are the same answer; "1.5 Mb" is refused."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _TABLE: dict[str, tuple[str, float]] = {
 
 
 class UnitError(ValueError):
-    """A unit that is none, or of another kind; the message says which were expected and what came."""
+    """A unit is unknown or of the wrong kind. The message lists the expected units."""
 
 
 def known(unit: str) -> bool:
-    """Whether a question may ask for this unit: one of the table, a word for what is counted, or none."""
+    """Whether a question may use this unit: one of the table, a word for the counted things, or ""."""
     return unit in _TABLE or unit == "" or unit.isalpha()
 
 
 def in_base(value: float, unit: str, asked: str) -> float:
-    """The value in bytes, seconds, FLOPs, their rates, a share of 1, or what is counted. Raises UnitError.
+    """Convert a value to bytes, seconds, FLOPs, their rates per second, a share of 1, or a count. Raises UnitError.
 
-    asked: the unit of the question, whose kind `unit` must be. in_base(1.5, "MiB", "MB") is 1572864.
+    asked: the question's unit; `unit` must be of the same kind. in_base(1.5, "MiB", "MB") is 1572864.
     """
     given = unit.strip().replace("\u03bc", "\u00b5").replace("FLOPs", "FLOP")
     if asked not in _TABLE:

@@ -1,6 +1,6 @@
-"""A training step without data: one rank of any mesh, in one process, and accounts of what it sends and holds.
+"""A training step without data: runs one rank of any mesh in one process, and accounts for its messages and memory.
 
-`host` is the door through which a step on a mesh asks for numbers that are on the device: in a dry run there are none.
+A step on a mesh reads numbers from the device through `host`, because in a dry run tensors have none.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def host(tensor: Tensor, balanced: Any) -> Any:
-    """The numbers of `tensor` as Python's: `tensor.tolist()`, so of shape () one number. It waits for the device.
+    """Read a tensor as Python numbers, by `tensor.tolist()`. Waits for the device.
 
-    balanced: what they would be if data were as even as can be, in the same form: of routing `even` counts, of "are all
-    gradients finite" True, of a loss NaN, since nobody knows it. A dry run (`lab.dryrun.rank`), whose tensors have
-    shapes but no numbers, goes on with that.
+    balanced: returned instead in a dry run (`lab.dryrun.rank`), whose tensors have no numbers. It has the same form as
+    the result, with the values for perfectly balanced data: `even` counts for a routing, True for "all gradients are
+    finite", NaN for a loss, which cannot be known.
     """
     return balanced if tensor.is_meta else tensor.tolist()
 
 
 def even(total: int, parts: int) -> list[int]:
-    """`total` dealt out to `parts`, one after the other: even(7, 3) is [3, 2, 2]."""
+    """Divide `total` among `parts` as evenly as possible: even(7, 3) is [3, 2, 2]."""
     each, more = divmod(total, parts)
     return [each + (part < more) for part in range(parts)]

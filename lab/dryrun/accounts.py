@@ -1,6 +1,6 @@
-"""Accounts of a dry run: the events of each rank, and whether ranks agree with each other.
+"""Accounts of a dry run: the events of each rank, and checks that ranks agree with each other.
 
-`lab.dryrun.rank` makes them.
+`lab.dryrun.rank` makes the accounts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ AXES = ("data", "pipe", "expert", "tensor")
 
 @dataclass(frozen=True)
 class Step:
-    """What is run: a transformer, a batch, and how both are spread. Raises ValueError where they do not divide."""
+    """A training step: a transformer, a batch, and a mesh. Raises ValueError if sizes do not divide."""
 
     config: Config
     mesh: Mapping[str, int]
-    sequences: int = 0  # of the whole batch; 0: one for each micro-batch of each data · expert rank
-    context: int = 0  # tokens of each; 0: as many as the model can
+    sequences: int = 0  # in the whole batch; 0: one per micro-batch of each data · expert rank
+    context: int = 0  # tokens per sequence; 0: the model's context
     micro_batches: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
@@ -36,8 +36,8 @@ class Step:
     fsdp: bool = False
     experts: int = 0
     k: int = 2
-    replicated: bool = False  # data parallelism as chapters ddp and zero have it, without the last chapter's mesh
-    fused: bool = True  # attention in one kernel, which keeps no scores; else as lab.model.transformer has it
+    replicated: bool = False  # data parallelism of chapters ddp and zero, without the last chapter's mesh
+    fused: bool = True  # attention in one kernel, which keeps no scores; otherwise that of lab.model.transformer
 
     def __post_init__(self) -> None:
         d = {axis: self.mesh.get(axis, 1) for axis in AXES}
@@ -81,26 +81,26 @@ class Step:
 
     @property
     def world(self) -> int:
-        """How many ranks the mesh has."""
+        """Number of ranks in the mesh."""
         return math.prod(self.mesh.values())
 
     def beyond_data(self) -> bool:
-        """Whether it asks for what data parallelism alone does not have."""
+        """Whether the step needs more than plain data parallelism."""
         return bool(self.experts or self.fsdp or self.sequence or self.micro_batches > 1 or self.chunks > 1)
 
     def stages(self, rank: int = 0) -> list[int]:
-        """The ranks that differ from `rank` along pipe alone."""
+        """The ranks that differ from `rank` only along pipe."""
         data, _, expert, tensor = numpy.unravel_index(rank, self._grid.shape)
         return self._grid[data, :, expert, tensor].tolist()
 
     def neighbours(self, rank: int = 0) -> dict[str, int]:
-        """The next rank along each axis but pipe, behind the last the first."""
+        """The next rank along each axis except pipe; the first follows the last."""
         grid, at = self._grid, numpy.unravel_index(rank, self._grid.shape)
         beside = {axis: int(numpy.roll(grid, -1, i)[at]) for i, axis in enumerate(AXES)}
         return {axis: other for axis, other in beside.items() if axis != "pipe" and other != rank}
 
     def axes(self, ranks: Sequence[int]) -> str:
-        """What a group's ranks differ along, as "data×expert"; "" for one rank alone."""
+        """The axes along which a group's ranks differ, such as "data×expert"; "" for a single rank."""
         places = numpy.unravel_index(ranks, self._grid.shape)
         return "×".join(axis for axis, of_ranks in zip(AXES, places, strict=True) if len({*of_ranks.tolist()}) > 1)
 
@@ -110,7 +110,7 @@ class Step:
         return numpy.arange(self.world).reshape([*self.mesh.values()])
 
     def plain(self) -> dict:
-        """For the wire; `Step.of` reads it."""
+        """Plain values for lab.solution.wire; `Step.of` converts them back."""
         return asdict(self)
 
     @classmethod
@@ -120,19 +120,19 @@ class Step:
 
 @dataclass
 class Account:
-    """What one rank did in one step."""
+    """The account of one rank in one step."""
 
     rank: int
-    rows: list[dict]  # of the ledger, in order of issue; all that was sent
+    rows: list[dict]  # rows of the ledger, in order of issue
     flops: int  # of matrix products and attention, forward and backward
-    parameters: int  # that this rank keeps
-    resting: dict[str, int]  # bytes by kind (lab.cluster.events.KINDS) behind the step
-    peak: dict[str, int]  # when most were held
-    trace: list[list]  # what happened in order: [kind, number or id]
-    segments: list[list] = field(default_factory=list)  # what ran between two messages, each once
+    parameters: int  # number of parameters that this rank holds
+    resting: dict[str, int]  # bytes by kind (lab.cluster.events.KINDS) after the step
+    peak: dict[str, int]  # bytes by kind at the peak
+    trace: list[list]  # events in order: ["issue", row, tag], ["wait", row] or ["run", segment]
+    segments: list[list] = field(default_factory=list)  # distinct [kernels, memory changes] between two messages
 
     def sent(self, step: Step) -> dict[str, float]:
-        """Bytes by axis, as handout/conventions.md counts; messages along the pipeline are those of "pipe"."""
+        """Bytes sent by axis, counted as in handout/conventions.md; sends and recvs count for "pipe"."""
         told: defaultdict[str, float] = defaultdict(float)
         for row in self.rows:
             axis = "pipe" if row["op"] in ("send", "recv") else step.axes(row["group"])
@@ -140,17 +140,17 @@ class Account:
         return {axis: told[axis] for axis in sorted(told) if told[axis]}
 
     def program(self, step: Step) -> Program:
-        """The same for lab.cluster.simulator: what ran between two messages is a block, shared where it is the same."""
+        """The account as a program for lab.cluster.simulator. Equal segments between messages share one Block."""
         return tuple(_events(self, step))
 
 
-# ---- of the accounts of several ranks ----
+# ---- checks of several ranks' accounts ----
 
 
 def matched(accounts: Sequence[Account]) -> str:
-    """Where these ranks, all stages of one pipeline and maybe others, disagree, wait for each other for ever or do not
-    wait for what they are sent, in one line; "" if they do none of it. Operations with ranks that have no account are
-    taken to be matched.
+    """Describe the first problem in one line: ranks disagree, deadlock, or never wait for an operation; "" if none.
+
+    accounts: of all stages of one pipeline, and perhaps other ranks. Ranks without an account are assumed to agree.
     """
     accounts = sorted(accounts, key=lambda account: account.rank)
     for i, one in enumerate(accounts):
@@ -161,7 +161,7 @@ def matched(accounts: Sequence[Account]) -> str:
 
 
 def _unawaited(accounts: Sequence[Account]) -> str:
-    """The first operation but a send that is issued, and whose end nobody waits for: its tensor is used too early."""
+    """Describe the first operation, other than a send, for which no rank waits: its tensor may be used too early."""
     for account in accounts:
         waited = {number for kind, number, *_ in account.trace if kind == "wait"}
         for number, row in enumerate(account.rows):
@@ -172,8 +172,8 @@ def _unawaited(accounts: Sequence[Account]) -> str:
 
 
 def _played(accounts: Sequence[Account]) -> str:
-    """Each rank's trace as far as it goes: nobody gets past a wait before the others have issued their part."""
-    issued: Counter[tuple] = Counter()  # by (rank, group) of collectives, (op, from, to, tag) of messages
+    """Play all traces; describe a deadlock, or return "". A wait ends when all other ranks have issued their part."""
+    issued: Counter[tuple] = Counter()  # by (rank, group) for collectives, by (op, from, to, tag) for messages
     ranks = {account.rank for account in accounts}
 
     def missing(row: dict, key: tuple, count: int) -> bool:
@@ -190,7 +190,7 @@ def _played(accounts: Sequence[Account]) -> str:
         return f"{waits} with tag {key[3]}" + (f" (its {other} has tag {loose[0]})" if loose else "")
 
     def played(account: Account) -> Iterator[str]:
-        """Yield what the rank waits in, as long as it does."""
+        """Yield a description of the rank's wait, as long as it waits."""
         parts: dict[int, tuple[dict, tuple, int]] = {}
         for kind, number, *rest in account.trace:
             if kind == "issue":
@@ -225,7 +225,7 @@ def _key(row: dict, tag: int) -> tuple:
 def _events(account: Account, step: Step) -> Iterator[Event]:
     blocks = [_block(*segment) for segment in account.segments]
     count: Counter[tuple] = Counter()
-    open_: set[int] = set()  # rows that somebody may wait for yet
+    open_: set[int] = set()  # rows with a later wait
     for place, (kind, number, *rest) in enumerate(account.trace):
         if kind == "run":
             yield blocks[number]
@@ -262,7 +262,7 @@ def _block(kernels: list[list], memory: list[list]) -> Block:
 
 
 def _ranks(group: list[int]) -> Sequence[int]:
-    """A range where they lie evenly."""
+    """The ranks as a range if they are evenly spaced, otherwise as a tuple."""
     if len(group) > 1:
         even = range(group[0], group[-1] + 1, group[1] - group[0])
         if list(even) == group:

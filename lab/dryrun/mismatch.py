@@ -1,4 +1,4 @@
-"""Compares the rows of two ranks, each of which was run alone: where they first issued what does not fit."""
+"""Compares the rows of two ranks that ran separately, and finds the first operations that do not match."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _Row = Mapping[str, Any]  # a row of the ledger, as `Row.plain` gives it
 
 
 def diff(a: Sequence[_Row], b: Sequence[_Row]) -> str:
-    """Where two ranks first disagree, in one line; "" if they agree.
+    """Describe in one line where two ranks first disagree; "" if they agree.
 
-    Compared are, in order, the collectives over each group that both are in (operation, dtype, root, and size unless
-    it is an all_to_all, whose parts may differ), and each one's sends to the other with the other's recvs from it.
+    Compares, in order, the collectives over each group with both ranks: operation, dtype, root, and size, except for an
+    all_to_all, whose sizes may differ. Also compares each rank's sends to the other with the other's recvs.
 
         rank 0 issued all_reduce #3 (4 KiB, float32) over [0, 1]; rank 1 issued broadcast #3 (4 KiB, float32) over …
 
-    A number is that of the row, over all groups. Where one rank has no rows at all, it is taken for the first that
-    the other should have met; a group may have been made twice, its rows are then one sequence.
+    #3 is the row's number over all groups. A rank without any rows is assumed to be the first rank that the other's
+    rows name. If a group was made twice, its rows count as one sequence.
     """
     if not a and not b:
         return ""
@@ -41,7 +41,7 @@ def diff(a: Sequence[_Row], b: Sequence[_Row]) -> str:
 
 
 def _conversations(rows: Sequence[_Row], rank: int, other: int) -> dict[tuple, list[_Row]]:
-    """The rows that `other` has a counterpart of, by what they must be matched within."""
+    """The rows with a counterpart on rank `other`, by the group, or (group, from, to), in which they must match."""
     found: defaultdict[tuple, list[_Row]] = defaultdict(list)
     for row in rows:
         group = tuple(row["group"])
@@ -61,7 +61,7 @@ def _match(x: _Row, y: _Row) -> bool:
 
 
 def _told(rank: int, row: _Row | None, other: _Row | None) -> str:
-    """`rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1] from 0`, or what it did not issue."""
+    """`rank 1 issued broadcast #3 (4 KiB, float32) over [0, 1], root 0`, or that it issued no such operation."""
     if row is None:
         assert other is not None
         return f"rank {rank} issued no {OTHER_END.get(other['op'], other['op'])} for it"
@@ -70,7 +70,7 @@ def _told(rank: int, row: _Row | None, other: _Row | None) -> str:
 
 
 def described(row: _Row, *details: str) -> str:
-    """`broadcast #3 (4 KiB) over [0, 1]`, `send #4 (8 B) to rank 1`. details: more for the brackets."""
+    """`broadcast #3 (4 KiB) over [0, 1]` or `send #4 (8 B) to rank 1`. details: further text in the parentheses."""
     ends = {"send": f"to rank {row['peer']}", "recv": f"from rank {row['peer']}"}
     where = ends.get(row["op"], f"over {row['group']}")
     size = ", ".join(filter(None, (readable(row["bytes"]), *details)))
@@ -78,5 +78,5 @@ def described(row: _Row, *details: str) -> str:
 
 
 def _other(rows: Sequence[_Row]) -> int:
-    """The first rank that these rows speak of beside their own; -1 if they are alone."""
+    """The first other rank in these rows' groups; -1 if there is none."""
     return next((r for row in rows for r in row["group"] if r != row["rank"]), -1)

@@ -1,12 +1,11 @@
-"""Runs a training step as one rank of any mesh, in one process without data: what it would send, compute and hold.
+"""Runs a training step as one rank of any mesh, in one process without data; records messages, FLOPs and memory.
 
-The step is the implementation's own code, run once, on tensors of the meta device: they have shapes and no numbers. Its
-process groups are as large as the mesh, and write the ledger that Gloo's do (lab/ranks/group.py), but nobody is at the
-other end: what is sent is written down, and what is received has been. Nothing here is computed from a formula.
+It runs the implementation's own code once, on tensors of the meta device, which have shapes and no numbers. The process
+groups are as large as the mesh, and write the usual ledger (lab/ranks/group.py), but there are no other ranks: every
+operation is recorded, and ends at once. No result comes from a formula.
 
-Numbers that the host must know come through `lab.dryrun.host`, which gives balanced ones. What another rank would do is
-known by running that one, too: `lab.dryrun.accounts.matched` compares all stages of a pipeline, and a neighbour along
-each other axis.
+If the host needs a number, `lab.dryrun.host` gives one for balanced data. To know what another rank does, run that rank
+as well: `lab.dryrun.accounts.matched` compares all stages of a pipeline, and a neighbour along each other axis.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .accounts import Account, Step
 
 
 class DryGroup(group.LedgerGroup):
-    """A group with nobody at the other end: every operation is done at once, and nothing has moved."""
+    """A process group without other ranks: every operation is done at once, and moves no data."""
 
     events: ClassVar[list[Any]] = []
 
@@ -52,11 +51,11 @@ class DryGroup(group.LedgerGroup):
 
 
 def dry(impl: Any, plain: dict, rank: int) -> str:
-    """An account, as JSON, of `rank`: in a process of its own, which has no group yet."""
+    """Run `rank`, and return its account as JSON. Needs a new process without a process group."""
     step = Step.of(plain)
     group.join(rank, step.world, None, kind=DryGroup)
     torch.set_default_device("meta")
-    # Optimizers keep their count of steps on the host, and read it.
+    # Optimizers keep their step count on the CPU, and read it.
     before = register_optimizer_step_pre_hook(lambda *_: torch.set_default_device("cpu"))
     after = register_optimizer_step_post_hook(lambda *_: torch.set_default_device("meta"))
     try:
@@ -73,9 +72,9 @@ def dry(impl: Any, plain: dict, rank: int) -> str:
 
 
 def real(impl: Any, plain: dict) -> str:
-    """The same of a rank that has real tensors, and others to talk to: what a dry run is to be compared with.
+    """The account of a real rank, with data and other ranks, to compare with a dry run.
 
-    Its router is forced to be even, as `host` says in a dry run that it is.
+    Its router is forced to be balanced, as in a dry run.
     """
     step = Step.of(plain)
     if step.experts:
@@ -90,17 +89,17 @@ def real(impl: Any, plain: dict) -> str:
 
 
 def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
-    """patience_s: for Gloo's threads, which let go of the last messages when they come to it."""
+    """Run the step, and return its account. patience_s: time for Gloo's threads to free the last messages."""
     ledger = group.ledger
     tally = Tally(lambda: ledger.now() or "forward")
-    DryGroup.events = tally.events  # one list, so that what is sent stands between what is computed
+    DryGroup.events = tally.events  # one list, so that messages and kernels are in order
     with tally:
         whole = Transformer(replace(step.config, context=step.context), fused_attention if step.fused else attention)
         parallel, optimizer, train_step = (_replicated if step.replicated else _built)(impl, step, whole)
         own = list(dict.fromkeys(parallel.parameters()))
         tally.name("parameters", own)
         tally.name("buffers", parallel.buffers())
-        for p in own:  # a step with gradients of 0 makes the state that all later ones find
+        for p in own:  # a first step with gradients of 0 makes the optimizer's state
             p.grad = torch.zeros_like(p)
         optimizer.step()
         optimizer.zero_grad()
@@ -110,7 +109,7 @@ def _account(impl: Any, step: Step, patience_s: float = 0.0) -> str:
             step.sequences // step.mesh["data"] // step.mesh["expert"], step.context, dtype=torch.int64
         )
         gc.collect()
-        gc.disable()  # what is held at most must not depend on when garbage is looked for
+        gc.disable()  # the peak must not depend on when garbage is collected
         first, start = len(ledger.rows), len(tally.events)
         tally.flops = 0
         with _stepping(optimizer, own, tally):
@@ -131,7 +130,7 @@ Built = tuple[Any, torch.optim.Optimizer, Callable[..., object]]
 
 
 def _built(impl: Any, step: Step, whole: Transformer) -> Built:
-    """The implementation's own share of the model, an optimizer of it, and what takes a step."""
+    """The implementation's model on this rank, its optimizer, and its train_step."""
     mesh = impl.mesh.mesh.Mesh(**step.mesh)
     given = impl.mesh.parallel
     if step.experts:
@@ -145,7 +144,7 @@ def _built(impl: Any, step: Step, whole: Transformer) -> Built:
 
 
 def _replicated(impl: Any, step: Step, whole: Transformer) -> Built:
-    """The same of a replica with bucketed gradients and a sharded optimizer."""
+    """The same for a replica with bucketed gradients and a sharded optimizer."""
     replica = impl.ddp.bucketed.BucketedDDP(whole, bucket_bytes=25 << 20)
     optimizer = impl.zero.zero1.ShardedOptimizer(whole.parameters(), torch.optim.AdamW, lr=1e-4)
 
@@ -159,13 +158,13 @@ def _replicated(impl: Any, step: Step, whole: Transformer) -> Built:
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """softmax(q kᵀ / √dim) v in one kernel, forward and backward; on the CPU and without data the same operator."""
+    """softmax(q kᵀ / √dim) v in one kernel, forward and backward; the same operator on the CPU and without data."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal)[0]
 
 
 @contextlib.contextmanager
 def _stepping(optimizer: torch.optim.Optimizer, own: list[Tensor], tally: Tally) -> Iterator[None]:
-    """Call what happens "forward", what the optimizer does "step", and what it is given "gradients"."""
+    """Name the phases "forward" and "step" (in the optimizer), and the kind of gradients "gradients"."""
     inside = contextlib.ExitStack()
 
     def before(*_: Any) -> None:
@@ -180,7 +179,7 @@ def _stepping(optimizer: torch.optim.Optimizer, own: list[Tensor], tally: Tally)
 
 
 def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
-    """(trace, segments) of an Account; rows count from `first`."""
+    """Make (trace, segments) of an Account. Rows are numbered from `first`."""
     trace: list[list] = []
     numbers: dict[tuple, int] = {}
     segments: list[list] = []
@@ -198,7 +197,7 @@ def _compact(events: list[Any], first: int) -> tuple[list[list], list[list]]:
             kernels.clear()
             held.clear()
 
-    # What comes behind the last backward completes gradients, or uses them.
+    # Kernels after the last backward complete the gradients or use them, so they belong to the step.
     last = max((i for i, e in enumerate(events) if type(e) is Compute and e.phase == "backward"), default=len(events))
     events = events[: last + 1] + [
         replace(e, phase="step") if type(e) is Compute and e.phase == "forward" else e for e in events[last + 1 :]

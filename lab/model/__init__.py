@@ -1,1 +1,1 @@
-"""A small modern transformer and its data, which every stage times, splits and accounts for."""
+"""A small modern transformer and its data, used in every stage."""

@@ -1,9 +1,9 @@
 """Training data for a small model: bytes of text, in batches that are the same on any mesh and after any restart.
 
 A byte is a token, so there is no tokenizer to train, and the vocabulary is 256. Documents are *packed*: one after the
-other, with a byte of 0 between them, so that no position of a sequence is padding. A batch is a function of seed and
-step alone: whoever resumes at step 300, with whatever number of ranks, goes on with the batch that would have come.
-Each rank takes its own share of it, as a distributed sampler would give it.
+other, with a byte of 0 between them, so that no position of a sequence is padding. A batch depends only on seed and
+step: a run that resumes at step 300, with any number of ranks, gets the same batch as without the interruption. Each
+rank takes its own share, as with a distributed sampler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEPARATOR = b"\0"
 
 
 def texts(paths: Iterable[Path]) -> list[bytes]:
-    """What the files hold, in the order of their names. Raises ValueError where there is nothing."""
+    """Contents of the files, in the order of their names. Raises ValueError if there is no text."""
     found = [path.read_bytes() for path in sorted(paths)]
     if not any(found):
         raise ValueError("expected files with text to train on, got none")
@@ -27,15 +27,15 @@ def texts(paths: Iterable[Path]) -> list[bytes]:
 
 
 def packed(documents: Iterable[bytes]) -> Tensor:
-    """Documents as tokens, (tokens,) int64, one after the other: b"ab" and b"c" are 97, 98, 0, 99."""
+    """Pack documents into tokens, (tokens,) int64: b"ab" and b"c" give 97, 98, 0, 99."""
     return torch.frombuffer(bytearray(SEPARATOR.join(documents)), dtype=torch.uint8).long()
 
 
 def sampler(count: int, *, rank: int, world: int, seed: int, epoch: int) -> list[int]:
-    """This rank's samples of an epoch, of `count` in all: as many on each rank, none twice, another order each epoch.
+    """This rank's samples of an epoch, out of `count`: equally many per rank, none twice, a new order each epoch.
 
-    The order is a function of seed and epoch alone; the last count % world samples of it are left out. What torch's
-    DistributedSampler does with drop_last, after set_epoch(epoch).
+    The order depends only on seed and epoch; its last count % world samples are left out. torch's DistributedSampler
+    does the same with drop_last, after set_epoch(epoch).
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed((seed << 32) + epoch))
     return order[rank : count - count % world : world].tolist()
@@ -44,7 +44,7 @@ def sampler(count: int, *, rank: int, world: int, seed: int, epoch: int) -> list
 def batch(corpus: Tensor, sequences: int, context: int, *, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets, both (sequences, context): pieces of the corpus, and the same pieces one byte later.
 
-    Raises ValueError where the corpus is shorter than one piece.
+    Raises ValueError if the corpus is shorter than one piece.
     """
     if len(corpus) <= context:
         raise ValueError(f"expected a text of more than {context} bytes, the context, got {len(corpus)}")

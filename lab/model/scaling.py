@@ -8,9 +8,9 @@ TOKENS_A_PARAMETER = 20
 
 
 def compute_optimal(flops: float) -> tuple[float, float]:
-    """(parameters, tokens) with the least loss for so many FLOPs of training: 6·N·D = flops and D = 20·N.
+    """(parameters N, tokens D) with the least loss for this many training FLOPs: 6·N·D = flops and D = 20·N.
 
-    5.76e23 FLOPs, Chinchilla's own, give 69 billion parameters and 1.4 trillion tokens; it had 70 and 1.4. Source:
+    Chinchilla's 5.76e23 FLOPs give 69 billion parameters and 1.4 trillion tokens; it had 70 and 1.4. Source:
     Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models".
     """
     if not flops > 0:

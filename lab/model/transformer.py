@@ -1,7 +1,7 @@
 """A decoder-only transformer as of 2025: RMSNorm, RoPE, SwiGLU, grouped-query attention, no biases.
 
-Plain on purpose: every operator is one line, nothing is fused, and `attend` can be handed in, so that a stage can
-replace attention by one that is annotated, tiled or split. Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (RoPE),
+Plain on purpose: every operator is one line, and nothing is fused. `attend` is an argument, so that a stage can use its
+own attention: annotated, tiled or sharded. Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (RoPE),
 Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped-query attention).
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a transformer. Raises ValueError where they do not divide."""
+    """Sizes of a transformer. Raises ValueError if they do not divide."""
 
     layers: int = 4
     width: int = 128  # of the residual stream
@@ -36,7 +36,7 @@ class Config:
 
     @property
     def dim(self) -> int:
-        """Of one head."""
+        """Width of one head."""
         return self.width // self.heads
 
 
@@ -132,7 +132,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each behind a norm and beside a residual."""
+    """Attention and SwiGLU, each after a norm and with a residual connection."""
 
     def __init__(self, config: Config, attend: Attend):
         super().__init__()
@@ -182,7 +182,7 @@ class Transformer(nn.Module):
         return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
 
     def _initialise(self, module: nn.Module) -> None:
-        """Normal with 0.02; what writes into the residual stream is scaled down by √(2 · layers)."""
+        """Normal with std 0.02; layers that write to the residual stream have 0.02 / √(2 · layers)."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, Attention | SwiGLU):

@@ -1,4 +1,4 @@
-"""Pictures, one function each: Okabe–Ito colours with a hatch, and the same in words and numbers."""
+"""Plots, one function each: Okabe–Ito colours with hatches, an alternative text, and a table of the numbers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 
 @dataclass(frozen=True)
 class Picture:
-    """What a picture shows, for those who do not see it."""
+    """Text alternatives of a plot: a description and a table, for readers who cannot see it."""
 
     alt: str
     table: str  # Markdown
 
 
 def handles(looks: Mapping[str, tuple[str, str]]) -> list[Any]:
-    """Entries of a legend: what they say, with a colour and a hatch each."""
+    """Legend entries. looks: {label: (colour, hatch)}."""
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=c, hatch=h, edgecolor="white", label=label) for label, (c, h) in looks.items()]
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Markdown, for a Picture."""
+    """A Markdown table, for a Picture."""
     first, *others = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
     return "\n".join([first, f"|{'---|' * len(head)}", *others])

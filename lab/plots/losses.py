@@ -1,4 +1,4 @@
-"""Loss over steps, one curve a run: where runs are to be the same, curves lie on each other."""
+"""Plots loss over steps, one curve per run. Curves of equal runs lie on each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DASHES = ((), (6, 3), (2, 2), (6, 2, 2, 2))
 
 
 def save(path: Path, runs: Mapping[str, Sequence[float]]) -> None:
-    """Draw each run's losses from step 1 into a file. Runs differ in colour and in dashes."""
+    """Draw each run's losses, from step 1, to a file. Each run has its own colour and dashes."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(7, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Memory over the course of a step."""
+"""Plots memory over the course of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 2.0**20
 
 
 def memory_timeline(axes: Any, memory: Memory, title: str) -> Picture:
-    """Draw what was alive after each allocation and free on matplotlib axes, stacked by the phase it was made in."""
+    """Draw live memory after each allocation and free on matplotlib axes, stacked by the phase of the allocation."""
     lines = memory.timeline()
     stacks = axes.stackplot(
         range(len(next(iter(lines.values()), []))),

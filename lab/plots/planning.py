@@ -1,4 +1,4 @@
-"""Pictures of plans: the map of meshes."""
+"""Plots of plans: a map of meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline schedule as bars: a row a rank, micro-batch numbers in the bars, white where a rank waits."""
+"""Draws a pipeline schedule: a row per rank, a bar per action with its micro-batch's number, white where it waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOOKS = [(COLOURS[name], hatch) for name, hatch in zip(_NAMES, HATCHES, strict=
 
 
 def schedule(axes: Any, simulation: Simulation, title: str, legend: bool = True, end: float | None = None) -> Picture:
-    """Draw what `lab.cluster.schedule.check` played on matplotlib axes, from 0 to `end` (default: its length)."""
+    """Draw a result of `lab.cluster.schedule.check` on matplotlib axes, from 0 to `end` (default: its length)."""
     ranks, length = simulation.ranks, simulation.length
     numbered = sum(map(len, ranks)) <= 600
     for rank, actions in enumerate(ranks):

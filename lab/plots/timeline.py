@@ -1,6 +1,6 @@
-"""Timelines: a row of bars per rank in a picture.
+"""Draws timelines: two rows of bars per rank.
 
-A rank's upper bar is its compute, the lower one its messages: where the lower one has nothing above it, the rank waits.
+A rank's upper bars show its compute, the lower bars its messages. Where only the lower row has a bar, the rank waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import COLOURS, HATCHES, Picture, handles, table
 
 *_, MESSAGE = KINDS
 _LOOKS = dict(zip(KINDS, zip(COLOURS.values(), HATCHES, strict=True), strict=False))
-_PIXELS = 2  # what is nearer is drawn as one bar, with a tick where each part begins
+_PIXELS = 2  # spans with a smaller gap are drawn as one bar, with a tick where each begins
 
 
 Ranks = Sequence[Sequence[Span]]
@@ -25,7 +25,7 @@ Ranks = Sequence[Sequence[Span]]
 def timeline(
     axes: Any, ranks: Ranks, title: str, end_s: float | None = None, legend: bool = True, unit_s: float = 1e-3
 ) -> Picture:
-    """Draw one row a rank on matplotlib axes, from 0 to end_s (default: a little after the last end), in unit_s."""
+    """Draw a timeline on matplotlib axes, from 0 to end_s (default: a little after the last end), in unit_s."""
     unit = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}[unit_s]
     last = max((s.end_s for rank in ranks for s in rank), default=0.0)
     width = (1.02 * last if end_s is None else end_s) or unit_s
@@ -57,12 +57,12 @@ def timeline(
 
 
 def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, dict[str, Picture]]:
-    """A figure with a panel for each, one below the other on one axis of time, and what each shows in words."""
+    """Draw a figure with a panel per timeline, one below the other on the same time axis. Return it and the texts."""
     from matplotlib import pyplot
 
     end_s = 1.02 * max((s.end_s for ranks in panels.values() for rank in ranks for s in rank), default=1.0)
     rows = [max(len(ranks), 1) for ranks in panels.values()]
-    tall = max(0.3, 0.55 - 0.03 * max(rows, default=1))  # inches a rank
+    tall = max(0.3, 0.55 - 0.03 * max(rows, default=1))  # inches per rank
     size = (9, 0.6 + sum(0.45 + tall * n for n in rows))
     figure, all_axes = pyplot.subplots(
         len(rows), 1, figsize=size, dpi=100, sharex=True, squeeze=False, height_ratios=rows, layout="constrained"
@@ -80,7 +80,7 @@ def timelines(panels: Mapping[str, Ranks], unit_s: float = 1e-3) -> tuple[Any, d
 
 
 def hidden(rank: Sequence[Span]) -> tuple[float, float]:
-    """Seconds in which a rank's messages were under way, and those of them in which it computed nothing."""
+    """(seconds in which a rank's messages were being sent, seconds of these in which it computed nothing)."""
     messages, compute, both = (
         sum(end - start for start, end in _union([s for s in rank if s.kind in kinds]))
         for kinds in ((MESSAGE,), KINDS[:-1], KINDS)
@@ -90,7 +90,7 @@ def hidden(rank: Sequence[Span]) -> tuple[float, float]:
 
 @dataclass
 class _Bar:
-    """Spans that are drawn as one."""
+    """Spans that are drawn as one bar."""
 
     start_s: float
     end_s: float
@@ -98,7 +98,7 @@ class _Bar:
 
 
 def _bars(all_of_them: Iterable[Span], gap_s: float = 0.0) -> list[_Bar]:
-    """Spans that overlap, or have less than gap_s between them, put together."""
+    """Merge spans that overlap, or that have a gap of less than gap_s."""
     bars: list[_Bar] = []
     for span in sorted(all_of_them, key=lambda s: s.start_s):
         if bars and span.start_s < bars[-1].end_s + gap_s:
@@ -114,7 +114,7 @@ def _union(all_of_them: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def _draw(axes: Any, bars: list[_Bar], kind: str, top: float, height: float, a_pixel: float, unit_s: float) -> None:
-    """Bars of one kind, and a tick where each of those begins that were put into one."""
+    """Draw bars of one kind, and in a merged bar a tick where each span begins."""
     colour, hatch = _LOOKS[kind]
     long = [(b.start_s / unit_s, max(b.end_s - b.start_s, a_pixel) / unit_s) for b in bars]
     axes.broken_barh(long, (top, height), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
@@ -137,7 +137,7 @@ def _label(axes: Any, bars: list[_Bar], y: float, a_pixel: float, unit_s: float)
 
 
 def _looks(ranks: Ranks) -> dict[str, tuple[str, str]]:
-    """Of the kinds there are."""
+    """Colour and hatch of each kind that occurs."""
     return {k: _LOOKS[k] for k in KINDS if any(s.kind == k for rank in ranks for s in rank)}
 
 

@@ -1,8 +1,8 @@
-"""Stand-ins, so that no point is lost twice: where a prerequisite does not pass, one of these takes its place.
+"""Stand-ins replace prerequisites that do not pass, so that a student does not lose points twice.
 
-`lab/standins/<stage>.py` has one function for each exercise that others build on, named as the exercise is: it takes
-the student's executed module and returns what replaces the object there. It is torch's own where torch has one; where
-it has none, something correct that lacks the exercise's property.
+`lab/standins/<stage>.py` has a function for each exercise that others build on, with the exercise's name. The function
+takes the student's executed module, and returns the object that replaces the student's. That is torch's own if torch
+has one, otherwise a correct solution that lacks the exercise's property.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 
 
 def source(id: str) -> str:
-    """Where the stand-in of an exercise is: "lab.standins.ddp:naive". Raises LookupError where there is none."""
+    """The place of an exercise's stand-in: "lab.standins.ddp:naive". Raises LookupError if there is none."""
     stage, _, name = id.partition(".")
     module = f"{__name__}.{stage}"
     if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), name):

@@ -13,7 +13,7 @@ import torch
 
 
 def benchmark(module: ModuleType) -> Callable[..., Any]:
-    """Times steps by events around them; returns the student's own `Timing`, which is provided."""
+    """Times each step between two synchronizations. Returns the student's `Timing`, which is provided."""
 
     def benchmark(step: Callable[[], object], *, warmup: int = 5, steps: int = 20) -> Any:
         if warmup < 0 or steps < 1:
@@ -26,7 +26,7 @@ def benchmark(module: ModuleType) -> Callable[..., Any]:
 
 
 def flops(module: ModuleType) -> Callable[..., Any]:
-    """Counts in a run on the meta device, where nothing is computed: right, and slow for large sizes."""
+    """Counts FLOPs in a run on the meta device, which computes nothing: right, but slow for large sizes."""
     from ..model.transformer import Transformer
 
     def flops(config: Any, *, batch: int, context: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stand-ins of exercises that no other builds on, for `lab train`: torch's own, or plain. Named <stage>_<exercise>."""
+"""Stand-ins for `lab train` of exercises that no other builds on: torch's own, or plain. Named <stage>_<exercise>."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .ddp import naive
 
 
 def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
-    """torch's DistributedDataParallel, which has synchronized when backward returns."""
+    """torch's DistributedDataParallel, which has already synchronized when backward returns."""
 
     class Replica(nn.parallel.DistributedDataParallel):
         def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Any = None):
@@ -28,7 +28,7 @@ def ddp_bucketed(module: ModuleType) -> type[nn.Module]:
 
 
 def ddp_bucketed_dry(module: ModuleType) -> type[nn.Module]:
-    """As `ddp.naive`'s: torch's asks for numbers, and in a dry run there are none."""
+    """The stand-in of `ddp.naive`, for dry runs: torch's own reads numbers, which a dry run does not have."""
 
     class Replica(naive(module)):  # type: ignore[misc]
         def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20, group: Any = None):
@@ -38,22 +38,22 @@ def ddp_bucketed_dry(module: ModuleType) -> type[nn.Module]:
 
 
 def ddp_clip_and_count(module: ModuleType) -> Any:
-    """torch's."""
+    """torch's own."""
     return lambda parameters, max_norm: nn.utils.clip_grad_norm_(list(parameters), max_norm)
 
 
 def zero_state_dict(module: ModuleType) -> type:
-    """Each rank all that it has: to be read by as many ranks again."""
+    """Each rank saves its own state; only the same number of ranks can load it."""
     return _ByRank
 
 
 def mesh_mesh_checkpoint(module: ModuleType) -> type:
-    """The same, to be read by the same mesh."""
+    """Each rank saves its own state; only the same mesh can load it."""
     return _ByRank
 
 
 def mesh_global_norm(module: ModuleType) -> Any:
-    """Puts all ranks' parts of the gradient beside each other: many more bytes than one number."""
+    """Gathers all parts of the gradient on every rank: many more bytes than one number."""
 
     def clip_global_norm(parallel: Any, max_norm: float) -> torch.Tensor:
         here, copies = parallel.mesh.coordinate(), parallel.placements()
@@ -69,7 +69,7 @@ def mesh_global_norm(module: ModuleType) -> Any:
 
 
 class _ByRank:
-    """A file a rank, written anew each time, and an index when all are there."""
+    """A checkpoint with a file per rank, rewritten at each save, and an index, written when all files are there."""
 
     def __init__(self, folder: Any, group: Any = None):
         self.folder = Path(folder)

@@ -11,7 +11,7 @@ from torch import nn
 
 
 def naive(module: ModuleType) -> type[nn.Module]:
-    """Everyone's everything to everyone, and the mean of it: right, and far more than has to be sent."""
+    """Gathers all ranks' tensors on every rank, and averages them there: right, but sends far too much."""
 
     class NaiveDDP(nn.Module):
         def __init__(self, module: nn.Module, group: Any = None):
@@ -32,7 +32,7 @@ def naive(module: ModuleType) -> type[nn.Module]:
 
 
 def everyones(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """The tensors of all ranks, (ranks, ...)."""
+    """Gather a tensor from all ranks; shape (ranks, ...)."""
     gathered = [
         torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))
     ]

@@ -9,7 +9,7 @@ import torch
 
 
 def loss_scaler(module: ModuleType) -> type:
-    """torch's own rules for the scale, behind the exercise's methods."""
+    """torch's own rules for the scale, with the exercise's interface."""
 
     class LossScaler:
         def __init__(

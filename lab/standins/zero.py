@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from .ddp import everyones
 
-# By the names of torch 2.13; torch 2.11 has only the older ones.
+# Names of torch 2.13; torch 2.11 has only the older ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
-    """Tensors in turn, whatever their size, and one broadcast after the other: right, not balanced, and slow."""
+    """Assigns tensors to ranks in turn, and broadcasts one after the other: right, but unbalanced and slow."""
 
     class ShardedOptimizer(torch.optim.Optimizer):
         def __init__(self, params: Any, optimizer_cls: type[torch.optim.Optimizer], group: Any = None, **kwargs: Any):
@@ -72,7 +72,7 @@ def zero1(module: ModuleType) -> type[torch.optim.Optimizer]:
 
 
 def fsdp_gather(module: ModuleType) -> type[nn.Module]:
-    """Gathers new memory each time, and autograd keeps it until backward has passed: right, and large."""
+    """Gathers into new memory each time, which autograd keeps until backward: right, but needs much memory."""
 
     class FSDP(nn.Module):
         def __init__(self, model: nn.Module, group: Any = None, *, layers: Any = None, small: int = 1024):
@@ -105,7 +105,7 @@ def fsdp_gather(module: ModuleType) -> type[nn.Module]:
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             for unit in self.units:
-                unit.in_backward = False  # of a frozen one nothing says that backward has passed
+                unit.in_backward = False  # a frozen unit has no hook that resets this after backward
             return self.module(*args, **kwargs)
 
         def finish_gradient_synchronization(self) -> None:

@@ -1,8 +1,8 @@
 """Trains the small model on a mesh: `torchrun --nproc-per-node 4 -m lab.train --mesh data=2,tensor=2`.
 
-The stack is an implementation's own (`lab.train.stack`); `lab train` starts the ranks itself. The text is the
-handout's. A run that is stopped, or loses a rank and is started again (`--max-restarts`), goes on from its last
-checkpoint, on this mesh or another.
+It uses an implementation's own stack (`lab.train.stack`), and trains on the text of the handout. `lab train` starts the
+ranks itself. A run that was stopped, or that torchrun restarts after the loss of a rank (`--max-restarts`), resumes
+from its last checkpoint, on the same mesh or another.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from ..plots.losses import save
 from ..solution.impl import folder_of
 from .stack import DataStack, MeshStack, attend, load
 
-FLOOR = 0.1  # of the learning rate, at the end
-TOLD = (ValueError, OSError, SafetensorError, NotImplementedError, SyntaxError, ImportError, LookupError)  # in a line
-SAME = ("seed", "sequences", "context")  # what batches are drawn from: who goes on must not change it
+FLOOR = 0.1  # the last learning rate, relative to the peak
+TOLD = (ValueError, OSError, SafetensorError, NotImplementedError, SyntaxError, ImportError, LookupError)  # in one line
+SAME = ("seed", "sequences", "context")  # options that determine the batches: a resumed run must not change them
 
 
 def learning_rate(step: int, steps: int, warm_up: int, peak: float) -> float:
-    """Linear from 0 to `peak` in `warm_up` steps, then a half cosine down to a tenth of it at the last.
+    """Rise linearly to `peak` in `warm_up` steps, then fall along half a cosine to a tenth of the peak.
 
-    The first step has peak / warm_up, not 0; with 10 of 100 steps, step 9 has the peak, step 99 a tenth.
+    The first step has peak / warm_up, not 0. With warm_up 10 and 100 steps, step 9 has the peak, step 99 a tenth of it.
     Sources: Goyal et al. 2017 (warm-up); Loshchilov and Hutter 2016, "SGDR" (cosine).
     """
     if step < warm_up:
@@ -59,28 +59,28 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             train(options)
         except TOLD as error:
-            if store.add("complaints", 1) == 1 and first_attempt():  # one rank tells for all
+            if store.add("complaints", 1) == 1 and first_attempt():  # one rank reports for all
                 complain(str(error))
             sys.exit(2)
         except RuntimeError:
             if not store.add("complaints", 0):
                 raise
-            sys.exit(2)  # another rank has told why it is gone
+            sys.exit(2)  # caused by another rank, which has reported its error
 
 
 def complain(message: str) -> None:
-    """In one line, what was expected, what came and what to do."""
+    """Print an error in one line."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"lab.train: {' '.join(message.split())}", style="red", markup=False)
 
 
 def first_attempt() -> bool:
-    """Whether torchrun has not restarted this: what was wrong once is wrong again, and has been told."""
+    """Whether torchrun has not restarted this process. After a restart, errors have been reported already."""
     return not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 class Parser(argparse.ArgumentParser):
-    """One whose errors are one line, from one rank."""
+    """An ArgumentParser that prints an error in one line, on one rank only."""
 
     def error(self, message: str) -> NoReturn:
         if os.environ.get("RANK", "0") == "0" and first_attempt():
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(name: str = "lab.train", description: str = "") -> Parser:
-    """What can be said on the command line."""
+    """Make the parser of all options."""
     parser = Parser(name, description=description or __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -126,7 +126,7 @@ def make_parser(name: str = "lab.train", description: str = "") -> Parser:
 
 
 def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> argparse.Namespace:
-    """The command line; `mesh` as a dict of degrees. parser: one that starts the ranks itself, and may know more."""
+    """Parse and check the command line. parser: that of `lab train`, which has more options and starts the ranks."""
     alone, parser = parser is None, parser or make_parser()
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
@@ -159,7 +159,7 @@ def parse(arguments: list[str] | None = None, parser: Parser | None = None) -> a
 
 
 def degrees(text: str) -> dict[str, int]:
-    """{"data": 2, "tensor": 2} from "data=2,tensor=2"; "rest" is 0, of one axis at most."""
+    """Parse "data=2,tensor=2" to {"data": 2, "tensor": 2}. One axis may be "rest", which gives 0."""
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         axis, _, degree = part.partition("=")
@@ -174,7 +174,7 @@ def degrees(text: str) -> dict[str, int]:
 
 
 def exercises(text: str) -> list[str]:
-    """Ids from "ddp.naive,zero.zero1"."""
+    """Parse ids, such as "ddp.naive,zero.zero1"."""
     ids = [*filter(None, text.split(","))]
     if strangers := [id for id in ids if id not in default().exercises]:
         raise argparse.ArgumentTypeError(f"expected ids of exercises, got {strangers[0]!r}")
@@ -183,16 +183,16 @@ def exercises(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def process_group() -> Iterator[dist.Store]:
-    """The group that torchrun describes; without torchrun, this process alone. Gives a store that all ranks share."""
+    """Join torchrun's process group, or a group of one rank without torchrun. Yields the store that all ranks share."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     if "RANK" not in os.environ:
         os.environ |= alone
     if device() == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     store, rank, world = next(dist.rendezvous("env://"))
-    # A store of torchrun's agent outlives its workers: without a name of their own, those of a second attempt would
-    # find the addresses of the first, and wait for the dead. A machine that comes back counts its attempts anew; there
-    # the store must be the workers' own.
+    # The store of torchrun's agent outlives its workers. Without a prefix, workers of a second attempt would find the
+    # addresses of the first, and wait for dead processes. A restarted machine counts attempts from 0 again, so it must
+    # not use the agent's store.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     backend = "nccl" if device() == "cuda" else "gloo"
@@ -204,12 +204,12 @@ def process_group() -> Iterator[dist.Store]:
 
 
 def device() -> str:
-    """ "cuda" where each rank of this machine has a GPU of its own, else "cpu": NCCL takes no two ranks on one."""
+    """ "cuda" if each rank of this machine has its own GPU, as NCCL requires; otherwise "cpu"."""
     return "cuda" if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1)) else "cpu"
 
 
 def train(options: argparse.Namespace) -> list[float]:
-    """The loss of each step. See the module."""
+    """Train, and return the loss of each step."""
     run = Run(load(folder_of(options.impl), options.replace), options)
     corpus = packed(texts((ROOT / "handout").glob("*.md")))
     losses, start = run.resume(), time.perf_counter()
@@ -232,7 +232,7 @@ def train(options: argparse.Namespace) -> list[float]:
 
 
 class Run:
-    """The model on this rank, with what trains, saves and tells of it."""
+    """A training run on this rank: trains and saves the model, and reports progress."""
 
     def __init__(self, impl: Any, options: argparse.Namespace):
         self.options, self.lead = options, dist.get_rank() == 0
@@ -246,11 +246,11 @@ class Run:
         self.flops = step_flops(config, options.sequences, options.context, options.experts and options.k)
 
     def resume(self) -> list[float]:
-        """Losses of the steps that the folder's checkpoint has behind it; none where there is no checkpoint."""
+        """Load the checkpoint, and return the losses of its steps; [] without a checkpoint."""
         options = self.options
         if self.lead:
             try:
-                options.folder.mkdir(parents=True, exist_ok=True)  # better told now than at the first checkpoint
+                options.folder.mkdir(parents=True, exist_ok=True)  # fail now, not at the first checkpoint
             except OSError as error:
                 raise OSError(f"expected a --folder that can be written to, got {options.folder}: {error}") from error
             if options.fresh and first_attempt():
@@ -273,14 +273,14 @@ class Run:
         return losses
 
     def _same_data(self, extra: dict[str, Any]) -> None:
-        """Whoever goes on sees the batches that would have come; others would train another model without a word."""
+        """Raise ValueError if the options differ that determine the batches: training would silently change."""
         now = {name: getattr(self.options, name) for name in SAME}
         for name, then in extra.get("data", now).items():
             if now[name] != then:
                 raise ValueError(f"it was trained with --{name} {then}, not {now[name]}")
 
     def step(self, step: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
-        """One step on a whole batch, clipped, with the learning rate that it is time for."""
+        """Train one step on a whole batch. Return its loss."""
         options = self.options
         for group in self.stack.optimizer.param_groups:
             group["lr"] = learning_rate(step, options.steps, options.warm_up, options.lr)
@@ -300,7 +300,7 @@ class Run:
 
     @contextlib.contextmanager
     def progress(self, first: int) -> Iterator[Any]:
-        """A bar on the first rank: told(steps done, loss, tokens a second)."""
+        """Show a progress bar on the first rank. Yields a function of (steps done, loss, tokens per second)."""
         columns = [
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(),
@@ -314,7 +314,7 @@ class Run:
             yield told
 
     def finish(self, losses: list[float]) -> None:
-        """Losses as JSON and as a picture in the folder, with what the run was like."""
+        """Write the losses as JSON and as a plot to the folder, and the run's throughput and memory."""
         held = [*self.stack.model.parameters(), *(v for s in self.stack.optimizer.state.values() for v in s.values())]
         state_bytes = sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
         told = self.meter.told(self.flops, self.options.sequences * self.options.context, state_bytes)

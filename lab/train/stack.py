@@ -1,8 +1,8 @@
 """Builds the training stack from an implementation's own pieces, in two ways.
 
-`MeshStack` is the last chapter's: one transformer over all axes. `DataStack` is what stands before it: bucketed data
-parallelism, a sharded optimizer, clipping and checkpoints of their own. Both attend with plain attention, or with the
-implementation's kernel. A piece that is not solved can be replaced by a stand-in, by its exercise.
+`MeshStack` is that of the last chapter: one transformer over all axes. `DataStack` is that of the chapters before:
+bucketed data parallelism, a sharded optimizer, clipping and checkpoints. Both use plain attention, or the
+implementation's own. A stand-in can replace each piece, by its exercise's id.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ..solution import impl as implementations
 from ..standins import capstone
 
 ADAM: dict[str, Any] = {"weight_decay": 0.1}
-TILED = ("flash_attention.tiled_forward", "flash_attention.tiled_backward")  # the kernel on a CPU
-FLASH = ("flash_attention.compiles_for_hopper",)  # and on a GPU
+TILED = ("flash_attention.tiled_forward", "flash_attention.tiled_backward")  # attention on a CPU
+FLASH = ("flash_attention.compiles_for_hopper",)  # attention on a GPU
 DATA = ("ddp.bucketed", "zero.zero1", "ddp.clip_and_count", "zero.state_dict")
 
 
 def pieces(stack: str, device: torch.device) -> list[str]:
-    """The exercises that a stack is made of, "data" or "mesh"; of the kernel those for this device."""
+    """The exercises of a stack, "data" or "mesh", including those of attention on this device."""
     last = default().exercise("mesh.compose")
     mesh = (last.id, *last.needs, "mesh.global_norm", "mesh.mesh_checkpoint")
     return [*kernel(device), *(DATA if stack == "data" else mesh)]
 
 
 def load(folder: Path, replace: Iterable[str]) -> ModuleType:
-    """The implementation in a folder, with stand-ins for the exercises in `replace`. Raises LookupError without one."""
+    """Load the implementation in a folder, with stand-ins for `replace`. Raises LookupError if there is no stand-in."""
     known = default()
-    objects = [id for id in replace if id not in (*TILED, *FLASH)]  # `attend` sees to these
+    objects = [id for id in replace if id not in (*TILED, *FLASH)]  # `attend` handles these
     return implementations.load(folder, {known.exercise(id).object: _stand_in(id) for id in objects})
 
 
@@ -50,7 +50,7 @@ def _stand_in(id: str) -> Callable[[ModuleType], Any]:
 
 
 def attend(impl: ModuleType, replace: Iterable[str], device: torch.device) -> Attend:
-    """The implementation's attention: kernels on a GPU, tiles in PyTorch on a CPU; plain where one is replaced."""
+    """The implementation's attention: Triton on a GPU, PyTorch on a CPU; plain attention if one of them is replaced."""
     if set(kernel(device)) & set(replace):
         return attention
     if device.type == "cuda":
@@ -66,7 +66,7 @@ def attend(impl: ModuleType, replace: Iterable[str], device: torch.device) -> At
 
 
 def kernel(device: torch.device) -> tuple[str, ...]:
-    """The exercises that attention is made of, on a device."""
+    """The exercises of attention on a device."""
     return FLASH if device.type == "cuda" else TILED
 
 
@@ -92,7 +92,7 @@ class MeshStack:
         return self.impl.mesh.parallel.share(batch, self.mesh)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
-        """One step on this rank's share; the mean loss over the whole batch."""
+        """Train one step on this rank's share. Return the mean loss over the whole batch."""
         return self.impl.mesh.compose.train_step(
             self.model, self.optimizer, tokens, targets,
             clip=lambda parallel: self.impl.mesh.global_norm.clip_global_norm(parallel, self.options.clip),
@@ -112,14 +112,14 @@ class DataStack:
         self.checkpoint = impl.zero.state_dict.Checkpoint(options.folder / "checkpoint")
 
     def share(self, batch: Tensor) -> Tensor:
-        """This rank's sequences of a batch. Raises ValueError where they do not divide."""
+        """This rank's sequences of a batch. Raises ValueError if the ranks do not divide the batch."""
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if len(batch) % world:
             raise ValueError(f"expected a multiple of {world} --sequences, one share a rank, got {len(batch)}")
         return batch.chunk(world)[rank]
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
-        """One step on this rank's share; the mean loss over the whole batch."""
+        """Train one step on this rank's share. Return the mean loss over the whole batch."""
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.replica(tokens).flatten(0, 1).float(), targets.flatten())
         loss.backward()

@@ -1,4 +1,4 @@
-"""Of the data axis."""
+"""Stand-ins for the data axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ddp import everyones
 
 
 def fsdp_axis(module: ModuleType) -> type[nn.Module]:
-    """Everything on every rank, and its gradients summed one by one: right, and nothing is sharded."""
+    """Keeps all parameters on every rank, and reduces gradients one by one: right, but nothing is sharded."""
 
     class FSDPAxis(nn.Module):
         units = ()
@@ -41,7 +41,7 @@ def fsdp_axis(module: ModuleType) -> type[nn.Module]:
 
 
 def reduce_gradients(module: ModuleType) -> Callable[..., None]:
-    """Everyone's gradients to everyone of their group, and the mean of them."""
+    """Gathers all gradients on every rank of the group, and averages them there."""
 
     def reduce_gradients(dense: Any, experts: Any, *, replicas: Any, data: Any) -> None:
         for parameters, group in ((dense, replicas), (experts, data)):

@@ -1,4 +1,4 @@
-"""Of the expert axis: who gets what, and how it goes there and back."""
+"""Stand-ins for the expert axis: routing, and the exchange of tokens with the experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.nn import functional as differentiable
 
 
 def route(module: ModuleType) -> Callable[..., Any]:
-    """Everyone's logits to everyone, and the batch routed as a whole: right, and far more than has to be sent."""
+    """Gathers all logits on every rank, and routes the whole batch: right, but sends far too much."""
 
     def route(logits: Tensor, k: int, *, group: Any = None, averaged_over: int | None = None) -> Any:
         n = logits.shape[1]
@@ -43,7 +43,7 @@ def exchange(module: ModuleType) -> Callable[..., Tensor]:
 
 
 def dispatch(module: ModuleType) -> Callable[..., Any]:
-    """Rows go as float64: right, and more bytes than the routing says."""
+    """Sends rows as float64: right, but more bytes than necessary."""
 
     def dispatch(x: Tensor, experts: Tensor, n: int, *, group: Any = None) -> Any:
         world = 1 if group is None else dist.get_world_size(group)
@@ -66,7 +66,7 @@ def dispatch(module: ModuleType) -> Callable[..., Any]:
 
 
 def combine(module: ModuleType) -> Callable[..., Tensor]:
-    """Results go as float64: right, and more bytes than there are results."""
+    """Sends results as float64: right, but more bytes than necessary."""
 
     def combine(y: Tensor, gates: Tensor, dispatched: Any, *, group: Any = None) -> Tensor:
         leaving = torch.empty_like(y).index_copy(0, dispatched.regroup, y).double()
@@ -78,7 +78,7 @@ def combine(module: ModuleType) -> Callable[..., Tensor]:
 
 
 def capacity(module: ModuleType) -> Callable[..., Any]:
-    """One choice after the other."""
+    """Handles one choice after the other, in a Python loop."""
 
     def capacity(experts: Tensor, n: int, factor: float) -> Any:
         if not factor > 0:
@@ -97,7 +97,7 @@ def capacity(module: ModuleType) -> Callable[..., Any]:
 
 
 def attach(module: ModuleType) -> Callable[..., Tensor]:
-    """With x kept for backward."""
+    """Needlessly keeps x for backward."""
 
     class Attach(torch.autograd.Function):
         @staticmethod

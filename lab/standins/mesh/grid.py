@@ -1,4 +1,4 @@
-"""The mesh itself."""
+"""Stand-in for the mesh itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AXES = ("data", "pipe", "expert", "tensor")
 
 
 def mesh(module: ModuleType) -> type:
-    """An array of all ranks, and a group for every product of axes, asked for or not."""
+    """Holds an array of all ranks, and makes a group for every product of axes, needed or not."""
 
     class Mesh:
         def __init__(self, data: int = 1, pipe: int = 1, expert: int = 1, tensor: int = 1, *, rank: int | None = None):

@@ -1,4 +1,4 @@
-"""Of the pipeline: schedules, and what executes them."""
+"""Stand-ins for the pipeline: schedules and their execution."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...cluster.schedule import KINDS, Action
 
 
 def schedule_gpipe(module: ModuleType) -> Callable[..., list[Action]]:
-    """One micro-batch there and back, then the next: complete, and all others wait."""
+    """Forward and backward of one micro-batch, then of the next: complete, but all other ranks wait."""
     return _schedule(lambda count, chunks: [Action(kind, i) for i in range(count) for kind in KINDS])
 
 
 def schedule_1f1b(module: ModuleType) -> Callable[..., list[Action]]:
-    """Everything forward, then everything back: as fast, and all activations kept."""
+    """All forwards, then all backwards: equally fast, but keeps all activations."""
     return schedule_interleaved(module)
 
 
 def schedule_interleaved(module: ModuleType) -> Callable[..., list[Action]]:
-    """Everything through the first chunk, then through the next; then back: all activations kept."""
+    """All forwards of the first chunk, then of the next, then all backwards: keeps all activations."""
     return _schedule(
         lambda count, chunks: [
             *(Action("forward", i, chunk) for chunk in range(chunks) for i in range(count)),
@@ -43,7 +43,7 @@ def _schedule(order: Callable[[int, int], list[Action]]) -> Callable[..., list[A
 
 
 def execute(module: ModuleType) -> Callable[..., Tensor | None]:
-    """One micro-batch after the other, whatever the schedule: right, and all ranks but one wait."""
+    """Runs one micro-batch after the other, whatever the schedule: right, but all ranks except one wait."""
 
     def execute(
         actions: Sequence[Action],

@@ -1,4 +1,4 @@
-"""Of the tensor axis: layers in parts, sequences in parts."""
+"""Stand-ins for the tensor axis: sharded layers and sharded sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..ddp import everyones
 
 
 def conjugates(module: ModuleType) -> Any:
-    """Both functions, with everything they were given kept for backward."""
+    """Both functions; they needlessly keep their inputs for backward."""
 
     def total(x: torch.Tensor, group: Any) -> torch.Tensor:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -29,7 +29,7 @@ def conjugates(module: ModuleType) -> Any:
 
 
 def _hoarding(there: Any, back: Any) -> Any:
-    """A function of (x, group) that does `there` forward and `back` backward, and keeps x in between."""
+    """A function of (x, group) with forward `there` and backward `back`, which keeps x for backward."""
 
     class Hoarding(torch.autograd.Function):
         @staticmethod
@@ -46,7 +46,7 @@ def _hoarding(there: Any, back: Any) -> Any:
 
 
 def parallel_linear(module: ModuleType) -> type[nn.Module]:
-    """The parts, and the whole mlp beside its own."""
+    """Sharded layers; the MLP also keeps the whole original."""
     conjugates = _sibling(module, "conjugates")
 
     class ColumnParallelLinear(nn.Module):
@@ -87,7 +87,7 @@ def parallel_linear(module: ModuleType) -> type[nn.Module]:
 
 
 def parallel_attention(module: ModuleType) -> type[nn.Module]:
-    """The model's own attention on projections of fewer heads, and the whole one beside it."""
+    """The model's own attention on fewer heads; it also keeps the whole original."""
     conjugates, linear = _sibling(module, "conjugates"), _sibling(module, "parallel_linear")
 
     class ParallelAttention(Attention):
@@ -109,7 +109,7 @@ def parallel_attention(module: ModuleType) -> type[nn.Module]:
 
 
 def vocab_parallel(module: ModuleType) -> type[nn.Module]:
-    """The rows and the whole table; of the loss, each of three numbers in a message of its own."""
+    """A sharded embedding that also keeps the whole table, and a loss that sends three separate messages."""
     conjugates = _sibling(module, "conjugates")
 
     class VocabParallelEmbedding(nn.Module):
@@ -141,7 +141,7 @@ def vocab_parallel(module: ModuleType) -> type[nn.Module]:
 
 
 def sequence_parallel(module: ModuleType) -> Any:
-    """Both functions, with everything they were given kept for backward; each gradient summed by itself."""
+    """Both functions; they needlessly keep their inputs for backward, and reduce each gradient separately."""
 
     def gather(x: torch.Tensor, group: Any) -> torch.Tensor:
         return torch.cat(everyones(x, group).unbind(), 1)
@@ -169,7 +169,7 @@ def _sibling(module: ModuleType, name: str) -> Any:
 
 
 def _part(tensor: torch.Tensor, dim: int, group: Any) -> nn.Parameter:
-    """This rank's share along dim. Raises ValueError where there is none."""
+    """This rank's shard along dim. Raises ValueError if the ranks do not divide it."""
     world = dist.get_world_size(group)
     if tensor.shape[dim] % world:
         raise ValueError(f"expected dim {dim} of {tuple(tensor.shape)} to be a multiple of {world}")
